@@ -1,0 +1,321 @@
+"""The action of an element on parameters: gather, multiply, rotate, shift.
+
+Every axis index map is a sum of displacements (one per placement), so a whole parameter moves by one
+gather whose index is a broadcast sum. Parameters whose axes do not depend on one another can move axis by
+axis instead, which needs no index as large as the tensor.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.core.element import Element, Value
+from regauge.core.groups import Group, Placement
+from regauge.core.params import Params
+
+FLAT_LIMIT = 1 << 22
+"""Above this many entries an element moves a parameter axis by axis, without a flat index."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A placement resolved against the shape of its parameter.
+
+    Attributes:
+        group: The group that acts.
+        placement: Where.
+        positions: Axis indices that it covers, `[m]`.
+        units: Unit that owns each of them, `[m]`.
+        bases: For each base of the group: the axis it is read from (or None for the same axis) and its
+            index, `[m]` on the same axis or `[length of the other axis]`.
+    """
+
+    group: Group
+    placement: Placement
+    positions: Tensor
+    units: Tensor
+    bases: tuple[tuple[int | None, Tensor], ...]
+
+
+def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...]) -> list[Site]:
+    """All placements of all groups on one parameter, checked against its shape.
+
+    Raises:
+        ValueError: A placement does not fit the shape.
+    """
+    by_name = {group.name: group for group in groups}
+    sites = []
+    for group in groups:
+        for placement in group.placements:
+            if placement.parameter != parameter:
+                continue
+            positions, units = covered(group, placement, shape)
+            bases = tuple(_base_index(by_name[base], parameter, placement, positions, shape) for base in group.within)
+            sites.append(Site(group, placement, positions, units, bases))
+    return sites
+
+
+def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Axis indices that a placement covers and the unit that owns each."""
+    if placement.axis >= len(shape):
+        raise ValueError(
+            f"group {group.name!r} acts on axis {placement.axis} of {placement.parameter!r}, "
+            f"which has only {len(shape)} axes (shape {shape}); the symmetry is of another architecture"
+        )
+    factors = [(group.size, placement.stride), *placement.repeats]
+    last = placement.start + sum((size - 1) * stride for size, stride in factors)
+    length = shape[placement.axis]
+    if last >= length or (placement.start == 0 and len(factors) == 1 and placement.stride == 1 and last < length - 1):
+        raise ValueError(
+            f"group {group.name!r} has {group.size} units and needs indices up to {last} on axis {placement.axis} "
+            f"of {placement.parameter!r}, whose shape is {shape}; the parameters do not fit the symmetry: "
+            "discover it again from the module that they belong to, or correct the spec"
+        )
+    units = torch.arange(group.size)
+    positions = placement.start + units * placement.stride
+    for size, stride in placement.repeats:
+        positions = (positions.unsqueeze(-1) + torch.arange(size) * stride).flatten()
+        units = units.unsqueeze(-1).expand(-1, size).flatten()
+    return positions, units
+
+
+def act(
+    groups: tuple[Group, ...],
+    sites: Mapping[str, list[Site]],
+    element: Element,
+    params: Mapping[str, Tensor],
+    ndims: Mapping[str, int],
+) -> Params:
+    """New parameters moved by `element`; see `Symmetry.act`."""
+    moved = dict(params)
+    for name, local in sites.items():
+        tensor = params[name]
+        lead = tensor.ndim - ndims[name]
+        if lead not in (0, len(element.batch)) and element.batch:
+            raise ValueError(
+                f"{name!r} has {lead} leading model axes (shape {tuple(tensor.shape)}), but the element has batch "
+                f"shape {element.batch}; batch both alike or neither"
+            )
+        moved[name] = _act_one(local, element, tensor, ndims[name])
+    return moved
+
+
+def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> Tensor:
+    batch = element.batch
+    if batch and tensor.ndim == ndim:
+        tensor = tensor.expand(*batch, *tensor.shape)
+    lead = tensor.ndim - ndim
+    shape = tuple(tensor.shape[lead:])
+    device, dtype = tensor.device, tensor.dtype
+    work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+    displacements: dict[tuple[int, ...], Tensor] = {}
+    factors: dict[tuple[int, ...], Tensor] = {}
+    matrices: list[tuple[Site, Tensor]] = []
+    shifts: dict[tuple[int, ...], Tensor] = {}
+    for site in sites:
+        value = element[site.group.name]
+        axes = _axes(site)
+        if value.perm is not None:
+            source = _look_up(site, value.perm, batch)
+            _add(displacements, axes, site, (source - site.units) * site.placement.stride, shape, 0)
+        factor = _factor(site, value, batch)
+        if factor is not None:
+            _multiply(factors, axes, site, factor.to(work), shape)
+        if value.matrix is not None:
+            matrices.append((site, value.matrix))
+        if value.shift is not None:
+            for family, amount in enumerate(site.placement.shift):
+                if amount:
+                    steps = _look_up(site, value.shift[..., family, :], batch)
+                    _add(shifts, axes, site, steps.to(work) * amount, shape, 0)
+
+    if displacements:
+        tensor = _gather(tensor, displacements, lead, shape, len(batch))
+    result = tensor
+    if factors or matrices or shifts:
+        result = tensor.to(work)
+        for axes, factor in factors.items():
+            result = result * _broadcastable(factor, axes, len(batch), lead, len(shape)).to(device)
+        for site, matrix in matrices:
+            result = _apply_matrix(site, matrix, result, shape, len(batch), lead)
+        for axes, shift in shifts.items():
+            result = result + _broadcastable(shift, axes, len(batch), lead, len(shape)).to(device)
+        result = result.to(dtype)
+    return result
+
+
+def _base_index(
+    base: Group, parameter: str, placement: Placement, positions: Tensor, shape: tuple[int, ...]
+) -> tuple[int | None, Tensor]:
+    """Where the index of a base is read from: the same axis if it is there, another axis if not."""
+    found: dict[int, Tensor] = {}
+    for other in base.placements:
+        if other.parameter == parameter:
+            there, units = covered(base, other, shape)
+            index = found.setdefault(other.axis, torch.full((shape[other.axis],), -1))
+            index[there] = units
+    if placement.axis in found and bool((found[placement.axis][positions] >= 0).all()):
+        return None, found[placement.axis][positions]
+    for axis, index in found.items():
+        if axis != placement.axis and bool((index >= 0).all()):
+            return axis, index
+    raise ValueError(
+        f"a group is repeated within {base.name!r}, but {base.name!r} does not cover {parameter!r} "
+        f"where that group acts (axis {placement.axis}); place both groups on the same block"
+    )
+
+
+def _axes(site: Site) -> tuple[int, ...]:
+    others = {axis for axis, _ in site.bases if axis is not None}
+    return (*sorted(others), site.placement.axis)
+
+
+def _look_up(site: Site, values: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """Values `[*batch, *bases, size]` at the positions of a site: `[*batch, *other axes, m]`."""
+    others = _axes(site)[:-1]
+    index: list[Tensor] = []
+    for axis, base in site.bases:
+        if axis is None:
+            index.append(base)
+        else:
+            k = others.index(axis)
+            index.append(base.reshape([-1 if j == k else 1 for j in range(len(others))] + [1]))
+    return values[(..., *index, site.units)]
+
+
+def _factor(site: Site, value: Value, batch: tuple[int, ...]) -> Tensor | None:
+    """What a site multiplies by, or None where that is one everywhere."""
+    factor = None
+    placement = site.placement
+
+    def times(new: Tensor) -> Tensor:
+        return new if factor is None else factor * new
+
+    if value.scale is not None:
+        for family, exponent in enumerate(placement.scale):
+            if exponent:
+                factor = times(_look_up(site, value.scale[..., family, :], batch) ** exponent)
+    if value.sign is not None:
+        for family, exponent in enumerate(placement.sign):
+            if exponent:
+                factor = times(_look_up(site, value.sign[..., family, :], batch).to(torch.float64))
+    if value.shift is not None:
+        for family, parity in enumerate(placement.parity):
+            if parity:
+                odd = _look_up(site, value.shift[..., family, :], batch) % 2
+                factor = times(1 - 2 * odd.to(torch.float64))
+    return factor
+
+
+def _blank(axes: tuple[int, ...], shape: tuple[int, ...], values: Tensor, fill: float) -> Tensor:
+    lead = values.shape[: values.ndim - len(axes)]
+    return torch.full((*lead, *(shape[axis] for axis in axes)), fill, dtype=values.dtype)
+
+
+def _add(
+    into: dict[tuple[int, ...], Tensor],
+    axes: tuple[int, ...],
+    site: Site,
+    values: Tensor,
+    shape: tuple[int, ...],
+    fill: float,
+) -> None:
+    if axes not in into:
+        into[axes] = _blank(axes, shape, values, fill)
+    into[axes][..., site.positions] += values
+
+
+def _multiply(
+    into: dict[tuple[int, ...], Tensor], axes: tuple[int, ...], site: Site, values: Tensor, shape: tuple[int, ...]
+) -> None:
+    if axes not in into:
+        into[axes] = _blank(axes, shape, values, 1)
+    into[axes][..., site.positions] *= values
+
+
+def _broadcastable(values: Tensor, axes: tuple[int, ...], batch: int, lead: int, ndim: int) -> Tensor:
+    """`[*batch, *axes]` as `[*lead, *parameter axes]` with ones where it does not depend on an axis."""
+    order = sorted(range(len(axes)), key=lambda k: axes[k])
+    values = values.permute(*range(batch), *(batch + k for k in order))
+    shape = [1] * ndim
+    for k, axis in zip(range(len(axes)), sorted(axes), strict=True):
+        shape[axis] = values.shape[batch + k]
+    return values.reshape(*values.shape[:batch], *([1] * (lead - batch)), *shape)
+
+
+def _gather(
+    tensor: Tensor, displacements: dict[tuple[int, ...], Tensor], lead: int, shape: tuple[int, ...], batch: int
+) -> Tensor:
+    """Move entries; the last of `axes` is the axis along which a displacement counts."""
+    depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
+    is_chained = any(depends.get(other) for others in depends.values() for other in others)
+    if tensor.numel() > FLAT_LIMIT and not is_chained:
+        return _gather_by_axis(tensor, displacements, lead, shape, batch)
+    strides = [1] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    numel = strides[0] * shape[0]
+    flat = torch.arange(numel).reshape(shape)
+    for axes, displacement in displacements.items():
+        flat = flat + _broadcastable(displacement, axes, batch, batch, len(shape)) * strides[axes[-1]]
+    source = tensor.reshape(*tensor.shape[:lead], numel)
+    index = flat.reshape(*flat.shape[: flat.ndim - len(shape)], *([1] * (lead - batch)), numel)
+    return source.gather(-1, index.to(tensor.device).expand(source.shape)).reshape(tensor.shape)
+
+
+def _gather_by_axis(
+    tensor: Tensor, displacements: dict[tuple[int, ...], Tensor], lead: int, shape: tuple[int, ...], batch: int
+) -> Tensor:
+    """The same without an index as large as the tensor: bases first, then what is repeated within them."""
+    for axes in sorted(displacements, key=len):
+        axis = axes[-1]
+        if any(other != axes and other[-1] == axis and len(other) > len(axes) for other in displacements):
+            continue
+        total = sum(
+            _broadcastable(displacement, other, batch, lead, len(shape))
+            for other, displacement in displacements.items()
+            if other[-1] == axis
+        )
+        here = _broadcastable(torch.arange(shape[axis]), (axis,), 0, 0, len(shape))
+        index = (here + total).to(tensor.device)
+        if len(axes) == 1 and batch == 0:
+            tensor = tensor.index_select(lead + axis, index.flatten())
+        else:
+            tensor = tensor.gather(lead + axis, index.expand(tensor.shape))
+    return tensor
+
+
+def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, ...], batch: int, lead: int) -> Tensor:
+    axis, placement = site.placement.axis, site.placement
+    if placement.is_inverse:
+        matrix = matrix if site.group.matrix == "orthogonal" else torch.linalg.inv(matrix).mT
+    n = site.group.size
+    copies = site.positions.numel() // n
+    order = site.units.argsort(stable=True)
+    positions = site.positions[order].reshape(n, copies).T  # [copies, n]
+    others = _axes(site)[:-1]
+    index: list[Tensor] = []
+    for other, base in site.bases:
+        if other is None:
+            index.append(base[order].reshape(n, copies)[0])
+        else:
+            k = others.index(other)
+            index.append(base.reshape([-1 if j == k else 1 for j in range(len(others))] + [1]))
+    blocks = matrix[(..., *index, slice(None), slice(None))] if index else matrix.unsqueeze(-3)
+    # blocks: [*batch, *other axes, copies or 1, n, n]; work on [*lead, *others, rest, copies, n].
+    blocks = blocks.to(device=tensor.device, dtype=tensor.dtype)
+    last = tensor.movedim(lead + axis, -1)
+    positions = positions.to(tensor.device)
+    picked = last[..., positions]  # [*lead, *remaining axes, copies, n]
+    remaining = [k for k in range(len(shape)) if k != axis]
+    wanted = [1] * len(remaining)
+    for k, other in enumerate(others):
+        wanted[remaining.index(other)] = blocks.shape[batch + k]
+    blocks = blocks.reshape(*blocks.shape[:batch], *([1] * (lead - batch)), *wanted, *blocks.shape[-3:])
+    turned = (blocks @ picked.unsqueeze(-1)).squeeze(-1)
+    result = last.clone()
+    result[..., positions] = turned
+    return result.movedim(-1, lead + axis)

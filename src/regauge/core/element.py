@@ -1,0 +1,293 @@
+"""Elements of a symmetry: one value per group, and how they multiply.
+
+Everything is stored in target coordinates. With bases b and unit i, `act(g, x)` is
+
+    x'[b', i'] = factor[b', i'] * x[perm_base[b'], perm[b', i']]
+
+so that multiplying two elements gathers the right one by the left one and combines entry by entry.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regauge.core.groups import Group
+
+PARTS = ("permutation", "sign", "scale", "shift", "linear")
+
+
+@dataclass(frozen=True)
+class Value:
+    """What an element says about one group. Leading axes are batch axes, then one per base of the group.
+
+    Attributes:
+        perm: Unit that each position takes its values from, int64 `[..., size]`.
+        scale: Positive factors, float64 `[..., families, size]`.
+        sign: Plus or minus one, int8 `[..., families, size]`.
+        shift: Half periods, int64 `[..., families, size]`.
+        matrix: float64 `[..., size, size]`, for orthogonal and linear groups.
+    """
+
+    perm: Tensor | None = None
+    scale: Tensor | None = None
+    sign: Tensor | None = None
+    shift: Tensor | None = None
+    matrix: Tensor | None = None
+
+
+class Element(Mapping[str, Value]):
+    """One element of a symmetry, or a batch of them. Immutable."""
+
+    def __init__(self, values: Mapping[str, Value], batch: tuple[int, ...] = ()) -> None:
+        self._values = dict(values)
+        self.batch = tuple(batch)
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Element({len(self)} groups, batch={self.batch})"
+
+    def replace(self, name: str, value: Value) -> "Element":
+        """The same element with another value for one group."""
+        return Element({**self._values, name: value}, self.batch)
+
+    def item(self, *index: int) -> "Element":
+        """One element of a batch."""
+        if len(index) != len(self.batch):
+            raise ValueError(f"element has batch shape {self.batch}; give one index per axis, not {index}")
+        return Element({name: _map(value, lambda t: t[index]) for name, value in self.items()})
+
+    def expand(self, *batch: int) -> "Element":
+        """The same element repeated along new leading axes, without copying."""
+        return Element(
+            {name: _map(value, lambda t: t.expand(*batch, *t.shape)) for name, value in self.items()},
+            (*batch, *self.batch),
+        )
+
+
+def stack(elements: list[Element]) -> Element:
+    """A batch from single elements of the same symmetry."""
+    first = elements[0]
+    values = {}
+    for name in first:
+        fields = {
+            key: torch.stack([getattr(e[name], key) for e in elements])
+            for key in ("perm", "scale", "sign", "shift", "matrix")
+            if getattr(first[name], key) is not None
+        }
+        values[name] = Value(**fields)
+    return Element(values, (len(elements), *first.batch))
+
+
+def identity(groups: tuple[Group, ...], batch: tuple[int, ...] = ()) -> Element:
+    """The element that changes nothing."""
+    sizes = {group.name: group.size for group in groups}
+    values = {}
+    for group in groups:
+        n, lead = group.size, (*batch, *(sizes[base] for base in group.within))
+        values[group.name] = Value(
+            perm=torch.arange(n).expand(*lead, n) if group.is_permuted else None,
+            scale=torch.ones(*lead, group.scales, n, dtype=torch.float64) if group.scales else None,
+            sign=torch.ones(*lead, group.signs, n, dtype=torch.int8) if group.signs else None,
+            shift=torch.zeros(*lead, group.shifts, n, dtype=torch.int64) if group.shifts else None,
+            matrix=torch.eye(n, dtype=torch.float64).expand(*lead, n, n) if group.matrix != "none" else None,
+        )
+    return Element(values, batch)
+
+
+def random(
+    groups: tuple[Group, ...],
+    generator: torch.Generator,
+    parts: tuple[str, ...] = PARTS,
+    batch: tuple[int, ...] = (),
+) -> Element:
+    """A random element: uniform permutations and signs, scales in [1/2, 2], shifts in {-1, 0, 1}.
+
+    Orthogonal values are uniform (Haar); invertible ones have singular values in [1/2, 2].
+    """
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise ValueError(f"parts {unknown} are unknown; choose among {list(PARTS)}")
+    element = identity(groups, batch)
+    for group in groups:
+        value = element[group.name]
+        if value.perm is not None and "permutation" in parts:
+            noise = torch.rand(value.perm.shape, generator=generator, device=generator.device)
+            value = replace(value, perm=noise.argsort(-1).cpu())
+        if value.sign is not None and "sign" in parts:
+            bits = torch.randint(0, 2, value.sign.shape, generator=generator, device=generator.device)
+            value = replace(value, sign=(1 - 2 * bits).to(torch.int8).cpu())
+        if value.scale is not None and "scale" in parts:
+            noise = torch.rand(value.scale.shape, generator=generator, device=generator.device, dtype=torch.float64)
+            value = replace(value, scale=torch.exp2(2 * noise - 1).cpu())
+        if value.shift is not None and "shift" in parts:
+            steps = torch.randint(-1, 2, value.shift.shape, generator=generator, device=generator.device)
+            value = replace(value, shift=steps.cpu())
+        if value.matrix is not None and "linear" in parts:
+            value = replace(value, matrix=_random_matrix(value.matrix.shape, group, generator))
+        element = element.replace(group.name, value)
+    return element
+
+
+def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element:
+    """The element that acts as `right` first and `left` after it."""
+    batch = np.broadcast_shapes(left.batch, right.batch)
+    left, right = _broadcast(left, batch), _broadcast(right, batch)
+    values = {}
+    for group in groups:
+        h, g = _value(left, group), _value(right, group)
+        pull = _Pull(groups, left, group)
+        values[group.name] = Value(
+            perm=None if g.perm is None else pull.units(g.perm),
+            scale=None if h.scale is None or g.scale is None else h.scale * pull.families(g.scale),
+            sign=None if h.sign is None or g.sign is None else h.sign * pull.families(g.sign),
+            shift=None
+            if h.shift is None or g.shift is None
+            else h.shift + _shift_sign(group, h) * pull.families(g.shift),
+            matrix=None if h.matrix is None or g.matrix is None else h.matrix @ pull.blocks(g.matrix),
+        )
+    return Element(values, batch)
+
+
+def inverse(groups: tuple[Group, ...], element: Element) -> Element:
+    """The element that undoes this one."""
+    undone = identity(groups, element.batch)
+    for group in sorted(groups, key=lambda group: len(group.within)):
+        value = _value(element, group)
+        if value.perm is not None:
+            perm = _Pull(groups, undone, group).blocks(value.perm).argsort(-1)
+            undone = undone.replace(group.name, Value(perm=perm))
+    values = {}
+    for group in groups:
+        value, pull = element[group.name], _Pull(groups, undone, group)
+        scale = None if value.scale is None else 1 / pull.families(value.scale)
+        sign = None if value.sign is None else pull.families(value.sign)
+        shift = None
+        if value.shift is not None:
+            shift = -_shift_sign(group, Value(sign=sign, shift=value.shift)) * pull.families(value.shift)
+        matrix = None
+        if value.matrix is not None:
+            there = pull.blocks(value.matrix)
+            matrix = there.mT if group.matrix == "orthogonal" else torch.linalg.inv(there)
+        values[group.name] = Value(undone[group.name].perm, scale, sign, shift, matrix)
+    return Element(values, element.batch)
+
+
+def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, ...]) -> Element:
+    """The element with everything outside `parts` set to the identity."""
+    blank = identity(groups, element.batch)
+    fields = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift": "shift", "linear": "matrix"}
+    values = {}
+    for name, value in element.items():
+        kept = {field: getattr(value, field) for part, field in fields.items() if part in parts}
+        values[name] = replace(blank[name], **kept)
+    return Element(values, element.batch)
+
+
+class _Pull:
+    """Gathers what one element says about a group by the index maps of another element."""
+
+    def __init__(self, groups: tuple[Group, ...], element: Element, group: Group) -> None:
+        by_name = {g.name: g for g in groups}
+        self.lead = len(element.batch)
+        self.own = element[group.name].perm
+        self.shape = (*element.batch, *(by_name[base].size for base in group.within))
+        self.is_trivial = all(element[base].perm is None for base in group.within)
+        self.sources = [_axis_index(k, size, len(self.shape)) for k, size in enumerate(self.shape)]
+        for k, base in enumerate(group.within):
+            perm = element[base].perm
+            if perm is not None:
+                axes = [*range(self.lead), *(self.lead + group.within.index(b) for b in by_name[base].within)]
+                shape = [1] * len(self.shape)
+                for axis, size in zip([*axes, self.lead + k], perm.shape, strict=True):
+                    shape[axis] = size
+                self.sources[self.lead + k] = perm.reshape(shape)
+
+    def blocks(self, values: Tensor) -> Tensor:
+        """`[*batch, *bases, ...]`, gathered along the bases."""
+        return values if self.is_trivial else values[tuple(self.sources)]
+
+    def units(self, values: Tensor) -> Tensor:
+        """`[*batch, *bases, size]`, gathered along the bases and the units."""
+        if self.own is None:
+            return self.blocks(values)
+        return values[(*(source.unsqueeze(-1) for source in self.sources), self.own)]
+
+    def families(self, values: Tensor) -> Tensor:
+        """`[*batch, *bases, families, size]`, gathered along the bases and the units."""
+        if self.own is None:
+            return self.blocks(values)
+        grid = [source.unsqueeze(-1).unsqueeze(-1) for source in self.sources]
+        families = torch.arange(values.shape[-2]).unsqueeze(-1)
+        return values[(*grid, families, self.own.unsqueeze(-2))]
+
+
+def _axis_index(axis: int, size: int, ndim: int) -> Tensor:
+    return torch.arange(size).reshape([size if k == axis else 1 for k in range(ndim)])
+
+
+def _value(element: Element, group: Group) -> Value:
+    if group.name not in element:
+        raise KeyError(
+            f"the element has no value for group {group.name!r}; it belongs to another symmetry "
+            f"(its groups are {list(element)[:5]}, ...)"
+        )
+    return element[group.name]
+
+
+def _broadcast(element: Element, batch: tuple[int, ...]) -> Element:
+    if element.batch == batch:
+        return element
+    lead = len(element.batch)
+    values = {
+        name: _map(value, lambda t: t.reshape(*([1] * (len(batch) - lead)), *t.shape).expand(*batch, *t.shape[lead:]))
+        for name, value in element.items()
+    }
+    return Element(values, batch)
+
+
+def _shift_sign(group: Group, value: Value) -> Tensor:
+    """The sign that multiplies what the shifts are added to, for each family of shifts."""
+    assert value.shift is not None
+    rows = []
+    for family in range(group.shifts):
+        exponents = next(p.sign for p in group.placements if p.shift[family] != 0)
+        row = torch.ones_like(value.shift[..., family, :])
+        for k, exponent in enumerate(exponents):
+            if exponent and value.sign is not None:
+                row = row * value.sign[..., k, :]
+        rows.append(row)
+    return torch.stack(rows, dim=-2)
+
+
+def _random_matrix(shape: torch.Size, group: Group, generator: torch.Generator) -> Tensor:
+    def haar() -> Tensor:
+        noise = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64).cpu()
+        q, r = torch.linalg.qr(noise)
+        signs: Tensor = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+        rotation: Tensor = q * signs.unsqueeze(-2)
+        return rotation
+
+    if group.matrix == "orthogonal":
+        return haar()
+    noise = torch.rand(shape[:-1], generator=generator, device=generator.device, dtype=torch.float64).cpu()
+    return haar() @ (torch.exp2(2 * noise - 1).unsqueeze(-1) * haar())
+
+
+def _map(value: Value, function: Callable[[Tensor], Tensor]) -> Value:
+    fields = {
+        key: function(tensor)
+        for key in ("perm", "scale", "sign", "shift", "matrix")
+        if (tensor := getattr(value, key)) is not None
+    }
+    return Value(**fields)

@@ -1,0 +1,129 @@
+"""A group is one factor of a symmetry; its placements say which axes of which parameters it moves."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["permutation", "signed", "dihedral", "scaled", "orthogonal", "linear", "nested"]
+Matrix = Literal["none", "orthogonal", "linear"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how a group acts on one axis of one parameter.
+
+    Unit `u` of the group owns the axis indices `start + u * stride + sum(k_j * stride_j)` for all
+    `0 <= k_j < size_j`, with one pair `(size_j, stride_j)` per entry of `repeats`. A plain axis has
+    stride 1 and no repeats; a flattened convolution output of C x (H W) has stride H W and the repeat
+    (H W, 1); a head axis of H x d has stride d and the repeat (d, 1).
+
+    What the unit's indices are multiplied by is the product over the group's families of
+    `scale ** exponent`, `sign ** exponent` and `(-1) ** (parity * shift)`; `shift * amount` is then added.
+
+    Attributes:
+        parameter: Name of the parameter or buffer.
+        axis: Axis of the parameter, counted without a leading model axis.
+        start: First axis index.
+        stride: Distance between two units.
+        repeats: Sizes and strides of the other factors of the block.
+        is_inverse: For orthogonal and linear groups: the axis carries the inverse transpose.
+        scale: Exponent for each family of positive scales.
+        sign: Exponent (0 or 1) for each family of signs.
+        parity: For each family of shifts: whether an odd shift flips the sign here.
+        shift: For each family of shifts: what one step adds to the values here.
+    """
+
+    parameter: str
+    axis: int
+    start: int = 0
+    stride: int = 1
+    repeats: tuple[tuple[int, int], ...] = ()
+    is_inverse: bool = False
+    scale: tuple[int, ...] = ()
+    sign: tuple[int, ...] = ()
+    parity: tuple[int, ...] = ()
+    shift: tuple[float, ...] = ()
+
+    @property
+    def outer(self) -> int:
+        """How many blocks of units follow one another on the axis."""
+        return math.prod(size for size, stride in self.repeats if stride > self.stride)
+
+    @property
+    def inner(self) -> int:
+        """How many values each unit owns within one block."""
+        return math.prod(size for size, stride in self.repeats if stride <= self.stride)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One factor of the symmetry, living on one class of axes.
+
+    Attributes:
+        name: Unique within a symmetry.
+        size: Number of units; 0 in a symmetry written by hand that has not met its parameters yet.
+        placements: The axes that it acts on.
+        is_permuted: Whether the units can be reordered.
+        scales: Number of independent families of positive factors per unit.
+        signs: Number of independent families of signs per unit.
+        shifts: Number of independent families of half-period shifts per unit (periodic activations).
+        matrix: Whether a whole rotation or an invertible matrix acts instead.
+        within: Names of the groups in which it is repeated: one independent copy per index of these.
+        is_base: Whether another group is repeated within this one.
+    """
+
+    name: str
+    size: int
+    placements: tuple[Placement, ...]
+    is_permuted: bool = True
+    scales: int = 0
+    signs: int = 0
+    shifts: int = 0
+    matrix: Matrix = "none"
+    within: tuple[str, ...] = ()
+    is_base: bool = False
+
+    def __post_init__(self) -> None:
+        for p in self.placements:
+            lengths = (len(p.scale), len(p.sign), len(p.parity), len(p.shift))
+            if lengths != (self.scales, self.signs, self.shifts, self.shifts):
+                raise ValueError(
+                    f"placement of group {self.name!r} on axis {p.axis} of {p.parameter!r} has {lengths} exponents "
+                    f"for scale, sign, parity and shift; the group has "
+                    f"{(self.scales, self.signs, self.shifts, self.shifts)} families"
+                )
+        if self.matrix != "none" and (self.is_permuted or self.scales or self.signs or self.shifts):
+            raise ValueError(
+                f"group {self.name!r} is {self.matrix}: it contains permutations, scales and signs, so it cannot "
+                "carry families of them as well; make two groups"
+            )
+
+    @property
+    def kind(self) -> Kind:
+        """The summary that people read and filter by."""
+        if self.matrix == "orthogonal":
+            return "orthogonal"
+        if self.matrix == "linear":
+            return "linear"
+        if self.is_base:
+            return "nested"
+        if self.shifts:
+            return "dihedral"
+        if self.scales:
+            return "scaled"
+        if self.signs:
+            return "signed"
+        return "permutation"
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether the group has finitely many elements, up to whole periods of its shifts."""
+        return self.matrix == "none" and not self.scales
+
+    @property
+    def log10_order(self) -> float:
+        """log10 of the number of its permutations, signs and half-period shifts, for one copy."""
+        if self.matrix != "none":
+            return 0.0
+        order = math.lgamma(self.size + 1) / math.log(10) if self.is_permuted else 0.0
+        return order + (self.signs + self.shifts) * self.size * math.log10(2)

@@ -1,0 +1,64 @@
+"""Which outputs of a model count: the choice is part of the question that discovery answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+Outputs = Callable[[Any], Any] | str | Sequence[str] | None
+
+
+def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
+    """The tensors of a model's output that count, in a fixed order.
+
+    With `outputs=None` these are all tensors in nested tuples, lists and mappings; objects of other classes
+    (key-value caches) are internal state and do not count. A name or several names pick fields; a function
+    picks anything.
+
+    Raises:
+        ValueError: A name is not in the output, or nothing is left.
+    """
+    if callable(outputs):
+        output = outputs(output)
+    elif outputs is not None:
+        names = [outputs] if isinstance(outputs, str) else list(outputs)
+        output = [_field(output, name) for name in names]
+    found = list(_tensors(output))
+    if not found:
+        raise ValueError(
+            f"the model's output ({type(output).__name__}) holds no tensors that count; "
+            "say which do with `outputs=`, a field name or a function of the output"
+        )
+    return found
+
+
+class SelectedOutputs(nn.Module):
+    """A model that returns only the outputs that count."""
+
+    def __init__(self, module: nn.Module, outputs: Outputs) -> None:
+        super().__init__()
+        self.module = module
+        self.outputs = outputs
+
+    def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        return output_tensors(self.module(*args, **kwargs), self.outputs)
+
+
+def _field(output: Any, name: str) -> Any:
+    if isinstance(output, Mapping):
+        if name in output:
+            return output[name]
+    elif hasattr(output, name):
+        return getattr(output, name)
+    known = list(output) if isinstance(output, Mapping) else type(output).__name__
+    raise ValueError(f"the model's output has no {name!r} (it has {known}); name another output")
+
+
+def _tensors(value: Any) -> "Sequence[Tensor]":
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [t for v in value.values() for t in _tensors(v)]
+    if isinstance(value, tuple | list):
+        return [t for v in value for t in _tensors(v)]
+    return []

@@ -1,0 +1,44 @@
+"""Parameters as values: a dictionary from names to tensors, exactly a module's `state_dict()`."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""Parameters and buffers by name. A population has one leading model axis on every tensor."""
+
+
+def require_finite(params: Mapping[str, Tensor], label: str) -> None:
+    """Refuse NaN and Inf.
+
+    Raises:
+        ValueError: A floating-point tensor of `params` holds a value that is not finite.
+    """
+    for name, tensor in params.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            bad = int((~tensor.isfinite()).sum())
+            raise ValueError(
+                f"{name!r} of {label} holds {bad} values that are NaN or Inf (of {tensor.numel()}); "
+                "the network cannot be used, check its training or load another checkpoint"
+            )
+
+
+def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
+    """Refuse two networks of different architectures.
+
+    Raises:
+        ValueError: Names or shapes differ.
+    """
+    only_a = sorted(params_a.keys() - params_b.keys())
+    only_b = sorted(params_b.keys() - params_a.keys())
+    if only_a or only_b:
+        raise ValueError(
+            f"the two networks have different parameters: only the first has {only_a[:5]}, only the second "
+            f"has {only_b[:5]}; both must come from the same architecture"
+        )
+    for name, tensor in params_a.items():
+        if tensor.shape != params_b[name].shape:
+            raise ValueError(
+                f"{name!r} has shape {tuple(tensor.shape)} in the first network and "
+                f"{tuple(params_b[name].shape)} in the second; both must come from the same architecture"
+            )

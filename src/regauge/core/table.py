@@ -1,0 +1,76 @@
+"""The printed form of a symmetry."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from regauge.core.groups import Group, Placement
+
+if TYPE_CHECKING:
+    from regauge.core.symmetry import Frozen
+
+
+def render(
+    groups: Sequence[Group],
+    frozen: Sequence["Frozen"],
+    unknown: Sequence[str],
+    unused: Sequence[str],
+    notes: Sequence[str],
+) -> str:
+    """A readable table: groups, sizes, kinds, where they act, what is frozen and why."""
+    sizes = {group.name: group.size for group in groups}
+    rows = [("group", "kind", "size", "families", "acts on")]
+    for group in groups:
+        copies = math.prod(sizes[base] for base in group.within)
+        size = f"{group.size or '?'}" + (f" x{copies}" if group.within else "")
+        rows.append((group.name, group.kind, size, _families(group), _where(group.placements)))
+    widths = [max(len(row[k]) for row in rows) for k in range(4)]
+    lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(4)), row[4]]).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
+    order = sum(g.log10_order * math.prod(sizes[b] for b in g.within) for g in groups)
+    lines.append("")
+    lines.append(f"{len(groups)} groups, 10^{order:.1f} discrete elements")
+    nested = [g for g in groups if g.within]
+    if nested:
+        lines.append("xN: one independent copy for each of the N blocks that it is repeated within")
+    if frozen:
+        lines.append("")
+        lines.append(f"frozen axes ({len(frozen)}), and why:")
+        reasons: dict[str, list[str]] = {}
+        for row in frozen:
+            reasons.setdefault(row.reason, []).append(f"{row.parameter}[{row.axis}]")
+        for reason, where in reasons.items():
+            lines.append(f"  {reason}: {_shortened(where)}")
+    if unknown:
+        lines.append("")
+        lines.append("operators without a rule (they freeze what they touch; see `regauge.register_rule`):")
+        lines.extend(f"  {name}" for name in unknown)
+    if unused:
+        lines.append("")
+        lines.append(f"parameters that do not influence the outputs: {_shortened(list(unused))}")
+    for note in notes:
+        lines.append("")
+        lines.append(note)
+    return "\n".join(lines)
+
+
+def _families(group: Group) -> str:
+    if group.matrix != "none":
+        return {"orthogonal": "rotation", "linear": "matrix"}[group.matrix]
+    parts = ["order"] if group.is_permuted else []
+    for count, word in ((group.scales, "scale"), (group.signs, "sign"), (group.shifts, "shift")):
+        if count:
+            parts.append(word if count == 1 else f"{count} {word}s")
+    return " ".join(parts) or "blocks only"
+
+
+def _where(placements: Sequence[Placement]) -> str:
+    counts = Counter(f"{p.parameter}[{p.axis}]" for p in placements)
+    return _shortened(list(counts))
+
+
+def _shortened(items: list[str], limit: int = 4) -> str:
+    if len(items) <= limit:
+        return ", ".join(items)
+    return ", ".join(items[:limit]) + f", and {len(items) - limit} more"

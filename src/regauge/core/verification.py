@@ -1,0 +1,182 @@
+"""The numerical proof of a symmetry: random elements must leave the outputs unchanged."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from regauge.core.outputs import Outputs, SelectedOutputs
+from regauge.core.params import Params
+
+if TYPE_CHECKING:
+    from regauge.core.symmetry import Symmetry
+
+TOLERANCE = 1e-9
+"""Largest relative error of a model that computes in float64."""
+TOLERANCE_SINGLE = 1e-5
+"""Largest relative error of a model that rounds to float32 inside, whatever its parameters' dtype."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of a verification.
+
+    Attributes:
+        max_error: Largest relative change of an output, over all groups and all together.
+        per_group: The same for each group alone.
+        tolerance: What was accepted: 1e-9, or 1e-5 where the model itself rounds to float32.
+    """
+
+    max_error: float
+    per_group: Mapping[str, float]
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every error is within the tolerance."""
+        return self.max_error <= self.tolerance
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Groups that change the function."""
+        return tuple(name for name, error in self.per_group.items() if not error <= self.tolerance)
+
+    def __str__(self) -> str:
+        if self.ok:
+            return (
+                f"verified: {len(self.per_group)} groups leave the outputs unchanged "
+                f"(largest relative error {self.max_error:.1e}, tolerance {self.tolerance:.0e})"
+            )
+        if not self.failed:
+            return (
+                f"NOT a symmetry: each group alone leaves the outputs unchanged, but all together change them by "
+                f"{self.max_error:.1e} (tolerance {self.tolerance:.0e}); two groups claim the same axis"
+            )
+        worst = sorted(self.failed, key=lambda name: -self.per_group[name])[:5]
+        listed = ", ".join(f"{name} ({self.per_group[name]:.1e})" for name in worst)
+        return (
+            f"NOT a symmetry: {len(self.failed)} of {len(self.per_group)} groups change the outputs: {listed}; "
+            "an axis is missing from their placements or tied to the wrong group. Remove the group, or correct "
+            "its placements; if `discover` found it, report the model"
+        )
+
+
+def verify(
+    symmetry: "Symmetry",
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    generator: torch.Generator,
+    outputs: Outputs = None,
+) -> Check:
+    """See `Symmetry.verify`."""
+    if any(t.is_meta for t in module.state_dict().values()):
+        raise ValueError(
+            "the module is on the meta device, where nothing can be computed; verify a small configuration of the "
+            "same architecture, or materialize the module with `module.to_empty(device='cpu')`"
+        )
+    probe = Probe(module, inputs, kwargs, outputs)
+    params = perturbed(probe.params, set(probe.buffers), generator)
+    reference = probe(params)
+    if not all(bool(t.isfinite().all()) for t in reference):
+        params = perturbed(probe.params, set(probe.buffers), generator, strength=0.1)
+        reference = probe(params)
+    if not all(bool(t.isfinite().all()) for t in reference):
+        raise ValueError(
+            "the model's outputs are NaN or Inf on these inputs, so nothing can be compared; give example inputs "
+            "that it can handle"
+        )
+    tolerance = TOLERANCE
+    if symmetry.groups and relative_change(reference, probe(_jittered(params, generator))) > TOLERANCE / 10:
+        tolerance = TOLERANCE_SINGLE
+    element = symmetry.random(generator)
+    total = relative_change(reference, probe(symmetry.act(element, params)))
+    blank = symmetry.identity()
+    per_group = {}
+    for group in symmetry.groups:
+        alone = blank.replace(group.name, element[group.name])
+        per_group[group.name] = relative_change(reference, probe(symmetry.act(alone, params)))
+    return Check(max([total, *per_group.values()]), per_group, tolerance)
+
+
+class Probe:
+    """A float64 copy of a module in evaluation mode, run as a function of its parameters and buffers."""
+
+    def __init__(self, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs) -> None:
+        self.module = SelectedOutputs(copy.deepcopy(module).double().eval(), outputs)
+        self.inputs, self.kwargs = pytree.tree_map(_double, (tuple(inputs), kwargs))
+        state = self.module.state_dict()
+        self.params: Params = {name.removeprefix("module."): t.detach() for name, t in state.items()}
+        self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
+
+    def __call__(self, params: Mapping[str, Tensor]) -> list[Tensor]:
+        named = {f"module.{name}": tensor for name, tensor in params.items()}
+        with torch.no_grad():
+            # Tied parameters are given under all their names.
+            result = torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
+        return [t.detach() for t in result]
+
+
+def perturbed(params: Params, buffers: set[str], generator: torch.Generator, strength: float = 0.3) -> Params:
+    """Parameters away from initialization: no zero biases, no unit gains, no vanishing weights.
+
+    Buffers that hold nothing negative (running variances) keep their signs; tied names stay tied.
+    """
+    seen: dict[int, Tensor] = {}
+    result = {}
+    for name, tensor in params.items():
+        if not tensor.is_floating_point() or tensor.numel() == 0:
+            result[name] = tensor
+            continue
+        key = tensor.data_ptr()
+        if key not in seen:
+            seen[key] = _perturbed_one(tensor, name in buffers, generator, strength)
+        result[name] = seen[key].reshape(tensor.shape)
+    return result
+
+
+def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
+    """Largest absolute difference of two lists of outputs, relative to the largest entry of each output."""
+    worst = 0.0
+    for a, b in zip(before, after, strict=True):
+        if a.numel() == 0 or not a.is_floating_point():
+            continue
+        difference = float((a - b).abs().max()) / max(float(a.abs().max()), 1e-30)
+        worst = max(worst, difference if difference == difference else float("inf"))
+    return worst
+
+
+def _perturbed_one(tensor: Tensor, is_buffer: bool, generator: torch.Generator, strength: float) -> Tensor:
+    def noise() -> Tensor:
+        drawn = torch.randn(tensor.shape, generator=generator, device=generator.device, dtype=torch.float64)
+        return drawn.to(tensor.device)
+
+    factor = torch.exp(strength * noise())
+    if is_buffer and bool((tensor >= 0).all()) and bool((tensor > 0).any()):
+        return tensor * factor
+    rms = float(tensor.square().mean().sqrt())
+    moved = tensor * factor + strength * (rms if rms > 1e-3 else 0.3) * noise()
+    if tensor.ndim >= 2 and not is_buffer:
+        # Very small initializations make every test vacuous; bring the output of a layer to order one.
+        fan_in = tensor.numel() / tensor.shape[0]
+        moved = moved * max(1.0, 0.7 / (rms * fan_in**0.5 + 1e-12)) if rms > 1e-8 else moved
+    return moved
+
+
+def _jittered(params: Params, generator: torch.Generator) -> Params:
+    """Parameters with a relative noise of 1e-13: the output shows how coarsely the model itself rounds."""
+    result = {}
+    for name, tensor in params.items():
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, generator=generator, device=generator.device, dtype=torch.float64)
+            tensor = tensor * (1 + 1e-13 * noise.to(tensor.device))
+        result[name] = tensor
+    return result
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
