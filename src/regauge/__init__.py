@@ -1,12 +1,33 @@
-"""The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."""
+"""The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used.
 
-from regauge.core.element import Element, Value
-from regauge.core.groups import Group, Placement
-from regauge.core.params import Params
-from regauge.core.symmetry import Frozen, Symmetry
-from regauge.core.verification import Check
+The names below are imported when they are first used, so that `regauge --help` answers without loading torch.
+To make a name public, add it to the imports for type checkers and to the table of homes.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regauge.core.element import Element, Value
+    from regauge.core.groups import Group, Placement
+    from regauge.core.params import Params
+    from regauge.core.symmetry import Frozen, Symmetry
+    from regauge.core.verification import Check
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Check": "regauge.core.verification",
+    "Element": "regauge.core.element",
+    "Frozen": "regauge.core.symmetry",
+    "Group": "regauge.core.groups",
+    "Params": "regauge.core.params",
+    "Placement": "regauge.core.groups",
+    "Symmetry": "regauge.core.symmetry",
+    "Value": "regauge.core.element",
+}
 
 __all__ = [
     "Check",
@@ -19,3 +40,26 @@ __all__ = [
     "Value",
     "__version__",
 ]
+
+
+class _Package(ModuleType):
+    """Keeps `regauge.align` a function: importing the subpackage of that name must not replace it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regauge' has no attribute {name!r}; its names are {__all__}")
+    value = getattr(import_module(_HOMES[name]), name)
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

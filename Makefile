@@ -1,0 +1,40 @@
+# `make` sets up .venv and runs the demo; `make test` sets up and runs the tests. Nothing needs to be activated,
+# and Python's ensurepip (which Debian packages apart) is not needed: the system's pip fills the environment.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+PYTEST_WORKERS ?= 2
+
+.PHONY: demo setup test lint types layers check clean
+
+demo: $(STAMP)
+	$(BIN)/python -m regauge demo --out out/demo
+
+setup: $(STAMP)
+
+# One torch thread per worker: two workers with a pool of threads each are slower than two threads.
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+lint: $(STAMP)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/python -m mypy
+
+layers: $(STAMP)
+	$(BIN)/python -m pytest tests/test_layers.py
+
+check: test lint types layers
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regauge needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12")'
+	@$(PYTHON) -m pip --version > /dev/null || { echo "$(PYTHON) has no pip; install it (Debian: apt install python3-pip), or name another Python: make PYTHON=..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv --without-pip .venv
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,lint]'
+	@touch $@
+
+clean:
+	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis
