@@ -1,0 +1,65 @@
+"""Normalizations of convolutional networks, by name."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+NormName = Literal["batch", "layer", "group", "filter", "none"]
+
+
+class ChannelLayerNorm(nn.Module):
+    """Layer normalization over the channels of each position of `[batch, channel, y, x]`.
+
+    This is flax's `LayerNorm` on channels-last images, which Git Re-Basin's ResNet20 uses; it is not
+    `GroupNorm(1, channels)`, which also averages over positions.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = functional.layer_norm(x.movedim(1, -1), self.weight.shape, self.weight, self.bias, self.eps)
+        return moved.movedim(-1, 1)
+
+
+class FilterResponseNorm(nn.Module):
+    """Filter response normalization and its thresholded linear unit, on `[batch, channel, y, x]`.
+
+    `z = max(weight * x / sqrt(mean over y, x of x^2 + eps) + bias, threshold)`. No activation follows it.
+
+    References:
+        Singh and Krishnan (2020), equations 1 to 4.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.threshold = nn.Parameter(torch.zeros(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, threshold = (t.reshape(-1, 1, 1) for t in (self.weight, self.bias, self.threshold))
+        power = x.square().mean((-2, -1), keepdim=True)
+        return torch.maximum(weight * x * torch.rsqrt(power + self.eps) + bias, threshold)
+
+
+NORMS: dict[NormName, Callable[[int, int], nn.Module]] = {
+    "batch": lambda channels, groups: nn.BatchNorm2d(channels),
+    "layer": lambda channels, groups: ChannelLayerNorm(channels),
+    "group": lambda channels, groups: nn.GroupNorm(groups, channels),
+    "filter": lambda channels, groups: FilterResponseNorm(channels),
+    "none": lambda channels, groups: nn.Identity(),
+}
+"""A normalization of `channels` channels; `groups` is the number of groups of group normalization."""
+
+
+def has_activation(norm: NormName) -> bool:
+    """Whether the normalization brings its own activation, so that no ReLU follows it."""
+    return norm == "filter"

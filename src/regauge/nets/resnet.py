@@ -1,0 +1,161 @@
+"""Residual networks: ResNet20 for small images, with the variants that papers on matching use, and ResNet50."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regauge.nets.norm import NORMS, NormName, has_activation
+
+Shortcut = Literal["A", "B"]
+
+
+class PadShortcut(nn.Module):
+    """Option A: every second position, and zero channels on both sides; it has no parameters."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.before = (out_channels - in_channels) // 2
+        self.after = out_channels - in_channels - self.before
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions and a shortcut: `act(norm2(conv2(act(norm1(conv1(x))))) + shortcut(x))`.
+
+    With filter response normalization, whose activation belongs to it, nothing follows the sum.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int, norm: NormName, groups: int, shortcut: Shortcut
+    ) -> None:
+        super().__init__()
+        is_biased = norm == "none"
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=is_biased)
+        self.norm1 = NORMS[norm](out_channels, groups)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=is_biased)
+        self.norm2 = NORMS[norm](out_channels, groups)
+        self.act: nn.Module = nn.Identity() if has_activation(norm) else nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            if shortcut == "A":
+                self.shortcut = PadShortcut(in_channels, out_channels, stride)
+            else:
+                self.shortcut = nn.Sequential(
+                    nn.Conv2d(in_channels, out_channels, 1, stride, bias=is_biased), NORMS[norm](out_channels, groups)
+                )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.act(self.norm1(self.conv1(x)))
+        result: Tensor = self.act(self.norm2(self.conv2(out)) + self.shortcut(x))
+        return result
+
+
+class Bottleneck(nn.Module):
+    """1 x 1, 3 x 3 (with the stride) and 1 x 1 convolutions with batch normalization, and a shortcut."""
+
+    def __init__(self, in_channels: int, channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(out_channels)
+        self.act = nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.act(self.norm1(self.conv1(x)))
+        out = self.act(self.norm2(self.conv2(out)))
+        result: Tensor = self.act(self.norm3(self.conv3(out)) + self.shortcut(x))
+        return result
+
+
+class ResNet(nn.Module):
+    """A stem, stages of blocks, the mean over positions and a linear classifier."""
+
+    def __init__(self, stem: nn.Module, stages: list[nn.Module], features: int, classes: int) -> None:
+        super().__init__()
+        self.stem = stem
+        self.stages = nn.ModuleList(stages)
+        self.fc = nn.Linear(features, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage(x)
+        result: Tensor = self.fc(x.mean((-2, -1)))
+        return result
+
+
+def resnet20(
+    classes: int = 10,
+    *,
+    width: int = 1,
+    in_channels: int = 3,
+    norm: NormName = "batch",
+    groups: int = 4,
+    shortcut: Shortcut = "B",
+    blocks: int = 3,
+) -> ResNet:
+    """The CIFAR ResNet with 6 * blocks + 2 layers: 16, 32 and 64 channels times `width`.
+
+    Args:
+        classes: Number of outputs.
+        width: Multiplier of all channels.
+        in_channels: Channels of the images.
+        norm: Normalization after every convolution.
+        groups: Number of groups of group normalization.
+        shortcut: What joins two stages: "A" pads with zero channels, "B" is a 1 x 1 convolution.
+        blocks: Blocks in each of the three stages; 3 make ResNet20.
+
+    References:
+        He et al. (2016), section 4.2.
+    """
+    channels = [16 * width, 32 * width, 64 * width]
+    conv = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=norm == "none")
+    stem = nn.Sequential(conv, NORMS[norm](channels[0], groups), nn.Identity() if has_activation(norm) else nn.ReLU())
+    stages: list[nn.Module] = []
+    before = channels[0]
+    for k, after in enumerate(channels):
+        stage = nn.Sequential()
+        for i in range(blocks):
+            stride = 2 if k > 0 and i == 0 else 1
+            stage.append(BasicBlock(before, after, stride, norm, groups, shortcut))
+            before = after
+        stages.append(stage)
+    return ResNet(stem, stages, before, classes)
+
+
+def resnet50(
+    classes: int = 1000, *, width: int = 64, in_channels: int = 3, blocks: tuple[int, ...] = (3, 4, 6, 3)
+) -> ResNet:
+    """ResNet50 for images of 224 pixels: bottlenecks of `width`, 2 `width`, ... channels, stride in the 3 x 3.
+
+    References:
+        He et al. (2016), table 1.
+    """
+    stem = nn.Sequential(
+        nn.Conv2d(in_channels, width, 7, 2, padding=3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, padding=1),
+    )
+    stages: list[nn.Module] = []
+    before = width
+    for k, count in enumerate(blocks):
+        channels = width * 2**k
+        stage = nn.Sequential()
+        for i in range(count):
+            stage.append(Bottleneck(before, channels, 4 * channels, 2 if k > 0 and i == 0 else 1))
+            before = 4 * channels
+        stages.append(stage)
+    return ResNet(stem, stages, before, classes)

@@ -1,0 +1,51 @@
+"""Sinusoidal representation networks: networks that are signals."""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Siren(nn.Module):
+    """`x -> W_k sin(omega (W_{k-1} ... sin(omega (W_0 x + b_0)) ...)) + b_k`.
+
+    Args:
+        in_features: Coordinates of a point.
+        width: Units of each hidden layer.
+        out_features: Values at a point.
+        depth: Number of hidden layers.
+        omega: Frequency of every sine; half a period of a unit's bias is `pi / omega`.
+        generator: Where the initialization comes from.
+
+    References:
+        Sitzmann et al. (2020), sections 3.1 and 3.2.
+    """
+
+    def __init__(
+        self,
+        in_features: int = 2,
+        width: int = 32,
+        out_features: int = 1,
+        *,
+        depth: int = 2,
+        omega: float = 30.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if depth < 1 or not omega > 0:
+            raise ValueError(f"a SIREN needs depth >= 1 and omega > 0, not depth={depth} and omega={omega}")
+        self.omega = omega
+        sizes = [in_features, *[width] * depth, out_features]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        for k, layer in enumerate(self.layers):
+            assert isinstance(layer, nn.Linear)
+            bound = 1 / layer.in_features if k == 0 else math.sqrt(6 / layer.in_features) / omega
+            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = torch.sin(self.omega * layer(x))
+        result: Tensor = self.layers[-1](x)
+        return result

@@ -1,0 +1,84 @@
+"""VGG networks: 3 x 3 convolutions, max pooling, and a classifier on the flattened features."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor, nn
+
+from regauge.nets.norm import NORMS, NormName
+
+VGG16: tuple[int | Literal["pool"], ...] = (
+    *(64, 64, "pool"),
+    *(128, 128, "pool"),
+    *(256, 256, 256, "pool"),
+    *(512, 512, 512, "pool"),
+    *(512, 512, 512, "pool"),
+)
+"""Channels of the 13 convolutions, and where positions are pooled."""
+
+
+class VGG(nn.Module):
+    """Convolutions with ReLU, then linear layers on all features of all positions that remain.
+
+    Args:
+        plan: Channels of each convolution, and "pool" for a 2 x 2 maximum.
+        hidden: Widths of the classifier's hidden layers.
+        classes: Number of outputs.
+        image: Height and width of the images; what remains after pooling is flattened.
+        in_channels: Channels of the images.
+        norm: Normalization after every convolution.
+    """
+
+    def __init__(
+        self,
+        plan: Sequence[int | Literal["pool"]],
+        hidden: Sequence[int],
+        classes: int,
+        *,
+        image: int,
+        in_channels: int,
+        norm: NormName,
+    ) -> None:
+        super().__init__()
+        self.features = nn.Sequential()
+        before, side = in_channels, image
+        for step in plan:
+            if step == "pool":
+                self.features.append(nn.MaxPool2d(2))
+                side //= 2
+                continue
+            self.features.append(nn.Conv2d(before, step, 3, padding=1, bias=norm == "none"))
+            if norm != "none":
+                self.features.append(NORMS[norm](step, 1))
+            self.features.append(nn.ReLU())
+            before = step
+        if side == 0:
+            raise ValueError(f"images of {image} pixels are pooled away; use larger images or fewer 'pool' in the plan")
+        self.classifier = nn.Sequential()
+        before *= side * side
+        for width in hidden:
+            self.classifier.extend([nn.Linear(before, width), nn.ReLU()])
+            before = width
+        self.classifier.append(nn.Linear(before, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.classifier(self.features(x).flatten(1))
+        return result
+
+
+def vgg16(
+    classes: int = 10,
+    *,
+    width: float = 1.0,
+    hidden: Sequence[int] = (512, 512),
+    image: int = 32,
+    in_channels: int = 3,
+    norm: NormName = "none",
+) -> VGG:
+    """VGG16 for images of 32 pixels (one position remains) or larger multiples of 32.
+
+    References:
+        Simonyan and Zisserman (2015), configuration D.
+    """
+    plan: list[int | Literal["pool"]] = [step if step == "pool" else max(1, int(step * width)) for step in VGG16]
+    return VGG(plan, hidden, classes, image=image, in_channels=in_channels, norm=norm)
