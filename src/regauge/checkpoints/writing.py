@@ -1,0 +1,91 @@
+"""Write a checkpoint: safetensors, whole or not at all."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+SUFFIX = ".safetensors"
+
+
+def save(
+    params: Mapping[str, Tensor],
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Write parameters to a safetensors file: `load(save(params, path))` has the same bits, shapes and dtypes.
+
+    The file appears under its name only when it is complete and on the disk. Tensors that share memory (tied
+    parameters, views) are written in full under every name.
+
+    Args:
+        params: Parameters and buffers by name.
+        path: Ends in `.safetensors`, in a folder that exists.
+        overwrite: Whether a file of that name may be replaced.
+        metadata: Strings to store in the file's header.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
+        FileNotFoundError: Its folder does not exist.
+        ValueError: The name does not end in `.safetensors`, or a tensor holds no values (meta device).
+    """
+    path = Path(path)
+    require_writable(path, overwrite=overwrite)
+    for name, tensor in params.items():
+        if tensor.is_meta:
+            raise ValueError(f"{name!r} is on the meta device and has no values to write; materialize the model first")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(_separate(params), temporary, metadata=dict(metadata or {}) | {"format": "pt"})
+        _flush(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _flush(path.parent)
+    return path
+
+
+def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] = (SUFFIX,)) -> None:
+    """Refuse a name that cannot be written, before any work is done for it.
+
+    Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
+        FileNotFoundError: Its folder does not exist.
+        ValueError: The name has another suffix.
+    """
+    path = Path(path)
+    if path.suffix not in suffixes:
+        raise ValueError(f"the output {str(path)!r} must end in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder {str(path.parent)!r} of the output does not exist; create it first")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or say --overwrite")
+
+
+def _separate(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors, none of which shares memory with another."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in params.items():
+        tensor = tensor.detach().contiguous()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != tensor.numel() * tensor.element_size():
+            tensor = tensor.clone()
+        seen.add(tensor.untyped_storage().data_ptr())
+        result[name] = tensor
+    return result
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
