@@ -1,0 +1,111 @@
+"""Exact linear assignment: which source each target takes, so that the summed profit is largest."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+Floats = NDArray[np.float64]
+Solver = Callable[[Floats], NDArray[np.int64]]
+
+WARM_SIZE = 48
+"""Below this size a cold solution is cheaper than reductions and potentials."""
+POTENTIAL_ROUNDS = 3
+"""Rounds in which potentials are recovered from an optimal assignment; more do not shorten the next search."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The solution of one problem.
+
+    Attributes:
+        columns: For each row the column that it is assigned to, `[n]`.
+        potentials: Column potentials to start a similar problem from, `[n]`; None for small problems.
+    """
+
+    columns: NDArray[np.int64]
+    potentials: Floats | None
+
+
+def assign(profit: NDArray[np.floating], potentials: Floats | None = None, *, is_repeated: bool = False) -> Assignment:
+    """The permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
+
+    The cost `-profit` is first made nonnegative with many zeros: by its row and column minima, or by the
+    potentials of a similar problem solved before. Either changes the value of every permutation by the same
+    constant, so the optimum stays, and the search that remains is several times shorter on the heavy-tailed
+    profits of trained networks. When the identity has only zeros left it is returned without a search.
+
+    Args:
+        profit: Square matrix, `[n, n]`.
+        potentials: What a similar problem returned, its columns in the order of this one's.
+        is_repeated: Whether a similar problem will follow, so that potentials are worth their computation.
+
+    Returns:
+        The optimum; among equally good ones it is the same in every run.
+
+    Raises:
+        ValueError: The matrix is not square, or holds NaN or Inf.
+
+    References:
+        Jonker and Volgenant (1987); Crouse (2016), the algorithm in scipy.
+    """
+    cost = -np.asarray(profit, dtype=np.float64)
+    if cost.ndim != 2 or cost.shape[0] != cost.shape[1]:
+        raise ValueError(f"an assignment needs a square matrix of profits; this one has shape {cost.shape}")
+    if not np.isfinite(cost).all():
+        raise ValueError(
+            f"{int((~np.isfinite(cost)).sum())} of {cost.size} profits of this assignment are NaN or Inf; "
+            "the weights or activations that they were computed from are not finite, or overflowed"
+        )
+    n = cost.shape[0]
+    if n < WARM_SIZE:
+        return Assignment(_scipy(cost), None)
+    if potentials is None:
+        reduced = cost - cost.min(axis=1, keepdims=True)
+        reduced -= reduced.min(axis=0)
+    else:
+        reduced = cost - potentials
+        reduced -= reduced.min(axis=1, keepdims=True)
+        if not reduced.diagonal().any():
+            return Assignment(np.arange(n), potentials)
+    columns = _solver()(reduced)
+    if not is_repeated:
+        return Assignment(columns, None)
+    return Assignment(columns, _potentials(cost, columns, potentials))
+
+
+def _potentials(cost: Floats, columns: NDArray[np.int64], start: Floats | None) -> Floats:
+    """Column potentials that (nearly) prove the optimum: a few rounds of shortest paths from `start`."""
+    chosen = cost[np.arange(len(columns)), columns]
+    v = np.zeros(len(columns)) if start is None else start
+    for _ in range(POTENTIAL_ROUNDS):
+        v = (cost - (chosen - v[columns])[:, None]).min(axis=0)
+    return v
+
+
+@cache
+def _solver() -> Solver:
+    """The Jonker-Volgenant variant of `lapx` where it is installed (extra "fast"), else scipy's."""
+    try:
+        lap = importlib.import_module("lap")
+    except ImportError:
+        return _scipy
+    search = getattr(lap, "lapjvh", None)  # The package `lap` installs a module of the same name without it.
+    if search is None:
+        return _scipy
+
+    def solve(cost: Floats) -> NDArray[np.int64]:
+        rows, columns = search(cost, return_cost=False)
+        result = np.empty(len(rows), dtype=np.int64)
+        result[rows] = columns
+        return result
+
+    return solve
+
+
+def _scipy(cost: Floats) -> NDArray[np.int64]:
+    return np.asarray(linear_sum_assignment(cost)[1], dtype=np.int64)

@@ -1,0 +1,234 @@
+"""The closest element of a group: `closest(group, C) = argmax over g of <g, C>`, exactly, for every kind."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from regauge.core.assignment import Floats, assign
+from regauge.core.element import Value
+from regauge.core.groups import Group, Placement
+from regauge.core.signs import SignCode
+
+Character = tuple[int, ...]
+"""How a sign pattern acts somewhere: exponents (0 or 1) of the sign families, then of the parities of the shifts."""
+
+
+@dataclass(frozen=True)
+class ShiftCost:
+    """What a place contributes to which a group's shifts add a constant (the bias of a periodic unit).
+
+    A unit whose values there are b, m of them, compared with the values a, has the objective
+    `-|a - (chi b + k c)|^2 / 2`, up to a constant `k c (sum a - chi sum b) - m (k c)^2 / 2`.
+
+    Attributes:
+        character: What multiplies the values.
+        amounts: What one step of each family of shifts adds, c.
+        target: `sum a` for each unit, `[..., n]`.
+        source: `sum b` for each unit, `[..., n]`.
+        count: Number of values of each unit, m.
+    """
+
+    character: Character
+    amounts: tuple[float, ...]
+    target: Tensor
+    source: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A linear objective over a group: the profit of giving target i the values of source j.
+
+    Attributes:
+        matrices: For every character that occurs the inner products `[..., target, source]`; for a group
+            whose units cannot be reordered only those of i with itself, `[..., target, 1]`.
+        shifts: The quadratic part that shifts add.
+    """
+
+    matrices: Mapping[Character, Tensor]
+    shifts: tuple[ShiftCost, ...] = ()
+
+    def at_identity(self) -> Tensor:
+        """The objective of the identity, `[...]`."""
+        return torch.stack([_diagonal(m).double().sum(-1) for m in self.matrices.values()]).sum(0)
+
+
+@dataclass(frozen=True)
+class Closest:
+    """The best value for a group.
+
+    Attributes:
+        value: What the element says about the group; leading axes as in the cost.
+        objective: `<g, C>`, float64 `[...]`.
+        potentials: To start a similar assignment from; None where there are none.
+    """
+
+    value: Value
+    objective: Tensor
+    potentials: Floats | None = None
+
+
+def character(placement: Placement) -> Character:
+    """How the signs of a group act at a placement."""
+    return (*(e % 2 for e in placement.sign), *placement.parity)
+
+
+def closest(
+    group: Group, cost: Cost | Tensor, *, potentials: Floats | None = None, is_repeated: bool = False
+) -> Closest:
+    """The element g of one group that maximizes `<g, C>`.
+
+    | kind | solution |
+    | --- | --- |
+    | permutation, scaled | assignment on C; positive factors stay at one, for their group is not compact |
+    | signed | assignment on the best sign pattern of each pair: `abs(C)` where there is one character |
+    | dihedral | the same; for each pair, pattern and parity the best shift is the nearest integer of that parity |
+    | orthogonal | `U V^T` of `C = U S V^T` (Procrustes) |
+    | linear | the same: the best *orthogonal* matrix, since the objective is unbounded over all invertible ones |
+
+    With several sign families the characters are split into independent parts (`SignCode`); each is
+    enumerated where that is feasible. Nested groups are solved pair by pair of blocks in `align`.
+
+    Args:
+        group: Any group; what it is repeated within is a leading axis of the cost.
+        cost: The objective, or a single matrix `[..., n, n]` where all placements share one character.
+        potentials: From a similar problem solved before, for one permutation.
+        is_repeated: Whether potentials should be returned.
+
+    Raises:
+        ValueError: A single matrix was given to a group with several families, or a cost is not finite.
+
+    References:
+        Ainsworth et al. (2023), section 3.2; Schonemann (1966) for the orthogonal case.
+    """
+    if isinstance(cost, Tensor):
+        cost = _single(group, cost)
+    matrices = {key: matrix.double().cpu() for key, matrix in cost.matrices.items()}
+    if group.matrix != "none":
+        return _procrustes(group, torch.stack(list(matrices.values())).sum(0))
+    cost = Cost(matrices, tuple(_on_cpu(s) for s in cost.shifts))
+    lead = next(iter(matrices.values())).shape[:-2]
+    if not group.is_permuted:
+        value, objective = _signs_and_shifts(group, cost)
+        return Closest(value, objective)
+    profit = _best_over_signs(group, cost)
+    flat = profit.reshape(-1, group.size, group.size).numpy()
+    solved = [assign(p, potentials, is_repeated=is_repeated) for p in flat]
+    perm = torch.stack([torch.from_numpy(s.columns) for s in solved]).reshape(*lead, group.size)
+    value, objective = _signs_and_shifts(group, _picked(cost, perm))
+    return Closest(replace(value, perm=perm), objective, solved[0].potentials if len(solved) == 1 else None)
+
+
+def _single(group: Group, matrix: Tensor) -> Cost:
+    if group.signs + group.shifts > 1 and not (group.signs == 1 and group.shifts == 1):
+        raise ValueError(
+            f"group {group.name!r} has {group.signs} families of signs and {group.shifts} of shifts, which act "
+            "differently at different placements; give a Cost with one matrix for each character"
+        )
+    key = (1,) * group.signs + (0,) * group.shifts
+    return Cost({key: matrix if group.is_permuted or group.matrix != "none" else _diagonal(matrix).unsqueeze(-1)})
+
+
+def _procrustes(group: Group, c: Tensor) -> Closest:
+    if not bool(c.isfinite().all()):
+        raise ValueError(
+            f"the cost of group {group.name!r} holds NaN or Inf; the weights or activations that it was computed "
+            "from are not finite, or overflowed"
+        )
+    u, s, vh = torch.linalg.svd(c)
+    return Closest(Value(matrix=u @ vh), s.sum(-1))
+
+
+def _best_over_signs(group: Group, cost: Cost) -> Tensor:
+    """For every pair the largest profit over sign patterns and shifts, `[..., n, n]`."""
+    if group.shifts:
+        return _enumerate(group, cost)[0]
+    keys = list(cost.matrices)
+    return SignCode(keys).best([cost.matrices[key] for key in keys])
+
+
+def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Tensor]:
+    """The best signs and shifts for given pairs, from a cost of shape `[..., n, 1]`."""
+    if group.shifts:
+        best, bits, steps = _enumerate(group, cost)
+        sign = (1 - 2 * bits[: group.signs].squeeze(-1)).movedim(0, -2).to(torch.int8) if group.signs else None
+        return Value(sign=sign, shift=steps.squeeze(-1).movedim(0, -2)), best.squeeze(-1).sum(-1)
+    keys = list(cost.matrices)
+    code, matrices = SignCode(keys), [cost.matrices[key] for key in keys]
+    best = code.best(matrices).squeeze(-1).sum(-1)
+    if not group.signs:
+        return Value(), best
+    return Value(sign=code.signs(matrices, group.signs).squeeze(-1).movedim(0, -2)), best
+
+
+def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
+    """Best profit over all sign patterns and shifts of each pair, its bits and its shifts `[families, ..., n, m]`."""
+    best: Tensor | None = None
+    bits = steps = torch.empty(0)
+    for pattern in product((0, 1), repeat=group.signs + group.shifts):
+        total = sum(_character_sign(key, pattern) * matrix for key, matrix in cost.matrices.items())
+        assert isinstance(total, Tensor)
+        gain, k = _best_shifts(group, cost.shifts, pattern, total)
+        total = total + gain
+        here = torch.tensor(pattern).reshape(-1, *([1] * total.ndim)).expand(-1, *total.shape)
+        if best is None:
+            best, bits, steps = total, here, k
+        else:
+            better = total > best
+            best = torch.where(better, total, best)
+            bits, steps = torch.where(better, here, bits), torch.where(better, k, steps)
+    assert best is not None
+    return best, bits, steps
+
+
+def _best_shifts(
+    group: Group, shifts: Iterable[ShiftCost], pattern: tuple[int, ...], like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the best shifts of the pattern's parities add, and these shifts `[families, ..., n, m]`.
+
+    Exact where no place is moved by two families; else the families are improved in turns.
+    """
+    parity = pattern[group.signs :]
+    steps = torch.stack([torch.full_like(like, p) for p in parity])
+    places = []
+    for s in shifts:
+        difference = s.target.unsqueeze(-1) - _character_sign(s.character, pattern) * (
+            s.source.unsqueeze(-2) if like.shape[-1] == like.shape[-2] else s.source.unsqueeze(-1)
+        )
+        places.append((s, difference))
+    is_coupled = any(sum(a != 0 for a in s.amounts) > 1 for s, _ in places)
+    for _ in range(4 if is_coupled else 1):
+        for f in range(group.shifts):
+            slope, curvature = torch.zeros_like(like), 0.0
+            for s, difference in places:
+                others = sum(s.amounts[o] * steps[o] for o in range(group.shifts) if o != f)
+                slope = slope + s.amounts[f] * (difference - s.count * others)
+                curvature += s.count * s.amounts[f] ** 2
+            if curvature:
+                steps[f] = parity[f] + 2 * torch.round((slope / curvature - parity[f]) / 2)
+    gain = torch.zeros_like(like)
+    for s, difference in places:
+        moved = sum(s.amounts[f] * steps[f] for f in range(group.shifts))
+        gain = gain + moved * difference - s.count * moved**2 / 2
+    return gain, steps.to(torch.int64)
+
+
+def _character_sign(key: Character, pattern: tuple[int, ...]) -> int:
+    return -1 if sum(e * b for e, b in zip(key, pattern, strict=True)) % 2 else 1
+
+
+def _picked(cost: Cost, perm: Tensor) -> Cost:
+    """The cost of the pairs `(i, perm[i])` alone, `[..., n, 1]`."""
+    matrices = {key: matrix.gather(-1, perm.unsqueeze(-1)) for key, matrix in cost.matrices.items()}
+    return Cost(matrices, tuple(replace(s, source=s.source.gather(-1, perm)) for s in cost.shifts))
+
+
+def _on_cpu(s: ShiftCost) -> ShiftCost:
+    return replace(s, target=s.target.double().cpu(), source=s.source.double().cpu())
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.squeeze(-1) if matrix.shape[-1] == 1 else matrix.diagonal(dim1=-2, dim2=-1)

@@ -1,0 +1,147 @@
+"""Several families of signs at once: which pattern of signs is best for each pair of units.
+
+A family k has a sign s_k for each unit. A place where the units are multiplied by the product of s_k over
+a subset of families sees the *character* of that subset; different places see different characters. For one
+pair of units the objective is `sum_chi chi(s) c_chi`, to be maximized over the signs s. Characters that are
+independent of all others over GF(2) contribute `|c_chi|`; the others fall into independent components.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import torch
+from torch import Tensor
+
+ENUMERATED = 8
+"""Components with more free signs than this are solved by coordinate ascent instead of enumeration."""
+
+
+@dataclass(frozen=True)
+class _Component:
+    """Characters that depend on one another: their places in the list, each as a mask over the free signs."""
+
+    members: tuple[int, ...]
+    masks: tuple[int, ...]
+    basis: tuple[int, ...]
+
+
+class SignCode:
+    """The characters of a group, split into independent components.
+
+    Args:
+        characters: Exponents of the families, distinct.
+    """
+
+    def __init__(self, characters: Sequence[Sequence[int]]) -> None:
+        self.words = [sum((e % 2) << k for k, e in enumerate(c)) for c in characters]
+
+    def best(self, costs: Sequence[Tensor]) -> Tensor:
+        """`max over s of sum_chi chi(s) c_chi`, entry by entry of costs of the same shape."""
+        total = torch.zeros_like(costs[0])
+        for component in self._components:
+            total = total + self._solve(component, costs)[0]
+        return total
+
+    def signs(self, costs: Sequence[Tensor], families: int) -> Tensor:
+        """The signs that attain it, int8 `[families, ...]`; those that do not matter are plus one."""
+        chosen: dict[int, Tensor] = {}
+        for component in self._components:
+            bits = self._solve(component, costs)[1]
+            chosen |= dict(zip(component.basis, bits, strict=True))
+        result = torch.zeros(families, *costs[0].shape, dtype=torch.int64)
+        for pivot, combination in self._pivots.items():
+            for member in combination:
+                result[pivot] = result[pivot] ^ chosen[member]
+        return (1 - 2 * result).to(torch.int8)
+
+    @cached_property
+    def _reduced(self) -> tuple[dict[int, tuple[int, frozenset[int]]], list[frozenset[int]]]:
+        """Gauss-Jordan over GF(2): rows by pivot with the basis characters they combine; each word in that basis."""
+        rows: dict[int, tuple[int, frozenset[int]]] = {}
+        expressed: list[frozenset[int]] = []
+        for index, word in enumerate(self.words):
+            rest, used = word, frozenset[int]()
+            for pivot, (row, combination) in rows.items():
+                if rest >> pivot & 1:
+                    rest, used = rest ^ row, used ^ combination
+            if rest == 0:
+                expressed.append(used)
+                continue
+            pivot = rest.bit_length() - 1
+            combination = used | {index}
+            for other, (row, theirs) in list(rows.items()):
+                if row >> pivot & 1:
+                    rows[other] = (row ^ rest, theirs ^ combination)
+            rows[pivot] = (rest, combination)
+            expressed.append(frozenset({index}))
+        return rows, expressed
+
+    @property
+    def _pivots(self) -> dict[int, frozenset[int]]:
+        return {pivot: combination for pivot, (_, combination) in self._reduced[0].items()}
+
+    @cached_property
+    def _components(self) -> list[_Component]:
+        parts: list[tuple[set[int], set[int]]] = []  # (basis, members)
+        for index, word in enumerate(self._reduced[1]):
+            basis, members = set(word), {index}
+            for part in [p for p in parts if p[0] & basis]:
+                parts.remove(part)
+                basis, members = basis | part[0], members | part[1]
+            parts.append((basis, members))
+        result = []
+        for basis, members in parts:
+            order = sorted(basis)
+            masks = [sum(1 << order.index(b) for b in self._reduced[1][m]) for m in sorted(members)]
+            result.append(_Component(tuple(sorted(members)), tuple(masks), tuple(order)))
+        return result
+
+    def _solve(self, component: _Component, costs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Best value and the bit (1 for minus) of each basis character."""
+        own = [costs[m] for m in component.members]
+        size = len(component.basis)
+        if size == 0:
+            return torch.stack(own).sum(0), []
+        if len(own) == 1:
+            return own[0].abs(), [(own[0] < 0).long()]
+        if size > ENUMERATED:
+            return _coordinate_ascent(component, own)
+        best: Tensor | None = None
+        code = torch.zeros_like(own[0], dtype=torch.int64)
+        for pattern in product((0, 1), repeat=size):
+            number = sum(bit << k for k, bit in enumerate(pattern))
+            value = torch.zeros_like(own[0])
+            for mask, cost in zip(component.masks, own, strict=True):
+                value = value - cost if (mask & number).bit_count() % 2 else value + cost
+            if best is None:
+                best = value
+            else:
+                code = torch.where(value > best, number, code)
+                best = torch.maximum(best, value)
+        assert best is not None
+        return best, [code >> k & 1 for k in range(size)]
+
+
+def _coordinate_ascent(component: _Component, own: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Flip one sign at a time while that helps anywhere, from the signs of the basis characters alone."""
+    place = dict(zip(component.members, own, strict=True))
+    bits = [(place[b] < 0).long() for b in component.basis]
+    signed = list(own)
+    for k, bit in enumerate(bits):
+        for m, mask in enumerate(component.masks):
+            if mask >> k & 1:
+                signed[m] = torch.where(bit == 1, -signed[m], signed[m])
+    is_improved = True
+    while is_improved:
+        is_improved = False
+        for k in range(len(bits)):
+            touched = [m for m, mask in enumerate(component.masks) if mask >> k & 1]
+            flip = torch.stack([signed[m] for m in touched]).sum(0) < 0
+            if bool(flip.any()):
+                is_improved = True
+                bits[k] = bits[k] ^ flip.long()
+                for m in touched:
+                    signed[m] = torch.where(flip, -signed[m], signed[m])
+    return torch.stack(signed).sum(0), bits

@@ -1,0 +1,172 @@
+"""`closest` equals brute force for every kind, and says what it cannot do."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from regauge.core.closest import Cost, ShiftCost, closest
+from regauge.core.groups import Group
+from regauge.core.signs import SignCode
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def group(n: int, **fields: object) -> Group:
+    return Group("h", n, (), **fields)  # type: ignore[arg-type]
+
+
+def permutations(n: int) -> list[Tensor]:
+    return [torch.tensor(p) for p in itertools.permutations(range(n))]
+
+
+def sign_patterns(families: int, n: int) -> list[Tensor]:
+    return [torch.tensor(s).reshape(families, n) for s in itertools.product((1, -1), repeat=families * n)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])
+def test_permutation(n: int) -> None:
+    c = drawn(n, n, seed=n)
+    best = max(float(c[torch.arange(n), p].sum()) for p in permutations(n))
+    found = closest(group(n), c)
+    assert found.value.perm is not None
+    assert float(c[torch.arange(n), found.value.perm].sum()) == pytest.approx(best)
+    assert float(found.objective) == pytest.approx(best)
+
+
+def test_scales_stay_at_one() -> None:
+    found = closest(group(4, scales=1), drawn(4, 4, seed=0))
+    assert found.value.perm is not None
+    assert found.value.scale is None
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_signed(n: int) -> None:
+    c = drawn(n, n, seed=10 + n)
+    units = torch.arange(n)
+    best = max(float((s[0] * c[units, p]).sum()) for p in permutations(n) for s in sign_patterns(1, n))
+    found = closest(group(n, signs=1), c)
+    assert found.value.perm is not None
+    assert found.value.sign is not None
+    assert float((found.value.sign[0] * c[units, found.value.perm]).sum()) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    "characters",
+    [
+        [(1, 0), (0, 1)],
+        [(1, 0), (0, 1), (1, 1)],
+        [(0, 0), (1, 1)],
+        [(1, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1)],
+        [(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 1, 1), (0, 0, 1)],
+    ],
+)
+def test_several_sign_families(characters: list[tuple[int, ...]]) -> None:
+    n, families = 2, len(characters[0])
+    cost = Cost({c: drawn(n, n, seed=k) for k, c in enumerate(characters)})
+    units = torch.arange(n)
+
+    def value(p: Tensor, s: Tensor) -> float:
+        total = 0.0
+        for c, matrix in cost.matrices.items():
+            factor = torch.stack([s[k].double() ** e for k, e in enumerate(c)]).prod(0)
+            total += float((factor * matrix[units, p]).sum())
+        return total
+
+    best = max(value(p, s) for p in permutations(n) for s in sign_patterns(families, n))
+    found = closest(group(n, signs=families), cost)
+    assert found.value.perm is not None
+    assert found.value.sign is not None
+    assert value(found.value.perm, found.value.sign) == pytest.approx(best)
+    assert float(found.objective) == pytest.approx(best)
+
+
+def test_many_dependent_families_ascend_and_report_what_they_reach() -> None:
+    families = 12
+    characters = [tuple(int(j == k) for j in range(families)) for k in range(families)]
+    characters += [tuple(int(j in (k, (k + 1) % families)) for j in range(families)) for k in range(families)]
+    costs = [drawn(3, 3, seed=k) for k in range(len(characters))]
+    code = SignCode(characters)
+    best, signs = code.best(costs), code.signs(costs, families).double()
+    reached = sum(
+        torch.stack([signs[k] ** e for k, e in enumerate(c)]).prod(0) * cost
+        for c, cost in zip(characters, costs, strict=True)
+    )
+    assert torch.allclose(best, reached)
+    assert bool((best >= sum(costs) - 1e-12).all())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dihedral(seed: int) -> None:
+    """(w, b, v) -> (s w, s b + k pi / omega, s (-1)^k v) against all permutations, signs and shifts."""
+    n, step = 2, math.pi / 3
+    wa, wb = drawn(n, 4, seed=seed), drawn(n, 4, seed=seed + 100)
+    ba, bb = 2 * drawn(n, seed=seed + 200), 2 * drawn(n, seed=seed + 300)
+    va, vb = drawn(n, 3, seed=seed + 400), drawn(n, 3, seed=seed + 500)
+    cost = Cost({(1, 0): wa @ wb.T + ba[:, None] * bb, (1, 1): va @ vb.T}, (ShiftCost((1, 0), (step,), ba, bb, 1),))
+
+    def distance(p: Tensor, s: Tensor, k: Tensor) -> float:
+        flip = (s * (-1.0) ** k)[:, None]
+        parts = (wa - s[:, None] * wb[p], ba - (s * bb[p] + k * step), va - flip * vb[p])
+        return sum(float(part.square().sum()) for part in parts)
+
+    steps = [torch.tensor(k) for k in itertools.product(range(-8, 9), repeat=n)]
+    best = min(distance(p, s[0], k) for p in permutations(n) for s in sign_patterns(1, n) for k in steps)
+    found = closest(group(n, signs=1, shifts=1), cost)
+    value = found.value
+    assert value.perm is not None
+    assert value.sign is not None
+    assert value.shift is not None
+    assert distance(value.perm, value.sign[0], value.shift[0]) == pytest.approx(best)
+    constant = sum(float(t.square().sum()) for t in (wa, ba, va, wb, bb, vb)) / 2
+    assert float(found.objective) == pytest.approx(constant - best / 2)
+
+
+@pytest.mark.parametrize("kind", ["orthogonal", "linear"])
+def test_procrustes_beats_every_rotation_and_reflection_of_the_plane(kind: str) -> None:
+    c = drawn(2, 2, seed=7)
+    found = closest(group(2, is_permuted=False, matrix=kind), c)
+    assert found.value.matrix is not None
+    assert torch.allclose(found.value.matrix @ found.value.matrix.mT, torch.eye(2).double())
+    angles = torch.linspace(0, 2 * math.pi, 2001, dtype=torch.float64)
+    rotations = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1).reshape(-1, 2, 2)
+    flipped = rotations * torch.tensor([1.0, -1.0]).double()
+    best = max(float((m * c).sum((-1, -2)).max()) for m in (rotations, flipped))
+    assert float((found.value.matrix * c).sum()) >= best
+    assert float(found.objective) == pytest.approx(best, rel=1e-5)
+
+
+def test_units_that_cannot_be_reordered_only_choose_signs() -> None:
+    c = drawn(3, 4, 4, seed=1)
+    found = closest(group(4, is_permuted=False, signs=1), c)
+    assert found.value.perm is None
+    assert found.value.sign is not None
+    assert torch.equal(found.value.sign[:, 0], c.diagonal(dim1=-2, dim2=-1).sign().to(torch.int8))
+
+
+def test_leading_axes_are_separate_problems() -> None:
+    c = drawn(3, 2, 5, 5, seed=2)
+    together = closest(group(5, signs=1), c)
+    assert together.value.perm is not None
+    for i in range(3):
+        for j in range(2):
+            alone = closest(group(5, signs=1), c[i, j])
+            assert alone.value.perm is not None
+            assert torch.equal(together.value.perm[i, j], alone.value.perm)
+            assert float(together.objective[i, j]) == pytest.approx(float(alone.objective))
+
+
+def test_one_matrix_for_two_families_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"2 families of signs.*give a Cost with one matrix for each character"):
+        closest(group(2, signs=2), torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["none", "orthogonal"])
+def test_costs_that_are_not_finite_are_refused(kind: str) -> None:
+    c = torch.full((2, 2), math.nan)
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        closest(group(2, is_permuted=kind == "none", matrix=kind), c)
