@@ -1,0 +1,127 @@
+"""Small image classification sets: scikit-learn's digits, and MNIST where `REGAUGE_DATA` has it."""
+
+import gzip
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FOLDER_VARIABLE = "REGAUGE_DATA"
+"""Environment variable with the folder of data sets that do not ship with a dependency."""
+
+MNIST_SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+"""Of the decompressed files, so that it does not matter who compressed them."""
+
+DIGITS_TEST = 360
+"""Images of the digits that are kept for testing: 20%."""
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images and their classes.
+
+    Attributes:
+        name: What people call it.
+        train_images: float32 in [0, 1], `[n, channels, height, width]`.
+        train_labels: int64, `[n]`.
+        test_images: As the training images.
+        test_labels: As the training labels.
+        classes: Number of classes.
+    """
+
+    name: str
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    classes: int = 10
+
+
+def digits() -> ImageData:
+    """1,797 handwritten digits of 8 x 8 pixels, which ship with scikit-learn; the same 360 are always for testing."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).float().unsqueeze(1) / 16
+    labels = torch.from_numpy(bunch.target).long()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    test, train = order[:DIGITS_TEST], order[DIGITS_TEST:]
+    return ImageData("digits", images[train], labels[train], images[test], labels[test])
+
+
+def mnist(folder: str | Path | None = None) -> ImageData:
+    """MNIST: 60,000 handwritten digits of 28 x 28 pixels for training and 10,000 for testing.
+
+    Args:
+        folder: Where its four IDX files are, gzipped or not; `mnist` in the folder that the environment variable
+            `REGAUGE_DATA` names if left out.
+
+    Raises:
+        FileNotFoundError: `REGAUGE_DATA` is not set, or a file is not there.
+        ValueError: A file's checksum is wrong.
+
+    References:
+        LeCun et al. (1998), Gradient-based learning applied to document recognition.
+    """
+    if folder is None:
+        root = os.environ.get(FOLDER_VARIABLE)
+        if not root:
+            raise FileNotFoundError(
+                f"MNIST does not ship with regauge: set {FOLDER_VARIABLE} to a folder with its four IDX files in "
+                "mnist/, or use the digits"
+            )
+        folder = Path(root) / "mnist"
+    arrays = {name: _read_idx(Path(folder), name, digest) for name, digest in MNIST_SHA256.items()}
+
+    def images(name: str) -> Tensor:
+        return torch.from_numpy(arrays[name]).float().unsqueeze(1) / 255
+
+    def labels(name: str) -> Tensor:
+        return torch.from_numpy(arrays[name]).long()
+
+    return ImageData(
+        "MNIST",
+        images("train-images-idx3-ubyte"),
+        labels("train-labels-idx1-ubyte"),
+        images("t10k-images-idx3-ubyte"),
+        labels("t10k-labels-idx1-ubyte"),
+    )
+
+
+def has_mnist() -> bool:
+    """Whether `REGAUGE_DATA` names a folder that has MNIST."""
+    root = os.environ.get(FOLDER_VARIABLE)
+    return bool(root) and all(_find(Path(str(root)) / "mnist", name) is not None for name in MNIST_SHA256)
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
+
+
+def _read_idx(folder: Path, name: str, digest: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    """The array of an IDX file: two zero bytes, a type code (8: unsigned bytes), the rank, the shape, the values."""
+    path = _find(folder, name)
+    if path is None:
+        raise FileNotFoundError(f"{str(folder / name)!r} is not there (with or without .gz); MNIST has four such files")
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{str(path)!r} is damaged ({error}); fetch it again") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != digest:
+        raise ValueError(
+            f"{str(path)!r} is not the file of MNIST: its content has SHA-256 {found[:16]}..., not {digest[:16]}...; "
+            "fetch it again"
+        )
+    rank = content[3]
+    shape = np.frombuffer(content, ">i4", rank, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape).copy()

@@ -1,0 +1,1 @@
+"""The small model families that the examples, tests and papers use."""

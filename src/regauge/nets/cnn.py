@@ -1,0 +1,38 @@
+"""A small convolutional network that ends in linear layers on flattened feature maps."""
+
+from torch import Tensor, nn
+
+
+class CNN(nn.Module):
+    """Two 3 x 3 convolutions with stride two and ReLU, then two linear layers on all positions.
+
+    Every channel of the second convolution owns a block of columns of the linear layer behind the flattening, one
+    for each position that remains.
+
+    Args:
+        channels: Of the two convolutions.
+        hidden: Width of the hidden linear layer.
+        classes: Number of outputs.
+        image: Height and width of the images, a multiple of four.
+        in_channels: Channels of the images.
+    """
+
+    def __init__(
+        self, channels: tuple[int, int], hidden: int, classes: int, *, image: int, in_channels: int = 1
+    ) -> None:
+        super().__init__()
+        if image % 4:
+            raise ValueError(f"both convolutions halve the images, so their size must be a multiple of 4, not {image}")
+        first, second = channels
+        self.conv1 = nn.Conv2d(in_channels, first, 3, stride=2, padding=1)
+        self.conv2 = nn.Conv2d(first, second, 3, stride=2, padding=1)
+        self.hidden = nn.Linear(second * (image // 4) ** 2, hidden)
+        self.output = nn.Linear(hidden, classes)
+        self.activation = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.conv1(x))
+        x = self.activation(self.conv2(x))
+        x = self.activation(self.hidden(x.flatten(1)))
+        logits: Tensor = self.output(x)
+        return logits

@@ -1,0 +1,125 @@
+"""Train and evaluate a classifier: what the demo, the examples and the tests need of both."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regauge.core.params import Params
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a classifier is trained: Adam with a learning rate that rises and falls once.
+
+    Attributes:
+        epochs: Passes over the data.
+        batch: Examples per step.
+        lr: Largest learning rate.
+        weight_decay: Decoupled from the gradient (AdamW).
+    """
+
+    epochs: int = 5
+    batch: int = 256
+    lr: float = 2e-3
+    weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.batch) < 1 or self.lr <= 0 or self.weight_decay < 0:
+            raise ValueError(
+                f"{self} cannot train: epochs and batch must be at least 1, lr positive and weight_decay not negative"
+            )
+
+    def steps(self, examples: int) -> int:
+        """Number of steps; a smaller last batch counts."""
+        return self.epochs * -(-examples // self.batch)
+
+
+def initialize(module: nn.Module, generator: torch.Generator) -> Params:
+    """Draw linear and convolutional layers anew, as torch does but from `generator`.
+
+    Weights and biases are uniform with bound 1/sqrt(fan in).
+
+    Returns:
+        New parameters; the module keeps its own.
+
+    Raises:
+        ValueError: The module has parameters outside such layers.
+    """
+    params = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    drawn = set()
+    for prefix, layer in module.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            bound = layer.weight[0].numel() ** -0.5
+            for field, _ in layer.named_parameters(recurse=False):
+                name = f"{prefix}.{field}".removeprefix(".")
+                params[name].uniform_(-bound, bound, generator=generator)
+                drawn.add(name)
+    others = [name for name, _ in module.named_parameters() if name not in drawn]
+    if others:
+        raise ValueError(f"only linear and convolutional layers can be drawn, but the module has {others[:4]}")
+    return params
+
+
+def train(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    inputs: Tensor,
+    labels: Tensor,
+    training: Training,
+    *,
+    generator: torch.Generator,
+    on_step: Callable[[float], None] = lambda loss: None,
+) -> Params:
+    """Minimize the cross entropy.
+
+    Args:
+        module: How to run the parameters; its own are not used.
+        params: Where to start.
+        inputs: `[n, ...]`.
+        labels: Classes, `[n]`.
+        training: Epochs, batch size, learning rate.
+        generator: Draws the order of the examples.
+        on_step: Is told the loss of every batch, in nats.
+
+    Returns:
+        Trained parameters.
+    """
+    learned = {name: params[name].detach().clone().requires_grad_() for name, _ in module.named_parameters()}
+    buffers = {name: tensor.clone() for name, tensor in params.items() if name not in learned}
+    optimizer = torch.optim.AdamW(learned.values(), lr=training.lr, weight_decay=training.weight_decay)
+    total = training.steps(len(labels))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=training.lr, total_steps=total)
+    was_training = module.training
+    module.train()
+    for _ in range(training.epochs):
+        for index in torch.split(torch.randperm(len(labels), generator=generator), training.batch):
+            outputs = torch.func.functional_call(module, {**learned, **buffers}, (inputs[index],))
+            loss = functional.cross_entropy(outputs, labels[index])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            on_step(loss.item())
+    module.train(was_training)
+    return {name: {**learned, **buffers}[name].detach() for name in params}
+
+
+def evaluator(
+    module: nn.Module, inputs: Tensor, labels: Tensor, *, batch: int = 2000
+) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
+    """A function from parameters to `{"loss": mean cross entropy in nats, "accuracy": fraction}`."""
+    module = module.eval()
+
+    def evaluate(params: Mapping[str, Tensor]) -> dict[str, float]:
+        loss = correct = 0.0
+        with torch.no_grad():
+            for x, y in zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True):
+                outputs = torch.func.functional_call(module, dict(params), (x,))
+                loss += float(functional.cross_entropy(outputs, y, reduction="sum"))
+                correct += int((outputs.argmax(-1) == y).sum())
+        return {"loss": loss / len(labels), "accuracy": correct / len(labels)}
+
+    return evaluate

@@ -1,0 +1,65 @@
+"""Data sets: shapes, ranges, checksums, and the sentences about what is missing."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+
+from regauge.data.images import MNIST_SHA256, digits, has_mnist, mnist
+
+needs_mnist = pytest.mark.skipif(not has_mnist(), reason="REGAUGE_DATA names no folder with mnist/")
+
+
+def test_digits() -> None:
+    data = digits()
+    assert data.train_images.shape == (1437, 1, 8, 8)
+    assert data.test_images.shape == (360, 1, 8, 8)
+    assert data.train_images.dtype == torch.float32
+    assert (float(data.train_images.min()), float(data.train_images.max())) == (0.0, 1.0)
+    assert data.train_labels.dtype == torch.int64
+    assert sorted(data.test_labels.unique().tolist()) == list(range(10))
+
+
+def test_digits_are_split_alike_every_time_and_without_overlap() -> None:
+    one, two = digits(), digits()
+    assert torch.equal(one.test_images, two.test_images)
+    rows = torch.cat([one.train_images, one.test_images]).flatten(1)
+    assert len(rows.unique(dim=0)) == len(rows)
+
+
+@needs_mnist
+def test_mnist() -> None:
+    data = mnist()
+    assert data.train_images.shape == (60000, 1, 28, 28)
+    assert data.test_images.shape == (10000, 1, 28, 28)
+    assert (float(data.train_images.min()), float(data.train_images.max())) == (0.0, 1.0)
+    assert data.train_labels[:8].tolist() == [5, 0, 4, 1, 9, 2, 1, 3]
+    assert data.train_labels.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+
+def test_mnist_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+    assert not has_mnist()
+    with pytest.raises(FileNotFoundError, match="set REGAUGE_DATA to a folder with its four IDX files in mnist/"):
+        mnist()
+    monkeypatch.setenv("REGAUGE_DATA", str(tmp_path))
+    assert not has_mnist()
+    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte' is not there \(with or without \.gz\)"):
+        mnist()
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x01" + bytes(8)])
+def test_mnist_with_another_content(tmp_path: Path, content: bytes) -> None:
+    for name in MNIST_SHA256:
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(ValueError, match="is not the file of MNIST: its content has SHA-256"):
+        mnist(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(bytes(1000))[:20]])
+def test_mnist_that_is_damaged(tmp_path: Path, content: bytes) -> None:
+    for name in MNIST_SHA256:
+        (tmp_path / f"{name}.gz").write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged"):
+        mnist(tmp_path)

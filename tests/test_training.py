@@ -1,0 +1,65 @@
+"""Training of small classifiers: repeatable, and it learns."""
+
+import pytest
+import torch
+from torch import nn
+
+from regauge.nets.cnn import CNN
+from regauge.nets.mlp import mlp
+from regauge.nets.training import Training, evaluator, initialize, train
+
+
+def _blobs() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (300,), generator=generator)
+    return torch.eye(3)[labels].repeat(1, 2) * 3 + torch.randn(300, 6, generator=generator), labels
+
+
+def test_training_learns_and_repeats() -> None:
+    inputs, labels = _blobs()
+    module, training = mlp(6, 16, 3), Training(epochs=8, batch=32, lr=1e-2)
+    runs, losses = [], []
+    for _ in range(2):
+        generator = torch.Generator().manual_seed(1)
+        start = initialize(module, generator)
+        before = {name: tensor.clone() for name, tensor in start.items()}
+        seen: list[float] = []
+        runs.append(train(module, start, inputs, labels, training, generator=generator, on_step=seen.append))
+        losses.append(seen)
+        assert all(torch.equal(start[name], before[name]) for name in start)
+    assert len(losses[0]) == training.steps(300) == 80
+    assert losses[0] == losses[1]
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in module.state_dict())
+    evaluate = evaluator(module, inputs, labels, batch=64)
+    assert evaluate(runs[0])["accuracy"] > 0.95
+    assert evaluate(runs[0])["loss"] < 0.2 < evaluate(start)["loss"]
+
+
+def test_evaluator_is_the_mean_over_all_batches() -> None:
+    inputs, labels = _blobs()
+    module = mlp(6, 4, 3)
+    params = initialize(module, torch.Generator().manual_seed(2))
+    whole = evaluator(module, inputs, labels, batch=300)(params)
+    assert evaluator(module, inputs, labels, batch=7)(params)["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(torch.func.functional_call(module, params, (inputs,)), labels)
+    assert whole["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_initialization_depends_on_the_generator_only() -> None:
+    module = CNN((4, 8), 16, 10, image=8)
+    draws = [initialize(module, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert all(torch.equal(draws[0][name], draws[1][name]) for name in draws[0])
+    assert not any(torch.equal(draws[0][name], draws[2][name]) for name in draws[0])
+    assert float(draws[0]["conv2.weight"].abs().max()) <= 36**-0.5
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match=r"only linear and convolutional layers can be drawn.*'0.weight'"):
+        initialize(nn.Sequential(nn.LayerNorm(3)), torch.Generator())
+    with pytest.raises(ValueError, match="epochs and batch must be at least 1"):
+        Training(epochs=0)
+    with pytest.raises(ValueError, match=r"multiple of 4, not 10"):
+        CNN((4, 8), 16, 10, image=10)
+    with pytest.raises(ValueError, match="at least inputs and outputs"):
+        mlp(3)
