@@ -67,7 +67,7 @@ def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple
     factors = [(group.size, placement.stride), *placement.repeats]
     last = placement.start + sum((size - 1) * stride for size, stride in factors)
     length = shape[placement.axis]
-    if last >= length or (placement.start == 0 and len(factors) == 1 and placement.stride == 1 and last < length - 1):
+    if last >= length:
         raise ValueError(
             f"group {group.name!r} has {group.size} units and needs indices up to {last} on axis {placement.axis} "
             f"of {placement.parameter!r}, whose shape is {shape}; the parameters do not fit the symmetry: "
