@@ -1,0 +1,138 @@
+"""Discovery on known architectures: the groups that a person would name, each sound, none short of a placement."""
+
+import functools
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from models import CASES, Case
+
+import regauge as rg
+from regauge.core.verification import TOLERANCE, TOLERANCE_SINGLE, Probe, perturbed, relative_change
+
+MUTANTS = 40
+"""Left-out placements that are tried for one model."""
+
+EVERY = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.is_slow else []) for case in CASES]
+
+
+@functools.lru_cache(maxsize=4)
+def _discovered(name: str) -> tuple[torch.nn.Module, rg.Symmetry]:
+    case = next(case for case in CASES if case.name == name)
+    torch.manual_seed(0)
+    module = case.module().eval()
+    return module, rg.discover(module, case.inputs(), case.kwargs(), outputs=case.outputs)
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_finds_the_groups_that_a_person_would_name(case: Case) -> None:
+    _, symmetry = _discovered(case.name)
+    assert summary(symmetry) == expected(case), str(symmetry)
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_every_group_leaves_the_outputs_unchanged(case: Case) -> None:
+    module, symmetry = _discovered(case.name)
+    generator = torch.Generator().manual_seed(1)
+    check = symmetry.verify(module, case.inputs(), case.kwargs(), generator=generator, outputs=case.outputs)
+    assert check.ok, str(check)
+    assert check.tolerance == (TOLERANCE_SINGLE if _computes_in_single(case) else TOLERANCE)
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_leaving_out_any_placement_changes_the_outputs(case: Case) -> None:
+    module, symmetry = _discovered(case.name)
+    generator = torch.Generator().manual_seed(2)
+    probe = Probe(module, case.inputs(), case.kwargs(), case.outputs)
+    params = perturbed(probe.params, set(probe.buffers), generator)
+    reference = probe(params)
+    tolerance = TOLERANCE_SINGLE if _computes_in_single(case) else TOLERANCE
+    mutants = [m for m in _mutants(symmetry) if not m[1].endswith(case.irrelevant or ("\0",))]
+    survivors = []
+    for group, parameter, axis in random.Random(0).sample(mutants, min(MUTANTS, len(mutants))):
+        broken = _without(symmetry, group, parameter, axis)
+        element = _moving(broken, group, generator)
+        if not relative_change(reference, probe(broken.act(element, params))) > tolerance:
+            survivors.append(f"{group} on {parameter}[{axis}]")
+    assert not survivors
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_survives_its_text_form_and_explains_what_it_froze(case: Case) -> None:
+    _, symmetry = _discovered(case.name)
+    assert rg.Symmetry.from_json(symmetry.to_json()) == symmetry
+    assert all(row.reason for row in symmetry.frozen)
+    assert not symmetry.unknown
+
+
+def summary(symmetry: rg.Symmetry) -> tuple[Counter[str], dict[str, int]]:
+    """Groups by notation, and families in all."""
+    sizes = {group.name: group.size for group in symmetry.groups}
+    named: Counter[str] = Counter()
+    for group in symmetry.groups:
+        letter = {"none": "S", "orthogonal": "O", "linear": "GL"}[group.matrix]
+        copies = math.prod(sizes[base] for base in group.within)
+        if group.is_permuted or group.matrix != "none":
+            named[f"{letter}{group.size}" + (f"^{copies}" if group.within else "")] += 1
+    families = {
+        "scales": sum(group.scales for group in symmetry.groups),
+        "signs": sum(group.signs for group in symmetry.groups),
+        "shifts": sum(group.shifts for group in symmetry.groups),
+    }
+    return named, families
+
+
+def expected(case: Case) -> tuple[Counter[str], dict[str, int]]:
+    """What a case states, in the form of `summary`."""
+    named: Counter[str] = Counter()
+    for word in case.expected.split():
+        match = re.fullmatch(r"(?:(\d+)\*)?(\S+)", word)
+        assert match is not None
+        named[match[2]] += int(match[1] or 1)
+    return named, {"scales": case.scales, "signs": case.signs, "shifts": case.shifts}
+
+
+def _computes_in_single(case: Case) -> bool:
+    return case.name in SINGLE
+
+
+SINGLE = {"hf_llama", "hf_qwen3", "hf_mixtral", "hf_t5", "hf_mamba"}
+"""Models whose normalization computes in float32, whatever the dtype of the parameters."""
+
+
+def _mutants(symmetry: rg.Symmetry) -> Iterator[tuple[str, str, int]]:
+    for group in symmetry.groups:
+        if group.is_permuted or group.scales or group.signs or group.shifts or group.matrix != "none":
+            for parameter, axis in dict.fromkeys((p.parameter, p.axis) for p in group.placements):
+                if any(_moves(group, p) for p in group.placements if (p.parameter, p.axis) == (parameter, axis)):
+                    yield group.name, parameter, axis
+
+
+def _moves(group: rg.Group, placement: rg.Placement) -> bool:
+    acts = any(placement.scale) or any(placement.sign) or any(placement.parity) or any(placement.shift)
+    return (group.is_permuted and group.size > 1) or group.matrix != "none" or acts
+
+
+def _without(symmetry: rg.Symmetry, name: str, parameter: str, axis: int) -> rg.Symmetry:
+    """The group and its bases alone, the group without its placements on one axis."""
+    group = symmetry[name]
+    kept = tuple(p for p in group.placements if (p.parameter, p.axis) != (parameter, axis))
+    bases = tuple(symmetry[base] for base in group.within)
+    return replace(symmetry, groups=(*bases, replace(group, placements=kept)))
+
+
+def _moving(symmetry: rg.Symmetry, name: str, generator: torch.Generator) -> rg.Element:
+    """A random value of one group that moves every unit, and the identity elsewhere."""
+    value = symmetry.random(generator)[name]
+    if value.perm is not None:
+        value = replace(value, perm=symmetry.identity()[name].perm.roll(1, -1))
+    if value.sign is not None:
+        value = replace(value, sign=-torch.ones_like(value.sign))
+        value.sign[..., ::2] = 1
+        value.sign[..., :1] = -1
+    return symmetry.identity().replace(name, value)

@@ -1,0 +1,28 @@
+"""Soundness beyond the list of models: random graphs of operators never yield a wrong symmetry.
+
+The self-check of discovery is off, so that its rules are what is tested. More seeds:
+`python tests/fuzz_graphs.py 1000 5000`.
+"""
+
+import fuzz_graphs
+import pytest
+
+BLOCK = 20
+
+
+@pytest.mark.parametrize("first", range(0, 200, BLOCK))
+def test_random_networks_have_no_wrong_symmetry(first: int) -> None:
+    total = 0
+    for seed in range(first, first + BLOCK):
+        count, message = fuzz_graphs.unsound(seed)
+        assert not message, message
+        total += count
+    assert total > BLOCK, "random networks must have symmetries, or nothing was tested"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(10_000, 11_000, 50))
+def test_many_more_random_networks(first: int) -> None:
+    for seed in range(first, first + 50):
+        _, message = fuzz_graphs.unsound(seed, length=12)
+        assert not message, message
