@@ -16,7 +16,7 @@ from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 
 FLAT_LIMIT = 1 << 22
-"""Above this many entries an element moves a parameter axis by axis, without a flat index."""
+"""Above this many entries a batch of elements moves a parameter axis by axis, without a flat index."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def _gather(
     """Move entries; the last of `axes` is the axis along which a displacement counts."""
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
     is_chained = any(depends.get(other) for others in depends.values() for other in others)
-    if tensor.numel() > FLAT_LIMIT and not is_chained:
+    if (batch == 0 or tensor.numel() > FLAT_LIMIT) and not is_chained:
         return _gather_by_axis(tensor, displacements, lead, shape, batch)
     strides = [1] * len(shape)
     for axis in reversed(range(len(shape) - 1)):

@@ -65,12 +65,12 @@ class Element(Mapping[str, Value]):
         """One element of a batch."""
         if len(index) != len(self.batch):
             raise ValueError(f"element has batch shape {self.batch}; give one index per axis, not {index}")
-        return Element({name: _map(value, lambda t: t[index]) for name, value in self.items()})
+        return Element({name: map_value(value, lambda t: t[index]) for name, value in self.items()})
 
     def expand(self, *batch: int) -> "Element":
         """The same element repeated along new leading axes, without copying."""
         return Element(
-            {name: _map(value, lambda t: t.expand(*batch, *t.shape)) for name, value in self.items()},
+            {name: map_value(value, lambda t: t.expand(*batch, *t.shape)) for name, value in self.items()},
             (*batch, *self.batch),
         )
 
@@ -194,6 +194,16 @@ def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, 
     return Element(values, element.batch)
 
 
+def map_value(value: Value, function: Callable[[Tensor], Tensor]) -> Value:
+    """The same function on every tensor of a value."""
+    fields = {
+        key: function(tensor)
+        for key in ("perm", "scale", "sign", "shift", "matrix")
+        if (tensor := getattr(value, key)) is not None
+    }
+    return Value(**fields)
+
+
 class _Pull:
     """Gathers what one element says about a group by the index maps of another element."""
 
@@ -250,7 +260,9 @@ def _broadcast(element: Element, batch: tuple[int, ...]) -> Element:
         return element
     lead = len(element.batch)
     values = {
-        name: _map(value, lambda t: t.reshape(*([1] * (len(batch) - lead)), *t.shape).expand(*batch, *t.shape[lead:]))
+        name: map_value(
+            value, lambda t: t.reshape(*([1] * (len(batch) - lead)), *t.shape).expand(*batch, *t.shape[lead:])
+        )
         for name, value in element.items()
     }
     return Element(values, batch)
@@ -282,12 +294,3 @@ def _random_matrix(shape: torch.Size, group: Group, generator: torch.Generator) 
         return haar()
     noise = torch.rand(shape[:-1], generator=generator, device=generator.device, dtype=torch.float64).cpu()
     return haar() @ (torch.exp2(2 * noise - 1).unsqueeze(-1) * haar())
-
-
-def _map(value: Value, function: Callable[[Tensor], Tensor]) -> Value:
-    fields = {
-        key: function(tensor)
-        for key in ("perm", "scale", "sign", "shift", "matrix")
-        if (tensor := getattr(value, key)) is not None
-    }
-    return Value(**fields)

@@ -49,6 +49,8 @@ class Symmetry:
         unknown: Operators without a rule; they froze what they touch.
         unused: Parameters that do not influence the outputs that count.
         notes: Sentences that a reader of the table should see.
+        buffers: Names that move with the network but are no parameters (running statistics): matching does
+            not compare them.
     """
 
     groups: tuple[Group, ...]
@@ -57,6 +59,7 @@ class Symmetry:
     unknown: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
@@ -235,6 +238,7 @@ class Symmetry:
             "unknown": list(self.unknown),
             "unused": list(self.unused),
             "notes": list(self.notes),
+            "buffers": list(self.buffers),
         }
         text = json.dumps(document, indent=1)
         # Innermost lists on one line each: a placement list stays readable.
@@ -272,6 +276,7 @@ class Symmetry:
             tuple(document.get("unknown", [])),
             tuple(document.get("unused", [])),
             tuple(document.get("notes", [])),
+            tuple(document.get("buffers", [])),
         )
 
     @classmethod
@@ -281,6 +286,7 @@ class Symmetry:
         *,
         kinds: Mapping[str, Kind] | None = None,
         omegas: Mapping[str, float] | None = None,
+        buffers: Sequence[str] = (),
     ) -> "Symmetry":
         """A symmetry written by hand: for each parameter, the group of each of its axes or None.
 
@@ -294,6 +300,7 @@ class Symmetry:
             kinds: Kind of each group; "permutation" where it is left out. For attention heads and other
                 nested groups build `Group` and `Placement` objects.
             omegas: Frequency of the sine for groups of kind "dihedral" (default 1).
+            buffers: Names that move but are no parameters, such as "bn.running_mean".
 
         Raises:
             ValueError: A kind or a name is unknown, or an axis cannot be read.
@@ -319,7 +326,7 @@ class Symmetry:
         for name in {*kinds, *omegas} - found.keys():
             raise ValueError(f"group {name!r} has a kind but no axis; the axes name {sorted(found)}")
         groups = tuple(_group_by_hand(name, kinds.get(name, "permutation"), tuple(p)) for name, p in found.items())
-        return cls(groups, shapes)
+        return cls(groups, shapes, buffers=tuple(buffers))
 
     def _require_sizes(self) -> None:
         if any(group.size == 0 for group in self.groups):

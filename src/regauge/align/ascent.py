@@ -1,0 +1,314 @@
+"""Coordinate ascent over the groups of a symmetry, written once for every matching objective.
+
+Given two dictionaries of tensors and a symmetry that acts on the second, it climbs
+
+    J(g) = <a, g b> - (|g b|^2 - |b|^2) / 2
+
+one family of groups at a time, each step an exact `closest`. Permutations, signs and rotations keep the norm,
+so J is the inner product of the two networks; half-period shifts do not, and with them J is, up to a
+constant, half the negative squared distance. What a matching method compares (weights, activations, means
+and standard deviations) is only a matter of which tensors it puts into the dictionaries.
+
+The second dictionary is kept moved, so that every step is relative to what is known and its cost needs no
+gather.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regauge.align.blocks import complete, solve_family
+from regauge.align.places import Family, Tensors, barycentre, coupled_tensors, dot, families
+from regauge.align.running import Change, RunningCost
+from regauge.core import act as _act
+from regauge.core import element as _element
+from regauge.core.act import Site
+from regauge.core.closest import Character, Cost, character, closest
+from regauge.core.element import Element, Value
+from regauge.core.symmetry import Symmetry
+
+DAMPING = (0.1, 0.3, 1.0, 3.0)
+"""How strongly a step is held back when a group acts on two axes of one tensor and the full step fails."""
+
+Unknown = Mapping[str, Family]
+
+
+class Ascent:
+    """One climb: the current element, the moved tensors and the objective.
+
+    Args:
+        symmetry: With every size known.
+        a: Tensors of the first network that count.
+        b: The same of the second.
+        start: Where to begin; the identity unless given.
+        tolerance: A step must gain more than this share of `sum |a| |b|`.
+    """
+
+    def __init__(
+        self, symmetry: Symmetry, a: Tensors, b: Tensors, *, start: Element | None = None, tolerance: float = 1e-9
+    ) -> None:
+        sites = {name: symmetry.sites[name] for name in a}
+        self.element = symmetry.identity() if start is None else start
+        self._a = dict(a)
+        if start is None:
+            self._b = {name: tensor.clone() for name, tensor in b.items()}
+        else:
+            self._b = _act.act(symmetry.groups, sites, start, b, {name: t.ndim for name, t in b.items()})
+        self.objective = objective(symmetry, self._a, self._b, b)
+        self._norms = {name: float(a[name].norm() * b[name].norm()) for name in a}
+        self._tolerance = tolerance * sum(self._norms.values())
+        self.families = families(symmetry.groups, sites)
+        self._neighbors = {
+            one.root.name: [
+                other for other in self.families if one is not other and one.sites.keys() & other.sites.keys()
+            ]
+            for one in self.families
+        }
+        self._coupled = {family.root.name: coupled_tensors(family) for family in self.families}
+        self._running = {
+            family.root.name: RunningCost(family, self._coupled[family.root.name])
+            for family in self.families
+            if not family.is_nested
+        }
+        self._dirty = {family.root.name for family in self.families}
+
+    def start_from_barycentre(self) -> None:
+        """Choose every family once, the best anchored first, with unknown ones at their barycentre.
+
+        An unknown permutation is replaced by the uniform doubly stochastic matrix, unknown signs and
+        rotations by zero: their expectation over the group. The family whose cost is best known (through
+        inputs, outputs and what is chosen already) comes first. Coordinate ascent from the identity ends in
+        poor local optima on residual networks, because there most of the first costs is noise.
+        """
+        unknown = {family.root.name: family for family in self.families}
+        scores: dict[str, float] = {}
+        order = []
+        while unknown:
+            for name in unknown.keys() - scores.keys():
+                scores[name] = self._anchored(unknown[name], unknown)
+            best = max(unknown, key=lambda name: scores[name])
+            order.append(unknown[best])
+            self._choose(unknown[best], unknown)
+            del unknown[best]
+            for neighbor in self._neighbors[best]:
+                scores.pop(neighbor.root.name, None)
+        self.families = order
+        self._dirty = {family.root.name for family in self.families}
+
+    def sweep(self) -> bool:
+        """Improve every family once whose neighbors moved since its last step; whether anything moved."""
+        before = self.objective
+        for family in self.families:
+            if family.root.name in self._dirty:
+                self._improve(family)
+        return self.objective > before
+
+    def _choose(self, family: Family, unknown: Unknown) -> None:
+        """Set a family to what is best while others are unknown, whatever the objective says."""
+        averaged = self._averaged_sites(family, unknown)
+        if family.is_nested:
+            a, b, sites = {}, {}, {}
+            for name, local in family.sites.items():
+                others = averaged.get((name, -1), [])
+                x, y = barycentre(self._a[name], others), barycentre(self._b[name], others)
+                if x is not None and y is not None:
+                    a[name], b[name], sites[name] = x.unsqueeze(0), y.unsqueeze(0), local
+            if not _acts(family, sites):
+                return
+            relative = solve_family(replace(family, sites=sites), a, b)[0].item(0)
+        else:
+            running = self._running[family.root.name]
+            found = running.closest(running.cost(self._a, self._b, averaged))
+            relative = complete(family, {family.root.name: found.value}, ())
+        changes, gain = self._changes(family, relative)
+        self._apply(family, relative, changes, gain)
+
+    def _improve(self, family: Family) -> None:
+        """Take the best step of a family if it gains anything; exact sums decide."""
+        root = family.root.name
+        self._dirty.discard(root)
+        if family.is_nested:
+            a, b = ({name: t[name].unsqueeze(0) for name in family.sites} for t in (self._a, self._b))
+            steps, gains = solve_family(family, a, b)
+            if float(gains) > self._tolerance:
+                self._try(family, steps.item(0))
+            return
+        running = self._running[root]
+        cost = running.cost(self._a, self._b, {})
+        found = running.closest(cost)
+        if float(found.objective - cost.at_identity()) <= self._tolerance:
+            return
+        is_moved = self._try(family, complete(family, {root: found.value}, ()))
+        if self._coupled[root]:
+            for damping in DAMPING:
+                if is_moved:
+                    self._dirty.add(root)
+                    break
+                held = closest(family.root, _held_back(cost, damping))
+                is_moved = self._try(family, complete(family, {root: held.value}, ()))
+
+    def _try(self, family: Family, relative: Element) -> bool:
+        changes, gain = self._changes(family, relative)
+        if gain <= self._tolerance:
+            return False
+        self._apply(family, relative, changes, gain)
+        return True
+
+    def _changes(self, family: Family, relative: Element) -> tuple[list[Change], float]:
+        """What a step would write, and what it would gain, in float64."""
+        changes, gain = [], 0.0
+        is_plain = not family.is_nested and family.root.matrix == "none"
+        members = {group.name for group in family.members}
+        for name, local in family.sites.items():
+            own = [site for site in local if site.group.name in members]
+            old = self._b[name]
+            if is_plain and name not in self._coupled[family.root.name]:
+                change = _moved_positions(name, own, relative[family.root.name], old)
+                if change is None:
+                    continue
+                target = self._a[name].index_select(own[0].placement.axis, change.positions)
+                old = old.index_select(own[0].placement.axis, change.positions)
+            else:
+                groups = (*family.members, *family.fixed)
+                new = _act.act(groups, {name: own}, relative, {name: old}, {name: old.ndim})[name]
+                change = Change(name, None, torch.empty(0), new, new - old)
+                target = self._a[name]
+            gain += dot(target, change.difference)
+            if any(any(site.placement.shift) for site in own):
+                gain -= (dot(change.new, change.new) - dot(old, old)) / 2
+            changes.append(change)
+        return changes, gain
+
+    def _apply(self, family: Family, relative: Element, changes: list[Change], gain: float) -> None:
+        root = family.root.name
+        for change in changes:
+            if change.axis is None:
+                self._b[change.name] = change.new
+            else:
+                self._b[change.name].index_copy_(change.axis, change.positions, change.new)
+            for neighbor in self._neighbors[root]:
+                if change.name in neighbor.sites:
+                    self._dirty.add(neighbor.root.name)
+                    if not neighbor.is_nested:
+                        self._running[neighbor.root.name].neighbor_moved(change, self._a)
+        if not family.is_nested:
+            value = relative[root]
+            characters = {character(s.placement): s for local in family.sites.values() for s in local}
+            factors = {key: f for key, s in characters.items() if (f := _unit_factor(s, value)) is not None}
+            self._running[root].self_moved(value, factors)
+        groups = (*family.members, *family.fixed)
+        moved = _element.compose(groups, relative, self.element)
+        for group in family.members:
+            self.element = self.element.replace(group.name, moved[group.name])
+        self.objective += gain
+
+    def _averaged_sites(self, family: Family, unknown: Unknown) -> dict[tuple[str, int], list[Site]]:
+        """For each place of a family (tensor and axis; axis -1 for all) the sites that are still unknown."""
+        result = {}
+        own = {group.name for group in (*family.members, *family.fixed)}
+        for name, local in family.sites.items():
+            others = [
+                site
+                for other in self._neighbors[family.root.name]
+                if other.root.name in unknown
+                for site in other.sites.get(name, ())
+                if site.group.name not in own | {group.name for group in other.fixed}
+            ]
+            result[name, -1] = others
+            for axis in {site.placement.axis for site in local}:
+                twice = [site for site in local if site.placement.axis != axis and not family.is_nested]
+                result[name, axis] = others + twice
+        return result
+
+    def _anchored(self, family: Family, unknown: Unknown) -> float:
+        """The share of a family's tensors that unknown families cannot change."""
+        known = 0.0
+        for (name, axis), sites in self._averaged_sites(family, unknown).items():
+            if axis >= 0:
+                continue
+            if not sites:
+                known += self._norms[name]
+                continue
+            x, y = barycentre(self._a[name], sites), barycentre(self._b[name], sites)
+            if x is not None and y is not None:
+                known += float(x.norm() * y.norm())
+        return known / (sum(self._norms[name] for name in family.sites) or 1.0)
+
+
+def objective(symmetry: Symmetry, a: Tensors, moved: Tensors, b: Tensors) -> float:
+    """`<a, g b> - (|g b|^2 - |b|^2) / 2` for `moved = g b`, over the tensors of `a`, summed in float64."""
+    total = 0.0
+    for name, target in a.items():
+        total += dot(target, moved[name])
+        if any(any(site.placement.shift) for site in symmetry.sites[name]):
+            total -= (dot(moved[name], moved[name]) - dot(b[name], b[name])) / 2
+    return total
+
+
+def _acts(family: Family, sites: Mapping[str, object]) -> bool:
+    return any(s.group.name == family.root.name for name in sites for s in family.sites[name])
+
+
+def _moved_positions(name: str, sites: list[Site], value: Value, old: Tensor) -> Change | None:
+    """The positions of one axis that a step of a group without a matrix moves, and their new values."""
+    axis = sites[0].placement.axis
+    targets, sources, factors, shifts = [], [], [], []
+    for site in sites:
+        n = site.group.size
+        units = torch.arange(n)
+        perm = units if value.perm is None else value.perm
+        factor = _unit_factor(site, value)
+        shift = torch.zeros(n, dtype=torch.float64)
+        if value.shift is not None:
+            shift = (torch.tensor(site.placement.shift, dtype=torch.float64).unsqueeze(-1) * value.shift).sum(0)
+        is_moved = (perm != units) | (shift != 0)
+        if factor is not None:
+            is_moved = is_moved | (factor != 1)
+        moved = is_moved.nonzero().flatten()
+        rows = site.positions.reshape(n, -1)
+        targets.append(rows[moved].flatten())
+        sources.append(rows[perm[moved]].flatten())
+        ones = torch.ones(n, dtype=torch.float64) if factor is None else factor
+        factors.append(ones[moved].repeat_interleave(rows.shape[1]))
+        shifts.append(shift[moved].repeat_interleave(rows.shape[1]))
+    target = torch.cat(targets).to(old.device)
+    if target.numel() == 0:
+        return None
+    shape = [-1 if k == axis else 1 for k in range(old.ndim)]
+    new = old.index_select(axis, torch.cat(sources).to(old.device))
+    factor, shift = torch.cat(factors), torch.cat(shifts)
+    if bool((factor != 1).any()):
+        new = new * factor.to(old).reshape(shape)
+    if bool((shift != 0).any()):
+        new = new + shift.to(old).reshape(shape)
+    return Change(name, axis, target, new, new - old.index_select(axis, target))
+
+
+def _unit_factor(site: Site, value: Value) -> Tensor | None:
+    """What a step multiplies each unit by at a site; None for one."""
+    factor: Tensor | None = None
+    if value.sign is not None:
+        for family, exponent in enumerate(site.placement.sign):
+            if exponent % 2:
+                row = value.sign[family].double()
+                factor = row if factor is None else factor * row
+    if value.shift is not None:
+        for family, parity in enumerate(site.placement.parity):
+            if parity:
+                row = 1.0 - 2 * (value.shift[family] % 2).double()
+                factor = row if factor is None else factor * row
+    return factor
+
+
+def _held_back(cost: Cost, damping: float) -> Cost:
+    """The cost with a bonus for the identity: the step becomes smaller and the linear model better."""
+    held: dict[Character, Tensor] = {}
+    for key, matrix in cost.matrices.items():
+        bonus = damping * float(matrix.abs().amax(-1).mean())
+        if matrix.shape[-1] == 1:
+            held[key] = matrix + bonus
+        else:
+            held[key] = matrix + bonus * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return Cost(held, cost.shifts)

@@ -1,0 +1,155 @@
+"""What coordinate ascent sees of a symmetry: families of groups, and tensors unfolded where they act."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regauge.core.act import Site
+from regauge.core.closest import Character, Cost, ShiftCost, character
+from regauge.core.groups import Group, Placement
+
+Sites = Mapping[str, Sequence[Site]]
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A group that is not repeated within another, and all groups that are repeated within it.
+
+    A family is one block of coordinate ascent. Other groups that its members are repeated within as well
+    are held fixed meanwhile: `fixed` has them without their freedom.
+    """
+
+    root: Group
+    members: tuple[Group, ...]
+    fixed: tuple[Group, ...]
+    sites: Sites
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether something is repeated within the root."""
+        return len(self.members) > 1
+
+
+def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
+    """The families that have something to choose and act somewhere in `sites`."""
+    groups = tuple(groups)
+    by_name = {group.name: group for group in groups}
+    result = []
+    for root in groups:
+        if root.within:
+            continue
+        members = (root, *(group for group in groups if root.name in group.within))
+        names = {group.name for group in members}
+        others = dict.fromkeys(base for group in members for base in group.within if base not in names)
+        fixed = {name: _without_freedom(by_name[name]) for name in others}
+        own: dict[str, list[Site]] = {}
+        for name, local in sites.items():
+            here = [site for site in local if site.group.name in names]
+            if here:
+                held = [_held(site, fixed) for site in local if site.group.name in fixed]
+                own[name] = [*here, *held]
+        if own and any(has_choice(group) for group in members):
+            result.append(Family(root, members, tuple(fixed.values()), own))
+    return result
+
+
+def coupled_tensors(family: Family) -> frozenset[str]:
+    """Tensors on which the root acts along two axes, so that the objective is quadratic in it."""
+    return frozenset(
+        name
+        for name, local in family.sites.items()
+        if len({site.placement.axis for site in local if site.group.name == family.root.name}) > 1
+    )
+
+
+def has_choice(group: Group) -> bool:
+    """Whether matching chooses anything in a group; positive factors stay at one."""
+    return (group.is_permuted and group.size > 1) or bool(group.signs or group.shifts) or group.matrix != "none"
+
+
+def unfold(tensor: Tensor, site: Site, lead: int = 0) -> Tensor:
+    """`[*lead, units, everything else]`: the values that each unit of a site owns."""
+    axis = lead + site.placement.axis
+    positions, length = site.positions, tensor.shape[axis]
+    is_whole = positions.numel() == length and bool((positions[1:] > positions[:-1]).all())
+    if not is_whole:
+        tensor = tensor.index_select(axis, positions.to(tensor.device))
+    tensor = tensor.movedim(axis, lead)
+    return tensor.reshape(*tensor.shape[:lead], site.group.size, -1)
+
+
+def inner_products(group: Group, a: Tensor, b: Tensor) -> Tensor:
+    """Unfolded values against unfolded values, `[..., n, n]`; only i with itself where nothing is reordered."""
+    if group.is_permuted or group.matrix != "none":
+        return a @ b.mT
+    return (a * b).sum(-1, keepdim=True)
+
+
+def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
+    """The quadratic part of a site, from unfolded values; None where no shift adds anything."""
+    amounts = site.placement.shift
+    if not any(amounts):
+        return None
+    return ShiftCost(character(site.placement), amounts, a.double().sum(-1), b.double().sum(-1), a.shape[-1])
+
+
+def group_cost(group: Group, sites: Sites, a: Tensors, b: Tensors, lead: int = 0) -> Cost:
+    """The cost of a group that nothing is repeated within, all other groups held fixed."""
+    matrices: dict[Character, Tensor] = {}
+    shifts = []
+    for name, local in sites.items():
+        for site in local:
+            if site.group.name != group.name:
+                continue
+            left, right = unfold(a[name], site, lead), unfold(b[name], site, lead)
+            key = character(site.placement)
+            term = inner_products(group, left, right).double()
+            matrices[key] = matrices[key] + term if key in matrices else term
+            shift = shift_cost(site, left, right)
+            if shift is not None:
+                shifts.append(shift)
+    return Cost(matrices, tuple(shifts))
+
+
+def barycentre(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
+    """The part of a tensor that the groups of `sites` cannot change: its average over their elements.
+
+    Permutations average the values of all units; signs and rotations average to zero. The inner product of
+    two averaged tensors is their expected inner product under a uniformly random element, so it is what an
+    objective knows before these groups are known. An axis that is averaged as a whole keeps one entry, scaled
+    such that inner products stay right; None means that nothing is left.
+    """
+    for site in sites:
+        axis, n = lead + site.placement.axis, site.group.size
+        positions, placement = site.positions.to(tensor.device), site.placement
+        is_all = positions.numel() == tensor.shape[axis]
+        if site.group.matrix != "none" or any(e % 2 for e in placement.sign) or any(placement.parity):
+            if is_all:
+                return None
+            tensor = tensor.index_fill(axis, positions, 0.0)
+        elif site.group.is_permuted and is_all and positions.numel() == n:
+            tensor = tensor.sum(axis, keepdim=True) / n**0.5
+        elif site.group.is_permuted:
+            last = tensor.movedim(axis, -1)
+            picked = last[..., positions].reshape(*last.shape[:-1], n, -1)
+            mean = picked.mean(-2, keepdim=True).expand_as(picked).flatten(-2)
+            tensor = last.index_copy(last.ndim - 1, positions, mean).movedim(-1, axis)
+    return tensor
+
+
+def _without_freedom(group: Group) -> Group:
+    return Group(group.name, group.size, (), is_permuted=False, within=group.within, is_base=True)
+
+
+def _held(site: Site, fixed: Mapping[str, Group]) -> Site:
+    place = site.placement
+    bare = Placement(place.parameter, place.axis, place.start, place.stride, place.repeats)
+    return replace(site, group=fixed[site.group.name], placement=bare)
+
+
+def dot(x: Tensor, y: Tensor) -> float:
+    """The inner product of two tensors, summed in float64."""
+    return float((x * y).sum(dtype=torch.float64))
