@@ -1,0 +1,85 @@
+"""The architectures are the published ones: parameter counts on the meta device, output shapes in small."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from regauge.nets.convnext import convnext
+from regauge.nets.densenet import densenet
+from regauge.nets.mobilenet import mobilenet_v2
+from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
+from regauge.nets.resnet import resnet20, resnet50
+from regauge.nets.siren import Siren
+from regauge.nets.unet import UNet
+from regauge.nets.vgg import vgg16
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda: resnet20(shortcut="A"), 269_722),
+        (lambda: resnet20(shortcut="B"), 272_474),
+        (lambda: resnet20(norm="filter", shortcut="A"), 269_722 + 688),
+        (resnet50, 25_557_032),
+        (lambda: vgg16(1000, hidden=(4096, 4096), image=224), 138_357_544),
+        (mobilenet_v2, 3_504_872),
+        (densenet, 7_978_856),
+        (convnext, 28_589_128),
+        # SDXL's 2,567,463,684 without its embedding of sizes and crops, 2816 -> 1280 -> 1280.
+        (
+            lambda: UNet(4, channels=(320, 640, 1280), depths=(0, 2, 10), head_size=64, context=2048),
+            2_567_463_684 - (2816 * 1280 + 1280) - (1280 * 1280 + 1280),
+        ),
+    ],
+)
+def test_parameters_are_counted_as_published(make: Callable[[], nn.Module], count: int) -> None:
+    with torch.device("meta"):
+        assert sum(p.numel() for p in make().parameters()) == count
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("norm", ["batch", "layer", "group", "filter", "none"])
+@pytest.mark.parametrize("shortcut", ["A", "B"])
+def test_resnet20_in_all_its_variants(width: int, norm: str, shortcut: str) -> None:
+    model = resnet20(7, width=width, norm=norm, shortcut=shortcut, blocks=1)
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 7)
+    assert model.fc.in_features == 64 * width
+
+
+def test_pooling_everything_away_is_refused() -> None:
+    with pytest.raises(ValueError, match="images of 16 pixels are pooled away"):
+        vgg16(image=16)
+
+
+def test_a_unet_wants_one_depth_per_resolution() -> None:
+    with pytest.raises(ValueError, match="one depth per resolution"):
+        UNet(channels=(32, 64), depths=(0,))
+
+
+def test_channel_layer_norm_standardizes_each_position() -> None:
+    out = ChannelLayerNorm(8)(torch.randn(2, 8, 3, 3))
+    assert torch.allclose(out.mean(1), torch.zeros(2, 3, 3), atol=1e-6)
+    assert torch.allclose(out.var(1, correction=0), torch.ones(2, 3, 3), atol=1e-3)
+
+
+def test_filter_response_norm_follows_its_formula() -> None:
+    layer = FilterResponseNorm(4)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(1))
+    for c in range(4):
+        power = (x[:, c] ** 2).mean((1, 2), keepdim=True)
+        expected = layer.weight[c] * x[:, c] / (power + 1e-6).sqrt() + layer.bias[c]
+        assert torch.allclose(layer(x)[:, c], expected.clamp(min=float(layer.threshold[c].detach())), atol=1e-6)
+
+
+def test_siren_keeps_unit_variance_inside_and_refuses_no_frequency() -> None:
+    net = Siren(2, 256, 1, depth=3, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(500, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    inner = net.layers[1](torch.sin(30 * net.layers[0](x))) * 30
+    assert 0.7 < float(inner.std()) < 1.4
+    with pytest.raises(ValueError, match="omega > 0"):
+        Siren(omega=0)
