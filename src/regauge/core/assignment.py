@@ -53,37 +53,36 @@ def assign(profit: NDArray[np.floating], potentials: Floats | None = None, *, is
     References:
         Jonker and Volgenant (1987); Crouse (2016), the algorithm in scipy.
     """
-    cost = -np.asarray(profit, dtype=np.float64)
-    if cost.ndim != 2 or cost.shape[0] != cost.shape[1]:
-        raise ValueError(f"an assignment needs a square matrix of profits; this one has shape {cost.shape}")
-    if not np.isfinite(cost).all():
+    profit = np.asarray(profit, dtype=np.float64)
+    if profit.ndim != 2 or profit.shape[0] != profit.shape[1]:
+        raise ValueError(f"an assignment needs a square matrix of profits; this one has shape {profit.shape}")
+    if not np.isfinite(profit.sum()) and not np.isfinite(profit).all():
         raise ValueError(
-            f"{int((~np.isfinite(cost)).sum())} of {cost.size} profits of this assignment are NaN or Inf; "
+            f"{int((~np.isfinite(profit)).sum())} of {profit.size} profits of this assignment are NaN or Inf; "
             "the weights or activations that they were computed from are not finite, or overflowed"
         )
-    n = cost.shape[0]
+    n = profit.shape[0]
     if n < WARM_SIZE:
-        return Assignment(_scipy(cost), None)
+        return Assignment(_scipy(-profit), None)
+    start = np.zeros(n) if potentials is None else potentials
+    # One buffer serves the reduced cost and the rounds below: at these sizes allocation costs as much as arithmetic.
+    reduced = np.subtract(-start, profit, order="C")
+    reduced -= reduced.min(axis=1, keepdims=True)
     if potentials is None:
-        reduced = cost - cost.min(axis=1, keepdims=True)
         reduced -= reduced.min(axis=0)
-    else:
-        reduced = cost - potentials
-        reduced -= reduced.min(axis=1, keepdims=True)
-        if not reduced.diagonal().any():
-            return Assignment(np.arange(n), potentials)
+    elif not reduced.diagonal().any():
+        return Assignment(np.arange(n), potentials)
     columns = _solver()(reduced)
-    if not is_repeated:
-        return Assignment(columns, None)
-    return Assignment(columns, _potentials(cost, columns, potentials))
+    return Assignment(columns, _potentials(profit, columns, start, reduced) if is_repeated else None)
 
 
-def _potentials(cost: Floats, columns: NDArray[np.int64], start: Floats | None) -> Floats:
+def _potentials(profit: Floats, columns: NDArray[np.int64], start: Floats, buffer: Floats) -> Floats:
     """Column potentials that (nearly) prove the optimum: a few rounds of shortest paths from `start`."""
-    chosen = cost[np.arange(len(columns)), columns]
-    v = np.zeros(len(columns)) if start is None else start
+    chosen = profit[np.arange(len(columns)), columns]
+    v = start
     for _ in range(POTENTIAL_ROUNDS):
-        v = (cost - (chosen - v[columns])[:, None]).min(axis=0)
+        np.add(profit, (-chosen - v[columns])[:, None], out=buffer)
+        v = -buffer.max(axis=0)
     return v
 
 

@@ -53,7 +53,7 @@ class Cost:
 
     def at_identity(self) -> Tensor:
         """The objective of the identity, `[...]`."""
-        return torch.stack([_diagonal(m).double().sum(-1) for m in self.matrices.values()]).sum(0)
+        return torch.stack([_diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0)
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,8 @@ def _best_over_signs(group: Group, cost: Cost) -> Tensor:
     """For every pair the largest profit over sign patterns and shifts, `[..., n, n]`."""
     if group.shifts:
         return _enumerate(group, cost)[0]
+    if not group.signs:
+        return cost.matrices[()]
     keys = list(cost.matrices)
     return SignCode(keys).best([cost.matrices[key] for key in keys])
 
@@ -156,11 +158,11 @@ def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Tensor]:
         best, bits, steps = _enumerate(group, cost)
         sign = (1 - 2 * bits[: group.signs].squeeze(-1)).movedim(0, -2).to(torch.int8) if group.signs else None
         return Value(sign=sign, shift=steps.squeeze(-1).movedim(0, -2)), best.squeeze(-1).sum(-1)
+    if not group.signs:
+        return Value(), cost.matrices[()].squeeze(-1).sum(-1)
     keys = list(cost.matrices)
     code, matrices = SignCode(keys), [cost.matrices[key] for key in keys]
     best = code.best(matrices).squeeze(-1).sum(-1)
-    if not group.signs:
-        return Value(), best
     return Value(sign=code.signs(matrices, group.signs).squeeze(-1).movedim(0, -2)), best
 
 

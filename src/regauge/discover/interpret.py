@@ -1,0 +1,269 @@
+"""Run the rules over a traced program."""
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from regauge.discover import record as law
+from regauge.discover.builder import Builder, Stack
+from regauge.discover.call import Call, NoRuleError, Rule
+from regauge.discover.layout import leaf
+from regauge.discover.record import Spot, Value
+from regauge.discover.rules import ACCEPTS_STACK, RULES
+from regauge.discover.rules.reductions import mean_of_squares
+from regauge.discover.trace import Program
+
+INLINED = {"wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "wrap", "invoke_subgraph"}
+"""Higher-order operators that just run the graph that they hold."""
+
+ZEROS = {"zeros", "zeros_like", "new_zeros"}
+CONSTANTS = {"ones", "ones_like", "new_ones", "full", "full_like", "new_full", "scalar_tensor"}
+KEEPS_ZERO = {"view", "_unsafe_view", "reshape", "permute", "transpose", "unsqueeze", "squeeze", "expand", "clone",
+              "slice", "select", "contiguous", "_to_copy", "to", "detach", "alias", "repeat", "flatten"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Squared:
+    """A square that is only summed: kept as its base, because its sum is invariant under rotations."""
+
+    base: Value
+
+
+def interpret(
+    program: Program, unrolled: frozenset[tuple[str, int]], extra: Mapping[str, Rule]
+) -> tuple[Builder, dict[str, Value]]:
+    """One pass over a program: what its operators record, and the parameters and buffers as values."""
+    run = _Run(program, Builder(unrolled), extra)
+    run.graph(program.graph, run.placeholders())
+    run.finish()
+    return run.b, run.params
+
+
+class _Run:
+    def __init__(self, program: Program, builder: Builder, extra: Mapping[str, Rule]) -> None:
+        self.program = program
+        self.b = builder
+        self.rules = {**RULES, **extra}
+        self.params: dict[str, Value] = {}
+        self.values: dict[Node, Any] = {}
+
+    def placeholders(self) -> list[Any]:
+        result = []
+        for node in self.program.graph.graph.nodes:
+            if node.op == "placeholder":
+                result.append(self._placeholder(node))
+        return result
+
+    def graph(self, graph: GraphModule, arguments: list[Any]) -> Any:
+        """Run one graph; nested graphs are run where they are called."""
+        values: dict[Node, Any] = {}
+        pending = list(arguments)
+        result: Any = None
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = pending.pop(0)
+            elif node.op == "get_attr":
+                values[node] = _attribute(graph, str(node.target))
+            elif node.op == "output":
+                result = _resolved(node.args[0], values)
+            elif node.users or node.op != "call_function":
+                values[node] = self._call(node, values)
+        if graph is self.program.graph:
+            self.values = values
+        return result
+
+    def finish(self) -> None:
+        """Nothing may change the outputs; buffers that the model writes must move as they did."""
+        b = self.b
+        b.op = b.node = "output"
+        for node in self.program.outputs:
+            value = self.values[node]
+            if isinstance(value, Value | Stack):
+                value = b.whole(value)
+                if not value.is_fixed:
+                    b.freeze(value, reason="output of the model")
+        for node, name in self.program.written:
+            value, buffer = self.values[node], self.params.get(name)
+            b.op = f"update of {name}"
+            if isinstance(value, Value | Stack) and buffer is not None:
+                value = b.use(b.whole(value))
+                for k in range(buffer.ndim):
+                    b.tie(buffer.layouts[k], value.layouts[k])
+                b.record(*(law.linear(Spot(buffer, (k,)), Spot(value, (k,))) for k in range(buffer.ndim)))
+
+    def _placeholder(self, node: Node) -> Any:
+        fake = node.meta.get("val")
+        name = self.program.states.get(node.name)
+        if name is not None and isinstance(fake, Tensor):
+            if name not in self.params:
+                self.params[name] = Value([leaf(n) for n in fake.shape], tuple(fake.shape), name=name)
+            return self.params[name]
+        if not isinstance(fake, Tensor):
+            return fake
+        return _constant(tuple(fake.shape), self.program.constants.get(node.name))
+
+    def _call(self, node: Node, values: dict[Node, Any]) -> Any:
+        b = self.b
+        if node.target is operator.getitem:
+            container, key = _resolved(node.args, values)
+            return container[key]
+        target = node.target
+        args, kwargs = _resolved(node.args, values), _resolved(node.kwargs, values)
+        name = _operator_name(target)
+        b.op, b.node = name, node.name
+        if name in INLINED:
+            inner = next(k for k, a in enumerate(args) if isinstance(a, GraphModule))
+            rest = [a for a in args[inner + 1 :] if not isinstance(a, str)]
+            return self.graph(args[inner], rest)
+        shapes, floats = _results(node.meta.get("val"))
+        tensors = _tensors((args, kwargs))
+        if all(isinstance(t, Value) and t.is_fixed for t in tensors):
+            return _fixed_results(name, args, tensors, node.meta.get("val"))
+        if not isinstance(target, torch._ops.OpOverload):
+            return self._opaque(str(name), tensors, node.meta.get("val"), shapes)
+        arguments = _bound(target, args, kwargs)
+        call = Call(name, target._overloadname, arguments, shapes, floats)
+        squared = _as_square(node, call)
+        if squared is not None:
+            return squared
+        if isinstance(call.x, Squared):
+            return mean_of_squares(b, call.x.base, call)
+        rule = self.rules.get(f"{target.namespace}::{name}") or self.rules.get(name)
+        if rule is None:
+            return self._opaque(f"{target.namespace}::{name}", tensors, node.meta.get("val"), shapes)
+        if name not in ACCEPTS_STACK:
+            call = Call(name, call.overload, {k: self._joined(v) for k, v in arguments.items()}, shapes, floats)
+        try:
+            return rule(b, call)
+        except (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError) as error:
+            # A rule that cannot handle its call leaves the sound answer: nothing may act there.
+            return self._opaque(f"{target.namespace}::{name} ({error})", tensors, node.meta.get("val"), shapes)
+
+    def _joined(self, argument: Any) -> Any:
+        if isinstance(argument, Stack):
+            return self.b.whole(argument)
+        if isinstance(argument, list | tuple):
+            return [self._joined(a) for a in argument]
+        return argument
+
+    def _opaque(self, name: str, tensors: list[Any], meta: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:
+        b = self.b
+        b.unknown[name] = None
+        b.op = f"{b.op} (no rule)"
+        results = b.opaque([b.whole(t) for t in tensors], shapes)
+        return results[0] if isinstance(meta, Tensor) else results
+
+
+def _operator_name(target: Callable[..., Any] | str) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[-1]
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return target.name()
+    return getattr(target, "__name__", str(target))
+
+
+def _bound(target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = {}
+    for k, parameter in enumerate(target._schema.arguments):
+        if k < len(args) and not parameter.kwarg_only:
+            arguments[parameter.name] = args[k]
+        elif parameter.name in kwargs:
+            arguments[parameter.name] = kwargs[parameter.name]
+        elif parameter.has_default_value():
+            arguments[parameter.name] = parameter.default_value
+    return arguments
+
+
+def _results(meta: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
+    found = [meta] if isinstance(meta, Tensor) else [m for m in meta or () if isinstance(m, Tensor)]
+    return tuple(tuple(t.shape) for t in found), tuple(t.is_floating_point() for t in found)
+
+
+def _resolved(argument: Any, values: Mapping[Node, Any]) -> Any:
+    if isinstance(argument, Node):
+        return values.get(argument)
+    if isinstance(argument, list | tuple):
+        return tuple(_resolved(a, values) for a in argument)
+    if isinstance(argument, Mapping):
+        return {key: _resolved(a, values) for key, a in argument.items()}
+    return argument
+
+
+def _tensors(argument: Any) -> list[Any]:
+    if isinstance(argument, Value | Stack):
+        return [argument]
+    if isinstance(argument, Squared):
+        return [argument.base]
+    if isinstance(argument, list | tuple):
+        return [t for a in argument for t in _tensors(a)]
+    if isinstance(argument, Mapping):
+        return [t for a in argument.values() for t in _tensors(a)]
+    return []
+
+
+def _attribute(graph: GraphModule, target: str) -> Any:
+    found: Any = graph
+    for part in target.split("."):
+        found = getattr(found, part)
+    return _constant(tuple(found.shape), found) if isinstance(found, Tensor) else found
+
+
+def _constant(shape: tuple[int, ...], tensor: Tensor | None) -> Value:
+    """A tensor that no parameter influences; uniform ones are recognized by value."""
+    if tensor is None or tensor.is_meta or tensor.numel() == 0 or not _is_readable(tensor):
+        return Value.fixed(shape)
+    if tensor.numel() == 1 or bool((tensor == tensor.flatten()[0]).all()):
+        is_zero = not bool(tensor.flatten()[0])
+        return Value.fixed(shape, is_zero=is_zero, uniform=frozenset(range(len(shape))))
+    return Value.fixed(shape)
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and not tensor.is_complex()
+
+
+def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta: Any) -> Any:
+    """Results of an operator whose operands no parameter influences."""
+
+    def one(fake: Any) -> Any:
+        if not isinstance(fake, Tensor):
+            return fake
+        shape = tuple(fake.shape)
+        everywhere = frozenset(range(len(shape)))
+        if name in ZEROS or (name in KEEPS_ZERO and tensors and tensors[0].is_zero):
+            return Value.fixed(shape, is_zero=True)
+        if name in CONSTANTS:
+            fill = [a for a in args if isinstance(a, int | float) and not isinstance(a, bool)]
+            is_zero = name.endswith(("full", "full_like")) and bool(fill) and fill[-1] == 0
+            return Value.fixed(shape, is_zero=is_zero, uniform=everywhere)
+        if name in KEEPS_ZERO and tensors and len(tensors[0].uniform) == tensors[0].ndim:
+            return Value.fixed(shape, uniform=everywhere)
+        if name == "expand" and tensors:
+            lead = len(shape) - tensors[0].ndim
+            wide = {k for k in everywhere if k < lead or tensors[0].shape[k - lead] != shape[k]}
+            return Value.fixed(shape, uniform=frozenset(wide))
+        return Value.fixed(shape)
+
+    return [one(m) for m in meta] if isinstance(meta, list | tuple) else one(meta)
+
+
+def _as_square(node: Node, call: Call) -> Squared | None:
+    """x ** 2 whose every use sums it over one axis."""
+    values = list(call.arguments.values())
+    is_square = (
+        (call.name == "pow" and len(values) > 1 and values[1] == 2)
+        or call.name == "square"
+        or (call.name == "mul" and values[0] is values[1])
+    )
+    if not is_square or not isinstance(call.x, Value) or call.x.is_fixed:
+        return None
+    for user in node.users:
+        dims = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
+        if _operator_name(user.target) not in ("mean", "sum") or not isinstance(dims, list | tuple) or len(dims) != 1:
+            return None
+    return Squared(call.x)

@@ -1,0 +1,403 @@
+"""The algebra of axes: what the indices of one axis mean, refined as operators tie axes together.
+
+An axis is a row-major product of atoms. An atom is a leaf (units that nothing distinguishes so far), a
+product of smaller atoms, or a direct sum of layouts (concatenation, fused projections, the gates of an
+LSTM). Tying two axes is unification: leaves are split, cut and merged until both sides read the same.
+Whatever cannot be made to agree is frozen, which is always sound.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from itertools import pairwise
+
+UNROLL_LIMIT = 256
+"""Most pieces that two block structures which do not nest may be cut into before they are frozen."""
+
+
+class Atom:
+    """A node of the union-find forest of axis pieces. Only its root carries meaning."""
+
+    __slots__ = ("branches", "factors", "frozen", "origins", "parent", "size")
+
+    def __init__(self, size: int, frozen: str | None = None) -> None:
+        self.size = size
+        self.parent: Atom | None = None
+        self.factors: list[Atom] | None = None
+        self.branches: list[Layout] | None = None
+        self.frozen = frozen
+        self.origins: frozenset[tuple[str, int]] = frozenset()
+
+    def find(self) -> "Atom":
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        while self.parent is not None:
+            self.parent, self = root, self.parent
+        return root
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.factors is None and self.branches is None
+
+
+Layout = list[Atom]
+Term = tuple[int, tuple[tuple[Atom, int], ...]]
+"""A product block of an axis: its first index, and its leaves with their strides."""
+
+
+def leaf(size: int, frozen: str | None = None) -> Layout:
+    return [Atom(size, frozen)]
+
+
+def size_of(layout: Layout) -> int:
+    return math.prod(atom.size for atom in layout)
+
+
+def expand(layout: Iterable[Atom]) -> Layout:
+    """The same product with every product atom written out: leaves and sums only."""
+    result: Layout = []
+    for atom in layout:
+        root = atom.find()
+        if root.factors is not None:
+            result.extend(expand(root.factors))
+        else:
+            result.append(root)
+    return result
+
+
+def core(layout: Iterable[Atom]) -> Layout:
+    """The expanded product without units, the leaves of size one."""
+    return [atom for atom in expand(layout) if atom.size > 1]
+
+
+def leaves(layout: Iterable[Atom]) -> Iterable[Atom]:
+    """Every leaf of a layout, sums included, with repetitions."""
+    for atom in expand(layout):
+        if atom.branches is None:
+            yield atom
+        else:
+            for branch in atom.branches:
+                yield from leaves(branch)
+
+
+def freeze(layout: Iterable[Atom], reason: str) -> None:
+    """Forbid every reordering of an axis; the first reason given is kept."""
+    for atom in leaves(layout):
+        if atom.frozen is None:
+            atom.frozen = reason
+
+
+def is_frozen(layout: Iterable[Atom]) -> bool:
+    return all(atom.frozen is not None for atom in leaves(layout) if atom.size > 1)
+
+
+def direct_sum(layouts: Sequence[Layout]) -> Layout:
+    """The layout of a concatenation."""
+    if len(layouts) == 1:
+        return layouts[0]
+    atom = Atom(sum(size_of(layout) for layout in layouts))
+    atom.branches = [branch for layout in layouts for branch in _branches(layout)]
+    return [atom]
+
+
+def cut(layout: Layout, points: Iterable[int]) -> list[Layout]:
+    """Cut an axis at the given indices; returns the consecutive pieces."""
+    total = size_of(layout)
+    inner = sorted({point for point in points if 0 < point < total})
+    if not inner:
+        return [list(layout)]
+    full = expand(layout)
+    units, product = [atom for atom in full if atom.size == 1], [atom for atom in full if atom.size > 1]
+    pieces = _cut_product(product, inner)
+    return [units + piece for piece in pieces] if units else pieces
+
+
+def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
+    """Factor an axis into consecutive axes of the given sizes; None where its structure forbids it."""
+    rest = expand(layout)
+    result: list[Layout] = []
+    for k, size in enumerate(sizes):
+        taken: Layout = []
+        if k == len(sizes) - 1:
+            taken, rest = rest, []
+        need = size // size_of(taken) if taken else size
+        while need > 1 and rest:
+            atom = rest[0]
+            if atom.size == 1 or need % atom.size == 0:
+                taken.append(rest.pop(0))
+                need //= atom.size
+            elif atom.size % need == 0:
+                parts = _factor(atom, need)
+                if parts is None:
+                    return None
+                taken.extend(parts[0])
+                rest[:1] = parts[1]
+                need = 1
+            else:
+                return None
+        if size_of(taken) != size:
+            return None
+        result.append(taken)
+    return result
+
+
+def unify(a: Layout, b: Layout, reason: str) -> bool:
+    """Tie two axes index by index. Where their structures cannot be made to agree, both are frozen."""
+    if size_of(a) != size_of(b):
+        raise ValueError(f"cannot tie an axis of size {size_of(a)} to one of size {size_of(b)} ({reason})")
+    if _unify(core(a), core(b), reason, can_unroll=True):
+        units_a = [atom for atom in expand(a) if atom.size == 1]
+        units_b = [atom for atom in expand(b) if atom.size == 1]
+        if len(units_a) == len(units_b):
+            for x, y in zip(units_a, units_b, strict=True):
+                _merge_leaves(x.find(), y.find())
+        return True
+    clash = f"{reason}: block structures that do not nest"
+    freeze(a, clash)
+    freeze(b, clash)
+    return False
+
+
+def terms(layout: Iterable[Atom]) -> list[Term]:
+    """An axis as a list of product blocks in order of their first index. Call it only when nothing changes any more."""
+    result: list[Term] = [(0, ())]
+    trailing = 1
+    for atom in reversed(expand(layout)):
+        if atom.branches is None:
+            result = [(start, ((atom, trailing), *factors)) for start, factors in result]
+        else:
+            combined, offset = [], 0
+            for branch in atom.branches:
+                for branch_start, branch_factors in terms(branch):
+                    scaled = tuple((a, stride * trailing) for a, stride in branch_factors)
+                    combined.extend(
+                        ((offset + branch_start) * trailing + start, (*scaled, *factors)) for start, factors in result
+                    )
+                offset += size_of(branch)
+            result = combined
+        trailing *= atom.size
+    return sorted(result, key=lambda term: term[0])
+
+
+def _branches(layout: Layout) -> list[Layout]:
+    full = expand(layout)
+    if len(full) == 1 and full[0].branches is not None:
+        return full[0].branches
+    return [layout]
+
+
+def _cut_product(product: Layout, points: list[int]) -> list[Layout]:
+    if len(product) == 1:
+        return _cut_atom(product[0], points)
+    head, rest = product[0], product[1:]
+    row = size_of(rest)
+    rows = {p // row for p in points} | {p // row + 1 for p in points if p % row}
+    row_points = sorted(p for p in rows if 0 < p < head.size)
+    columns = sorted({p % row for p in points} - {0})
+    head_pieces = _cut_atom(head, row_points)
+    rest_pieces = _cut_product(rest, columns) if columns else [rest]
+    pieces: list[list[Layout]] = [[]]
+    edges, position = set(points), 0
+    for head_piece in head_pieces:
+        length = size_of(head_piece)
+        if length == 1 and any(position < p < position + row for p in edges):
+            for rest_piece in rest_pieces:
+                pieces[-1].append([*head_piece, *rest_piece])
+                position += size_of(rest_piece)
+                if position in edges:
+                    pieces.append([])
+        else:
+            pieces[-1].append([*head_piece, *expand(rest)])
+            position += length * row
+            if position in edges:
+                pieces.append([])
+    return [direct_sum(piece) for piece in pieces]
+
+
+def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
+    if not points:
+        return [[atom]]
+    bounds = [0, *points, atom.size]
+    if atom.branches is None:
+        pieces = [leaf(stop - start, atom.frozen) for start, stop in pairwise(bounds)]
+        for piece in pieces:
+            piece[0].origins = atom.origins
+        atom.branches = pieces
+        return pieces
+    result: list[list[Layout]] = [[]]
+    edges, position = set(points), 0
+    for branch in atom.branches:
+        for piece in cut(branch, [p - position for p in points]):
+            result[-1].append(piece)
+            position += size_of(piece)
+            if position in edges:
+                result.append([])
+    return [direct_sum(piece) for piece in result]
+
+
+def _factor(atom: Atom, leading: int) -> tuple[Layout, Layout] | None:
+    """Split one atom into a leading and a trailing axis."""
+    trailing = atom.size // leading
+    if atom.branches is None:
+        outer, inner = Atom(leading, atom.frozen), Atom(trailing, atom.frozen)
+        atom.factors = [outer, inner]
+        return [outer], [inner]
+    heads, tails = [], []
+    for branch in atom.branches:
+        if size_of(branch) % trailing:
+            return None
+        parts = split(branch, [size_of(branch) // trailing, trailing])
+        if parts is None:
+            return None
+        heads.append(parts[0] or [Atom(1)])
+        tails.append(parts[1])
+    for tail in tails[1:]:
+        if not unify(tails[0], tail, "view"):
+            return None
+    return direct_sum(heads), tails[0]
+
+
+def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
+    a, b = list(a), list(b)
+    while a and b:
+        if a[0] is b[0]:
+            a, b = a[1:], b[1:]
+        elif a[-1] is b[-1]:
+            a, b = a[:-1], b[:-1]
+        elif a[0].size == b[0].size:
+            if not _merge(a[0], b[0], reason):
+                return False
+            a, b = core(a[1:]), core(b[1:])
+        elif _match(a, b, 0, reason) or _match(b, a, 0, reason) or _match(a, b, -1, reason) or _match(b, a, -1, reason):
+            a, b = core(a), core(b)
+        else:
+            return can_unroll and _unroll(a, b, reason)
+    return not a and not b
+
+
+def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
+    """Make progress at one end where an atom of `a` is larger than that of `b`; shortens both in place."""
+    big = a[end]
+    ordered = b if end == 0 else b[::-1]
+    if big.size <= ordered[0].size:
+        return False
+    product, count = 1, 0
+    while product < big.size and count < len(ordered):
+        product *= ordered[count].size
+        count += 1
+    if product == big.size:
+        chosen = b[:count] if end == 0 else b[-count:]
+        if big.is_leaf:
+            _bind(big, chosen)
+        elif not _unify_sum(big, chosen, reason):
+            return False
+        if end == 0:
+            del a[0], b[:count]
+        else:
+            del a[-1], b[-count:]
+        return True
+    small = ordered[0]
+    if big.is_leaf and big.size % small.size == 0:
+        sizes = [small.size, big.size // small.size]
+        parts = [Atom(n, big.frozen) for n in (sizes if end == 0 else sizes[::-1])]
+        big.factors = parts
+        return True
+    return False
+
+
+def _bind(big: Atom, product: Layout) -> None:
+    if big.frozen is not None:
+        freeze(product, big.frozen)
+    if len(product) == 1:
+        big.parent = product[0]
+    else:
+        big.factors = list(product)
+
+
+def _merge(a: Atom, b: Atom, reason: str) -> bool:
+    if a.is_leaf and b.is_leaf:
+        _merge_leaves(a, b)
+        return True
+    if a.is_leaf or b.is_leaf:
+        small, large = (a, b) if a.is_leaf else (b, a)
+        if small.frozen is not None:
+            freeze([large], small.frozen)
+        large.origins |= small.origins
+        small.parent = large
+        return True
+    assert b.branches is not None
+    if not _unify_sum(b, [a], reason):
+        return False
+    b.parent = a
+    return True
+
+
+def _merge_leaves(a: Atom, b: Atom) -> None:
+    if a is b:
+        return
+    if a.frozen is None:
+        a.frozen = b.frozen
+    a.origins |= b.origins
+    b.parent = a
+
+
+def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
+    """Tie a direct sum to another layout of the same size by cutting both at all boundaries."""
+    assert total.branches is not None
+    bounds = _bounds(total.branches)
+    full = expand(layout)
+    if len(full) == 1 and full[0].branches is not None:
+        bounds |= _bounds(full[0].branches)
+    elif not _is_cheap(full, bounds):
+        return False
+    mine, theirs = cut([total], bounds), cut(layout, bounds)
+    return all(_unify_pieces(x, y, reason) for x, y in zip(mine, theirs, strict=True))
+
+
+def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
+    if not _unify(core(x), core(y), reason, can_unroll=True):
+        return False
+    units_x = [atom for atom in expand(x) if atom.size == 1]
+    units_y = [atom for atom in expand(y) if atom.size == 1]
+    if len(units_x) == len(units_y):
+        for p, q in zip(units_x, units_y, strict=True):
+            _merge_leaves(p.find(), q.find())
+    return True
+
+
+def _bounds(branches: Sequence[Layout]) -> set[int]:
+    position, result = 0, set()
+    for branch in branches:
+        position += size_of(branch)
+        result.add(position)
+    return result
+
+
+def _is_cheap(product: Layout, bounds: set[int]) -> bool:
+    """Whether a product can be cut at these indices without unrolling it row by row."""
+    if len(product) == 1:
+        return True
+    row = size_of(product[1:])
+    return all(p % row == 0 for p in bounds)
+
+
+def _unroll(a: Layout, b: Layout, reason: str) -> bool:
+    """Last resort for blocks that do not nest: cut both sides into their greatest common blocks."""
+    total = size_of(a)
+    strides: set[int] = {total}
+    for side in (a, b):
+        trailing = 1
+        for atom in reversed(side):
+            if atom.branches is not None:
+                strides |= {bound * trailing for bound in _bounds(atom.branches)}
+            trailing *= atom.size
+            strides.add(trailing)
+            if atom is not side[0]:
+                strides.add(trailing)
+    step = reduce(math.gcd, strides)
+    if step == 0 or total // step > UNROLL_LIMIT or total == step:
+        return False
+    points = range(step, total, step)
+    pieces_a, pieces_b = cut(a, points), cut(b, points)
+    return all(_unify(core(x), core(y), reason, can_unroll=False) for x, y in zip(pieces_a, pieces_b, strict=True))

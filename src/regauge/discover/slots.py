@@ -1,0 +1,243 @@
+"""Records written out: every occurrence of every piece of a parameter's axis, and how operators tie them.
+
+A slot is one occurrence of a leaf in one product block of one axis of one tensor. A tie is one instance of
+a letter: the slots at the same place of all its spots.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+from regauge.discover.layout import Atom, leaves, terms
+from regauge.discover.record import Letter, Record, Spot, Value
+
+Key = tuple[int, int, int, int]
+"""Tensor, axis, block, place within the block."""
+
+
+@dataclass(frozen=True)
+class Tie:
+    """The slots that one index of one operator relates at one place.
+
+    Attributes:
+        letter: The law; its equations run over `slots`.
+        slots: One slot per spot of the letter.
+        companions: Atoms whose index every tensor here shares, so that a transformation may depend on it.
+    """
+
+    letter: Letter
+    slots: tuple[int, ...]
+    companions: frozenset[Atom]
+
+
+@dataclass
+class Slots:
+    """All slots of the atoms that parameters have, and all ties between them.
+
+    Attributes:
+        ties: For each atom, its ties.
+        blocked: Slots that nothing may act on, except reordering.
+        places: For each slot of a parameter: name, axis, first index, stride, other factors of its block.
+        atoms: The atom of each slot.
+    """
+
+    ties: dict[Atom, list[Tie]] = field(default_factory=lambda: defaultdict(list))
+    blocked: set[int] = field(default_factory=set)
+    places: dict[int, "Place"] = field(default_factory=dict)
+    atoms: list[Atom] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a slot of a parameter lies: a product block of one axis."""
+
+    name: str
+    axis: int
+    term: int
+    start: int
+    stride: int
+    others: tuple[tuple[int, int], ...]
+    mates: tuple[Atom, ...]
+    ndim: int
+    numel_elsewhere: int
+
+
+Block = tuple[int, tuple[tuple[Atom, int], ...]]
+"""First index of a block, and its leaves with their slots (-1 for atoms that no parameter has)."""
+
+
+def write_out(records: Iterable[Record], params: Mapping[str, Value]) -> Slots:
+    """Expand all records. Call it when no axis changes any more."""
+    return _Writer(params).run(records)
+
+
+class _Writer:
+    def __init__(self, params: Mapping[str, Value]) -> None:
+        self.slots = Slots()
+        self.index: dict[Key, int] = {}
+        self.blocks: dict[tuple[int, int], list[Block]] = {}
+        self.keep: list[Value] = []
+        self.params = params
+        self.interesting = {atom for value in params.values() for layout in value.layouts for atom in leaves(layout)}
+
+    def run(self, records: Iterable[Record]) -> Slots:
+        for record in records:
+            self._record(record)
+        for name, value in self.params.items():
+            self._place(name, value)
+        return self.slots
+
+    def _axis(self, value: Value, dim: int) -> list[Block]:
+        key = (id(value), dim)
+        found = self.blocks.get(key)
+        if found is None:
+            self.keep.append(value)
+            found = []
+            for t, (start, factors) in enumerate(terms(value.layouts[dim])):
+                places = tuple((atom, self._slot((id(value), dim, t, j), atom)) for j, (atom, _) in enumerate(factors))
+                found.append((start, places))
+            self.blocks[key] = found
+        return found
+
+    def _slot(self, key: Key, atom: Atom) -> int:
+        if atom not in self.interesting:
+            return -1
+        if key not in self.index:
+            self.index[key] = len(self.slots.atoms)
+            self.slots.atoms.append(atom)
+        return self.index[key]
+
+    def _spot(self, spot: Spot) -> list[Block] | None:
+        """The blocks of a spot; None where a range cuts through a block."""
+        if len(spot.dims) == 1:
+            blocks = self._axis(spot.value, spot.dims[0])
+            if spot.length is None:
+                return blocks
+            inside = [b for b in blocks if spot.start <= b[0] < spot.start + spot.length]
+            return [(start - spot.start, places) for start, places in inside]
+        axes = [self._axis(spot.value, dim) for dim in spot.dims]
+        sizes = [spot.value.shape[dim] for dim in spot.dims]
+        result: list[Block] = []
+        for chosen in product(*axes):
+            start, places = 0, []
+            for (first, factors), size in zip(chosen, sizes, strict=True):
+                start = start * size + first
+                places.extend(factors)
+            result.append((start, tuple(places)))
+        result.sort(key=lambda block: block[0])
+        return result
+
+    def _record(self, record: Record) -> None:
+        expanded = [[self._spot(spot) for spot in letter.spots] for letter in record.letters]
+        matched = [_aligned(blocks) for blocks in expanded]
+        reach = [frozenset(id(spot.value) for spot in letter.spots) for letter in record.letters]
+        everywhere = [
+            _in_every_block(blocks) if ok and not (letter.is_mixing or letter.is_shared) else frozenset()
+            for letter, blocks, ok in zip(record.letters, expanded, matched, strict=True)
+        ]
+        chosen = _virtual_axes(record, reach)
+        for k, letter in enumerate(record.letters):
+            if not matched[k]:
+                for blocks in expanded[k]:
+                    self._block(place for block in blocks or () for place in block[1])
+                continue
+            if not any(slot >= 0 for blocks in expanded[k] for block in blocks or () for _, slot in block[1]):
+                continue
+            others = [
+                (atom, j)
+                for j in range(len(record.letters))
+                if j != k and reach[k] <= reach[j]
+                for atom in everywhere[j]
+            ]
+            others += [(atom, -1) for atoms, values in chosen if reach[k] <= values for atom in atoms]
+            around = [atom for atom, _ in others]
+            outside = {atom for atom in around if around.count(atom) == 1}
+            if letter.is_shared:
+                outside = set()
+            self._letter(letter, [blocks or [] for blocks in expanded[k]], outside)
+
+    def _letter(self, letter: Letter, expanded: list[list[Block]], outside: set[Atom]) -> None:
+        for row in zip(*expanded, strict=True):
+            columns = [[place for place in places if place[0].size > 1] for _, places in row]
+            inside = [atom for atom, _ in columns[0]]
+            is_free = not (letter.is_mixing or letter.is_shared)
+            for j, (atom, _) in enumerate(columns[0]):
+                slots = tuple(column[j][1] for column in columns)
+                if slots[0] < 0:
+                    continue
+                mates = {a for i, a in enumerate(inside) if i != j} if is_free else set()
+                companions = frozenset(
+                    a for a in mates | outside
+                    if a is not atom and inside.count(a) + (a in outside) == 1
+                )  # fmt: skip
+                self.slots.ties[atom].append(Tie(letter, slots, companions))
+            units = [[place for place in places if place[0].size == 1] for _, places in row]
+            if len({len(u) for u in units}) == 1 and all(
+                len({place[0] for place in c}) == 1 for c in zip(*units, strict=True)
+            ):
+                for column in zip(*units, strict=True):
+                    if column[0][1] >= 0:
+                        self.slots.ties[column[0][0]].append(Tie(letter, tuple(s for _, s in column), frozenset()))
+            else:
+                self._block(place for u in units for place in u)
+
+    def _block(self, places: Iterable[tuple[Atom, int]]) -> None:
+        self.slots.blocked.update(slot for _, slot in places if slot >= 0)
+
+    def _place(self, name: str, value: Value) -> None:
+        numel = 1
+        for n in value.shape:
+            numel *= n
+        for dim in range(value.ndim):
+            for t, (start, factors) in enumerate(terms(value.layouts[dim])):
+                for j, (_, stride) in enumerate(factors):
+                    slot = self.index.get((id(value), dim, t, j), -1)
+                    if slot < 0:
+                        continue
+                    others = tuple((a.size, s) for i, (a, s) in enumerate(factors) if i != j and a.size > 1)
+                    mates = tuple(a for i, (a, _) in enumerate(factors) if i != j and a.size > 1)
+                    self.slots.places[slot] = Place(
+                        name, dim, t, start, stride, others, mates, value.ndim, numel // max(value.shape[dim], 1)
+                    )
+
+
+def _aligned(expanded: list[list[Block] | None]) -> bool:
+    """Whether all spots of a letter read the same: same blocks, same leaves."""
+    first = expanded[0]
+    if first is None:
+        return False
+    shape = [(start, [a for a, _ in places if a.size > 1]) for start, places in first]
+    for other in expanded[1:]:
+        if other is None or [(start, [a for a, _ in places if a.size > 1]) for start, places in other] != shape:
+            return False
+    return True
+
+
+def _in_every_block(expanded: list[list[Block] | None]) -> frozenset[Atom]:
+    blocks = expanded[0] or []
+    if not blocks:
+        return frozenset()
+    common = {a for a, _ in blocks[0][1] if a.size > 1}
+    for _, places in blocks[1:]:
+        common &= {a for a, _ in places}
+    once = {a for a in common if all(sum(b is a for b, _ in places) == 1 for _, places in blocks)}
+    return frozenset(once)
+
+
+def _virtual_axes(record: Record, reach: list[frozenset[int]]) -> list[tuple[frozenset[Atom], frozenset[int]]]:
+    """Axes that tensors of this record select from, with the tensors that they hold for."""
+    found: dict[int, tuple[frozenset[Atom], set[int]]] = {}
+    direct: dict[Atom, set[int]] = defaultdict(set)
+    for letter in record.letters:
+        for spot in letter.spots:
+            if letter.is_virtual:
+                for atom in leaves(spot.value.layouts[spot.dims[0]]):
+                    direct[atom].add(id(spot.value))
+            virtual = spot.value.virtual
+            if virtual is not None and spot.dims == (virtual.dim,) and not letter.is_mixing:
+                atoms = frozenset(leaves(virtual.layout))
+                found.setdefault(id(virtual.source), (atoms, set()))[1].add(id(spot.value))
+    return [
+        (atoms, frozenset(values | {v for atom in atoms for v in direct[atom]})) for atoms, values in found.values()
+    ]

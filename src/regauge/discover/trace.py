@@ -1,0 +1,155 @@
+"""From a module to a flat list of operator calls: torch.export, with parameters and buffers by name."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+
+from regauge.core.outputs import Outputs, SelectedOutputs
+
+
+class TraceError(RuntimeError):
+    """A model that torch.export cannot turn into a graph."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced model.
+
+    Attributes:
+        graph: The operators.
+        states: Placeholder name to parameter or buffer name; only floating-point ones that can be moved.
+        constants: Other placeholders with the tensors that they hold.
+        outputs: Nodes that the model returns.
+        written: Output node of each buffer that the model updates.
+        aliases: All names of a tensor that has several (tied weights), by its first name.
+        shapes: Shapes of all parameters and buffers, by name.
+    """
+
+    graph: GraphModule
+    states: Mapping[str, str]
+    constants: Mapping[str, Tensor]
+    outputs: tuple[Node, ...]
+    written: tuple[tuple[Node, str], ...]
+    aliases: Mapping[str, tuple[str, ...]]
+    shapes: Mapping[str, tuple[int, ...]]
+    buffers: tuple[str, ...] = field(default=())
+
+
+def trace(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    outputs: Outputs = None,
+    decompose: frozenset[str] = frozenset(),
+) -> Program:
+    """Trace a module in evaluation mode; it is left as it was.
+
+    Operators named in `decompose` are written in terms of others where torch knows how.
+
+    Raises:
+        TraceError: torch.export cannot trace the module.
+    """
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        program = _export(SelectedOutputs(module, outputs).eval(), inputs, dict(kwargs))
+        if any(_is_mutable(node) for node in _all_nodes(program.graph_module)):
+            program = _decomposed(program, {})
+        if decompose:
+            table = torch.export.default_decompositions()
+            program = _decomposed(program, {op: rule for op, rule in table.items() if _name(op) in decompose})
+        return _program(module, program)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _name(op: Any) -> str:
+    return str(op.name()).split("::")[-1].split(".")[0]
+
+
+def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return program.run_decompositions(table)
+
+
+def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.export warns about its own internals
+            return torch.export.export(wrapped, inputs, kwargs, strict=False)
+    except Exception as error:  # torch.export raises many unrelated classes
+        first = str(error).strip().splitlines()
+        raise TraceError(
+            f"torch.export cannot trace {type(wrapped.module).__name__}: {type(error).__name__}: "
+            f"{first[0] if first else ''}. Remove control flow that depends on tensor values, trace the part of the "
+            "model that matters, register the offending part with `regauge.register_leaf`, or write the symmetry by "
+            "hand with `regauge.Symmetry.from_axes`"
+        ) from error
+
+
+def _program(module: nn.Module, program: ExportedProgram) -> Program:
+    signature = program.graph_signature
+    named = dict(module.named_parameters(remove_duplicate=False))
+    all_buffers = dict(module.named_buffers(remove_duplicate=False))
+    kept = set(module.state_dict())
+    buffers = {name: t for name, t in all_buffers.items() if name in kept}
+    aliases: dict[int, list[str]] = {}
+    for name, tensor in {**named, **buffers}.items():
+        aliases.setdefault(id(tensor), []).append(name)
+    states, constants = {}, {}
+    for spec in signature.input_specs:
+        placeholder = getattr(spec.arg, "name", "")
+        target = (spec.target or "").removeprefix("module.")
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            tensor = named.get(target, all_buffers.get(target))
+            if tensor is not None and tensor.is_floating_point() and (target in named or target in buffers):
+                states[placeholder] = aliases[id(tensor)][0]
+            elif tensor is not None:
+                constants[placeholder] = tensor
+        elif spec.kind == InputKind.CONSTANT_TENSOR and spec.target in program.constants:
+            constant = program.constants[spec.target]
+            if isinstance(constant, Tensor):
+                constants[placeholder] = constant
+    results = next(node for node in program.graph.nodes if node.op == "output").args[0]
+    by_name = {node.name: node for node in results if isinstance(node, Node)}
+    out, written = [], []
+    for spec in signature.output_specs:
+        node = by_name.get(getattr(spec.arg, "name", ""))
+        if node is None:
+            continue
+        if spec.kind == OutputKind.BUFFER_MUTATION:
+            target = (spec.target or "").removeprefix("module.")
+            if target in buffers:
+                written.append((node, target))
+        else:
+            out.append(node)
+    return Program(
+        program.graph_module,
+        states,
+        constants,
+        tuple(out),
+        tuple(written),
+        {names[0]: tuple(names) for names in aliases.values()},
+        {name: tuple(t.shape) for name, t in {**named, **buffers}.items()},
+        tuple(buffers),
+    )
+
+
+def _all_nodes(graph: GraphModule) -> Iterator[Node]:
+    for part in graph.modules():
+        if isinstance(part, GraphModule):
+            yield from part.graph.nodes
+
+
+def _is_mutable(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
