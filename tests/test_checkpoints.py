@@ -42,6 +42,12 @@ def test_safetensors_round_trip_has_the_same_bits(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["a.safetensors"]
 
 
+def test_the_umask_says_who_can_read(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    path = save({"a": torch.zeros(2)}, tmp_path / "a.safetensors")
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_tied_and_strided_tensors_are_written_in_full(tmp_path: Path) -> None:
     weight = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
     params = {"a": weight, "tied": weight, "turned": weight.T, "part": weight[1:3], "column": weight[:, 2]}

@@ -43,7 +43,10 @@ def save(
             raise ValueError(f"{name!r} is on the meta device and has no values to write; materialize the model first")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         save_file(_separate(params), temporary, metadata=dict(metadata or {}) | {"format": "pt"})
+        temporary.chmod(mode)  # safetensors leaves a file that only its owner can read, whatever the umask
         _flush(temporary)
         os.replace(temporary, path)
     finally:
