@@ -10,15 +10,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regauge.align import AlignResult, WeightMatching, align
     from regauge.core.element import Element, Value
     from regauge.core.groups import Group, Placement
     from regauge.core.params import Params
     from regauge.core.symmetry import Frozen, Symmetry
     from regauge.core.verification import Check
+    from regauge.discover import discover, register_rule
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AlignResult": "regauge.align",
     "Check": "regauge.core.verification",
     "Element": "regauge.core.element",
     "Frozen": "regauge.core.symmetry",
@@ -27,9 +30,14 @@ _HOMES = {
     "Placement": "regauge.core.groups",
     "Symmetry": "regauge.core.symmetry",
     "Value": "regauge.core.element",
+    "WeightMatching": "regauge.align",
+    "align": "regauge.align",
+    "discover": "regauge.discover",
+    "register_rule": "regauge.discover",
 }
 
 __all__ = [
+    "AlignResult",
     "Check",
     "Element",
     "Frozen",
@@ -38,7 +46,11 @@ __all__ = [
     "Placement",
     "Symmetry",
     "Value",
+    "WeightMatching",
     "__version__",
+    "align",
+    "discover",
+    "register_rule",
 ]
 
 
