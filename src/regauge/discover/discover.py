@@ -42,4 +42,5 @@ def discover(
         frozen_axes({n: v for n, v in params.items() if n in used}, groups),
         tuple(builder.unknown),
         tuple(sorted(n for n in params if n not in used and params[n].ndim)),
+        buffers=tuple(n for n, _ in module.named_buffers(remove_duplicate=False) if n in program.shapes),
     )
