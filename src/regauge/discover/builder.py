@@ -49,7 +49,9 @@ class Builder:
             return value
         reason = f"{self.op}: meets a tensor that no parameter determines"
         layouts = [leaf(n, None if k in value.uniform else reason) for k, n in enumerate(value.shape)]
-        fresh = Value(layouts, value.shape, is_zero=value.is_zero, uniform=value.uniform, index_of=value.index_of)
+        # Zeros satisfy every law; other constants have the axes along which they vary frozen.
+        uniform = frozenset() if value.is_zero else value.uniform
+        fresh = Value(layouts, value.shape, is_zero=value.is_zero, uniform=uniform)
         if not value.is_zero:
             self.record(*(law.fixed(Spot(fresh, (k,))) for k in range(value.ndim)))
         return fresh
@@ -83,6 +85,11 @@ class Builder:
             axis.freeze(value.layouts[dim], reason or self.op)
         spots = [Spot(value, (dim,)) for dim in dims]
         self.records.append(Record(self.op, [law.fixed(spot, mixes=True) for spot in spots]))
+
+    def settle(self, value: Value) -> None:
+        """Positions that a tensor holds as numbers keep their meaning only if their axis does not move."""
+        if value.index_of is not None:
+            axis.freeze(value.index_of, f"{self.op}: uses positions as numbers")
 
     def opaque(self, operands: Sequence[Value], shapes: Sequence[Sequence[int]]) -> list[Value]:
         """An operator that nothing is known of: freeze what goes in and what comes out."""
@@ -204,6 +211,7 @@ class Builder:
         order = [d % x.ndim for d in order]
         result = Value([x.layouts[d] for d in order], [x.shape[d] for d in order])
         result.uniform = frozenset(k for k, d in enumerate(order) if d in x.uniform)
+        result.index_of = x.index_of
         if x.virtual is not None:
             result.virtual = x.virtual._replace(dim=order.index(x.virtual.dim))
         self.record(*(law.same(Spot(x, (d,)), Spot(result, (k,))) for k, d in enumerate(order)))
@@ -239,7 +247,7 @@ class Builder:
                 if len(outs) > 1 and len(part) == 1:
                     part[0].origins |= {(self.node, k)}
             spots.append((ins, outs))
-        result = Value(layouts, shape)
+        result = Value(layouts, shape, index_of=x.index_of)
         if x.virtual is not None:
             for ins, outs in groups:
                 if ins == (x.virtual.dim,) and len(outs) == 1:
@@ -270,6 +278,7 @@ class Builder:
         )
         own = law.same(Spot(x, (dim,), start, stop - start), Spot(result, (dim,)))
         result.uniform = x.uniform
+        result.index_of = x.index_of
         if x.virtual is not None and x.virtual.dim != dim:
             result.virtual = x.virtual
         others = [law.same(Spot(x, (k,)), Spot(result, (k,))) for k in range(x.ndim) if k != dim]
@@ -308,6 +317,7 @@ class Builder:
         kept = [k for k in range(x.ndim) if k != dim]
         result = Value([x.layouts[k] for k in kept], [x.shape[k] for k in kept])
         result.uniform = frozenset(j for j, k in enumerate(kept) if k in x.uniform)
+        result.index_of = x.index_of
         if x.virtual is not None and x.virtual.dim != dim:
             result.virtual = x.virtual._replace(dim=kept.index(x.virtual.dim))
         letters = [law.same(Spot(x, (k,)), Spot(result, (j,))) for j, k in enumerate(kept)]
@@ -326,6 +336,7 @@ class Builder:
         shape.insert(dim, 1)
         result = Value(layouts, shape)
         result.uniform = frozenset(k + (k >= dim) for k in x.uniform)
+        result.index_of = x.index_of
         if x.virtual is not None:
             result.virtual = x.virtual._replace(dim=x.virtual.dim + (x.virtual.dim >= dim))
         letters = [law.same(Spot(x, (k,)), Spot(result, (k + (k >= dim),))) for k in range(x.ndim)]
@@ -346,7 +357,7 @@ class Builder:
             else:
                 layouts.append(leaf(n))
                 uniform.add(k)
-        result = Value(layouts, shape, uniform=frozenset(uniform), virtual=virtual)
+        result = Value(layouts, shape, uniform=frozenset(uniform), virtual=virtual, index_of=x.index_of)
         for k, n in enumerate(shape):
             if k >= lead and x.shape[k - lead] == n:
                 letters.append(law.same(Spot(x, (k - lead,)), Spot(result, (k,))))
@@ -361,7 +372,7 @@ class Builder:
         """A direct sum along one axis."""
         operands = [x for x in operands if x.ndim > 1 or x.shape != (0,)]
         dim %= operands[0].ndim
-        used = [self.use(x) for x in operands]
+        used = self._distinct([self.use(x) for x in operands])
         shape = list(used[0].shape)
         shape[dim] = sum(x.shape[dim] for x in used)
         live = [x for x in used if not x.is_zero] or used[:1]
@@ -387,7 +398,9 @@ class Builder:
         """A stack as one tensor, for operators that treat its pieces alike."""
         if isinstance(x, Value):
             return x
-        pieces = [self.use(piece) for piece in x.pieces]
+        pieces = self._distinct([self.use(piece) for piece in x.pieces])
+        for piece in pieces:
+            self.settle(piece)
         for k in range(pieces[0].ndim):
             self.tie(*(piece.layouts[k] for piece in pieces))
         reason = f"{self.op}: treats stacked tensors alike"

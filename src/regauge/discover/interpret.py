@@ -27,6 +27,14 @@ KEEPS_ZERO = {"view", "_unsafe_view", "reshape", "permute", "transpose", "unsque
               "slice", "select", "contiguous", "_to_copy", "to", "detach", "alias", "repeat", "flatten"}  # fmt: skip
 
 
+READS_POSITIONS = {
+    "view", "_unsafe_view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze", "slice",
+    "select", "expand", "clone", "contiguous", "detach", "alias", "_to_copy", "to", "unbind", "split", "chunk", "t",
+    "embedding", "index", "index_select", "gather", "scatter", "one_hot", "narrow", "expand_as",
+}  # fmt: skip
+"""Operators that move positions about, or look up what they point to; others would use them as numbers."""
+
+
 @dataclass(frozen=True)
 class Squared:
     """A square that is only summed: kept as its base, because its sum is invariant under rotations."""
@@ -86,6 +94,7 @@ class _Run:
             if isinstance(value, Value | Stack):
                 value = b.whole(value)
                 if not value.is_fixed:
+                    b.settle(value)
                     b.freeze(value, reason="output of the model")
         for node, name in self.program.written:
             value, buffer = self.values[node], self.params.get(name)
@@ -133,6 +142,10 @@ class _Run:
             return squared
         if isinstance(call.x, Squared):
             return mean_of_squares(b, call.x.base, call)
+        if name not in READS_POSITIONS:
+            for tensor in tensors:
+                for piece in tensor.pieces if isinstance(tensor, Stack) else [tensor]:
+                    b.settle(piece)
         rule = self.rules.get(f"{target.namespace}::{name}") or self.rules.get(name)
         if rule is None:
             return self._opaque(f"{target.namespace}::{name}", tensors, node.meta.get("val"), shapes)

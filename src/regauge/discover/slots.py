@@ -23,12 +23,13 @@ class Tie:
     Attributes:
         letter: The law; its equations run over `slots`.
         slots: One slot per spot of the letter.
-        companions: Atoms whose index every tensor here shares, so that a transformation may depend on it.
+        companions: For each slot, the atoms that its tensor has beside it, aligned with the other tensors: a
+            transformation of the slot may depend on their index.
     """
 
     letter: Letter
     slots: tuple[int, ...]
-    companions: frozenset[Atom]
+    companions: tuple[frozenset[Atom], ...]
 
 
 @dataclass
@@ -133,7 +134,9 @@ class _Writer:
         matched = [_aligned(blocks) for blocks in expanded]
         reach = [frozenset(id(spot.value) for spot in letter.spots) for letter in record.letters]
         everywhere = [
-            _in_every_block(blocks) if ok and not (letter.is_mixing or letter.is_shared) else frozenset()
+            _in_every_block(blocks)
+            if ok and not (letter.is_mixing or letter.is_shared or letter.is_virtual)
+            else frozenset()
             for letter, blocks, ok in zip(record.letters, expanded, matched, strict=True)
         ]
         chosen = _virtual_axes(record, reach)
@@ -144,41 +147,38 @@ class _Writer:
                 continue
             if not any(slot >= 0 for blocks in expanded[k] for block in blocks or () for _, slot in block[1]):
                 continue
-            others = [
-                (atom, j)
-                for j in range(len(record.letters))
-                if j != k and reach[k] <= reach[j]
-                for atom in everywhere[j]
+            outside = [
+                _once(
+                    [atom for j, row in enumerate(everywhere) if j != k and id(spot.value) in reach[j] for atom in row]
+                    + [atom for atoms, values in chosen if id(spot.value) in values for atom in atoms]
+                )
+                for spot in letter.spots
             ]
-            others += [(atom, -1) for atoms, values in chosen if reach[k] <= values for atom in atoms]
-            around = [atom for atom, _ in others]
-            outside = {atom for atom in around if around.count(atom) == 1}
-            if letter.is_shared:
-                outside = set()
             self._letter(letter, [blocks or [] for blocks in expanded[k]], outside)
 
-    def _letter(self, letter: Letter, expanded: list[list[Block]], outside: set[Atom]) -> None:
+    def _letter(self, letter: Letter, expanded: list[list[Block]], outside: list[frozenset[Atom]]) -> None:
         for row in zip(*expanded, strict=True):
             columns = [[place for place in places if place[0].size > 1] for _, places in row]
             inside = [atom for atom, _ in columns[0]]
-            is_free = not (letter.is_mixing or letter.is_shared)
+            mates = frozenset() if letter.is_mixing else _once(inside)
+            companions = {beside: (beside | mates) - (beside & set(inside)) for beside in set(outside)}
             for j, (atom, _) in enumerate(columns[0]):
                 slots = tuple(column[j][1] for column in columns)
                 if slots[0] < 0:
                     continue
-                mates = {a for i, a in enumerate(inside) if i != j} if is_free else set()
-                companions = frozenset(
-                    a for a in mates | outside
-                    if a is not atom and inside.count(a) + (a in outside) == 1
-                )  # fmt: skip
-                self.slots.ties[atom].append(Tie(letter, slots, companions))
+                if letter.is_shared:
+                    around: tuple[frozenset[Atom], ...] = (frozenset(),) * len(slots)
+                else:
+                    around = tuple(companions[beside] - {atom} for beside in outside)
+                self.slots.ties[atom].append(Tie(letter, slots, around))
             units = [[place for place in places if place[0].size == 1] for _, places in row]
             if len({len(u) for u in units}) == 1 and all(
                 len({place[0] for place in c}) == 1 for c in zip(*units, strict=True)
             ):
                 for column in zip(*units, strict=True):
                     if column[0][1] >= 0:
-                        self.slots.ties[column[0][0]].append(Tie(letter, tuple(s for _, s in column), frozenset()))
+                        beside_units = tuple(companions[beside] for beside in outside)
+                        self.slots.ties[column[0][0]].append(Tie(letter, tuple(s for _, s in column), beside_units))
             else:
                 self._block(place for u in units for place in u)
 
@@ -223,6 +223,11 @@ def _in_every_block(expanded: list[list[Block] | None]) -> frozenset[Atom]:
         common &= {a for a, _ in places}
     once = {a for a in common if all(sum(b is a for b, _ in places) == 1 for _, places in blocks)}
     return frozenset(once)
+
+
+def _once(atoms: list[Atom]) -> frozenset[Atom]:
+    """Atoms that occur exactly once: with two occurrences it is open which index a transformation depends on."""
+    return frozenset(atom for atom in atoms if atoms.count(atom) == 1)
 
 
 def _virtual_axes(record: Record, reach: list[frozenset[int]]) -> list[tuple[frozenset[Atom], frozenset[int]]]:

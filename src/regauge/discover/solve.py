@@ -78,7 +78,7 @@ def _solve_atom(atom: Atom, own: list[int], slots: Slots) -> Freedom:
     blocked = {s for tie in ties for s in tie.slots if s in slots.blocked} | {s for s in own if s in slots.blocked}
     freedom = Freedom(atom, own)
     freedom.is_permuted = atom.frozen is None and atom.size > 1
-    freedom.bases = _common(tie.companions for tie in ties)
+    freedom.bases = _common(beside for tie in ties for beside in tie.companions)
     if atom.size > 1:
         freedom.matrices = _matrices(ties, own, blocked)
     covered = {slot for part in freedom.matrices for slot in part.slots}
@@ -255,9 +255,11 @@ def _common(sets: Iterable[frozenset[Atom]]) -> frozenset[Atom]:
 
 
 def _bases_touching(ties: Sequence[Tie], slots: Collection[int]) -> frozenset[Atom]:
-    """What a transformation of these slots may depend on: ties between slots that it leaves alone do not matter."""
+    """What a transformation of these slots may depend on; slots that it leaves alone do not matter."""
     found = set(slots)
-    return _common(tie.companions for tie in ties if not found.isdisjoint(tie.slots))
+    return _common(
+        beside for tie in ties for slot, beside in zip(tie.slots, tie.companions, strict=True) if slot in found
+    )
 
 
 def _make_acyclic(freedoms: list[Freedom]) -> None:

@@ -21,18 +21,28 @@ def unary(make: Law) -> Rule:
 def copy(b: Builder, call: Call) -> Value | Stack:
     """The same values: clone, contiguous, dropout in evaluation mode."""
     x = call.x
+    if call.get("train", call.get("training", False)):
+        raise NoRuleError("chance")
     if isinstance(x, Stack):
         return x
     return _with_meaning(x, b.unary(x, law.same))
 
 
+def native_dropout(b: Builder, call: Call) -> Any:
+    """Values and mask; in evaluation mode the mask is all ones."""
+    return [copy(b, call), Value.fixed(call.shapes[1], uniform=frozenset(range(len(call.shapes[1]))))]
+
+
 def cast(b: Builder, call: Call) -> Value | Stack:
     """A conversion: floating point to floating point keeps everything, anything else keeps the order only."""
-    x = call.x
-    if all(call.is_float):
+    if all(call.is_float) and isinstance(call.x, Value | Stack) and not _holds_positions(call.x):
         return copy(b, call)
-    x = as_value(b, x)
-    return _with_meaning(x, b.unary(x, law.fixed))
+    x = as_value(b, call.x)
+    result = b.unary(x, law.fixed)
+    if any(call.is_float):
+        b.settle(x)
+        return result
+    return _with_meaning(x, result)
 
 
 def add(b: Builder, call: Call) -> Value:
@@ -237,6 +247,10 @@ def _broadcast(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(torch.broadcast_shapes(x, y))
 
 
+def _holds_positions(x: Value | Stack) -> bool:
+    return any(piece.index_of is not None for piece in (x.pieces if isinstance(x, Stack) else [x]))
+
+
 def _with_meaning(x: Value, result: Value) -> Value:
     result.index_of = x.index_of
     return result
@@ -250,7 +264,7 @@ Table = dict[str, Callable[[Builder, Call], Any]]
 
 RULES: Table = {
     **_names(copy, "clone contiguous alias detach lift_fresh lift_fresh_copy dropout feature_dropout alpha_dropout"),
-    **_names(copy, "native_dropout positive"),
+    **_names(copy, "positive"),
     **_names(cast, "_to_copy to type_as float double half bfloat16 int long bool"),
     **_names(add, "add"),
     **_names(subtract, "sub subtract rsub"),
@@ -277,6 +291,7 @@ RULES: Table = {
     **_names(sine, "sin cos"),
     **_names(power, "pow"),
     **_names(clamp, "clamp clip hardtanh"),
+    "native_dropout": native_dropout,
     "lerp": lerp,
     "where": where,
     "masked_fill": masked_fill,

@@ -34,7 +34,7 @@ def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
     positions = as_value(b, indices)
     layouts = [*x.layouts[:dim], *positions.layouts, *x.layouts[dim + 1 :]]
     shape = [*x.shape[:dim], *positions.shape, *x.shape[dim + 1 :]]
-    result = Value(layouts, shape)
+    result = Value(layouts, shape, index_of=x.index_of)
     points = positions.index_of
     if points is not None and axis.size_of(points) == x.shape[dim]:
         b.tie(x.layouts[dim], points)
@@ -42,6 +42,7 @@ def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
         if positions.ndim == 1:
             result.virtual = Virtual(dim, x.layouts[dim], positions)
     else:
+        b.settle(positions)
         reason = f"{b.op}: positions are addressed by index"
         axis.freeze(x.layouts[dim], reason)
         own = law.fixed(Spot(x, (dim,)), mixes=True)
@@ -58,7 +59,7 @@ def gather(b: Builder, call: Call) -> Value:
     dim = call["dim"] % x.ndim
     layouts = list(positions.layouts)
     letters: list[Letter] = []
-    result = Value(layouts, positions.shape)
+    result = Value(layouts, positions.shape, index_of=x.index_of)
     for k in range(x.ndim):
         if k == dim:
             continue
@@ -72,6 +73,7 @@ def gather(b: Builder, call: Call) -> Value:
         b.tie(x.layouts[dim], points)
         letters.append(Letter((Spot(x, (dim,)),), is_shared=True))
     else:
+        b.settle(positions)
         axis.freeze(x.layouts[dim], f"{b.op}: positions are addressed by index")
         letters.append(law.fixed(Spot(x, (dim,)), mixes=True))
     letters.append(law.fixed(Spot(positions, (dim,)), Spot(result, (dim,))))
@@ -96,6 +98,7 @@ def scatter(b: Builder, call: Call) -> Value:
     others = [k for k in range(positions.ndim) if k != dim]
     if isinstance(source, Value | Stack):
         values = as_value(b, source)
+        b.settle(values)
         if values.shape != positions.shape:
             raise NoRuleError("a scatter that reads part of its source")
         for k in range(values.ndim):
@@ -114,6 +117,8 @@ def one_hot(b: Builder, call: Call) -> Value:
     points = x.index_of
     is_choice = points is not None and axis.size_of(points) == call.shape[-1]
     last = points if is_choice and points is not None else leaf(call.shape[-1], b.op)
+    if not is_choice:
+        b.settle(x)
     result = Value([*x.layouts, last], call.shape)
     own = Letter((Spot(result, (x.ndim,)),), is_shared=True)
     b.record(own, *(law.fixed(Spot(x, (k,)), Spot(result, (k,))) for k in range(x.ndim)))
@@ -132,6 +137,8 @@ def _many(b: Builder, x: Value, indices: list[Any], call: Call) -> Value:
     spots = {k: (k if k < at else k + wide - len(used)) if is_together else wide + kept.index(k) for k in kept}
     if any(x.shape[k] != call.shape[j] for k, j in spots.items()):
         raise NoRuleError("an index that is not understood")
+    for value in [x, *tensors]:
+        b.settle(value)
     layouts = [leaf(n, reason) for n in call.shape]
     for k, j in spots.items():
         layouts[j] = x.layouts[k]

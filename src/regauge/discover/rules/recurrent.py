@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regauge.discover import record as law
-from regauge.discover.builder import Builder
+from regauge.discover.builder import Builder, Stack
 from regauge.discover.call import Call, NoRuleError, Rule, as_value
 from regauge.discover.layout import leaf
 from regauge.discover.record import Law, Spot, Value
@@ -62,17 +62,16 @@ def _layers(b: Builder, call: Call, cell: Cell, states: Sequence[Any]) -> Any:
     time = (1 if call["batch_first"] else 0) if is_batched else 0
     directions = 2 if call["bidirectional"] else 1
     params = [as_value(b, p) for p in call["params"]]
-    initial = [as_value(b, s) for s in states]
     per = 4 if call["has_biases"] else 2
     if len(params) != per * directions * call["num_layers"]:
         raise NoRuleError("recurrent layers with projections")
-    finals: list[list[Value]] = [[] for _ in initial]
+    finals: list[list[Value]] = [[] for _ in states]
     for layer in range(call["num_layers"]):
         outputs = []
         for direction in range(directions):
             k = layer * directions + direction
             weights: list[Value | None] = [*params[per * k : per * (k + 1)], *([None] * (4 - per))]
-            start = [as_value(b, b.select(s, 0, k)) for s in initial]
+            start = [_initial(b, s, k) for s in states]
             step = _without_time(b, x, time)
             states_1 = cell(b, step, start, weights)
             states_2 = cell(b, step, states_1, weights)
@@ -80,12 +79,17 @@ def _layers(b: Builder, call: Call, cell: Cell, states: Sequence[Any]) -> Any:
                 _tie(b, first, one, two)
             outputs.append(_with_time(b, states_2[0], time, x.shape[time]))
             for final, state in zip(finals, states_2, strict=True):
-                final.append(as_value(b, b.unsqueeze(state, 0)))
+                final.append(state)
         x = outputs[0] if directions == 1 else b.cat(outputs, x.ndim - 1)
-    results = [x]
-    for final in finals:
-        results.append(final[0] if len(final) == 1 else b.cat(final, 0))
-    return results
+    # Layers and directions stay apart unless the final states are used as one tensor.
+    return [x, *(Stack(0, final) for final in finals)]
+
+
+def _initial(b: Builder, states: Any, index: int) -> Value:
+    """One layer's initial state; zeros, the usual case, tie nothing together."""
+    if isinstance(states, Value) and states.is_zero:
+        return b.use(Value.fixed(states.shape[1:], is_zero=True))
+    return as_value(b, b.select(as_value(b, states), 0, index))
 
 
 def _lstm_cell(b: Builder, x: Value, state: list[Value], weights: "list[Value | None]") -> list[Value]:
