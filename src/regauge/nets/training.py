@@ -108,7 +108,7 @@ def train(
 
 
 def evaluator(
-    module: nn.Module, inputs: Tensor, labels: Tensor, *, batch: int = 2000
+    module: nn.Module, inputs: Tensor, labels: Tensor, *, batch: int = 250
 ) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
     """A function from parameters to `{"loss": mean cross entropy in nats, "accuracy": fraction}`."""
     module = module.eval()

@@ -1,0 +1,17 @@
+"""`regauge apply`: a stored alignment on another checkpoint, or undone."""
+
+from regauge.checkpoints.alignments import alignment_path, load_alignment
+from regauge.checkpoints.reading import load
+from regauge.checkpoints.writing import require_writable, save
+from regauge.cli.options import Apply
+
+
+def run(options: Apply) -> None:
+    """Write the moved checkpoint."""
+    require_writable(options.output, overwrite=options.overwrite)
+    alignment = load_alignment(alignment_path(options.alignment))
+    params = load(options.checkpoint)
+    symmetry = alignment.symmetry.bind(params)
+    element = symmetry.inverse(alignment.element) if options.inverse else alignment.element
+    save(symmetry.act(element, params), options.output, overwrite=options.overwrite)
+    print(f"written: {options.output}")

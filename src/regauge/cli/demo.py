@@ -1,0 +1,135 @@
+"""`regauge demo`: train small networks on real digits, align and merge them, and write a report."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import regauge as rg
+from regauge.checkpoints.writing import save
+from regauge.cli.options import Demo
+from regauge.cli.study import Case, fit, keep, study
+from regauge.data.images import ImageData, digits, has_mnist, mnist
+from regauge.nets.cnn import CNN
+from regauge.nets.mlp import mlp
+from regauge.nets.training import Training
+from regauge.report.demo import PAGE, PICTURES, RESULTS, demo_page
+
+NETWORKS = 3
+
+
+def run(options: Demo) -> None:
+    """Train, align, merge, write the folder and print the table."""
+    began = time.perf_counter()
+    data = choose_data(options.data)
+    options.out.mkdir(parents=True, exist_ok=True)
+    plan = cases(data, is_quick=options.quick)
+    seeds = range(options.seed, options.seed + NETWORKS)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with one_thread(), Progress(*columns, console=Console(stderr=True)) as progress:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            waiting = {case.key: [pool.submit(fit, case, data, seed, progress) for seed in seeds] for case in plan}
+        networks = {key: [future.result() for future in futures] for key, futures in waiting.items()}
+        outcomes = [study(case, networks[case.key], data, options.seed, progress) for case in plan]
+    results = {
+        "version": rg.__version__,
+        "seed": options.seed,
+        "seconds": time.perf_counter() - began,
+        "data": {"name": data.name, "train": plan[0].examples, "test": len(data.test_labels)},
+        "models": [outcome.numbers for outcome in outcomes],
+    }
+    for outcome in outcomes:
+        keep(outcome, options.out)
+    pictures = {name: tensor for outcome in outcomes for name, tensor in outcome.pictures.items()}
+    save(pictures, options.out / PICTURES, overwrite=True)
+    (options.out / RESULTS).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (options.out / PAGE).write_text(demo_page(options.out), encoding="utf-8")
+    console = Console()
+    console.print(summary(results))
+    console.print(f"report: {options.out / PAGE}", soft_wrap=True, highlight=False)
+
+
+def choose_data(name: str) -> ImageData:
+    """The data set that was asked for; MNIST where it is there and nothing else was said."""
+    return mnist() if name == "mnist" or (name == "auto" and has_mnist()) else digits()
+
+
+def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
+    """The two architectures, trained in a way that suits the size of the data.
+
+    Wide enough that aligned networks are connected, narrow enough that others are not.
+    """
+    size = data.train_images.shape[-1]
+    is_small = len(data.train_labels) < 10_000
+    hidden, channels, wide = (256, (64, 128), 256) if is_small else (256, (32, 64), 128)
+    examples = len(data.train_labels) if is_small else 15_000
+    epochs, batch = (40, 32) if is_small else (3, 64)
+    if is_quick:
+        hidden, channels, wide, epochs, examples = 24, (4, 8), 16, 2, 1000
+    training = Training(epochs=epochs, batch=batch, lr=5e-3, weight_decay=0.3)
+    pixels, flat = size * size, channels[1] * (size // 4) ** 2
+    return (
+        Case(
+            key="mlp",
+            name="MLP",
+            description=f"linear layers {pixels}-{hidden}-{hidden}-{data.classes} with ReLU",
+            module=mlp(pixels, hidden, hidden, data.classes),
+            first="layers.0.weight",
+            training=training,
+            examples=examples,
+        ),
+        Case(
+            key="cnn",
+            name="CNN",
+            description=f"two convolutions with {channels[0]} and {channels[1]} channels, then linear layers "
+            f"{flat}-{wide}-{data.classes}, with ReLU",
+            module=CNN(channels, wide, data.classes, image=size),
+            first="conv1.weight",
+            training=training,
+            examples=examples,
+        ),
+    )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread per network: for networks this small, more threads only wait for one another.
+
+    It also makes the numbers independent of how many processors there are.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def summary(results: dict[str, Any]) -> Table:
+    """The numbers of the report for the terminal."""
+    data = results["data"]
+    table = Table(title=f"{data['name']}: loss and accuracy on {data['test']:,} test images", title_justify="left")
+    for title in ("network", "loss", "accuracy", "barrier"):
+        table.add_column(title, justify="left" if title == "network" else "right")
+    for model in results["models"]:
+        for letter, network in zip("ABC", model["networks"], strict=True):
+            _add(table, f"{model['name']} {letter}, seed {network['seed']}", network)
+        for key, label in (("naive", "as trained"), ("aligned", "aligned")):
+            _add(table, f"mean of A and B, {label}", model["midpoints"][key], model["barriers"][key])
+        for key, label in (("naive", "as trained"), ("aligned", "aligned")):
+            _add(table, f"all {len(model['networks'])} merged, {label}", model["merged"][key])
+        table.add_section()
+    return table
+
+
+def _add(table: Table, label: str, values: dict[str, float], barrier: float | None = None) -> None:
+    last = "" if barrier is None else f"{barrier:.3f}"
+    table.add_row(label, f"{values['loss']:.3f}", f"{values['accuracy']:.1%}", last)

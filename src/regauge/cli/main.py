@@ -1,0 +1,67 @@
+"""The `regauge` command: each command is parsed here and run by the module of its name."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated
+
+import tyro
+
+from regauge.cli.errors import UsageError
+from regauge.cli.options import Align, Apply, Demo, Discover, Line, Options
+
+DESCRIPTION = "The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."
+
+MODULES: dict[type, str] = {
+    Demo: "regauge.cli.demo",
+    Discover: "regauge.cli.discover",
+    Align: "regauge.cli.align",
+    Apply: "regauge.cli.apply",
+    Line: "regauge.cli.line",
+}
+"""Each has a function `run(options)`; it is imported when the command is known."""
+
+Command = (
+    Annotated[Demo, tyro.conf.subcommand("demo")]
+    | Annotated[Discover, tyro.conf.subcommand("discover")]
+    | Annotated[Align, tyro.conf.subcommand("align")]
+    | Annotated[Apply, tyro.conf.subcommand("apply")]
+    | Annotated[Line, tyro.conf.subcommand("line")]
+)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Parse and run; what the user can mend is one sentence on the standard error and exit code 2."""
+    options = parse(args)
+    try:
+        import_module(MODULES[type(options)]).run(options)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (UsageError, ValueError, KeyError, OSError) as error:
+        logging.getLogger("regauge").debug("the command failed", exc_info=True)
+        print(f"regauge: {sentence(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def parse(args: Sequence[str] | None = None) -> Options:
+    """The options of one command; prints help or what is wrong with them and exits otherwise."""
+    options: Options = tyro.cli(
+        Command,
+        prog="regauge",
+        description=DESCRIPTION,
+        args=args,
+        config=(
+            tyro.conf.DisallowNone,
+            tyro.conf.FlagCreatePairsOff,
+            tyro.conf.OmitArgPrefixes,
+            tyro.conf.PositionalMetavarFromFieldName,
+        ),
+    )
+    return options
+
+
+def sentence(error: BaseException) -> str:
+    """The message of an error without the quotes that `str(KeyError(...))` adds, on one line."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return " ".join(text.split()) or type(error).__name__

@@ -1,0 +1,231 @@
+"""What MODEL means: a factory in a package or a file, or a folder in Hugging Face style; and example inputs for it."""
+
+import importlib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.cli.errors import UsageError
+from regauge.cli.options import ExampleInputs
+
+MATERIALIZED = 300_000_000
+"""A folder's model with more parameters than this is built on the meta device, without values."""
+TOKENS = 8
+"""Length of the example sentence of a language model."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module and what to call it with.
+
+    Attributes:
+        module: In evaluation mode, possibly on the meta device.
+        inputs: Positional example inputs.
+        kwargs: Keyword example inputs.
+    """
+
+    module: nn.Module
+    inputs: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the module has no values."""
+        return any(tensor.is_meta for tensor in self.module.state_dict().values())
+
+
+def load_model(text: str, options: ExampleInputs, *, on_meta: bool = False) -> Model:
+    """Build the model that `text` names, with example inputs.
+
+    Args:
+        text: `package.module:factory`, `file.py:factory`, or a folder with config.json.
+        options: Example inputs that replace those of the model.
+        on_meta: Whether to build it without values.
+
+    Raises:
+        UsageError: There is no such model, or it has no example inputs.
+    """
+    model = load_module(text, on_meta=on_meta)
+    if options.input_shape:
+        model = replace(model, inputs=_inputs(options, "meta" if model.is_meta else "cpu"), kwargs=None)
+    if not model.inputs and not model.kwargs:
+        raise UsageError(
+            f"{text!r} gives no example inputs: let the factory return (module, example_inputs), "
+            "or describe them, for example --input-shape 2x3x32x32"
+        )
+    return model
+
+
+def load_module(text: str, *, on_meta: bool = False) -> Model:
+    """The same where example inputs are not needed."""
+    folder = Path(text)
+    if folder.is_dir():
+        return _from_folder(folder, on_meta=on_meta)
+    built = call_factory(text, "MODEL", torch.device("meta") if on_meta else nullcontext())
+    if isinstance(built, nn.Module):
+        return Model(built.eval())
+    if isinstance(built, tuple) and len(built) in (2, 3) and isinstance(built[0], nn.Module):
+        inputs = built[1] if isinstance(built[1], tuple | list) else (built[1],)
+        kwargs = built[2] if len(built) == 3 else None
+        return Model(built[0].eval(), tuple(inputs), kwargs)
+    raise UsageError(
+        f"the factory {text!r} returned a {type(built).__name__}; it must return a torch.nn.Module, "
+        "(module, example_inputs) or (module, example_inputs, example_kwargs)"
+    )
+
+
+def call_factory(text: str, what: str, context: AbstractContextManager[Any] | None = None) -> Any:
+    """What the factory `package.module:name` or `file.py:name` returns.
+
+    Raises:
+        UsageError: There is no such factory, or it fails.
+    """
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise UsageError(
+            f"{what} {text!r} is neither a folder nor a factory; write package.module:factory or file.py:factory"
+        )
+    factory = getattr(_module(place, text, what), name, None)
+    if not callable(factory):
+        raise UsageError(f"{what} {text!r}: {place!r} has no function or class {name!r}")
+    return _run(factory, f"{what} {text!r} failed", context)
+
+
+def _run(function: Callable[[], Any], failure: str, context: AbstractContextManager[Any] | None = None) -> Any:
+    """Run code that the user wrote: whatever it raises is the user's to mend, so every error is told in a sentence."""
+    try:
+        with context or nullcontext():
+            return function()
+    except Exception as error:
+        raise UsageError(f"{failure}: {type(error).__name__}: {error}") from error
+
+
+def _module(place: str, text: str, what: str) -> ModuleType:
+    if place.endswith(".py"):
+        path = Path(place).resolve()
+        if not path.is_file():
+            raise UsageError(f"{what} {text!r}: there is no file {place!r}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise UsageError(f"{what} {text!r}: {place!r} cannot be imported")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        if str(path.parent) not in sys.path:
+            sys.path.insert(0, str(path.parent))
+        loader = spec.loader
+        _run(lambda: loader.exec_module(module), f"{what} {text!r} cannot be imported")
+        return module
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    imported: ModuleType = _run(lambda: importlib.import_module(place), f"{what} {text!r} cannot be imported")
+    return imported
+
+
+def _inputs(options: ExampleInputs, device: str) -> tuple[Tensor, ...]:
+    dtypes = options.input_dtype or ("float32",)
+    if len(dtypes) == 1:
+        dtypes = dtypes * len(options.input_shape)
+    if len(dtypes) != len(options.input_shape):
+        raise UsageError(
+            f"there are {len(options.input_shape)} input shapes but {len(dtypes)} dtypes; give one dtype each, or one"
+        )
+    generator = torch.Generator().manual_seed(0)
+    return tuple(_input(s, d, generator).to(device) for s, d in zip(options.input_shape, dtypes, strict=True))
+
+
+def _input(shape: str, dtype: str, generator: torch.Generator) -> Tensor:
+    if not re.fullmatch(r"\d+(x\d+)*", shape):
+        raise UsageError(f"the input shape {shape!r} cannot be read; write sizes with x between them: 2x3x32x32")
+    sizes = [int(size) for size in shape.split("x")]
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype) or kind.is_complex:
+        raise UsageError(f"the input dtype {dtype!r} is unknown; write for example float32 or int64")
+    if kind.is_floating_point:
+        return torch.randn(sizes, generator=generator).to(kind)
+    return torch.randint(0, 2, sizes, generator=generator).to(kind)
+
+
+def _from_folder(folder: Path, *, on_meta: bool) -> Model:
+    if not (folder / "config.json").is_file():
+        raise UsageError(
+            f"the folder {str(folder)!r} has no config.json, so its model is unknown; name the model as "
+            "package.module:factory or file.py:factory"
+        )
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError("a folder with config.json needs transformers: pip install 'regauge[transformers]'") from error
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError, json.JSONDecodeError) as error:
+        raise UsageError(
+            f"{str(folder / 'config.json')!r} is no configuration that transformers knows: {error}"
+        ) from error
+    names = getattr(config, "architectures", None) or []
+    factory = getattr(transformers, names[0], None) if names else None
+
+    automatic: Any = transformers.AutoModel
+
+    def build() -> nn.Module:
+        module: nn.Module = factory(config) if factory else automatic.from_config(config)
+        return module.eval()
+
+    failure = f"transformers cannot build the model of {str(folder)!r}"
+    module = _run(build, failure, torch.device("meta"))
+    if not on_meta and sum(p.numel() for p in module.parameters()) <= MATERIALIZED:
+        module = _run(build, failure)
+    return Model(module, (), _folder_inputs(module, config))
+
+
+def _folder_inputs(module: nn.Module, config: Any) -> dict[str, Tensor]:
+    """Small inputs for a transformers model, from what its configuration says about them."""
+    device = next(module.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens() -> Tensor:
+        vocabulary = _setting(config, ("vocab_size",), 16)
+        return torch.randint(3, max(4, vocabulary), (2, TOKENS), generator=generator).to(device)
+
+    main = getattr(module, "main_input_name", "input_ids")
+    kwargs: dict[str, Tensor] = {}
+    if main == "pixel_values" or hasattr(config, "vision_config"):
+        size = _setting(config, ("image_size",), 224)
+        sides = list(size) if isinstance(size, list | tuple) else [size, size]
+        shape = (2, _setting(config, ("num_channels",), 3), *sides)
+        kwargs["pixel_values"] = torch.randn(shape, generator=generator).to(device)
+    if main == "input_features":
+        length = 2 * _setting(config, ("max_source_positions",), 1500)
+        shape = (1, _setting(config, ("num_mel_bins",), 80), length)
+        kwargs["input_features"] = torch.randn(shape, generator=generator).to(device)
+    if main == "input_values":
+        kwargs["input_values"] = torch.randn((1, 4000), generator=generator).to(device)
+    if main == "input_ids":
+        kwargs["input_ids"] = tokens()
+    if not kwargs:
+        raise UsageError(
+            f"{type(module).__name__} takes {main!r}, for which no example is known; write a factory that returns "
+            "(module, (), {...}), or say --input-shape"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        kwargs["decoder_input_ids"] = tokens()
+    return kwargs
+
+
+def _setting(config: Any, names: Sequence[str], default: Any) -> Any:
+    """A setting of a configuration, or of the configuration of its vision or text part."""
+    for part in (config, getattr(config, "vision_config", None), getattr(config, "text_config", None)):
+        for name in names:
+            value = getattr(part, name, None)
+            if value is not None:
+                return value
+    return default

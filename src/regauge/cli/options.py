@@ -1,0 +1,129 @@
+"""What the commands can be told. Nothing here imports torch, so that `--help` answers at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+MODEL_HELP = (
+    "package.module:factory, file.py:factory, or a folder with config.json in Hugging Face style. A factory takes no "
+    "arguments and returns a module, or (module, example_inputs), or (module, example_inputs, example_kwargs)."
+)
+CHECKPOINT_HELP = (
+    ".safetensors, .index.json of a sharded checkpoint, .pt/.pth/.bin with a state dict, or a folder with one of them."
+)
+
+Model = Annotated[str | None, arg(metavar="MODEL", help=MODEL_HELP)]
+Checkpoint = Annotated[Positional[Path], arg(help=CHECKPOINT_HELP)]
+Output = Annotated[Path, arg(aliases=["-o"])]
+MaybeOutput = Annotated[Path | None, arg(aliases=["-o"])]
+
+
+@dataclass(frozen=True)
+class ExampleInputs:
+    """Example inputs, for models that do not bring their own."""
+
+    input_shape: tuple[str, ...] = ()
+    """Shapes of the positional inputs, for example 2x3x32x32; normal noise, or small integers."""
+    input_dtype: tuple[str, ...] = ()
+    """Their dtypes, for example float32 or int64; float32 where left out."""
+    outputs: tuple[str, ...] = ()
+    """Names of the model's outputs that count, for example logits; all tensors where left out."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train small networks on handwritten digits, align and merge them, and write an HTML report."""
+
+    out: Path = Path("out/demo")
+    """Folder for the report, the checkpoints and the numbers; files of an earlier demo are replaced."""
+    seed: int = 0
+    """Where all chance comes from."""
+    data: Literal["auto", "digits", "mnist"] = "auto"
+    """Digits ship with scikit-learn; MNIST is taken from the folder that REGAUGE_DATA names, if it is there."""
+    quick: bool = False
+    """Train narrow networks for a few steps: to see that everything works, not for the numbers."""
+
+
+@dataclass(frozen=True)
+class Discover:
+    """Find the symmetry of a model, print it as a table, and verify it numerically."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help=MODEL_HELP)]
+    output: MaybeOutput = None
+    """Write the symmetry as JSON to this file."""
+    overwrite: bool = False
+    """Replace the output if it exists."""
+    meta: bool = False
+    """Build the model on the meta device, without values: for models larger than memory. It is not verified then."""
+    skip_verification: bool = False
+    """Do not apply random elements and compare the outputs (in float64)."""
+    seed: int = 0
+    """Of the verification."""
+    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+
+
+@dataclass(frozen=True)
+class Align:
+    """Move checkpoint B along its orbit, next to checkpoint A; the result computes the same function as B.
+
+    The alignment is stored beside the output, as OUT.alignment.safetensors, for `regauge apply`.
+    """
+
+    a: Checkpoint
+    b: Checkpoint
+    output: Output
+    """Where the aligned B goes, a .safetensors file."""
+    model: Model = None
+    symmetry: Path | None = None
+    """Use this symmetry (JSON that `regauge discover -o` wrote) instead of discovering that of MODEL."""
+    restarts: int = 0
+    """Further matchings from random starting points; the best is kept."""
+    overwrite: bool = False
+    """Replace the output and its alignment if they exist."""
+    seed: int = 0
+    """Where the matching's chance comes from."""
+    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Apply a stored alignment to another checkpoint of the same architecture, or undo it."""
+
+    alignment: Positional[Path]
+    """What `regauge align` stored beside its output: OUT.alignment.safetensors, or OUT.safetensors for short."""
+    checkpoint: Checkpoint
+    output: Output
+    """Where the moved checkpoint goes, a .safetensors file."""
+    inverse: bool = False
+    """Undo the alignment instead."""
+    overwrite: bool = False
+    """Replace the output if it exists."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Evaluate a model along the straight line between two checkpoints: barrier, table and plot."""
+
+    a: Checkpoint
+    b: Checkpoint
+    data: Annotated[str, arg(metavar="DATA")]
+    """package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors
+    file with the arrays inputs and targets."""
+    model: Annotated[str, arg(metavar="MODEL", help=MODEL_HELP)]
+    points: int = 25
+    """How many networks are evaluated, the ends included."""
+    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
+    """What is measured; accuracy too for the cross entropy."""
+    batch: int = 512
+    """Examples per batch, for data from a file."""
+    output: MaybeOutput = None
+    """Write the plot to this file: .svg, .png or .pdf."""
+    overwrite: bool = False
+    """Replace the output if it exists."""
+    outputs: tuple[str, ...] = ()
+    """Name of the model's output that is compared with the targets, for example logits; the first where left out."""
+
+
+Options = Demo | Discover | Align | Apply | Line

@@ -1,0 +1,177 @@
+"""What the demo does with one architecture: train, find the symmetry, align, measure, merge."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.checkpoints.writing import save
+from regauge.cli.align import distance
+from regauge.core.params import Params
+from regauge.data.images import ImageData
+from regauge.nets.training import Training, evaluator, initialize, train
+
+POINTS = 17
+UNITS = 12
+"""How many units of the first layer are drawn."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One architecture of the demo.
+
+    Attributes:
+        key: For file names.
+        name: For people.
+        description: One line about the layers.
+        module: How to run its parameters.
+        first: Weight of the first layer, which is drawn.
+        training: How its networks are trained.
+        examples: How many of the training images are used.
+    """
+
+    key: str
+    name: str
+    description: str
+    module: nn.Module
+    first: str
+    training: Training
+    examples: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Numbers for people, tensors to draw, and files to keep.
+
+    Attributes:
+        numbers: What the report prints, ready for JSON.
+        pictures: What the report draws.
+        networks: Parameters by file name.
+        alignment: Of network B to network A.
+    """
+
+    numbers: dict[str, Any]
+    pictures: dict[str, Tensor]
+    networks: dict[str, Params]
+    alignment: Alignment
+
+
+def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
+    """One trained network; safe to run in several threads."""
+    generator = torch.Generator().manual_seed(seed)
+    module = copy.deepcopy(case.module)  # a module must not run with two sets of parameters at the same time
+    images, labels = data.train_images[: case.examples], data.train_labels[: case.examples]
+    task = progress.add_task(f"{case.name}: training from seed {seed}", total=case.training.steps(len(labels)))
+
+    def advance(loss: float) -> None:
+        progress.advance(task)
+
+    start = initialize(module, generator)
+    return train(module, start, images, labels, case.training, generator=generator, on_step=advance)
+
+
+def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, progress: Progress) -> Outcome:
+    """Find and verify the symmetry; align the second network to the first; measure the lines; merge all.
+
+    Args:
+        case: The architecture.
+        networks: Trained from `seed`, `seed + 1`, ...
+        data: Its test images give the numbers.
+        seed: Where the verification's and the matching's chance comes from.
+        progress: Is told about every evaluation.
+    """
+    task = progress.add_task(f"{case.name}: symmetry, alignment, barriers", total=2 * POINTS + len(networks) + 2)
+    generator = torch.Generator().manual_seed(seed)
+    example = (data.test_images[:8],)
+    symmetry = rg.discover(case.module, example)
+    check = symmetry.verify(case.module, example, generator=generator)
+
+    a, b = networks[:2]
+    method = rg.WeightMatching()
+    result = rg.align(a, b, symmetry, method=method, generator=generator)
+    merged = {
+        "naive": mean(networks),
+        "aligned": rg.merge(networks, symmetry, method=method, generator=generator),
+    }
+
+    evaluate_quietly = evaluator(case.module, data.test_images, data.test_labels)
+
+    def evaluate(params: Params) -> dict[str, float]:
+        values = evaluate_quietly(params)
+        progress.advance(task)
+        return values
+
+    lines = {
+        "naive": rg.line(evaluate, a, b, points=POINTS),
+        "aligned": rg.line(evaluate, a, result.params, points=POINTS),
+    }
+    numbers = {
+        "key": case.key,
+        "name": case.name,
+        "description": case.description,
+        "parameters": sum(tensor.numel() for tensor in a.values()),
+        "networks": [{"seed": seed + k, **evaluate(params)} for k, params in enumerate(networks)],
+        "curves": {"as trained": lines["naive"].table, "aligned": lines["aligned"].table},
+        "barriers": {name: curve.barrier for name, curve in lines.items()},
+        "midpoints": {name: curve.table[POINTS // 2] for name, curve in lines.items()},
+        "merged": {name: evaluate(params) for name, params in merged.items()},
+        "distance": {"before": distance(a, b), "after": distance(a, result.params)},
+        "units": min(UNITS, len(a[case.first])),
+        "symmetry": described(symmetry, check),
+    }
+    kept = {f"{case.key}-{letter}": params for letter, params in zip("abc", networks, strict=True)}
+    kept |= {f"{case.key}-b-aligned": result.params, f"{case.key}-merged": merged["aligned"]}
+    return Outcome(numbers, pictures(case, a, b, result), kept, Alignment(symmetry, result.element))
+
+
+def keep(outcome: Outcome, folder: Path) -> None:
+    """Write the networks, the alignment beside the aligned one, and the symmetry; earlier files are replaced."""
+    key = outcome.numbers["key"]
+    for name, params in outcome.networks.items():
+        save(params, folder / f"{name}.safetensors", overwrite=True)
+    save_alignment(outcome.alignment, alignment_path(folder / f"{key}-b-aligned.safetensors"), overwrite=True)
+    (folder / f"{key}-symmetry.json").write_text(outcome.alignment.symmetry.to_json() + "\n", encoding="utf-8")
+
+
+def pictures(case: Case, a: Params, b: Params, result: rg.AlignResult) -> dict[str, Tensor]:
+    """The permutations, and the incoming weights of the units of A's first layer with the largest norm."""
+    drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
+    chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]
+    for label, params in {"a": a, "before": b, "after": result.params}.items():
+        weights = params[case.first][chosen].flatten(1)
+        side = int(weights.shape[1] ** 0.5)
+        drawn[f"{case.key}/units/{label}"] = weights.reshape(-1, side, side)
+    return drawn
+
+
+def mean(networks: Sequence[Params]) -> Params:
+    """The plain average, name by name."""
+    return {name: torch.stack([params[name] for params in networks]).mean(0) for name in networks[0]}
+
+
+def described(symmetry: rg.Symmetry, check: rg.Check) -> dict[str, Any]:
+    """The symmetry as the report shows it."""
+    groups = [
+        {
+            "name": group.name,
+            "kind": group.kind,
+            "size": group.size,
+            "places": list(dict.fromkeys(f"{p.parameter}[{p.axis}]" for p in group.placements)),
+        }
+        for group in symmetry.groups
+    ]
+    text = str(check)
+    return {
+        "groups": groups,
+        "log10_order": symmetry.log10_order,
+        "dimension": symmetry.dimension,
+        "check": text[0].upper() + text[1:],
+        "is_verified": check.ok,
+    }

@@ -1,0 +1,1 @@
+"""Figures and self-contained HTML pages, from result files only."""

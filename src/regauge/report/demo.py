@@ -1,0 +1,61 @@
+"""The demo's report: one HTML page that needs nothing but itself, from the files that the demo wrote."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from regauge.report.figures import line_figure, permutation_figure, png_uri, svg_uri, weights_figure
+
+RESULTS, PICTURES, PAGE = "results.json", "pictures.safetensors", "report.html"
+"""Names of the demo's files: numbers, arrays that are drawn, and the page."""
+
+LABELS = {"a": "network A", "before": "network B", "after": "B, aligned"}
+
+
+def demo_page(folder: str | Path) -> str:
+    """The page for a folder with the demo's results.
+
+    Raises:
+        FileNotFoundError: The folder has no results.
+    """
+    folder = Path(folder)
+    results: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    pictures: dict[str, NDArray[Any]] = dict(load_file(folder / PICTURES))
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("regauge.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(loss=_loss, percent=_percent, thousands=_thousands)
+    models = [model | {"figures": _figures(model, pictures)} for model in results["models"]]
+    return environment.get_template("demo.html.j2").render(results | {"models": models})
+
+
+def _figures(model: Mapping[str, Any], pictures: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    key, curves = model["key"], model["curves"]
+    names = [group["name"] for group in model["symmetry"]["groups"]]
+    perms = {name: pictures[f"{key}/perm/{name}"] for name in names if f"{key}/perm/{name}" in pictures}
+    return {
+        "line": [svg_uri(line_figure(curves, metric)) for metric in ("loss", "accuracy")],
+        "permutations": [svg_uri(permutation_figure(name, perm)) for name, perm in perms.items()],
+        "weights": png_uri(weights_figure({label: pictures[f"{key}/units/{name}"] for name, label in LABELS.items()})),
+    }
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _thousands(value: int) -> str:
+    return f"{value:,}"

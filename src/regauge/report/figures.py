@@ -1,0 +1,152 @@
+"""Figures from tables and arrays. No pyplot: nothing global, nothing to close."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from numpy.typing import NDArray
+
+Row = Mapping[str, float]
+
+INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
+COLORS = ("#d1495b", "#00798c", "#8a6fb0", "#c58b2a")
+"""Before, after, and further curves."""
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "regauge",
+}
+WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
+
+
+def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss") -> Figure:
+    """A metric along the line between two networks; for the loss with the barrier of the first curve marked.
+
+    Args:
+        curves: For each label, rows with "t" (0 is the first network, 1 the second) and the metric.
+        metric: What is drawn.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 3.2), layout="constrained")
+        axes = figure.add_subplot()
+        for (label, rows), color in zip(curves.items(), COLORS, strict=False):
+            t, values = [row["t"] for row in rows], [row[metric] for row in rows]
+            axes.plot(t, values, color=color, linewidth=2.2, label=label, solid_capstyle="round")
+            axes.plot(t[:: len(t) - 1], values[:: len(t) - 1], "o", color=color, markersize=5)
+        axes.set_title(WORDS.get(metric, metric))
+        axes.set_xticks([0, 0.5, 1], ["A", "midpoint", "B"])
+        axes.margins(x=0.03)
+        if metric == "accuracy":
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+            axes.locator_params(axis="y", nbins=6, min_n_ticks=3, steps=[1, 2, 5, 10])
+        if metric == "loss":
+            axes.set_ylim(bottom=0)
+            _mark_barrier(axes, next(iter(curves.values())))
+            if any(curves):
+                axes.legend(frameon=False, loc="upper right", fontsize=9)
+        return figure
+
+
+def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
+    """A permutation matrix: a dot where a position (row) takes its unit from (column)."""
+    n = len(perm)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.0, 3.1), layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot([0, n - 1], [0, n - 1], color=COLORS[0], linewidth=1, alpha=0.5)
+        axes.plot(perm, np.arange(n), "s", color=COLORS[1], markersize=max(1.6, min(6.0, 160 / n)), markeredgewidth=0)
+        axes.set(xlim=(-1, n), ylim=(n, -1), aspect="equal", xticks=[0, n - 1], yticks=[0, n - 1])
+        axes.set_xticklabels(["1", str(n)])
+        axes.set_yticklabels(["1", str(n)])
+        axes.set_xlabel("unit of B", labelpad=-6)
+        axes.set_ylabel("position in A", labelpad=-12)
+        axes.set_title(name)
+        axes.grid(False)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(True)
+        return figure
+
+
+def weights_figure(rows: Mapping[str, NDArray[np.float32]]) -> Figure:
+    """Weights of units as images, one row per label and one column per unit; red is negative, blue positive.
+
+    Args:
+        rows: For each label, images `[units, height, width]`. All share one scale, so that dead units look dead.
+    """
+    labels = list(rows)
+    limit = float(np.quantile(np.abs(np.concatenate([images.ravel() for images in rows.values()])), 0.995)) or 1.0
+    count = len(rows[labels[0]])
+    with matplotlib.rc_context(STYLE):
+        tight = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0, hspace=0)
+        figure = Figure(figsize=(9.2, 8.2 / count * len(rows) + 0.15), layout=tight)
+        for r, label in enumerate(labels):
+            for c, image in enumerate(rows[label]):
+                axes = figure.add_subplot(len(rows), count, r * count + c + 1)
+                axes.imshow(image, cmap="RdBu", vmin=-limit, vmax=limit, interpolation="nearest")
+                axes.set(xticks=[], yticks=[])
+                axes.grid(False)
+                if c == 0:
+                    axes.set_ylabel(label, rotation=0, ha="right", va="center", color=INK, fontsize=9.5, labelpad=8)
+        return figure
+
+
+def svg_uri(figure: Figure) -> str:
+    """A figure as a data URI of an SVG picture, the same bytes every time."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def png_uri(figure: Figure) -> str:
+    """A figure as a data URI of a PNG picture, for figures of many small images."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="png", dpi=200, metadata={"Software": None}, transparent=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:
+    """The highest point above the straight line between the end losses."""
+    first, last = rows[0]["loss"], rows[-1]["loss"]
+
+    def chord(t: float) -> float:
+        return (1 - t) * first + t * last
+
+    top = max(rows, key=lambda row: row["loss"] - chord(row["t"]))
+    height = top["loss"] - chord(top["t"])
+    if height < 0.1 * axes.get_ylim()[1]:
+        return
+    axes.annotate(
+        "",
+        (top["t"], top["loss"]),
+        (top["t"], chord(top["t"])),
+        arrowprops={"arrowstyle": "<->", "color": MUTED, "linewidth": 1, "shrinkA": 0, "shrinkB": 0},
+    )
+    low = chord(top["t"]) + 0.22 * height
+    axes.text(top["t"] + 0.02, low, f"barrier {height:.2f}", color=MUTED, fontsize=9, va="center")

@@ -1,0 +1,156 @@
+"""Imports point one way: each layer imports only from layers above it, and siblings do not import each other."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import regauge
+
+SOURCE = Path(regauge.__file__).parent
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("core",),
+    ("checkpoints",),
+    ("discover",),
+    ("align",),
+    ("canonical",),
+    ("connect",),
+    ("merge",),
+    ("data", "nets"),
+    ("zoo",),
+    ("bayes", "inr", "weightspace", "learn", "flow"),
+    ("papers",),
+    ("report",),
+    ("cli",),
+)
+"""From the design: a part may import itself and what is in earlier rows."""
+
+PURE = {
+    "core": {"torch", "scipy", "numpy"},
+    "discover": {"torch", "numpy", "scipy"},
+    "align": {"torch", "scipy", "numpy", "lap"},
+    "canonical": {"torch", "scipy", "numpy"},
+    "connect": {"torch", "numpy", "scipy"},
+    "merge": {"torch", "numpy", "scipy", "safetensors"},
+}
+"""The library proper needs little else than torch."""
+
+BEFORE_PARSING = ("__init__.py", "__main__.py", "cli/__init__.py", "cli/main.py", "cli/options.py", "cli/errors.py")
+"""What `regauge --help` imports."""
+
+LEVEL = {part: level for level, row in enumerate(LAYERS) for part in row}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def imported(path: Path, *, everywhere: bool = True) -> Iterator[str]:
+    """Dotted names that a file imports; type-checking blocks and, if wanted, functions are left out."""
+    names: list[str] = []
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not everywhere:
+                continue
+            if isinstance(child, ast.Import):
+                names.extend(alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: relative import; write the full name"
+                assert child.module is not None
+                names.append(child.module)
+            visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")))
+    yield from names
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0]
+
+
+def test_every_part_has_a_layer() -> None:
+    parts = {part_of(path) for path in FILES if path.parent != SOURCE}
+    assert parts <= LEVEL.keys()
+    assert {"core", "discover", "align", "cli"} <= parts
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in FILES:
+        if path.parent == SOURCE:
+            continue
+        part = part_of(path)
+        for name in imported(path):
+            if name.startswith("regauge."):
+                other = name.split(".")[1]
+                if other != part and LEVEL[other] >= LEVEL[part]:
+                    wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
+            elif name == "regauge" and LEVEL[part] < LEVEL["papers"]:
+                wrong.append(f"{path.relative_to(SOURCE)} imports the whole package")
+    assert not wrong
+
+
+def test_the_library_proper_needs_little() -> None:
+    wrong = []
+    for path in FILES:
+        allowed = PURE.get(part_of(path))
+        if allowed is None or path.parent == SOURCE:
+            continue
+        for name in imported(path):
+            top = name.split(".")[0]
+            if top != "regauge" and top not in sys.stdlib_module_names and top not in allowed:
+                wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
+    assert not wrong
+
+
+def test_core_touches_no_files() -> None:
+    forbidden = {"os", "pathlib", "shutil", "tempfile", "io"}
+    wrong = [
+        f"{path.name} imports {name}"
+        for path in (SOURCE / "core").glob("*.py")
+        for name in imported(path)
+        if name.split(".")[0] in forbidden
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", BEFORE_PARSING)
+def test_nothing_heavy_before_parsing(name: str) -> None:
+    light = {"regauge", "tyro"}
+    for module in imported(SOURCE / name, everywhere=False):
+        top = module.split(".")[0]
+        assert top in light or top in sys.stdlib_module_names
+        if top == "regauge":
+            assert module in {"regauge", "regauge.cli.main", "regauge.cli.options", "regauge.cli.errors"}
+
+
+@pytest.mark.parametrize("args", [["--help"], ["demo", "--help"], ["align", "--help"]])
+def test_help_does_not_load_torch(args: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from regauge.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'matplotlib', 'sklearn', 'transformers'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage: regauge" in done.stdout
+
+
+def test_public_names_stay_what_they_are() -> None:
+    """Importing the subpackage `regauge.align` must not replace the function of that name."""
+    code = (
+        "import regauge.align, regauge.discover, regauge as rg\n"
+        "for name in rg.__all__:\n    getattr(rg, name)\n"
+        "assert callable(rg.align) and callable(rg.discover)\n"
+        "assert set(rg.__all__) <= set(dir(rg))\n"
+        "try:\n    rg.absent\nexcept AttributeError as error:\n    assert 'absent' in str(error)\n"
+        "else:\n    raise SystemExit('no error')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
