@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regauge.core.params import Params
     from regauge.core.symmetry import Frozen, Symmetry
     from regauge.core.verification import Check
-    from regauge.discover import discover, register_rule
+    from regauge.discover import TraceError, discover, register_leaf, register_rule
 
 __version__ = "0.1.0"
 
@@ -29,10 +29,12 @@ _HOMES = {
     "Params": "regauge.core.params",
     "Placement": "regauge.core.groups",
     "Symmetry": "regauge.core.symmetry",
+    "TraceError": "regauge.discover",
     "Value": "regauge.core.element",
     "WeightMatching": "regauge.align",
     "align": "regauge.align",
     "discover": "regauge.discover",
+    "register_leaf": "regauge.discover",
     "register_rule": "regauge.discover",
 }
 
@@ -45,11 +47,13 @@ __all__ = [
     "Params",
     "Placement",
     "Symmetry",
+    "TraceError",
     "Value",
     "WeightMatching",
     "__version__",
     "align",
     "discover",
+    "register_leaf",
     "register_rule",
 ]
 

@@ -7,6 +7,7 @@ axis instead, which needs no index as large as the tensor.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import EllipsisType
 
 import torch
 from torch import Tensor
@@ -183,7 +184,8 @@ def _look_up(site: Site, values: Tensor, batch: tuple[int, ...]) -> Tensor:
         else:
             k = others.index(axis)
             index.append(base.reshape([-1 if j == k else 1 for j in range(len(others))] + [1]))
-    return values[(..., *index, site.units)]
+    key: tuple[EllipsisType | Tensor, ...] = (..., *index, site.units)
+    return values[key]
 
 
 def _factor(site: Site, value: Value, batch: tuple[int, ...]) -> Tensor | None:
@@ -304,7 +306,8 @@ def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, 
         else:
             k = others.index(other)
             index.append(base.reshape([-1 if j == k else 1 for j in range(len(others))] + [1]))
-    blocks = matrix[(..., *index, slice(None), slice(None))] if index else matrix.unsqueeze(-3)
+    key: tuple[EllipsisType | Tensor | slice, ...] = (..., *index, slice(None), slice(None))
+    blocks = matrix[key] if index else matrix.unsqueeze(-3)
     # blocks: [*batch, *other axes, copies or 1, n, n]; work on [*lead, *others, rest, copies, n].
     blocks = blocks.to(device=tensor.device, dtype=tensor.dtype)
     last = tensor.movedim(lead + axis, -1)

@@ -20,6 +20,8 @@ TOLERANCE = 1e-9
 """Largest relative error of a model that computes in float64."""
 TOLERANCE_SINGLE = 1e-5
 """Largest relative error of a model that rounds to float32 inside, whatever its parameters' dtype."""
+TOLERANCE_FLOAT32 = 1e-4
+"""Largest relative error of a model that cannot run in float64 at all."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Check:
     Attributes:
         max_error: Largest relative change of an output, over all groups and all together.
         per_group: The same for each group alone.
-        tolerance: What was accepted: 1e-9, or 1e-5 where the model itself rounds to float32.
+        tolerance: What was accepted: 1e-9, 1e-5 where the model itself rounds to float32, 1e-4 where it cannot
+            run in float64.
     """
 
     max_error: float
@@ -48,8 +51,9 @@ class Check:
 
     def __str__(self) -> str:
         if self.ok:
+            count = f"{len(self.per_group)} groups, each alone and all together," if self.per_group else "all groups"
             return (
-                f"verified: {len(self.per_group)} groups leave the outputs unchanged "
+                f"verified: {count} leave the outputs unchanged "
                 f"(largest relative error {self.max_error:.1e}, tolerance {self.tolerance:.0e})"
             )
         if not self.failed:
@@ -73,42 +77,66 @@ def verify(
     kwargs: dict[str, Any],
     generator: torch.Generator,
     outputs: Outputs = None,
+    *,
+    each_group: bool = True,
 ) -> Check:
-    """See `Symmetry.verify`."""
+    """See `Symmetry.verify`. Without `each_group` only all groups together are tried, which is two evaluations."""
     if any(t.is_meta for t in module.state_dict().values()):
         raise ValueError(
             "the module is on the meta device, where nothing can be computed; verify a small configuration of the "
             "same architecture, or materialize the module with `module.to_empty(device='cpu')`"
         )
-    probe = Probe(module, inputs, kwargs, outputs)
-    params = perturbed(probe.params, set(probe.buffers), generator)
-    with _CastWatch() as watch:
-        reference = probe(params)
-    if not all(bool(t.isfinite().all()) for t in reference):
-        params = perturbed(probe.params, set(probe.buffers), generator, strength=0.1)
-        reference = probe(params)
-    if not all(bool(t.isfinite().all()) for t in reference):
-        raise ValueError(
-            "the model's outputs are NaN or Inf on these inputs, so nothing can be compared; give example inputs "
-            "that it can handle"
-        )
-    tolerance = TOLERANCE_SINGLE if watch.is_single else TOLERANCE
+    probe, params, reference, tolerance = _prepared(module, inputs, kwargs, outputs, generator)
     element = symmetry.random(generator)
     total = relative_change(reference, probe(symmetry.act(element, params)))
     blank = symmetry.identity()
     per_group = {}
-    for group in symmetry.groups:
+    for group in symmetry.groups if each_group else ():
         alone = blank.replace(group.name, element[group.name])
         per_group[group.name] = relative_change(reference, probe(symmetry.act(alone, params)))
     return Check(max([total, *per_group.values()]), per_group, tolerance)
 
 
+def _prepared(
+    module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs, generator: torch.Generator
+) -> tuple["Probe", Params, list[Tensor], float]:
+    """A probe, parameters away from initialization, what they compute, and how exactly the model can compute it."""
+    try:
+        probe = Probe(module, inputs, kwargs, outputs)
+        with _CastWatch() as watch:
+            probe(probe.params)
+        tolerance = TOLERANCE_SINGLE if watch.is_single else TOLERANCE
+    except RuntimeError:
+        # Some models make float32 tensors of their own and cannot run in float64.
+        probe = Probe(module, inputs, kwargs, outputs, dtype=torch.float32)
+        tolerance = TOLERANCE_FLOAT32
+    for strength in (0.3, 0.1, 0.01):
+        params = perturbed(probe.params, set(probe.buffers), generator, strength)
+        reference = probe(params)
+        if all(bool(t.isfinite().all()) for t in reference):
+            return probe, params, reference, tolerance
+    raise ValueError(
+        "the model's outputs are NaN or Inf on these inputs, so nothing can be compared; give example inputs "
+        "that it can handle"
+    )
+
+
 class Probe:
     """A float64 copy of a module in evaluation mode, run as a function of its parameters and buffers."""
 
-    def __init__(self, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs) -> None:
-        self.module = SelectedOutputs(copy.deepcopy(module).double().eval(), outputs)
-        self.inputs, self.kwargs = pytree.tree_map(_double, (tuple(inputs), kwargs))
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: Outputs,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        def cast(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        self.module = SelectedOutputs(copy.deepcopy(module).to(dtype).eval(), outputs)
+        self.inputs, self.kwargs = pytree.tree_map(cast, (tuple(inputs), kwargs))
         state = self.module.state_dict()
         self.params: Params = {name.removeprefix("module."): t.detach() for name, t in state.items()}
         self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
@@ -126,16 +154,16 @@ def perturbed(params: Params, buffers: set[str], generator: torch.Generator, str
 
     Buffers that hold nothing negative (running variances) keep their signs; tied names stay tied.
     """
-    seen: dict[int, Tensor] = {}
+    seen: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
     result = {}
     for name, tensor in params.items():
         if not tensor.is_floating_point() or tensor.numel() == 0:
             result[name] = tensor
             continue
-        key = tensor.data_ptr()
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
         if key not in seen:
             seen[key] = _perturbed_one(tensor, name in buffers, generator, strength)
-        result[name] = seen[key].reshape(tensor.shape)
+        result[name] = seen[key]
     return result
 
 
@@ -143,7 +171,10 @@ def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
     """Largest absolute difference of two lists of outputs, relative to the largest entry of each output."""
     worst = 0.0
     for a, b in zip(before, after, strict=True):
-        if a.numel() == 0 or not a.is_floating_point():
+        if a.numel() == 0:
+            continue
+        if not (a.is_floating_point() or a.is_complex()):
+            worst = worst if torch.equal(a, b) else float("inf")
             continue
         difference = float((a - b).abs().max()) / max(float(a.abs().max()), 1e-30)
         worst = max(worst, difference if difference == difference else float("inf"))
@@ -153,7 +184,7 @@ def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
 def _perturbed_one(tensor: Tensor, is_buffer: bool, generator: torch.Generator, strength: float) -> Tensor:
     def noise() -> Tensor:
         drawn = torch.randn(tensor.shape, generator=generator, device=generator.device, dtype=torch.float64)
-        return drawn.to(tensor.device)
+        return drawn.to(device=tensor.device, dtype=tensor.dtype)
 
     factor = torch.exp(strength * noise())
     if is_buffer and bool((tensor >= 0).all()) and bool((tensor > 0).any()):
@@ -167,11 +198,11 @@ def _perturbed_one(tensor: Tensor, is_buffer: bool, generator: torch.Generator, 
     return moved
 
 
-class _CastWatch(TorchDispatchMode):
+class _CastWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notices whether a model that was given float64 rounds to single or half precision inside."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.is_single = False
 
     def __torch_dispatch__(
@@ -181,7 +212,3 @@ class _CastWatch(TorchDispatchMode):
         if isinstance(result, Tensor) and result.dtype in (torch.float32, torch.float16, torch.bfloat16):
             self.is_single |= any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
         return result
-
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

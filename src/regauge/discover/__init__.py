@@ -1,6 +1,7 @@
 """Which transformations of a model's parameters leave its function unchanged?"""
 
 from regauge.discover.discover import discover
-from regauge.discover.registry import register_rule
+from regauge.discover.registry import register_leaf, register_rule
+from regauge.discover.trace import TraceError
 
-__all__ = ["discover", "register_rule"]
+__all__ = ["TraceError", "discover", "register_leaf", "register_rule"]

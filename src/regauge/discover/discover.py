@@ -1,21 +1,28 @@
 """The symmetry of any model: trace it, tie its axes, solve for what may act on them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from regauge.core.outputs import Outputs
-from regauge.core.symmetry import Symmetry
+from regauge.core.symmetry import Frozen, Symmetry
+from regauge.core.verification import verify as verify_numerically
+from regauge.discover.builder import Builder
 from regauge.discover.emit import frozen_axes, groups_of
 from regauge.discover.interpret import interpret
-from regauge.discover.registry import registered_rules
+from regauge.discover.record import Value
+from regauge.discover.registry import leaves_as_operators, registered_rules
 from regauge.discover.slots import write_out
 from regauge.discover.solve import solve
-from regauge.discover.trace import trace
+from regauge.discover.trace import Program, trace
 
-MAX_PASSES = 8
+MAX_PASSES = 16
 """Passes over the graph: each may find fused axes (query, key, value) that should be taken apart."""
+VERIFY_LIMIT = 50_000_000
+"""Number of parameters up to which `discover` verifies what it found unless told otherwise."""
 
 
 def discover(
@@ -26,21 +33,95 @@ def discover(
     outputs: Outputs = None,
     verify: bool | None = None,
 ) -> Symmetry:
-    program = trace(module, tuple(example_inputs), dict(example_kwargs or {}), outputs)
+    """Find the transformations of a model's parameters and buffers that leave its function unchanged.
+
+    The module is traced in evaluation mode with `torch.export`. Axes that operators tie together become one group; the
+    operators that touch a group decide what may act on it. An operator without a rule freezes the axes that it touches.
+    The result holds for the shapes, the branches and the outputs of this trace.
+
+    Args:
+        module: Any module that `torch.export` can trace, also on the meta device. It is left as it was.
+        example_inputs: Positional inputs. Give batches and sequences a length of at least two.
+        example_kwargs: Keyword inputs.
+        outputs: Which outputs must stay: a field name or several, or a function of the output. By default all
+            tensors in it; objects such as key-value caches do not count.
+        verify: Whether to check the result numerically at once and to freeze what fails. By default this is done
+            for modules of up to 50 million parameters that are not on the meta device.
+
+    Returns:
+        The symmetry, with the reason for every axis that is frozen.
+
+    Raises:
+        TraceError: `torch.export` cannot trace the module.
+        ValueError: The module returns no tensor that counts.
+
+    References:
+        Ainsworth et al. (2023), section 3; Godfrey et al. (2022), on the groups of activations.
+    """
+    inputs, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    with leaves_as_operators(module):
+        program = trace(module, inputs, kwargs, outputs)
+        builder, params = _run(program)
+        if builder.unknown:
+            # Second chance: write what has no rule in terms of operators that have one.
+            names = frozenset(name.split(" ")[0].split("::")[-1] for name in builder.unknown)
+            simpler = trace(module, inputs, kwargs, outputs, decompose=names)
+            again, again_params = _run(simpler)
+            if len(again.unknown) <= len(builder.unknown):
+                program, builder, params = simpler, again, again_params
+    symmetry = _symmetry(program, builder, params)
+    count = sum(p.numel() for p in module.parameters())
+    is_meta = any(t.is_meta for t in module.state_dict().values())
+    if verify or (verify is None and not is_meta and count <= VERIFY_LIMIT):
+        symmetry = _without_failures(symmetry, module, inputs, kwargs, outputs)
+    return symmetry
+
+
+def _run(program: Program) -> tuple[Builder, dict[str, Value]]:
     unrolled: frozenset[tuple[str, int]] = frozenset()
     for _ in range(MAX_PASSES):
         builder, params = interpret(program, unrolled, registered_rules())
         if builder.requests <= unrolled:
             break
         unrolled |= builder.requests
+    return builder, params
+
+
+def _symmetry(program: Program, builder: Builder, params: Mapping[str, Value]) -> Symmetry:
     slots = write_out(builder.records, params)
     groups = groups_of(solve(slots), slots, program.aliases)
     used = {place.name for place in slots.places.values()}
     return Symmetry(
         groups,
-        dict(program.shapes),
-        frozen_axes({n: v for n, v in params.items() if n in used}, groups),
-        tuple(builder.unknown),
-        tuple(sorted(n for n in params if n not in used and params[n].ndim)),
-        buffers=tuple(n for n, _ in module.named_buffers(remove_duplicate=False) if n in program.shapes),
+        shapes=dict(program.shapes),
+        frozen=frozen_axes({name: value for name, value in params.items() if name in used}, groups),
+        unknown=tuple(builder.unknown),
+        unused=tuple(sorted(name for name, value in params.items() if name not in used and value.ndim)),
+        buffers=program.buffers,
     )
+
+
+def _without_failures(
+    symmetry: Symmetry, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs
+) -> Symmetry:
+    """Freeze every group that the numbers contradict, and everything that is repeated within it."""
+    generator = torch.Generator().manual_seed(0)
+    quick = verify_numerically(symmetry, module, inputs, kwargs, generator, outputs, each_group=False)
+    if quick.ok:
+        return replace(symmetry, notes=(*symmetry.notes, str(quick)))
+    check = symmetry.verify(module, inputs, kwargs, generator=generator, outputs=outputs)
+    failed = set(check.failed) or {group.name for group in symmetry.groups}
+    failed |= {group.name for group in symmetry.groups if failed & set(group.within)}
+    kept = tuple(group for group in symmetry.groups if group.name not in failed)
+    reason = "a group was found here, but the numerical check refused it: please report this model"
+    frozen = tuple(
+        Frozen(p.parameter, p.axis, symmetry.shapes[p.parameter][p.axis], reason)
+        for group in symmetry.groups
+        if group.name in failed
+        for p in group.placements
+    )
+    smaller = replace(symmetry, groups=kept, frozen=(*symmetry.frozen, *dict.fromkeys(frozen)))
+    again = smaller.verify(module, inputs, kwargs, generator=generator, outputs=outputs)
+    if again.ok:
+        return replace(smaller, notes=(*smaller.notes, str(again)))
+    return replace(smaller, groups=(), notes=(*smaller.notes, "the outputs differ between two runs: nothing is kept"))

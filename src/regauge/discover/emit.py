@@ -2,10 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Frozen
-from regauge.discover.layout import Atom, core, leaves
+from regauge.discover.layout import Atom, leaves
 from regauge.discover.record import Value
 from regauge.discover.slots import Place, Slots
 from regauge.discover.solve import Freedom
@@ -63,11 +64,12 @@ class _Emitter:
         rows: dict[frozenset[Atom], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         joins = freedom.is_permuted or is_base or bool(freedom.shifts)
         own = freedom.bases
-        for kind, families in enumerate((freedom.scales, freedom.signs)):
-            for k, (_, bases) in enumerate(families):
-                rows[own if joins else bases][kind].append(k)
-        if joins:
-            rows[own]
+        for k, (_, bases) in enumerate(freedom.scales):
+            rows[own if joins else bases][0].append(k)
+        for k, (_, bases) in enumerate(freedom.signs):
+            rows[own if joins else bases][1].append(k)
+        if joins and own not in rows:
+            rows[own] = ([], [])
         groups = []
         for n, (bases, (scales, signs)) in enumerate(rows.items()):
             name = self.names[freedom.atom] if n == 0 else self._name(freedom, freedom.slots)
@@ -192,8 +194,6 @@ def _merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
 
 
 def _joined(a: Placement, b: Placement) -> Placement | None:
-    from dataclasses import replace
-
     size_a = next((size for size, stride in a.repeats if stride == 1), 1)
     size_b = next((size for size, stride in b.repeats if stride == 1), 1)
     outer_a = tuple(r for r in a.repeats if r[1] != 1)
@@ -203,6 +203,3 @@ def _joined(a: Placement, b: Placement) -> Placement | None:
     if replace(a, start=0, repeats=()) != replace(b, start=0, repeats=()) or size_a + size_b > a.stride:
         return None
     return replace(a, repeats=(*outer_a, (size_a + size_b, 1)))
-
-
-__all__ = ["core", "frozen_axes", "groups_of"]

@@ -174,9 +174,9 @@ class _Run:
 
 def _operator_name(target: Callable[..., Any] | str) -> str:
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.split("::")[-1]
+        return str(target._schema.name).split("::")[-1]
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return target.name()
+        return str(target.name())  # type: ignore[no-untyped-call]
     return getattr(target, "__name__", str(target))
 
 

@@ -167,7 +167,8 @@ def terms(layout: Iterable[Atom]) -> list[Term]:
         if atom.branches is None:
             result = [(start, ((atom, trailing), *factors)) for start, factors in result]
         else:
-            combined, offset = [], 0
+            combined: list[Term] = []
+            offset = 0
             for branch in atom.branches:
                 for branch_start, branch_factors in terms(branch):
                     scaled = tuple((a, stride * trailing) for a, stride in branch_factors)

@@ -121,7 +121,8 @@ class _Writer:
         sizes = [spot.value.shape[dim] for dim in spot.dims]
         result: list[Block] = []
         for chosen in product(*axes):
-            start, places = 0, []
+            start = 0
+            places: list[tuple[Atom, int]] = []
             for (first, factors), size in zip(chosen, sizes, strict=True):
                 start = start * size + first
                 places.extend(factors)

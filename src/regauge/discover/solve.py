@@ -273,11 +273,9 @@ def _make_acyclic(freedoms: list[Freedom]) -> None:
             return False
         return atom not in wanted[base] or order[base] < order[atom]
 
-    def kept(freedom: Freedom, bases: frozenset[Atom]) -> frozenset[Atom]:
-        return frozenset(base for base in bases if allowed(freedom.atom, base))
-
     for freedom in freedoms:
-        _restrict(freedom, lambda bases, f=freedom: kept(f, bases))
+        good = frozenset(base for base in wanted[freedom.atom] if allowed(freedom.atom, base))
+        _restrict(freedom, good.intersection)
     changed = True
     while changed:
         changed = False

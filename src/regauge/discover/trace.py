@@ -1,8 +1,11 @@
 """From a module to a flat list of operator calls: torch.export, with parameters and buffers by name."""
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -30,6 +33,7 @@ class Program:
         written: Output node of each buffer that the model updates.
         aliases: All names of a tensor that has several (tied weights), by its first name.
         shapes: Shapes of all parameters and buffers, by name.
+        buffers: Names of the persistent buffers.
     """
 
     graph: GraphModule
@@ -39,7 +43,7 @@ class Program:
     written: tuple[tuple[Node, str], ...]
     aliases: Mapping[str, tuple[str, ...]]
     shapes: Mapping[str, tuple[int, ...]]
-    buffers: tuple[str, ...] = field(default=())
+    buffers: tuple[str, ...]
 
 
 def trace(
@@ -63,7 +67,7 @@ def trace(
         if any(_is_mutable(node) for node in _all_nodes(program.graph_module)):
             program = _decomposed(program, {})
         if decompose:
-            table = torch.export.default_decompositions()
+            table: Any = torch.export.default_decompositions()
             program = _decomposed(program, {op: rule for op, rule in table.items() if _name(op) in decompose})
         return _program(module, program)
     finally:
@@ -76,15 +80,28 @@ def _name(op: Any) -> str:
 
 
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return program.run_decompositions(table)
+    with _quiet():
+        result: ExportedProgram = program.run_decompositions(table)
+    return result
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export warns and logs about its own internals; what matters reaches the user as an error."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch.export warns about its own internals
+        with torch.no_grad(), _quiet():
             return torch.export.export(wrapped, inputs, kwargs, strict=False)
     except Exception as error:  # torch.export raises many unrelated classes
         first = str(error).strip().splitlines()
@@ -110,7 +127,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         placeholder = getattr(spec.arg, "name", "")
         target = (spec.target or "").removeprefix("module.")
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            tensor = named.get(target, all_buffers.get(target))
+            tensor: Tensor | None = named.get(target, all_buffers.get(target))
             if tensor is not None and tensor.is_floating_point() and (target in named or target in buffers):
                 states[placeholder] = aliases[id(tensor)][0]
             elif tensor is not None:

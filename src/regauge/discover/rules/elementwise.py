@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from regauge.discover import record as law
 from regauge.discover.builder import Builder, Stack
-from regauge.discover.call import Call, Rule, as_value
+from regauge.discover.call import Call, NoRuleError, Rule, as_value
 from regauge.discover.record import Law, Letter, Spot, Value
 
 
@@ -242,9 +244,7 @@ def _times(b: Builder, x: Any, factor: Any) -> Any:
 
 
 def _broadcast(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
-    import torch
-
-    return tuple(torch.broadcast_shapes(x, y))
+    return tuple(np.broadcast_shapes(x, y))
 
 
 def _holds_positions(x: Value | Stack) -> bool:

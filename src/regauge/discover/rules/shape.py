@@ -50,7 +50,7 @@ def unsqueeze(b: Builder, call: Call) -> Moved:
 
 
 def squeeze(b: Builder, call: Call) -> Moved:
-    x = call.x
+    x: Moved = call.x
     ndim = len(x.shape)
     dims = range(ndim) if "dim" not in call.arguments else [d % ndim for d in ints(call["dim"])]
     for dim in sorted(dims, reverse=True):
