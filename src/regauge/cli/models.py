@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regauge.cli.errors import UsageError
 from regauge.cli.options import ExampleInputs
 
-MATERIALIZED = 300_000_000
+MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""
 TOKENS = 8
 """Length of the example sentence of a language model."""

@@ -59,8 +59,6 @@ class Discover:
     """Build the model on the meta device, without values: for models larger than memory. It is not verified then."""
     skip_verification: bool = False
     """Do not apply random elements and compare the outputs (in float64)."""
-    seed: int = 0
-    """Of the verification."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
 
 
