@@ -20,15 +20,18 @@ import torch
 from torch import Tensor
 
 from regauge.align.blocks import complete, solve_family
+from regauge.align.moves import Change, moved_positions, unit_factor
 from regauge.align.places import Family, Tensors, barycentre, coupled_tensors, dot, families
-from regauge.align.running import Change, RunningCost
+from regauge.align.running import RunningCost
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, character, closest
-from regauge.core.element import Element, Value
+from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 
+CERTAIN = 1e-5
+"""A gain above this share of `sum |a| |b|` of the tensors involved is no rounding error of float32 products."""
 DAMPING = (0.1, 0.3, 1.0, 3.0)
 """How strongly a step is held back when a group acts on two axes of one tensor and the full step fails."""
 
@@ -56,8 +59,10 @@ class Ascent:
             self._b = {name: tensor.clone() for name, tensor in b.items()}
         else:
             self._b = _act.act(symmetry.groups, sites, start, b, {name: t.ndim for name, t in b.items()})
-        self.objective = objective(symmetry, self._a, self._b, b)
+        self._symmetry, self._start = symmetry, b
+        self.objective = self.exact_objective()
         self._norms = {name: float(a[name].norm() * b[name].norm()) for name in a}
+        self._energies = {(name, frozenset[str]()): norm for name, norm in self._norms.items()}
         self._tolerance = tolerance * sum(self._norms.values())
         self.families = families(symmetry.groups, sites)
         self._neighbors = {
@@ -95,7 +100,11 @@ class Ascent:
             for neighbor in self._neighbors[best]:
                 scores.pop(neighbor.root.name, None)
         self.families = order
-        self._dirty = {family.root.name for family in self.families}
+        self.objective = self.exact_objective()
+
+    def exact_objective(self) -> float:
+        """The objective summed anew, without what rounding added up on the way."""
+        return objective(self._symmetry, self._a, self._b, self._start)
 
     def sweep(self) -> bool:
         """Improve every family once whose neighbors moved since its last step; whether anything moved."""
@@ -122,8 +131,7 @@ class Ascent:
             running = self._running[family.root.name]
             found = running.closest(running.cost(self._a, self._b, averaged))
             relative = complete(family, {family.root.name: found.value}, ())
-        changes, gain = self._changes(family, relative)
-        self._apply(family, relative, changes, gain)
+        self._apply(family, relative, self._changes(family, relative))
 
     def _improve(self, family: Family) -> None:
         """Take the best step of a family if it gains anything; exact sums decide."""
@@ -133,76 +141,87 @@ class Ascent:
             a, b = ({name: t[name].unsqueeze(0) for name in family.sites} for t in (self._a, self._b))
             steps, gains = solve_family(family, a, b)
             if float(gains) > self._tolerance:
-                self._try(family, steps.item(0))
+                self._try(family, steps.item(0), float(gains))
             return
         running = self._running[root]
         cost = running.cost(self._a, self._b, {})
         found = running.closest(cost)
-        if float(found.objective - cost.at_identity()) <= self._tolerance:
+        gain = float(found.objective - cost.at_identity())
+        if gain <= self._tolerance:
             return
-        is_moved = self._try(family, complete(family, {root: found.value}, ()))
+        is_moved = self._try(family, complete(family, {root: found.value}, ()), gain)
         if self._coupled[root]:
             for damping in DAMPING:
                 if is_moved:
                     self._dirty.add(root)
                     break
                 held = closest(family.root, _held_back(cost, damping))
-                is_moved = self._try(family, complete(family, {root: held.value}, ()))
+                is_moved = self._try(family, complete(family, {root: held.value}, ()), 0.0)
 
-    def _try(self, family: Family, relative: Element) -> bool:
-        changes, gain = self._changes(family, relative)
+    def _try(self, family: Family, relative: Element, promised: float) -> bool:
+        """Take a step unless it fails to gain; sums in float64 decide where rounding could."""
+        changes = self._changes(family, relative)
+        scale = sum(self._norms[name] for name in family.sites)
+        is_certain = promised > CERTAIN * scale and not self._coupled[family.root.name]
+        gain = promised if is_certain else self._gain(family, changes)
         if gain <= self._tolerance:
             return False
-        self._apply(family, relative, changes, gain)
+        self._apply(family, relative, changes)
+        self.objective += gain
         return True
 
-    def _changes(self, family: Family, relative: Element) -> tuple[list[Change], float]:
-        """What a step would write, and what it would gain, in float64."""
-        changes, gain = [], 0.0
+    def _changes(self, family: Family, relative: Element) -> list[Change]:
+        """What a step would write."""
+        changes = []
         is_plain = not family.is_nested and family.root.matrix == "none"
         members = {group.name for group in family.members}
         for name, local in family.sites.items():
             own = [site for site in local if site.group.name in members]
             old = self._b[name]
             if is_plain and name not in self._coupled[family.root.name]:
-                change = _moved_positions(name, own, relative[family.root.name], old)
-                if change is None:
-                    continue
-                target = self._a[name].index_select(own[0].placement.axis, change.positions)
-                old = old.index_select(own[0].placement.axis, change.positions)
+                change = moved_positions(name, own, relative[family.root.name], old)
+                if change is not None:
+                    changes.append(change)
             else:
                 groups = (*family.members, *family.fixed)
                 new = _act.act(groups, {name: own}, relative, {name: old}, {name: old.ndim})[name]
-                change = Change(name, None, torch.empty(0), new, new - old)
-                target = self._a[name]
-            gain += dot(target, change.difference)
-            if any(any(site.placement.shift) for site in own):
-                gain -= (dot(change.new, change.new) - dot(old, old)) / 2
-            changes.append(change)
-        return changes, gain
+                changes.append(Change(name, None, torch.empty(0), new, old))
+        return changes
 
-    def _apply(self, family: Family, relative: Element, changes: list[Change], gain: float) -> None:
+    def _gain(self, family: Family, changes: list[Change]) -> float:
+        """What changes gain, summed in float64."""
+        gain = 0.0
+        for change in changes:
+            target, new = self._a[change.name], change.new
+            if change.axis is not None:
+                target = target.index_select(change.axis, change.positions)
+            gain += dot(target, change.difference)
+            if any(any(site.placement.shift) for site in family.sites[change.name]):
+                old = new - change.difference
+                gain -= (dot(new, new) - dot(old, old)) / 2
+        return gain
+
+    def _apply(self, family: Family, relative: Element, changes: list[Change]) -> None:
         root = family.root.name
         for change in changes:
-            if change.axis is None:
-                self._b[change.name] = change.new
-            else:
-                self._b[change.name].index_copy_(change.axis, change.positions, change.new)
             for neighbor in self._neighbors[root]:
                 if change.name in neighbor.sites:
                     self._dirty.add(neighbor.root.name)
                     if not neighbor.is_nested:
                         self._running[neighbor.root.name].neighbor_moved(change, self._a)
+            if change.axis is None:
+                self._b[change.name] = change.new
+            else:
+                self._b[change.name].index_copy_(change.axis, change.positions, change.new)
         if not family.is_nested:
             value = relative[root]
             characters = {character(s.placement): s for local in family.sites.values() for s in local}
-            factors = {key: f for key, s in characters.items() if (f := _unit_factor(s, value)) is not None}
+            factors = {key: f for key, s in characters.items() if (f := unit_factor(s, value)) is not None}
             self._running[root].self_moved(value, factors)
         groups = (*family.members, *family.fixed)
         moved = _element.compose(groups, relative, self.element)
         for group in family.members:
             self.element = self.element.replace(group.name, moved[group.name])
-        self.objective += gain
 
     def _averaged_sites(self, family: Family, unknown: Unknown) -> dict[tuple[str, int], list[Site]]:
         """For each place of a family (tensor and axis; axis -1 for all) the sites that are still unknown."""
@@ -228,12 +247,12 @@ class Ascent:
         for (name, axis), sites in self._averaged_sites(family, unknown).items():
             if axis >= 0:
                 continue
-            if not sites:
-                known += self._norms[name]
-                continue
-            x, y = barycentre(self._a[name], sites), barycentre(self._b[name], sites)
-            if x is not None and y is not None:
-                known += float(x.norm() * y.norm())
+            # What is known already moves the tensor without changing this norm, so it is computed once.
+            key = (name, frozenset(site.group.name for site in sites))
+            if key not in self._energies:
+                x, y = barycentre(self._a[name], sites), barycentre(self._b[name], sites)
+                self._energies[key] = 0.0 if x is None or y is None else float(x.norm() * y.norm())
+            known += self._energies[key]
         return known / (sum(self._norms[name] for name in family.sites) or 1.0)
 
 
@@ -249,57 +268,6 @@ def objective(symmetry: Symmetry, a: Tensors, moved: Tensors, b: Tensors) -> flo
 
 def _acts(family: Family, sites: Mapping[str, object]) -> bool:
     return any(s.group.name == family.root.name for name in sites for s in family.sites[name])
-
-
-def _moved_positions(name: str, sites: list[Site], value: Value, old: Tensor) -> Change | None:
-    """The positions of one axis that a step of a group without a matrix moves, and their new values."""
-    axis = sites[0].placement.axis
-    targets, sources, factors, shifts = [], [], [], []
-    for site in sites:
-        n = site.group.size
-        units = torch.arange(n)
-        perm = units if value.perm is None else value.perm
-        factor = _unit_factor(site, value)
-        shift = torch.zeros(n, dtype=torch.float64)
-        if value.shift is not None:
-            shift = (torch.tensor(site.placement.shift, dtype=torch.float64).unsqueeze(-1) * value.shift).sum(0)
-        is_moved = (perm != units) | (shift != 0)
-        if factor is not None:
-            is_moved = is_moved | (factor != 1)
-        moved = is_moved.nonzero().flatten()
-        rows = site.positions.reshape(n, -1)
-        targets.append(rows[moved].flatten())
-        sources.append(rows[perm[moved]].flatten())
-        ones = torch.ones(n, dtype=torch.float64) if factor is None else factor
-        factors.append(ones[moved].repeat_interleave(rows.shape[1]))
-        shifts.append(shift[moved].repeat_interleave(rows.shape[1]))
-    target = torch.cat(targets).to(old.device)
-    if target.numel() == 0:
-        return None
-    shape = [-1 if k == axis else 1 for k in range(old.ndim)]
-    new = old.index_select(axis, torch.cat(sources).to(old.device))
-    factor, shift = torch.cat(factors), torch.cat(shifts)
-    if bool((factor != 1).any()):
-        new = new * factor.to(old).reshape(shape)
-    if bool((shift != 0).any()):
-        new = new + shift.to(old).reshape(shape)
-    return Change(name, axis, target, new, new - old.index_select(axis, target))
-
-
-def _unit_factor(site: Site, value: Value) -> Tensor | None:
-    """What a step multiplies each unit by at a site; None for one."""
-    factor: Tensor | None = None
-    if value.sign is not None:
-        for family, exponent in enumerate(site.placement.sign):
-            if exponent % 2:
-                row = value.sign[family].double()
-                factor = row if factor is None else factor * row
-    if value.shift is not None:
-        for family, parity in enumerate(site.placement.parity):
-            if parity:
-                row = 1.0 - 2 * (value.shift[family] % 2).double()
-                factor = row if factor is None else factor * row
-    return factor
 
 
 def _held_back(cost: Cost, damping: float) -> Cost:

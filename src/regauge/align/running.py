@@ -7,22 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regauge.align.moves import Change
 from regauge.align.places import Family, Tensors, barycentre, inner_products, shift_cost, unfold
 from regauge.core.act import Site
 from regauge.core.assignment import Floats
 from regauge.core.closest import Character, Closest, Cost, character, closest
 from regauge.core.element import Value
-
-
-@dataclass(frozen=True)
-class Change:
-    """New values of one tensor at some positions of one axis, or everywhere (`axis` None)."""
-
-    name: str
-    axis: int | None
-    positions: Tensor
-    new: Tensor
-    difference: Tensor
 
 
 @dataclass
@@ -100,13 +90,15 @@ class RunningCost:
         for term in self._terms:
             if term.name != change.name or not term.is_present:
                 continue
-            left, right, axis = a[change.name], change.difference, term.site.placement.axis
+            left, axis = a[change.name], term.site.placement.axis
             if change.axis is not None and change.axis != axis:
-                left = left.index_select(change.axis, change.positions)
+                left, right = left.index_select(change.axis, change.positions), change.difference
             elif change.axis is not None:
                 if not bool(torch.isin(change.positions.cpu(), term.site.positions).any()):
                     continue
                 right = torch.zeros_like(left).index_copy(change.axis, change.positions, change.difference)
+            else:
+                right = change.difference
             product = inner_products(self._group, unfold(left, term.site), unfold(right, term.site))
             _accumulate(self._sums, character(term.site.placement), product)
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.align.ascent import Ascent, objective
+from regauge.align.ascent import Ascent
 from regauge.align.matching import Matching
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
@@ -64,11 +64,11 @@ class WeightMatching:
                 f"restarts={self.restarts} begin at random elements; give align a torch.Generator as `generator`"
             )
         a, b = _compared(params_a, params_b, symmetry)
-        initial = objective(symmetry, a, b, b)
         climbs = [self._climb(symmetry, a, b, self.start, None)]
         for _ in range(self.restarts):
             assert generator is not None
             climbs.append(self._climb(symmetry, a, b, "identity", _random_start(symmetry, generator)))
+        initial = climbs[0].initial
         if self.start != "identity" and max(c.objective for c in climbs) < initial:
             climbs.append(self._climb(symmetry, a, b, "identity", None))
         best = max(climbs, key=lambda climb: climb.objective)
@@ -90,17 +90,19 @@ class WeightMatching:
         element: Element | None,
     ) -> "_Climb":
         ascent = Ascent(symmetry, a, b, start=element, tolerance=self.tolerance)
+        initial = ascent.objective
         if start == "barycentre":
             ascent.start_from_barycentre()
         history, is_moving = [ascent.objective], True
         while is_moving and len(history) <= self.max_sweeps:
             is_moving = ascent.sweep()
             history.append(ascent.objective)
-        return _Climb(ascent.element, ascent.objective, tuple(history), not is_moving)
+        return _Climb(initial, ascent.element, ascent.exact_objective(), tuple(history), not is_moving)
 
 
 @dataclass(frozen=True)
 class _Climb:
+    initial: float
     element: Element
     objective: float
     history: tuple[float, ...]
