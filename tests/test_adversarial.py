@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import prune
 from torch.utils import checkpoint
 
 import regauge as rg
+from regauge.discover.trace import TraceError
 
 Forward = Callable[[Any, Tensor], Any]
 
@@ -315,7 +317,7 @@ WRITTEN: tuple[Forward, ...] = (
 
 MUST_FIND = {
     **{name: {"S8"} for name in ("_checkpointed", "_custom_function", "_dropped", "_vmapped", "_fourier_of_inputs")},
-    **{name: {"S8"} for name in ("_dictionary", "_hidden_is_output", "_unused", "_python_number", "_rolled")},
+    **{name: {"S8"} for name in ("_dictionary", "_hidden_is_output", "_unused", "_python_number")},
 }
 """Permuted groups without which a module would be found too rigid."""
 
@@ -347,7 +349,7 @@ def weight_normed() -> nn.Module:
 def old_weight_normed() -> nn.Module:
     with pytest.warns(FutureWarning, match="weight_norm"):
         first = nn.utils.weight_norm(nn.Linear(5, 8))
-    return nn.Sequential(first, nn.ReLU(), nn.Linear(8, 3))
+    return _run_once(nn.Sequential(first, nn.ReLU(), nn.Linear(8, 3)))
 
 
 def spectral_normed() -> nn.Module:
@@ -373,8 +375,15 @@ def symmetric() -> nn.Module:
 
 def pruned() -> nn.Module:
     layer = nn.Linear(8, 8)
-    nn.utils.prune.random_unstructured(layer, "weight", 0.5)
-    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), layer, nn.ReLU(), nn.Linear(8, 3))
+    prune.random_unstructured(layer, "weight", 0.5)
+    return _run_once(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), layer, nn.ReLU(), nn.Linear(8, 3)))
+
+
+def _run_once(module: nn.Module) -> nn.Module:
+    """torch cannot copy a weight that a hook computes while that weight has a history."""
+    with torch.no_grad():
+        module(torch.randn(2, 5))
+    return module
 
 
 def training_mode() -> nn.Module:
@@ -563,12 +572,12 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("make", [Branching, Counting])
 def test_a_model_that_cannot_be_traced_says_what_to_do(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ValueError, match="from_axes"):
+    with pytest.raises(TraceError, match="from_axes"):
         rg.discover(make(), (torch.randn(6, 5),))
 
 
 def test_wrong_inputs_are_the_callers_error() -> None:
-    with pytest.raises((ValueError, RuntimeError, TypeError), match=r"[Ss]hape|size|mat1"):
+    with pytest.raises((ValueError, RuntimeError, TypeError), match="reduction dim"):
         rg.discover(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), (torch.randn(6, 4),))
 
 

@@ -8,6 +8,10 @@ from torch import Tensor, nn
 Outputs = Callable[[Any], Any] | str | Sequence[str] | None
 
 
+class OutputsError(ValueError):
+    """The outputs that count are not in the model's output; `discover` must not mistake this for a failed trace."""
+
+
 def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
     """The tensors of a model's output that count, in a fixed order.
 
@@ -16,7 +20,7 @@ def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
     picks anything.
 
     Raises:
-        ValueError: A name is not in the output, or nothing is left.
+        OutputsError: A name is not in the output, or nothing is left.
     """
     if callable(outputs):
         output = outputs(output)
@@ -25,7 +29,7 @@ def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
         output = [_field(output, name) for name in names]
     found = list(_tensors(output))
     if not found:
-        raise ValueError(
+        raise OutputsError(
             f"the model's output ({type(output).__name__}) holds no tensors that count; "
             "say which do with `outputs=`, a field name or a function of the output"
         )
@@ -51,7 +55,7 @@ def _field(output: Any, name: str) -> Any:
     elif hasattr(output, name):
         return getattr(output, name)
     known = list(output) if isinstance(output, Mapping) else type(output).__name__
-    raise ValueError(f"the model's output has no {name!r} (it has {known}); name another output")
+    raise OutputsError(f"the model's output has no {name!r} (it has {known}); name another output")
 
 
 def _tensors(value: Any) -> "Sequence[Tensor]":

@@ -1,14 +1,14 @@
 """The numerical proof of a symmetry: random elements must leave the outputs unchanged."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regauge.core.outputs import Outputs, SelectedOutputs
 from regauge.core.params import Params
@@ -103,9 +103,7 @@ def _prepared(
     """A probe, parameters away from initialization, what they compute, and how exactly the model can compute it."""
     try:
         probe = Probe(module, inputs, kwargs, outputs)
-        with _CastWatch() as watch:
-            probe(probe.params)
-        tolerance = TOLERANCE_SINGLE if watch.is_single else TOLERANCE
+        tolerance = TOLERANCE_SINGLE if probe.rounds() else TOLERANCE
     except RuntimeError:
         # Some models make float32 tensors of their own and cannot run in float64.
         probe = Probe(module, inputs, kwargs, outputs, dtype=torch.float32)
@@ -140,6 +138,18 @@ class Probe:
         state = self.module.state_dict()
         self.params: Params = {name.removeprefix("module."): t.detach() for name, t in state.items()}
         self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
+
+    def rounds(self) -> bool:
+        """Whether something that depends on the parameters is computed in less than float64."""
+        named = {f"module.{name}": tensor.detach() for name, tensor in self.params.items()}
+        for name, tensor in named.items():
+            # Kernels of batch normalization have no derivatives with respect to running statistics.
+            is_parameter = name.removeprefix("module.") not in self.buffers
+            tensor.requires_grad_(is_parameter and tensor.is_floating_point())
+        with torch.enable_grad(), _Precision() as precision:
+            torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
+        is_lost: bool = precision.is_lost
+        return is_lost
 
     def __call__(self, params: Mapping[str, Tensor]) -> list[Tensor]:
         named = {f"module.{name}": tensor for name, tensor in params.items()}
@@ -198,17 +208,17 @@ def _perturbed_one(tensor: Tensor, is_buffer: bool, generator: torch.Generator, 
     return moved
 
 
-class _CastWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices whether a model that was given float64 rounds to single or half precision inside."""
+class _Precision(TorchFunctionMode):
+    """Watches for results of single or half precision that depend on parameters."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.is_single = False
+        super().__init__()
+        self.is_lost = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype in (torch.float32, torch.float16, torch.bfloat16):
-            self.is_single |= any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
+            self.is_lost |= result.requires_grad
         return result

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
-from regauge.core.outputs import Outputs, SelectedOutputs
+from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs
 
 
 class TraceError(RuntimeError):
@@ -103,6 +103,8 @@ def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any])
     try:
         with torch.no_grad(), _quiet():
             return torch.export.export(wrapped, inputs, kwargs, strict=False)
+    except OutputsError:
+        raise
     except Exception as error:  # torch.export raises many unrelated classes
         first = str(error).strip().splitlines()
         raise TraceError(
