@@ -115,11 +115,12 @@ def _module(place: str, text: str, what: str) -> ModuleType:
         path = Path(place).resolve()
         if not path.is_file():
             raise UsageError(f"{what} {text!r}: there is no file {place!r}")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
+        name = f"regauge_user_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise UsageError(f"{what} {text!r}: {place!r} cannot be imported")
         module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)
+        sys.modules[name] = module  # dataclasses look their module up
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
         loader = spec.loader

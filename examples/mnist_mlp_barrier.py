@@ -1,0 +1,103 @@
+"""Two 784-512-512-512-10 MLPs trained on MNIST from different seeds: the barrier between them, before and after.
+
+    REGAUGE_DATA=folder/with/mnist .venv/bin/python examples/mnist_mlp_barrier.py
+
+Trains both (half a minute on two cores), finds the symmetry, aligns the second network to the first, evaluates 25
+networks on the line between them, and prints a table in Markdown. Without MNIST, `--data digits` uses scikit-learn's
+digits.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """Loss barriers between two MLPs with three hidden layers of 512 units."""
+
+    data: Literal["mnist", "digits"] = "mnist"
+    """MNIST from the folder that REGAUGE_DATA names, or scikit-learn's digits."""
+    epochs: int = 5
+    """Passes over the training images."""
+    batch: int = 128
+    """Images per step."""
+    lr: float = 2e-3
+    """Largest learning rate."""
+    weight_decay: float = 0.1
+    """Of AdamW."""
+    seeds: tuple[int, int] = (0, 1)
+    """Of the two networks."""
+    points: int = 25
+    """Networks on the line."""
+
+
+def main(options: Barrier) -> None:
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    import regauge as rg
+    from regauge.data.images import digits, mnist
+    from regauge.nets.mlp import mlp
+    from regauge.nets.training import Training, evaluator, initialize, train
+
+    data = mnist() if options.data == "mnist" else digits()
+    pixels = data.train_images[0].numel()
+    module = mlp(pixels, 512, 512, 512, data.classes)
+    training = Training(options.epochs, options.batch, options.lr, options.weight_decay)
+
+    with Progress(console=Console(stderr=True)) as progress:
+        networks = []
+        for seed in options.seeds:
+            task = progress.add_task(f"training from seed {seed}", total=training.steps(len(data.train_labels)))
+            generator = torch.Generator().manual_seed(seed)
+            networks.append(
+                train(
+                    module,
+                    initialize(module, generator),
+                    data.train_images,
+                    data.train_labels,
+                    training,
+                    generator=generator,
+                    on_step=lambda loss, task=task: progress.advance(task),
+                )
+            )
+        a, b = networks
+
+        symmetry = rg.discover(module, (data.test_images[:4],))
+        began = time.perf_counter()
+        result = rg.align(a, b, symmetry, method=rg.WeightMatching())
+        seconds = time.perf_counter() - began
+
+        curves = {}
+        sets = {"test": (data.test_images, data.test_labels), "train": (data.train_images, data.train_labels)}
+        for name, (images, labels) in sets.items():
+            evaluate = evaluator(module, images[:10_000], labels[:10_000])
+            for label, end in (("as trained", b), ("aligned", result.params)):
+                task = progress.add_task(f"{name} loss on the line, {label}", total=options.points)
+
+                def counted(params, evaluate=evaluate, task=task):
+                    progress.advance(task)
+                    return evaluate(params)
+
+                curves[label, name] = rg.line(counted, a, end, points=options.points)
+
+    test = curves["as trained", "test"].table
+    print(f"{data.name}, MLP {pixels}-512-512-512-{data.classes}, seeds {options.seeds[0]} and {options.seeds[1]}; ")
+    print(f"matched in {seconds:.2f} s. Losses are cross entropies in nats.\n")
+    print("| network | test loss | test accuracy | test barrier | train barrier |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    print(f"| A | {test[0]['loss']:.4f} | {test[0]['accuracy']:.2%} | | |")
+    print(f"| B | {test[-1]['loss']:.4f} | {test[-1]['accuracy']:.2%} | | |")
+    for label in ("as trained", "aligned"):
+        curve = curves[label, "test"]
+        middle = min(curve.table, key=lambda row: abs(row["t"] - 0.5))
+        barriers = f"{curve.barrier:.4f} | {curves[label, 'train'].barrier:.4f}"
+        print(f"| mean of A and B, {label} | {middle['loss']:.4f} | {middle['accuracy']:.2%} | {barriers} |")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Barrier))
