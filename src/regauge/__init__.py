@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regauge.align import AlignResult, WeightMatching, align
+    from regauge.connect import Curve, line, reset_batchnorm
     from regauge.core.element import Element, Value
     from regauge.core.groups import Group, Placement
     from regauge.core.params import Params
     from regauge.core.symmetry import Frozen, Symmetry
     from regauge.core.verification import Check
     from regauge.discover import TraceError, discover, register_leaf, register_rule
+    from regauge.merge import merge
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AlignResult": "regauge.align",
     "Check": "regauge.core.verification",
+    "Curve": "regauge.connect",
     "Element": "regauge.core.element",
     "Frozen": "regauge.core.symmetry",
     "Group": "regauge.core.groups",
@@ -34,13 +37,17 @@ _HOMES = {
     "WeightMatching": "regauge.align",
     "align": "regauge.align",
     "discover": "regauge.discover",
+    "line": "regauge.connect",
+    "merge": "regauge.merge",
     "register_leaf": "regauge.discover",
     "register_rule": "regauge.discover",
+    "reset_batchnorm": "regauge.connect",
 }
 
 __all__ = [
     "AlignResult",
     "Check",
+    "Curve",
     "Element",
     "Frozen",
     "Group",
@@ -53,8 +60,11 @@ __all__ = [
     "__version__",
     "align",
     "discover",
+    "line",
+    "merge",
     "register_leaf",
     "register_rule",
+    "reset_batchnorm",
 ]
 
 

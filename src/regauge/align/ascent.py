@@ -55,10 +55,9 @@ class Ascent:
         sites = {name: symmetry.sites[name] for name in a}
         self.element = symmetry.identity() if start is None else start
         self._a = dict(a)
-        if start is None:
-            self._b = {name: tensor.clone() for name, tensor in b.items()}
-        else:
-            self._b = _act.act(symmetry.groups, sites, start, b, {name: t.ndim for name, t in b.items()})
+        self._b = {name: tensor.clone() for name, tensor in b.items()}
+        if start is not None:
+            self._b = _act.act(symmetry.groups, sites, start, self._b, {name: t.ndim for name, t in b.items()})
         self._symmetry, self._start = symmetry, b
         self.objective = self.exact_objective()
         self._norms = {name: float(a[name].norm() * b[name].norm()) for name in a}
@@ -131,6 +130,8 @@ class Ascent:
             running = self._running[family.root.name]
             found = running.closest(running.cost(self._a, self._b, averaged))
             relative = complete(family, {family.root.name: found.value}, ())
+        if not any(averaged.values()):
+            self._dirty.discard(family.root.name)
         self._apply(family, relative, self._changes(family, relative))
 
     def _improve(self, family: Family) -> None:

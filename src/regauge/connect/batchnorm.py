@@ -1,0 +1,69 @@
+"""Running statistics of batch normalization, recomputed for a network that was not trained."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from regauge.core.params import Params
+
+
+def reset_batchnorm(module: nn.Module, params: Mapping[str, Tensor], batches: Iterable[Any]) -> Params:
+    """Recompute the running means and variances of every batch normalization layer from data.
+
+    An average of two networks has activations of its own, often of much smaller variance than those that
+    averaged statistics describe. The new statistics are the plain averages over the batches of each batch's
+    mean and unbiased variance, all layers in the same forward passes: each layer normalizes by its batch while
+    statistics are collected, everything else is in evaluation mode.
+
+    Args:
+        module: How to run the parameters; its own are not used.
+        params: Parameters and buffers, unchanged.
+        batches: Inputs, or tuples of positional inputs, without labels.
+
+    Returns:
+        The same parameters with new statistics; equal to `params` where the module has none.
+
+    Raises:
+        ValueError: There are no batches, for instance because an iterator was used before.
+
+    References:
+        Ainsworth et al. (2023); Jordan et al. (2023), REPAIR.
+    """
+    layers = {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer.running_mean is not None
+    }
+    if not layers:
+        return dict(params)
+    state = dict(params)
+    for name in layers:
+        prefix = f"{name}." if name else ""
+        for key, start in (("running_mean", 0), ("running_var", 1), ("num_batches_tracked", 0)):
+            state[prefix + key] = torch.full_like(params[prefix + key], start)
+    modes = {layer: layer.training for layer in module.modules()}
+    momenta = {name: layer.momentum for name, layer in layers.items()}
+    seen = 0
+    try:
+        module.eval()
+        for layer in layers.values():
+            layer.train()
+            layer.momentum = None  # Then torch keeps the cumulative average.
+        with torch.no_grad():
+            for batch in batches:
+                torch.func.functional_call(module, state, batch if isinstance(batch, tuple) else (batch,))
+                seen += 1
+    finally:
+        for each, mode in modes.items():
+            each.training = mode
+        for name, layer in layers.items():
+            layer.momentum = momenta[name]
+    if not seen:
+        raise ValueError(
+            "there are no batches to recompute the statistics from; give a list or a loader that can be read "
+            "more than once, not an iterator"
+        )
+    return state

@@ -1,0 +1,123 @@
+"""The line between two networks, and the barrier on it."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import Params, require_finite, require_same_shapes
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A loss and other metrics along a path from one network (t = 0) to another (t = 1).
+
+    The excess at t is `loss(t) - ((1 - t) loss(0) + t loss(1))`, zero at both ends.
+
+    Attributes:
+        table: One row per point: "t" and everything that `evaluate` returned.
+
+    References:
+        Frankle et al. (2020); Ainsworth et al. (2023), definition 2.1; Navon et al. (2024), section 6.
+    """
+
+    table: tuple[dict[str, float], ...]
+
+    @property
+    def excess(self) -> tuple[float, ...]:
+        """Loss above the straight line between the end losses, at every point."""
+        first, last = self.table[0]["loss"], self.table[-1]["loss"]
+        inner = [row["loss"] - ((1 - row["t"]) * first + row["t"] * last) for row in self.table[1:-1]]
+        return (0.0, *inner, 0.0)
+
+    @property
+    def barrier(self) -> float:
+        """The largest excess over the whole path, ends included, so never negative."""
+        return max(self.excess)
+
+    @property
+    def raw_barrier(self) -> float:
+        """The largest excess between the ends: negative where the loss is below the straight line all along."""
+        return max(self.excess[1:-1])
+
+    @property
+    def auc(self) -> float:
+        """The area under the excess, by the trapezoidal rule: its mean height. Negative where a dip outweighs."""
+        ts, heights = [row["t"] for row in self.table], self.excess
+        return sum((ts[k + 1] - ts[k]) * (heights[k] + heights[k + 1]) / 2 for k in range(len(ts) - 1))
+
+    def __str__(self) -> str:
+        ends = f"{self.table[0]['loss']:.4g} and {self.table[-1]['loss']:.4g}"
+        return f"barrier {self.barrier:.4g} (raw {self.raw_barrier:.4g}), AUC {self.auc:.4g}, end losses {ends}"
+
+
+def line(
+    evaluate: Callable[[Params], Mapping[str, float]],
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    points: int = 25,
+    *,
+    prepare: Callable[[Params], Params] | None = None,
+) -> Curve:
+    """Evaluate networks along the straight line from the first to the second.
+
+    Args:
+        evaluate: From parameters to metrics, "loss" among them.
+        params_a: The network at t = 0.
+        params_b: The network at t = 1. Align it first, or the barrier says little.
+        points: Number of equally spaced points, both ends included.
+        prepare: Applied to every network between the ends, which stay as they are. A model with batch
+            normalization needs its statistics recomputed there: `lambda p: reset_batchnorm(module, p, batches)`.
+
+    Raises:
+        ValueError: The networks have different parameters or hold NaN or Inf, there are fewer than three
+            points, `evaluate` returns no loss, or a loss is NaN.
+    """
+    if points < 3:
+        raise ValueError(f"a line needs both ends and at least one point between them, but points={points}")
+    require_same_shapes(params_a, params_b)
+    require_finite(params_a, "the first network")
+    require_finite(params_b, "the second network")
+    table = []
+    for k in range(points):
+        t = k / (points - 1)
+        params = interpolate(params_a, params_b, t)
+        if prepare is not None and 0 < k < points - 1:
+            params = prepare(params)
+        metrics = {name: float(value) for name, value in evaluate(params).items()}
+        if "loss" not in metrics:
+            raise ValueError(f"evaluate returned {sorted(metrics)}, but a barrier needs the metric 'loss'")
+        if math.isnan(metrics["loss"]) or (k in (0, points - 1) and math.isinf(metrics["loss"])):
+            raise ValueError(
+                f"the loss at t={t:.3g} is {metrics['loss']}, so the barrier is undefined: "
+                + (
+                    "this end is not a working network on these data"
+                    if k in (0, points - 1)
+                    else "the network there overflows; evaluate in float32, or recompute its statistics with `prepare`"
+                )
+            )
+        table.append({"t": t, **metrics})
+    return Curve(tuple(table))
+
+
+def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
+    """`(1 - t) a + t b`, and exactly a and b at the ends.
+
+    Half precision is interpolated in float32 and rounded once. Integer buffers (counters, positions) are
+    those of the first network, at t = 1 those of the second.
+    """
+    if t == 0:
+        return dict(params_a)
+    if t == 1:
+        return dict(params_b)
+    result = {}
+    for name, a in params_a.items():
+        b = params_b[name]
+        if not a.is_floating_point():
+            result[name] = a
+            continue
+        dtype = torch.promote_types(a.dtype, torch.float32)
+        result[name] = ((1 - t) * a.to(dtype) + t * b.to(device=a.device, dtype=dtype)).to(a.dtype)
+    return result
