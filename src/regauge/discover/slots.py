@@ -51,7 +51,20 @@ class Slots:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a slot of a parameter lies: a product block of one axis."""
+    """Where a slot of a parameter lies: a product block of one axis.
+
+    Attributes:
+        name: The parameter.
+        axis: The axis.
+        term: Number of the block on the axis.
+        start: First index of the block.
+        stride: Distance between units.
+        others: Sizes and strides of the other leaves of the block.
+        mates: The other leaves of the block.
+        beside: Atoms whose index every entry that the slot addresses has.
+        is_whole: Whether the block is the whole axis.
+        numel_elsewhere: Number of entries of the parameter for each index of the axis.
+    """
 
     name: str
     axis: int
@@ -60,7 +73,8 @@ class Place:
     stride: int
     others: tuple[tuple[int, int], ...]
     mates: tuple[Atom, ...]
-    ndim: int
+    beside: frozenset[Atom]
+    is_whole: bool
     numel_elsewhere: int
 
 
@@ -85,8 +99,9 @@ class _Writer:
     def run(self, records: Iterable[Record]) -> Slots:
         for record in records:
             self._record(record)
+        read = {slot for ties in self.slots.ties.values() for tie in ties for slot in tie.slots} | self.slots.blocked
         for name, value in self.params.items():
-            self._place(name, value)
+            self._place(name, value, read)
         return self.slots
 
     def _axis(self, value: Value, dim: int) -> list[Block]:
@@ -186,20 +201,34 @@ class _Writer:
     def _block(self, places: Iterable[tuple[Atom, int]]) -> None:
         self.slots.blocked.update(slot for _, slot in places if slot >= 0)
 
-    def _place(self, name: str, value: Value) -> None:
+    def _place(self, name: str, value: Value, read: set[int]) -> None:
+        """Say where the slots of a parameter lie, those that some operator reads."""
         numel = 1
         for n in value.shape:
             numel *= n
+        if not any((id(value), dim) in self.blocks for dim in range(value.ndim)):
+            return  # No operator reads it.
+        whole = [_in_every_block([self._axis(value, dim)]) for dim in range(value.ndim)]
         for dim in range(value.ndim):
+            elsewhere = [atom for k, atoms in enumerate(whole) if k != dim for atom in atoms]
             for t, (start, factors) in enumerate(terms(value.layouts[dim])):
                 for j, (_, stride) in enumerate(factors):
                     slot = self.index.get((id(value), dim, t, j), -1)
-                    if slot < 0:
+                    if slot not in read:
                         continue
                     others = tuple((a.size, s) for i, (a, s) in enumerate(factors) if i != j and a.size > 1)
                     mates = tuple(a for i, (a, _) in enumerate(factors) if i != j and a.size > 1)
                     self.slots.places[slot] = Place(
-                        name, dim, t, start, stride, others, mates, value.ndim, numel // max(value.shape[dim], 1)
+                        name=name,
+                        axis=dim,
+                        term=t,
+                        start=start,
+                        stride=stride,
+                        others=others,
+                        mates=mates,
+                        beside=_once([*mates, *elsewhere]),
+                        is_whole=len(terms(value.layouts[dim])) == 1,
+                        numel_elsewhere=numel // max(value.shape[dim], 1),
                     )
 
 

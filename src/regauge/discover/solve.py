@@ -70,6 +70,7 @@ def solve(slots: Slots) -> list[Freedom]:
     result = [_solve_atom(atom, own, slots) for atom, own in by_atom.items()]
     _make_acyclic(result)
     _drop_redundant(result, slots.places)
+    _drop_uniform(result, slots.places)
     return result
 
 
@@ -78,9 +79,10 @@ def _solve_atom(atom: Atom, own: list[int], slots: Slots) -> Freedom:
     blocked = {s for tie in ties for s in tie.slots if s in slots.blocked} | {s for s in own if s in slots.blocked}
     freedom = Freedom(atom, own)
     freedom.is_permuted = atom.frozen is None and atom.size > 1
-    freedom.bases = _common(beside for tie in ties for beside in tie.companions)
+    beside = {slot: slots.places[slot].beside for slot in own}
+    freedom.bases = _common([*beside.values(), *(around for tie in ties for around in tie.companions)])
     if atom.size > 1:
-        freedom.matrices = _matrices(ties, own, blocked)
+        freedom.matrices = _matrices(ties, beside, blocked)
     covered = {slot for part in freedom.matrices for slot in part.slots}
     rest = [slot for slot in own if slot not in covered]
 
@@ -89,14 +91,14 @@ def _solve_atom(atom: Atom, own: list[int], slots: Slots) -> Freedom:
     families = scale_families(_scale_unknowns(ties, blocked), everywhere)
     inside = [{s: e for s, e in family.items() if s in rest} for family in families]
     for k in independent(inside):
-        freedom.scales.append((inside[k], _bases_touching(ties, set(families[k]))))
+        freedom.scales.append((inside[k], _bases_touching(ties, set(families[k]), beside)))
 
     translations, periods = _shift_unknowns(ties, blocked, own, slots.places)
     steps = _steps(translations, periods, rest)
     signs, shifts = _signs(ties, blocked, own, everywhere, translations, steps)
     within = [family & frozenset(rest) for family in signs]
     for k in independent_signs(within):
-        freedom.signs.append((within[k], _bases_touching(ties, signs[k])))
+        freedom.signs.append((within[k], _bases_touching(ties, signs[k], beside)))
     freedom.shifts = [replace(shift, parity=shift.parity & frozenset(rest)) for shift in shifts]
     return freedom
 
@@ -118,9 +120,9 @@ def _scale_unknowns(ties: Sequence[Tie], blocked: set[int]) -> Weighted:
     return unknowns
 
 
-def _matrices(ties: Sequence[Tie], own: list[int], blocked: set[int]) -> list[MatrixPart]:
+def _matrices(ties: Sequence[Tie], beside: Mapping[int, frozenset[Atom]], blocked: set[int]) -> list[MatrixPart]:
     system = Matrices()
-    for slot in own:
+    for slot in beside:
         system.find(slot)
     for tie in ties:
         if tie.letter.edges is None:
@@ -138,7 +140,7 @@ def _matrices(ties: Sequence[Tie], own: list[int], blocked: set[int]) -> list[Ma
     for slot in blocked:
         system.block(slot)
     components: dict[int, dict[int, int]] = defaultdict(dict)
-    for slot in own:
+    for slot in beside:
         root, parity = system.find(slot)
         if root not in system.blocked:
             components[root][slot] = parity
@@ -150,7 +152,9 @@ def _matrices(ties: Sequence[Tie], own: list[int], blocked: set[int]) -> list[Ma
     for root, slots in components.items():
         sign = next(iter(slots.values()))
         kind: Literal["orthogonal", "linear"] = "orthogonal" if root in system.metric else "linear"
-        parts.append(MatrixPart(kind, {s: p * sign for s, p in slots.items()}, _bases_touching(ties, members[root])))
+        parts.append(
+            MatrixPart(kind, {s: p * sign for s, p in slots.items()}, _bases_touching(ties, members[root], beside))
+        )
     return parts
 
 
@@ -254,12 +258,16 @@ def _common(sets: Iterable[frozenset[Atom]]) -> frozenset[Atom]:
     return found or frozenset()
 
 
-def _bases_touching(ties: Sequence[Tie], slots: Collection[int]) -> frozenset[Atom]:
+def _bases_touching(
+    ties: Sequence[Tie], slots: Collection[int], beside: Mapping[int, frozenset[Atom]]
+) -> frozenset[Atom]:
     """What a transformation of these slots may depend on; slots that it leaves alone do not matter."""
     found = set(slots)
-    return _common(
-        beside for tie in ties for slot, beside in zip(tie.slots, tie.companions, strict=True) if slot in found
+    there = [atoms for slot, atoms in beside.items() if slot in found]
+    operators = (
+        around for tie in ties for slot, around in zip(tie.slots, tie.companions, strict=True) if slot in found
     )
+    return _common([*there, *operators])
 
 
 def _make_acyclic(freedoms: list[Freedom]) -> None:
@@ -320,6 +328,47 @@ def _drop_redundant(freedoms: list[Freedom], places: Mapping[int, Place]) -> Non
         freedom.scales = [freedom.scales[k] for k in kept]
         odd = independent_signs([family for family, _ in freedom.signs], known_signs[freedom.atom])
         freedom.signs = [freedom.signs[k] for k in odd]
+
+
+def _drop_uniform(freedoms: list[Freedom], places: Mapping[int, Place]) -> None:
+    """Families of single units that multiply whole parameters as uniform families of larger groups do."""
+
+    def whole(exponents: Vector) -> Vector | None:
+        result: Vector = {}
+        for slot, exponent in exponents.items():
+            if not places[slot].is_whole:
+                return None
+            key = names.setdefault(places[slot].name, len(names))
+            result[key] = result.get(key, 0) + exponent
+        return {key: e for key, e in result.items() if e}
+
+    names: dict[str, int] = {}
+    large = [freedom for freedom in freedoms if freedom.atom.size > 1]
+    scales = [vector for f in large for family, _ in f.scales if (vector := whole(family))]
+    signs = [
+        frozenset(key for key, e in vector.items() if e % 2)
+        for f in large
+        for family, _ in f.signs
+        if (vector := whole(dict.fromkeys(family, 1)))
+    ]
+    for freedom in freedoms:
+        if freedom.atom.size > 1:
+            continue
+        kept = []
+        for family, bases in freedom.scales:
+            vector = whole(family)
+            if vector is None or independent([vector], scales):
+                kept.append((family, bases))
+                scales += [vector] if vector else []
+        freedom.scales = kept
+        odd = []
+        for signs_here, bases in freedom.signs:
+            vector = whole(dict.fromkeys(signs_here, 1))
+            flipped = frozenset(key for key, e in (vector or {}).items() if e % 2)
+            if vector is None or independent_signs([flipped], signs):
+                odd.append((signs_here, bases))
+                signs += [flipped] if vector else []
+        freedom.signs = odd
 
 
 def _lifted(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, Place]) -> Vector:

@@ -124,12 +124,13 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
     aliases: dict[int, list[str]] = {}
     for name, tensor in {**named, **buffers}.items():
         aliases.setdefault(id(tensor), []).append(name)
-    states, constants = {}, {}
+    states: dict[str, str] = {}
+    constants: dict[str, Tensor] = {}
     for spec in signature.input_specs:
         placeholder = getattr(spec.arg, "name", "")
         target = (spec.target or "").removeprefix("module.")
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            tensor: Tensor | None = named.get(target, all_buffers.get(target))
+            tensor = named[target] if target in named else all_buffers.get(target)
             if tensor is not None and tensor.is_floating_point() and (target in named or target in buffers):
                 states[placeholder] = aliases[id(tensor)][0]
             elif tensor is not None:
