@@ -72,7 +72,7 @@ class Sine(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A classifier on the last step of a recurrent network."""
+    """A classifier on the mean over time of a recurrent network."""
 
     def __init__(self, cell: type[nn.RNNBase], hidden: int = 12, **options: Any) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(hidden * (2 if options.get("bidirectional") else 1), 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rnn(x)[0][:, -1])
+        return self.head(self.rnn(x)[0].mean(1))
 
 
 class CellLoop(nn.Module):
@@ -280,6 +280,7 @@ LLAMA = {
 BERT = {
     **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40},
 }
+KEY_BIAS = ("k_proj.bias", "key.bias", "k_lin.bias")
 NO_CACHE: Callable[[], dict[str, Any]] = lambda: {"use_cache": False}  # noqa: E731
 
 
@@ -349,7 +350,15 @@ CASES = (
         is_slow=True,
     ),
     Case("resnet20_group_B", lambda: resnet20(norm="group"), IMAGE, "12*S4 4*S16^4 4*S8^4 4*S4^4", 12, 21),
-    Case("resnet20_group_A", lambda: resnet20(norm="group", shortcut="A"), IMAGE, "", is_slow=True),
+    Case(
+        "resnet20_group_A",
+        lambda: resnet20(norm="group", shortcut="A"),
+        IMAGE,
+        "3*S16^4 3*S8^4 3*S4^4 10*S4",
+        25,
+        9,
+        is_slow=True,
+    ),
     Case("resnet20_filter_B", lambda: resnet20(norm="filter"), IMAGE, "4*S64 4*S32 4*S16", scales=12, signs=21),
     Case(
         "resnet20_filter_A",
@@ -378,7 +387,7 @@ CASES = (
         signs=10,
     ),
     Case("convnext", lambda: convnext(10, depths=(1, 1), widths=(8, 16)), IMAGE32, "S8 S16 S32 S64", 6, 6),
-    Case("unet", small_unet, _unet_inputs, "", is_slow=True),
+    Case("unet", small_unet, _unet_inputs, "16*GL4^4 4*S64 2*S32 4*S16 19*S4 3*S2 6*S4^4 4*S2^4", 20, 32, is_slow=True),
     Case("lstm", lambda: Recurrent(nn.LSTM), normal(2, 6, 5), "2*S12", signs=2),
     Case("lstm_both_ways", lambda: Recurrent(nn.LSTM, bidirectional=True), normal(2, 6, 5), "4*S12", signs=4),
     Case("lstm_cell_loop", CellLoop, normal(2, 4, 5), "S12", signs=1),
@@ -394,7 +403,7 @@ CASES = (
     Case("grouped_conv", grouped_cnn(3, 12), IMAGE, "S3 2*S4^3", scales=2),
     Case("depthwise_conv", grouped_cnn(12, 12), IMAGE, "S12", scales=2),
     Case("depthwise_multiplier", grouped_cnn(12, 24), IMAGE, "S12 S2^12", scales=2),
-    Case("shuffle_unit", ShuffleUnit, IMAGE, "", scales=3),
+    Case("shuffle_unit", ShuffleUnit, IMAGE, "2*S2 2*S4^2 S2^4", scales=3),
     Case("skip_nerf", SkipNeRF, normal(4, 6), "3*S16", scales=3),
     Case("squeeze_excite", SqueezeExcite, IMAGE, "S12 S4", scales=2),
     Case(
@@ -404,7 +413,7 @@ CASES = (
         "2*S40 S24 2*S4 4*GL6^4",
         scales=5,
         signs=5,
-        irrelevant=("key.bias", "k_proj.bias"),
+        irrelevant=KEY_BIAS,
     ),
     Case(
         "hf_bert",
@@ -413,7 +422,7 @@ CASES = (
         "2*S40 2*S24 2*S4 4*GL6^4",
         scales=1,
         signs=2,
-        irrelevant=("key.bias",),
+        irrelevant=KEY_BIAS,
     ),
     Case(
         "hf_distilbert",
@@ -426,7 +435,7 @@ CASES = (
         "2*S40 2*S24 2*S4 4*GL6^4",
         scales=2,
         signs=1,
-        irrelevant=("k_lin.bias",),
+        irrelevant=KEY_BIAS,
     ),
     Case(
         "hf_gpt2",
@@ -442,6 +451,8 @@ CASES = (
         hugging("GPTNeoXForCausalLM", **{**LLAMA, "num_key_value_heads": None}),
         tokens(),
         "2*S40 S32 2*S4 2*GL8^4 2*GL6^4",
+        scales=7,
+        signs=7,
         kwargs=NO_CACHE,
     ),
     Case(
@@ -458,6 +469,8 @@ CASES = (
         hugging("Qwen3ForCausalLM", **LLAMA, head_dim=8),
         tokens(),
         "2*S40 S32 2*S2 2*S2^2 2*GL8^2",
+        scales=9,
+        signs=20,
         kwargs=NO_CACHE,
     ),
     Case(
@@ -484,6 +497,8 @@ CASES = (
         ),
         tuple,
         "4*S40 S24 2*S4 12*GL6^4",
+        scales=15,
+        signs=12,
         kwargs=_t5_inputs,
         outputs="logits",
     ),
@@ -501,7 +516,7 @@ CASES = (
         scales=10,
         signs=10,
         outputs="logits_per_image",
-        irrelevant=("k_proj.bias",),
+        irrelevant=KEY_BIAS,
     ),
     Case(
         "hf_whisper",
@@ -515,6 +530,8 @@ CASES = (
         ),
         tuple,
         "4*S40 3*S24 6*S4 12*GL6^4",
+        scales=11,
+        signs=11,
         kwargs=_whisper_inputs,
         outputs="logits",
     ),
@@ -525,7 +542,9 @@ CASES = (
             **{"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2], "num_labels": 3},
         ),
         IMAGE32,
-        "",
+        "S32 S16 5*S8 4*S4",
+        scales=26,
+        signs=15,
     ),
     Case(
         "hf_segformer",
@@ -536,8 +555,10 @@ CASES = (
             **{"decoder_hidden_size": 12, "num_labels": 3},
         ),
         IMAGE32,
-        "",
-        irrelevant=("key.bias",),
+        "2*GL12 2*GL4^4 2*GL4^2 S32 2*S16 S12 2*S8 S4 S2",
+        scales=11,
+        signs=10,
+        irrelevant=KEY_BIAS,
     ),
     Case(
         "hf_dinov2",
@@ -547,8 +568,10 @@ CASES = (
             **{"image_size": 16, "patch_size": 8, "num_labels": 3},
         ),
         normal(2, 3, 16, 16),
-        "",
-        irrelevant=("key.bias", "mask_token"),
+        "2*S48 S24 2*S4 4*GL6^4",
+        scales=9,
+        signs=9,
+        irrelevant=KEY_BIAS,
     ),
     Case(
         "hf_mamba",
