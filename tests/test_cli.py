@@ -211,6 +211,16 @@ def test_line_with_squared_errors(folder: Path, capsys: pytest.CaptureFixture[st
     assert f"{expected:.4f}" in capsys.readouterr().out
 
 
+def test_line_recomputes_batch_normalization(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "normed.py").write_text(MODELS.replace("nn.ReLU()", "nn.BatchNorm1d(8), nn.ReLU()"))
+    for seed, name in enumerate("cd"):
+        torch.manual_seed(seed)
+        module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        save(module.state_dict(), folder / f"{name}.safetensors")
+    main(["line", "c.safetensors", "d.safetensors", "--model", "normed.py:bare", "--data", "normed.py:batches"])
+    assert "statistics of batch normalization were recomputed" in capsys.readouterr().out
+
+
 def _hugging_face(folder: Path, seed: int) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
@@ -220,12 +230,9 @@ def _hugging_face(folder: Path, seed: int) -> None:
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
 
 
-def test_hugging_face_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_hugging_face_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seed in (("one", 0), ("two", 1)):
-        _hugging_face(tmp_path / name, seed)
+        _hugging_face(folder / name, seed)
     capsys.readouterr()
     main(["discover", "one", "--outputs", "logits"])
     out = capsys.readouterr().out

@@ -102,7 +102,10 @@ class Apply:
 
 @dataclass(frozen=True)
 class Line:
-    """Evaluate a model along the straight line between two checkpoints: barrier, table and plot."""
+    """Evaluate a model along the straight line between two checkpoints: barrier, table and plot.
+
+    Statistics of batch normalization are recomputed from DATA at every point between the ends.
+    """
 
     a: Checkpoint
     b: Checkpoint

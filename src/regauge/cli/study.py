@@ -89,15 +89,16 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
     """
     task = progress.add_task(f"{case.name}: symmetry, alignment, barriers", total=2 * POINTS + len(networks) + 2)
     generator = torch.Generator().manual_seed(seed)
-    example = (data.test_images[:8],)
-    symmetry = rg.discover(case.module, example)
-    check = symmetry.verify(case.module, example, generator=generator)
-
     a, b = networks[:2]
+    module, example = copy.deepcopy(case.module), (data.test_images[:8],)
+    module.load_state_dict(a)
+    symmetry = rg.discover(module, example, verify=False)
+    check = symmetry.verify(module, example, generator=generator)
+
     method = rg.WeightMatching()
     result = rg.align(a, b, symmetry, method=method, generator=generator)
     merged = {
-        "naive": mean(networks),
+        "naive": rg.merge(networks, rg.Symmetry(())),
         "aligned": rg.merge(networks, symmetry, method=method, generator=generator),
     }
 
@@ -149,11 +150,6 @@ def pictures(case: Case, a: Params, b: Params, result: rg.AlignResult) -> dict[s
         side = int(weights.shape[1] ** 0.5)
         drawn[f"{case.key}/units/{label}"] = weights.reshape(-1, side, side)
     return drawn
-
-
-def mean(networks: Sequence[Params]) -> Params:
-    """The plain average, name by name."""
-    return {name: torch.stack([params[name] for params in networks]).mean(0) for name in networks[0]}
 
 
 def described(symmetry: rg.Symmetry, check: rg.Check) -> dict[str, Any]:

@@ -1,0 +1,130 @@
+"""The demo, on narrow networks: what it writes is consistent, repeatable, and says what it should."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regauge.checkpoints.alignments import load_alignment
+from regauge.checkpoints.reading import load
+from regauge.cli.demo import cases
+from regauge.cli.main import main
+from regauge.core.symmetry import Symmetry
+from regauge.data.images import digits
+from regauge.nets.training import evaluator
+from regauge.report.demo import demo_page
+from regauge.report.figures import line_figure, permutation_figure, png_uri, svg_uri, weights_figure
+
+SIZES = {"mlp": [24, 24], "cnn": [4, 8, 16]}
+
+
+@pytest.fixture
+def results(demo_folder: Path) -> dict[str, Any]:
+    return dict(json.loads((demo_folder / "results.json").read_text()))
+
+
+def test_the_symmetry_is_found_and_verified(demo_folder: Path, results: dict[str, Any]) -> None:
+    for model in results["models"]:
+        symmetry = model["symmetry"]
+        assert [group["size"] for group in symmetry["groups"]] == SIZES[model["key"]]
+        assert {group["kind"] for group in symmetry["groups"]} == {"scaled"}
+        assert symmetry["is_verified"]
+        assert symmetry["check"].startswith("Verified")
+        stored = Symmetry.from_json((demo_folder / f"{model['key']}-symmetry.json").read_text())
+        assert [group.size for group in stored.groups] == SIZES[model["key"]]
+
+
+def test_the_files_give_the_numbers(demo_folder: Path, results: dict[str, Any]) -> None:
+    data = digits()
+    for model, case in zip(results["models"], cases(data, is_quick=True), strict=True):
+        evaluate = evaluator(case.module, data.test_images, data.test_labels)
+        a, b, c, moved, merged = (
+            load(demo_folder / f"{case.key}-{name}.safetensors") for name in ("a", "b", "c", "b-aligned", "merged")
+        )
+        for params, network in zip((a, b, c), model["networks"], strict=True):
+            assert evaluate(params) == pytest.approx({k: network[k] for k in ("loss", "accuracy")}, rel=1e-5)
+        assert evaluate(merged) == pytest.approx(model["merged"]["aligned"], rel=1e-5)
+        assert evaluate(moved)["loss"] == pytest.approx(evaluate(b)["loss"], rel=1e-4)
+        alignment = load_alignment(demo_folder / f"{case.key}-b-aligned.alignment.safetensors")
+        again = alignment.symmetry.act(alignment.element, b)
+        assert all(torch.equal(again[name], moved[name]) for name in moved)
+        middle = {name: (a[name] + moved[name]) / 2 for name in a}
+        assert evaluate(middle)["loss"] == pytest.approx(model["midpoints"]["aligned"]["loss"], rel=1e-4)
+        assert model["distance"]["after"] < model["distance"]["before"]
+        for key in ("naive", "aligned"):
+            rows = model["curves"]["as trained" if key == "naive" else "aligned"]
+            ends = rows[0]["loss"], rows[-1]["loss"]
+            above = [row["loss"] - (1 - row["t"]) * ends[0] - row["t"] * ends[1] for row in rows]
+            assert model["barriers"][key] == pytest.approx(max(above), abs=1e-6)
+
+
+def test_the_page_stands_alone(demo_folder: Path, results: dict[str, Any]) -> None:
+    page = (demo_folder / "report.html").read_text(encoding="utf-8")
+    assert page == demo_page(demo_folder)
+    sources = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]+)""", page)
+    assert sources
+    assert all(source.startswith("data:") for source in sources)
+    assert "@import" not in page
+    assert "<script" not in page
+    for model in results["models"]:
+        for key in ("naive", "aligned"):
+            assert f"{model['barriers'][key]:.3f}" in page
+            assert f"{100 * model['midpoints'][key]['accuracy']:.1f}%" in page
+        for group in model["symmetry"]["groups"]:
+            assert f"<code>{group['name']}</code>" in page
+
+
+def test_the_same_seed_gives_the_same_numbers(
+    tmp_path: Path, results: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["demo", "--quick", "--data", "digits", "--out", str(tmp_path)])
+    again = json.loads((tmp_path / "results.json").read_text())
+    assert again["models"] == results["models"]
+    printed = capsys.readouterr().out
+    assert "mean of A and B, aligned" in printed
+    assert f"{results['models'][0]['barriers']['naive']:.3f}" in printed
+
+
+def test_text_in_results_is_escaped(demo_folder: Path, tmp_path: Path) -> None:
+    results = json.loads((demo_folder / "results.json").read_text())
+    results["data"]["name"] = "<script>alert(1)</script>"
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    (tmp_path / "pictures.safetensors").write_bytes((demo_folder / "pictures.safetensors").read_bytes())
+    assert "<script" not in demo_page(tmp_path)
+
+
+def test_figures_are_the_same_bytes_every_time() -> None:
+    rows = [{"t": t / 4, "loss": 1 + t * (4 - t), "accuracy": 0.5} for t in range(5)]
+    perm = torch.tensor([2, 0, 1]).numpy()
+    images = torch.eye(3).expand(2, 3, 3).numpy()
+    for draw in (
+        lambda: svg_uri(line_figure({"one": rows, "two": rows})),
+        lambda: svg_uri(line_figure({"one": rows}, "accuracy")),
+        lambda: svg_uri(permutation_figure("h", perm)),
+        lambda: png_uri(weights_figure({"a": images, "b": -images})),
+    ):
+        assert draw() == draw()
+
+
+def test_figures_show_the_data() -> None:
+    rows = [{"t": t / 4, "loss": 1.0 + t * (4 - t)} for t in range(5)]
+    axes = line_figure({"one": rows}).axes[0]
+    assert list(axes.lines[0].get_ydata()) == [row["loss"] for row in rows]
+    assert "barrier 4.00" in [text.get_text() for text in axes.texts]
+    flat = line_figure({"one": [{"t": 0.0, "loss": 1.0}, {"t": 1.0, "loss": 1.0}]}).axes[0]
+    assert not flat.texts
+    dots = permutation_figure("h", torch.tensor([2, 0, 1]).numpy()).axes[0].lines[-1]
+    assert list(dots.get_xdata()) == [2, 0, 1]
+
+
+@pytest.mark.slow
+def test_alignment_removes_the_barrier(tmp_path: Path) -> None:
+    main(["demo", "--data", "digits", "--out", str(tmp_path)])
+    for model in json.loads((tmp_path / "results.json").read_text())["models"]:
+        assert model["barriers"]["naive"] > 0.3
+        assert model["barriers"]["aligned"] < 0.06
+        assert model["midpoints"]["aligned"]["accuracy"] > 0.95
+        assert model["merged"]["aligned"]["loss"] < model["merged"]["naive"]["loss"] / 4
