@@ -194,6 +194,8 @@ def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[st
     placement = site.placement
     if placement.axis == axis:
         mask = torch.isin(positions, row)
+        if not bool(mask.any()):  # Fused parameters have several blocks on one axis; this one belongs to another.
+            return None
         positions, units = torch.searchsorted(row, positions[mask]), units[mask]
         per_unit = positions.numel() // site.group.size
         stride = int(positions[per_unit] - positions[0]) if site.group.size > 1 else 1

@@ -1,0 +1,487 @@
+"""Alignment: exact where it can be, never worse than the identity, the same every time, strict about its input."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import CASES, Case
+from torch import Tensor
+
+import regauge as rg
+from regauge import Element, Group, Params, Placement, Symmetry, Value, WeightMatching
+from regauge.align.ascent import Ascent
+from regauge.align.blocks import solve_family
+from regauge.align.places import families
+
+KINDS = ["permutation", "scaled", "signed", "dihedral", "orthogonal", "linear"]
+PARTS = {"dihedral": ("permutation", "sign", "shift"), "orthogonal": ("linear",), "linear": ()}
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def mlp_symmetry(*widths: int, kind: str = "permutation") -> Symmetry:
+    axes: dict[str, tuple[str | None, ...]] = {}
+    last = len(widths) - 2
+    for k in range(last + 1):
+        out = f"h{k + 1}" if k < last else None
+        axes[f"{k}.weight"] = (out, f"h{k}" if k else None)
+        axes[f"{k}.bias"] = (out,)
+    bound = Symmetry.from_axes(axes, kinds={f"h{k}": kind for k in range(1, last + 1)})  # type: ignore[misc]
+    return bound.bind({n: torch.zeros(s) for n, s in mlp_shapes(*widths).items()})
+
+
+def mlp_shapes(*widths: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for k, (before, after) in enumerate(itertools.pairwise(widths)):
+        shapes |= {f"{k}.weight": (after, before), f"{k}.bias": (after,)}
+    return shapes
+
+
+def drawn(symmetry: Symmetry, seed: int, dtype: torch.dtype = torch.float64) -> Params:
+    g = generator(seed)
+    return {n: torch.randn(s, generator=g, dtype=torch.float64).to(dtype) for n, s in symmetry.shapes.items()}
+
+
+def closeness(symmetry: Symmetry, a: Params, moved: Params, b: Params) -> float:
+    """The objective, written out."""
+    total = 0.0
+    for name in symmetry.sites:
+        x, y, z = a[name].double(), moved[name].double(), b[name].double()
+        total += float((x * y).sum() - (y.square().sum() - z.square().sum()) / 2)
+    return total
+
+
+# --- nested symmetries, written by hand ---------------------------------------------------------------------
+
+
+def experts(count: int, units: int, features: int, signs: int = 0) -> Symmetry:
+    """Experts that can be reordered, with hidden units of their own."""
+    exponents = (1,) * signs
+    base = Group("e", count, tuple(Placement(n, 0) for n in ("w1", "w2", "router")), is_base=True)
+    inner = Group("i", units, (Placement("w1", 1, sign=exponents), Placement("w2", 2, sign=exponents)), signs=signs)
+    inner = Group("i", units, inner.placements, signs=signs, within=("e",))
+    shapes = {"w1": (count, units, features), "w2": (count, features, units), "router": (count, features)}
+    return Symmetry((base, inner), shapes)
+
+
+def normalized_groups(count: int, channels: int, features: int) -> Symmetry:
+    """Group normalization followed by an odd function: a permutation and a sign of whole groups, and channels."""
+    block = {"stride": channels, "repeats": ((channels, 1),)}
+    base = Group(
+        "g",
+        count,
+        (
+            Placement("w", 0, sign=(1,), **block),  # type: ignore[arg-type]
+            Placement("gain", 0, sign=(0,), **block),  # type: ignore[arg-type]
+            Placement("v", 1, sign=(1,), **block),  # type: ignore[arg-type]
+        ),
+        signs=1,
+        is_base=True,
+    )
+    repeats = ((count, channels),)
+    places = tuple(Placement(n, axis, repeats=repeats) for n, axis in (("w", 0), ("gain", 0), ("v", 1)))
+    inner = Group("c", channels, places, within=("g",))
+    width = count * channels
+    return Symmetry((base, inner), {"w": (width, features), "gain": (width,), "v": (3, width)})
+
+
+def three_levels() -> Symmetry:
+    """Blocks of blocks of units."""
+    outer = Group("e", 2, (Placement("w", 0), Placement("z", 0)), is_base=True)
+    middle = Group("s", 2, (Placement("w", 1),), is_base=True, within=("e",))
+    inner = Group("x", 2, (Placement("w", 2),), within=("e", "s"))
+    return Symmetry((outer, middle, inner), {"w": (2, 2, 2, 3), "z": (2, 3)})
+
+
+def attention(heads: int, dim: int, features: int) -> Symmetry:
+    """Heads that can be reordered, each with a rotation of queries against keys and of values."""
+    block = {"stride": dim, "repeats": ((dim, 1),)}
+    places = tuple(Placement(n, int(n == "o"), **block) for n in ("q", "k", "v", "o"))  # type: ignore[arg-type]
+    base = Group("heads", heads, places, is_base=True)
+    copies = ((heads, dim),)
+
+    def rotation(name: str, left: Placement, right: Placement) -> Group:
+        return Group(name, dim, (left, right), is_permuted=False, matrix="orthogonal", within=("heads",))
+
+    qk = rotation("qk", Placement("q", 0, repeats=copies), Placement("k", 0, repeats=copies, is_inverse=True))
+    vo = rotation("vo", Placement("v", 0, repeats=copies), Placement("o", 1, repeats=copies, is_inverse=True))
+    width = heads * dim
+    shapes = {"q": (width, features), "k": (width, features), "v": (width, features), "o": (features, width)}
+    return Symmetry((base, qk, vo), shapes)
+
+
+def grouped_convolution(count: int, before: int, after: int, features: int) -> Symmetry:
+    """Two inner groups on one tensor, within one permutation of blocks: each pair of blocks is not exact."""
+    own, out = {"stride": before, "repeats": ((before, 1),)}, {"stride": after, "repeats": ((after, 1),)}
+    base = Group(
+        "g",
+        count,
+        (Placement("w0", 0, **own), Placement("w", 0, **out), Placement("w2", 1, **out)),  # type: ignore[arg-type]
+        is_base=True,
+    )
+    inner = Group("i", before, (Placement("w0", 0, repeats=((count, before),)), Placement("w", 1)), within=("g",))
+    places = (Placement("w", 0, repeats=((count, after),)), Placement("w2", 1, repeats=((count, after),)))
+    outer = Group("o", after, places, within=("g",))
+    shapes = {"w0": (count * before, features), "w": (count * after, before, 3), "w2": (4, count * after)}
+    return Symmetry((base, inner, outer), shapes)
+
+
+def recurrent(units: int) -> Symmetry:
+    """One group on both axes of a tensor, so that the objective is quadratic in it."""
+    return Symmetry.from_axes({"ih": ("h", None), "hh": ("h", "h"), "out": (None, "h")}).bind(
+        {"ih": torch.zeros(units, 5), "hh": torch.zeros(units, units), "out": torch.zeros(2, units)}
+    )
+
+
+def stream(width: int, hidden: int, blocks: int) -> Symmetry:
+    """A residual stream, anchored weakly at its ends, with blocks that read and write it."""
+    axes: dict[str, tuple[str | None, ...]] = {"in": ("s", None), "out": (None, "s")}
+    sizes: dict[str, tuple[int, ...]] = {"in": (width, 3), "out": (3, width)}
+    for k in range(blocks):
+        axes |= {f"{k}.up": (f"h{k}", "s"), f"{k}.down": ("s", f"h{k}")}
+        sizes |= {f"{k}.up": (hidden, width), f"{k}.down": (width, hidden)}
+    return Symmetry.from_axes(axes).bind({n: torch.zeros(s) for n, s in sizes.items()})
+
+
+BY_HAND = {
+    **{kind: mlp_symmetry(4, 9, 7, 3, kind=kind) for kind in KINDS},
+    "experts": experts(3, 5, 6),
+    "signed experts": experts(3, 5, 6, signs=1),
+    "normalized groups": normalized_groups(3, 4, 6),
+    "three levels": three_levels(),
+    "attention": attention(3, 4, 10),
+    "grouped convolution": grouped_convolution(3, 2, 4, 5),
+    "recurrent": recurrent(8),
+    "stream": stream(6, 9, 3),
+}
+
+
+# --- laws ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_it_never_falls_nor_ends_below_the_identity_and_reports_what_it_reaches(name: str) -> None:
+    symmetry = BY_HAND[name]
+    for seed in range(3):
+        a, b = drawn(symmetry, seed), drawn(symmetry, seed + 100)
+        result = rg.align(a, b, symmetry)
+        assert result.objective >= result.initial
+        assert all(x <= y for x, y in itertools.pairwise(result.history))
+        assert result.initial == pytest.approx(closeness(symmetry, a, b, b), abs=1e-9)
+        assert result.objective == pytest.approx(closeness(symmetry, a, result.params, b), abs=1e-8)
+        moved = symmetry.act(result.element, b)
+        assert all(torch.equal(moved[key], result.params[key]) for key in b)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_the_same_input_gives_the_same_result(name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = drawn(symmetry, 1), drawn(symmetry, 2)
+    method = WeightMatching(restarts=2, max_sweeps=20)
+    first = rg.align(a, b, symmetry, method=method, generator=generator(5))
+    again = rg.align(a, b, symmetry, method=method, generator=generator(5))
+    assert first.history == again.history
+    assert all(torch.equal(first.params[key], again.params[key]) for key in b)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_arguments_are_not_written_into(name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = drawn(symmetry, 1), drawn(symmetry, 2)
+    before = [t.clone() for t in (*a.values(), *b.values())]
+    rg.align(a, b, symmetry, method=WeightMatching(restarts=1, max_sweeps=3), generator=generator(0))
+    assert all(torch.equal(x, y) for x, y in zip(before, (*a.values(), *b.values()), strict=True))
+
+
+@settings(deadline=None, derandomize=True, max_examples=25)
+@given(kind=st.sampled_from(KINDS[:4]), n=st.integers(1, 40), seed=st.integers(0, 10**6))
+def test_one_hidden_layer_recovers_what_was_planted(kind: str, n: int, seed: int) -> None:
+    symmetry = mlp_symmetry(3, n, 2, kind=kind)
+    a = drawn(symmetry, seed)
+    planted = symmetry.random(generator(seed), PARTS.get(kind, ("permutation", "sign")))
+    result = rg.align(a, symmetry.act(planted, a), symmetry)
+    assert all(torch.allclose(result.params[key], a[key], atol=1e-9) for key in a)
+
+
+@settings(deadline=None, derandomize=True, max_examples=25)
+@given(kind=st.sampled_from(KINDS[:5]), n=st.integers(1, 20), seed=st.integers(0, 10**6))
+def test_moving_the_second_network_first_changes_nothing(kind: str, n: int, seed: int) -> None:
+    """align(a, g b) is align(a, b) where the optimum is unique."""
+    symmetry = mlp_symmetry(3, n, 4, kind=kind)
+    a, b = drawn(symmetry, seed), drawn(symmetry, seed + 1)
+    moved = symmetry.act(symmetry.random(generator(seed), PARTS.get(kind, ("permutation", "sign"))), b)
+    first, second = rg.align(a, b, symmetry), rg.align(a, moved, symmetry)
+    assert all(torch.allclose(first.params[key], second.params[key], atol=1e-6) for key in b)
+
+
+def every_element(symmetry: Symmetry) -> Iterator[Element]:
+    """All permutations and signs of a small symmetry."""
+    sizes = {group.name: group.size for group in symmetry.groups}
+    choices: list[list[tuple[str, Value]]] = []
+    for group in symmetry.groups:
+        lead = tuple(sizes[base] for base in group.within)
+        copies = torch.Size(lead).numel()
+        perms = [list(range(group.size))]
+        if group.is_permuted:
+            perms = [list(p) for p in itertools.permutations(range(group.size))]
+        signs = list(itertools.product((1, -1), repeat=group.signs * group.size * copies))
+        options = []
+        for chosen in itertools.product(perms, repeat=copies):
+            for sign in signs:
+                perm = torch.tensor(chosen).reshape(*lead, group.size)
+                value = torch.tensor(sign, dtype=torch.int8).reshape(*lead, group.signs, group.size)
+                options.append((group.name, Value(perm, sign=value if group.signs else None)))
+        choices.append(options)
+    for combination in itertools.product(*choices):
+        yield Element(dict(combination))
+
+
+@pytest.mark.parametrize(
+    "symmetry",
+    [
+        mlp_symmetry(2, 6, 3),
+        mlp_symmetry(2, 3, 3, kind="signed"),
+        experts(2, 3, 3),
+        experts(3, 2, 2),
+        experts(2, 2, 2, signs=1),
+        normalized_groups(2, 3, 2),
+        normalized_groups(3, 2, 2),
+        three_levels(),
+    ],
+    ids=["units", "signs", "experts", "more experts", "signed experts", "groups", "more groups", "three levels"],
+)
+def test_a_single_family_is_solved_exactly(symmetry: Symmetry) -> None:
+    for seed in range(2):
+        a, b = drawn(symmetry, seed), drawn(symmetry, seed + 50)
+        best = max(closeness(symmetry, a, symmetry.act(g, b), b) for g in every_element(symmetry))
+        assert rg.align(a, b, symmetry).objective == pytest.approx(best, abs=1e-8)
+
+
+def test_rotations_of_heads_are_chosen_for_every_pair_of_heads() -> None:
+    symmetry = attention(3, 4, 10)
+    a, b = drawn(symmetry, 0), drawn(symmetry, 1)
+    blocks = {n: (a[n].reshape(3, 4, 10), b[n].reshape(3, 4, 10)) for n in ("q", "k", "v")}
+    blocks["o"] = (a["o"].T.reshape(3, 4, 10), b["o"].T.reshape(3, 4, 10))
+
+    def reached(u: int, v: int) -> float:
+        costs = [
+            sum((blocks[n][0][u] @ blocks[n][1][v].T for n in names), torch.zeros(4, 4).double())
+            for names in (("q", "k"), ("v", "o"))
+        ]
+        return sum(float(torch.linalg.matrix_norm(c, "nuc")) for c in costs)
+
+    best = max(sum(reached(u, p[u]) for u in range(3)) for p in itertools.permutations(range(3)))
+    assert rg.align(a, b, symmetry).objective == pytest.approx(best)
+
+
+@pytest.mark.parametrize("name", ["attention", "grouped convolution", "recurrent", "experts", "normalized groups"])
+def test_blocks_are_recovered_under_noise(name: str) -> None:
+    symmetry = BY_HAND[name]
+    for seed in range(5):
+        a = drawn(symmetry, seed)
+        moved = symmetry.act(symmetry.random(generator(seed)), a)
+        noise = drawn(symmetry, seed + 1000)
+        result = rg.align(a, {key: t + 0.02 * noise[key] for key, t in moved.items()}, symmetry)
+        assert all(bool(((result.params[key] - a[key]).abs() < 0.2).all()) for key in a)
+
+
+def test_a_step_of_a_nested_family_does_not_lose_what_is_reached() -> None:
+    symmetry = BY_HAND["grouped convolution"]
+    (family,) = families(symmetry.groups, symmetry.sites)
+    for seed in range(20):
+        a = {key: t.unsqueeze(0) for key, t in drawn(symmetry, seed).items()}
+        b = {key: t.unsqueeze(0) for key, t in drawn(symmetry, seed + 100).items()}
+        element, gain = solve_family(family, a, b)
+        moved = symmetry.act(element.item(0), {key: t[0] for key, t in b.items()})
+        difference = sum(float((a[key][0] * (moved[key] - b[key][0])).sum()) for key in a)
+        assert float(gain) == pytest.approx(difference, abs=1e-9)
+        assert float(gain) >= 0
+
+
+def test_residual_streams_need_the_barycentre() -> None:
+    """A planted permutation under noise of the weights' own size, in a stream that is anchored weakly."""
+    symmetry = stream(48, 64, 6)
+    recovered = {"barycentre": 0, "identity": 0}
+    for seed in range(4):
+        a, noise = drawn(symmetry, seed, torch.float32), drawn(symmetry, seed + 100, torch.float32)
+        planted = symmetry.random(generator(seed))
+        b = {key: t + 0.7 * noise[key] for key, t in symmetry.act(planted, a).items()}
+        for start in recovered:
+            found = rg.align(a, b, symmetry, method=WeightMatching(start=start)).element  # type: ignore[arg-type]
+            undone = symmetry.inverse(planted)
+            recovered[start] += all(torch.equal(found[n].perm, undone[n].perm) for n in found)  # type: ignore[arg-type]
+    assert recovered["barycentre"] == 4
+    assert recovered["identity"] < 4
+
+
+def test_restarts_never_hurt_and_are_counted() -> None:
+    symmetry = recurrent(10)
+    a, b = drawn(symmetry, 3), drawn(symmetry, 4)
+    once = rg.align(a, b, symmetry)
+    many = rg.align(a, b, symmetry, method=WeightMatching(restarts=8), generator=generator(0))
+    assert many.objective >= once.objective
+    assert len(many.starts) == len(once.starts) + 8
+    assert f"best of {len(many.starts)} climbs" in str(many)
+
+
+def test_a_start_that_ends_below_the_identity_falls_back_to_it() -> None:
+    """Rotations in a chain without anchors, of networks that are close already: the barycentre knows nothing."""
+    symmetry = mlp_symmetry(1, 12, 12, 12, 1, kind="orthogonal")
+    a, noise = drawn(symmetry, 4), drawn(symmetry, 5)
+    result = rg.align(a, {key: t + 0.3 * noise[key] for key, t in a.items()}, symmetry)
+    assert len(result.starts) == 2
+    assert result.starts[0] < result.initial < result.starts[1]
+    assert result.objective == result.starts[1]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_architecture(case: Case) -> None:
+    """Planted elements are found, other networks come closer, and the objective is what it says."""
+    symmetry = rg.discover(case.module().eval(), case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
+    g, state = generator(0), dict(case.module().state_dict())
+    a, b = _perturbed(state, g), _perturbed(state, g)
+    counted = [n for n in symmetry.sites if n not in symmetry.buffers and a[n].is_floating_point()]
+    method = WeightMatching(max_sweeps=30)
+    result = rg.align(a, b, symmetry, method=method)
+    assert result.objective >= result.initial
+    assert all(x <= y for x, y in itertools.pairwise(result.history))
+    reached = closeness(symmetry, {n: a[n] for n in counted}, result.params, b) if not symmetry.buffers else None
+    scale = sum(float(a[n].double().norm() * b[n].double().norm()) for n in counted)
+    if reached is not None:
+        assert result.objective == pytest.approx(reached, abs=1e-5 * scale)
+    planted = symmetry.act(symmetry.random(g, ("permutation", "sign", "shift")), a)
+    found = rg.align(a, planted, symmetry, method=method)
+    distance = sum(float((found.params[n].double() - a[n].double()).square().sum()) for n in counted)
+    assert distance <= 1e-6 * sum(float(a[n].double().square().sum()) for n in counted)
+
+
+def _perturbed(state: Params, g: torch.Generator) -> Params:
+    """Weights, biases and gains all away from their initial values; tied names stay tied."""
+    seen: dict[int, Tensor] = {}
+    for tensor in state.values():
+        if tensor.is_floating_point() and tensor.data_ptr() not in seen:
+            noise = torch.randn(tensor.shape, generator=g)
+            spread = float(tensor.std()) if tensor.numel() > 1 else 1.0
+            seen[tensor.data_ptr()] = tensor + (0.3 * spread + 0.1) * noise
+    return {n: seen[t.data_ptr()].reshape(t.shape) if t.is_floating_point() else t for n, t in state.items()}
+
+
+# --- what counts, and what is refused --------------------------------------------------------------------------
+
+
+def test_buffers_move_but_do_not_count() -> None:
+    axes = {"w": ("h", None), "v": (None, "h"), "mean": ("h",)}
+    symmetry = Symmetry.from_axes(axes, buffers=["mean"])
+    g = generator(0)
+    a = {"w": torch.randn(6, 4, generator=g), "v": torch.randn(3, 6, generator=g), "mean": torch.zeros(6)}
+    planted = torch.randperm(6, generator=g)
+    b = {"w": a["w"][planted], "v": a["v"][:, planted], "mean": 1000 * torch.arange(6.0)}
+    result = rg.align({**a, "mean": 1000 * torch.arange(6.0)}, b, symmetry)
+    assert torch.equal(result.params["w"], a["w"])
+    assert torch.equal(result.params["mean"], b["mean"][planted.argsort()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_matched_in_single_and_kept(dtype: torch.dtype) -> None:
+    symmetry = mlp_symmetry(20, 60, 5)
+    a = drawn(symmetry, 0, dtype)
+    result = rg.align(a, symmetry.act(symmetry.random(generator(1)), a), symmetry)
+    assert all(t.dtype == dtype and torch.equal(t, a[n]) for n, t in result.params.items())
+
+
+def test_two_dtypes_meet_in_the_wider_one() -> None:
+    symmetry = mlp_symmetry(4, 9, 5)
+    a = drawn(symmetry, 0, torch.bfloat16)
+    b = symmetry.act(symmetry.random(generator(1)), {n: t.double() for n, t in a.items()})
+    result = rg.align(a, b, symmetry)
+    assert all(t.dtype == torch.float64 and torch.equal(t, a[n].double()) for n, t in result.params.items())
+
+
+def test_limits_width_one_dead_and_duplicate_units_equal_networks() -> None:
+    one = mlp_symmetry(2, 1, 1, kind="signed")
+    a = drawn(one, 0)
+    assert rg.align(a, {n: t.clone() for n, t in a.items()}, one).objective == pytest.approx(closeness(one, a, a, a))
+    dead = mlp_symmetry(2, 5, 2)
+    a = {n: torch.zeros_like(t) for n, t in drawn(dead, 0).items()}
+    assert rg.align(a, a, dead).objective == 0
+    twins = {n: torch.ones_like(t) for n, t in a.items()}
+    assert rg.align(twins, twins, dead).element["h1"].perm.tolist() == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
+    nothing = Symmetry((), {"w": (2,)})
+    assert torch.equal(rg.align({"w": torch.ones(2)}, {"w": torch.zeros(2)}, nothing).params["w"], torch.zeros(2))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_networks_that_are_not_finite_are_refused(bad: float, which: str) -> None:
+    symmetry = mlp_symmetry(2, 3, 2)
+    a, b = drawn(symmetry, 0), drawn(symmetry, 1)
+    (a if which == "first" else b)["0.weight"][1, 1] = bad
+    with pytest.raises(ValueError, match=rf"'0.weight' of the {which} network holds 1 values that are NaN or Inf"):
+        rg.align(a, b, symmetry)
+
+
+def test_large_half_precision_values_are_finite_although_their_sum_is_not() -> None:
+    symmetry = mlp_symmetry(2, 3, 2)
+    a = {n: torch.full_like(t, 60000, dtype=torch.float16) for n, t in drawn(symmetry, 0).items()}
+    assert rg.align(a, a, symmetry).objective > 0
+
+
+def test_other_architectures_are_refused() -> None:
+    symmetry = mlp_symmetry(2, 3, 2)
+    a, other = drawn(symmetry, 0), drawn(mlp_symmetry(2, 4, 2), 0)
+    with pytest.raises(ValueError, match=r"'0.weight' has shape \(3, 2\) in the first network and \(4, 2\)"):
+        rg.align(a, other, symmetry)
+    with pytest.raises(ValueError, match="the parameters are of another architecture"):
+        rg.align(other, other, symmetry)
+    with pytest.raises(ValueError, match=r"only the first has \['1.bias'\]"):
+        rg.align(a, {n: t for n, t in a.items() if n != "1.bias"}, symmetry)
+    fewer = {n: t for n, t in a.items() if n != "1.weight"}
+    with pytest.raises(KeyError, match="the parameters lack"):
+        rg.align(fewer, fewer, symmetry)
+
+
+def test_populations_are_refused() -> None:
+    symmetry = mlp_symmetry(2, 3, 2)
+    many = {n: t.expand(4, *t.shape) for n, t in drawn(symmetry, 0).items()}
+    with pytest.raises(ValueError, match="these are populations; align their networks one pair at a time"):
+        rg.align(many, many, symmetry)
+
+
+def test_methods_are_checked() -> None:
+    symmetry = mlp_symmetry(2, 3, 2)
+    a = drawn(symmetry, 0)
+    with pytest.raises(ValueError, match=r"restarts=2 begin at random elements; give align a torch.Generator"):
+        rg.align(a, a, symmetry, method=WeightMatching(restarts=2))
+    with pytest.raises(ValueError, match="start is 'middle'; choose 'barycentre' or 'identity'"):
+        WeightMatching(start="middle")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least one sweep is needed"):
+        WeightMatching(max_sweeps=0)
+
+
+def test_the_report_says_what_to_do() -> None:
+    symmetry = mlp_symmetry(4, 20, 20, 20, 3)
+    a, b = drawn(symmetry, 0), drawn(symmetry, 1)
+    short = rg.align(a, b, symmetry, method=WeightMatching(max_sweeps=1))
+    assert not short.is_converged
+    assert "stopped before convergence: raise max_sweeps" in short.report
+    assert "a local optimum: no single group can be improved" in rg.align(a, b, symmetry).report
+
+
+def test_running_costs_stay_true() -> None:
+    """After many steps the updated cost is what a new one would be."""
+    symmetry = BY_HAND["stream"]
+    a, b = drawn(symmetry, 0), drawn(symmetry, 1)
+    ascent = Ascent(symmetry, a, b)
+    while ascent.sweep():
+        pass
+    fresh = Ascent(symmetry, a, ascent._b)
+    for family in ascent.families:
+        name = family.root.name
+        kept = ascent._running[name].cost(ascent._a, ascent._b, {}).matrices[()]
+        new = fresh._running[name].cost(fresh._a, fresh._b, {}).matrices[()]
+        assert torch.allclose(kept, new, atol=1e-10)

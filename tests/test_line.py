@@ -1,0 +1,182 @@
+"""Lines: exact ends, the barrier by hand, statistics recomputed, bad input."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge import Curve, Params
+from regauge.connect import interpolate
+
+
+def params(*values: float) -> Params:
+    return {"w": torch.tensor(values)}
+
+
+def hill(p: Params) -> dict[str, float]:
+    """Loss `1 - w^2`: a hill between -1 and 1."""
+    return {"loss": 1 - float(p["w"].square().sum()), "mean": float(p["w"].mean())}
+
+
+def test_a_parabola_has_the_barrier_and_area_that_calculus_says() -> None:
+    curve = rg.line(hill, params(-1.0), params(1.0), points=201)
+    assert curve.barrier == pytest.approx(1.0)
+    assert curve.raw_barrier == pytest.approx(1.0)
+    assert curve.auc == pytest.approx(2 / 3, abs=1e-4)
+    assert curve.table[0] == {"t": 0.0, "loss": 0.0, "mean": -1.0}
+    assert [row["t"] for row in curve.table][:3] == [0.0, 0.005, 0.01]
+    assert "barrier 1 (raw 1)" in str(curve)
+
+
+def test_a_valley_has_no_barrier_and_a_negative_raw_one() -> None:
+    curve = rg.line(lambda p: {"loss": float(p["w"].square().sum())}, params(-1.0), params(1.0), points=5)
+    assert curve.barrier == 0
+    assert curve.raw_barrier == pytest.approx(-0.75)
+    assert curve.auc < 0
+
+
+def test_end_losses_are_interpolated() -> None:
+    """A straight loss has no barrier, however different its ends."""
+    curve = rg.line(lambda p: {"loss": float(p["w"].sum())}, params(0.0), params(10.0), points=11)
+    assert curve.excess == pytest.approx((0.0,) * 11, abs=1e-6)
+
+
+def test_the_ends_are_the_endpoints() -> None:
+    seen: list[Params] = []
+
+    def evaluate(p: Params) -> dict[str, float]:
+        seen.append(p)
+        return {"loss": 0.0}
+
+    a = {"w": torch.randn(3, generator=torch.Generator().manual_seed(0)), "count": torch.tensor(3)}
+    b = {"w": torch.randn(3, generator=torch.Generator().manual_seed(1)), "count": torch.tensor(8)}
+    rg.line(evaluate, a, b, points=4, prepare=lambda p: {**p, "w": p["w"] * 0})
+    assert all(torch.equal(seen[0][n], a[n]) and torch.equal(seen[-1][n], b[n]) for n in a)
+    assert all(not bool(p["w"].any()) for p in seen[1:-1])
+    assert [int(p["count"]) for p in seen] == [3, 3, 3, 8]
+
+
+def test_half_precision_is_interpolated_in_single() -> None:
+    a, b = {"w": torch.tensor([60000.0]).half()}, {"w": torch.tensor([59968.0]).half()}
+    middle = interpolate(a, b, 1 / 3)["w"]
+    exact = torch.tensor([60000.0 * (1 - 1 / 3) + 59968.0 / 3]).half()
+    assert middle.dtype == torch.float16
+    assert torch.equal(middle, exact)
+    assert bool(interpolate(a, a, 0.5)["w"].isfinite())
+
+
+def test_infinite_losses_between_the_ends_are_an_infinite_barrier() -> None:
+    curve = rg.line(lambda p: {"loss": 0.0 if abs(float(p["w"])) == 1 else math.inf}, params(-1.0), params(1.0), 5)
+    assert curve.barrier == math.inf
+
+
+@pytest.mark.parametrize(
+    ("value", "where", "message"),
+    [
+        (math.nan, 0.0, "the loss at t=0.5 is nan, so the barrier is undefined: the network there overflows"),
+        (math.nan, -1.0, "the loss at t=0 is nan, so the barrier is undefined: this end is not a working network"),
+        (math.inf, 1.0, "the loss at t=1 is inf, so the barrier is undefined: this end is not a working network"),
+    ],
+)
+def test_undefined_losses_are_reported(value: float, where: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rg.line(lambda p: {"loss": value if float(p["w"]) == where else 0.0}, params(-1.0), params(1.0), points=5)
+
+
+def test_bad_input_is_refused() -> None:
+    a, b = params(0.0), params(1.0)
+    with pytest.raises(ValueError, match="but points=2"):
+        rg.line(hill, a, b, points=2)
+    with pytest.raises(ValueError, match=r"evaluate returned \['accuracy'\], but a barrier needs the metric 'loss'"):
+        rg.line(lambda p: {"accuracy": 1.0}, a, b)
+    with pytest.raises(ValueError, match=r"'w' has shape \(1,\) in the first network and \(2,\)"):
+        rg.line(hill, a, params(1.0, 2.0))
+    with pytest.raises(ValueError, match="'w' of the second network holds 1 values that are NaN or Inf"):
+        rg.line(hill, a, params(math.nan))
+
+
+def test_a_curve_of_its_own() -> None:
+    rows = ({"t": 0.0, "loss": 1.0}, {"t": 0.25, "loss": 2.0}, {"t": 1.0, "loss": 3.0})
+    curve = Curve(rows)
+    assert curve.barrier == pytest.approx(0.5)
+    assert curve.auc == pytest.approx(0.25)
+
+
+class Normalized(nn.Module):
+    """A convolution with batch normalization, and dropout that must stay off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 5, 3)
+        self.norm = nn.BatchNorm2d(5)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(5, 3)
+        self.last = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.head(self.drop(self.norm(self.conv(x)).relu()).mean((-2, -1))))
+
+
+def batches(count: int) -> list[Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(8, 2, 6, 6, generator=g) + 3 for _ in range(count)]
+
+
+def test_statistics_are_averages_over_the_batches() -> None:
+    torch.manual_seed(0)
+    module = Normalized()
+    before = {n: t.clone() for n, t in module.state_dict().items()}
+    reset = rg.reset_batchnorm(module, before, batches(4))
+    outputs = [module.conv(x) for x in batches(4)]
+    mean = torch.stack([y.mean((0, 2, 3)) for y in outputs]).mean(0)
+    variance = torch.stack([y.var((0, 2, 3)) for y in outputs]).mean(0)
+    assert torch.allclose(reset["norm.running_mean"], mean, atol=1e-5)
+    assert torch.allclose(reset["norm.running_var"], variance, atol=1e-5)
+    assert int(reset["norm.num_batches_tracked"]) == 4
+    assert not torch.equal(reset["last.running_mean"], before["last.running_mean"])
+    assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
+    assert all(layer.training for layer in module.modules())
+    assert module.norm.momentum == 0.1
+    assert torch.equal(reset["conv.weight"], before["conv.weight"])
+
+
+def test_statistics_do_not_depend_on_the_old_ones_nor_on_the_mode() -> None:
+    torch.manual_seed(0)
+    module = Normalized()
+    state = dict(module.state_dict())
+    stale = {n: t + 7 if "running" in n else t for n, t in state.items()}
+    first = rg.reset_batchnorm(module.train(), state, batches(2))
+    second = rg.reset_batchnorm(module.eval(), stale, batches(2))
+    assert all(torch.equal(first[n], second[n]) for n in state)
+    assert not module.norm.training
+
+
+def test_models_without_batch_normalization_pass_through() -> None:
+    module = nn.Linear(2, 2)
+    state = dict(module.state_dict())
+    assert rg.reset_batchnorm(module, state, []) == state
+
+
+def test_a_used_iterator_is_refused() -> None:
+    with pytest.raises(ValueError, match="there are no batches to recompute the statistics from"):
+        rg.reset_batchnorm(Normalized(), Normalized().state_dict(), iter([]))
+
+
+def test_recomputed_statistics_lower_the_barrier_of_a_normalized_network() -> None:
+    """The midpoint of unrelated filters has a smaller variance than averaged statistics say."""
+    torch.manual_seed(0)
+    a, b = Normalized(), Normalized()
+    a_state, b_state = (rg.reset_batchnorm(m, m.state_dict(), batches(4)) for m in (a, b))
+    x = torch.cat(batches(4))
+
+    def spread(p: Params) -> dict[str, float]:
+        """How far the normalized activations are from unit variance."""
+        with torch.no_grad():
+            y = torch.func.functional_call(a.eval(), p, (x,))
+        return {"loss": float((y.var(0) - 1).abs().mean())}
+
+    plain = rg.line(spread, a_state, b_state, points=5)
+    reset = rg.line(spread, a_state, b_state, points=5, prepare=lambda p: rg.reset_batchnorm(a, p, batches(4)))
+    assert reset.barrier < 0.2 * plain.barrier
