@@ -130,11 +130,11 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         placeholder = getattr(spec.arg, "name", "")
         target = (spec.target or "").removeprefix("module.")
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            tensor = named[target] if target in named else all_buffers.get(target)
-            if tensor is not None and tensor.is_floating_point() and (target in named or target in buffers):
-                states[placeholder] = aliases[id(tensor)][0]
-            elif tensor is not None:
-                constants[placeholder] = tensor
+            held = named[target] if target in named else all_buffers.get(target)
+            if held is not None and held.is_floating_point() and (target in named or target in buffers):
+                states[placeholder] = aliases[id(held)][0]
+            elif held is not None:
+                constants[placeholder] = held
         elif spec.kind == InputKind.CONSTANT_TENSOR and spec.target in program.constants:
             constant = program.constants[spec.target]
             if isinstance(constant, Tensor):
