@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from regauge.align.blocks import complete, solve_family
-from regauge.align.moves import Change, moved_positions, unit_factor
+from regauge.align.moves import Change, UnitStep, unit_factor
 from regauge.align.places import Family, Tensors, barycentre, coupled_tensors, dot, families
 from regauge.align.running import RunningCost
 from regauge.core import act as _act
@@ -176,11 +176,12 @@ class Ascent:
         changes = []
         is_plain = not family.is_nested and family.root.matrix == "none"
         members = {group.name for group in family.members}
+        units = UnitStep(family.root.size, relative[family.root.name])
         for name, local in family.sites.items():
             own = [site for site in local if site.group.name in members]
             old = self._b[name]
             if is_plain and name not in self._coupled[family.root.name]:
-                change = moved_positions(name, own, relative[family.root.name], old)
+                change = units.change(name, own, old)
                 if change is not None:
                     changes.append(change)
             else:

@@ -1,5 +1,6 @@
 """Steps of one group written out: which positions of a tensor they move, and to what."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.act import Site
+from regauge.core.closest import Character, character
 from regauge.core.element import Value
 
 WHOLE = 0.6
@@ -38,47 +40,69 @@ class Change:
         return self.new - old
 
 
-def moved_positions(name: str, sites: list[Site], value: Value, old: Tensor) -> Change | None:
-    """The positions of one axis that a step of a group without a matrix moves, and their new values."""
-    axis = sites[0].placement.axis
-    targets, sources, factors, shifts = [], [], [], []
-    for site in sites:
-        n = site.group.size
-        units = torch.arange(n)
-        perm = units if value.perm is None else value.perm
-        factor = unit_factor(site, value)
-        shift = torch.zeros(n, dtype=torch.float64)
-        if value.shift is not None:
-            shift = (torch.tensor(site.placement.shift, dtype=torch.float64).unsqueeze(-1) * value.shift).sum(0)
-        is_moved = (perm != units) | (shift != 0)
+@dataclass(frozen=True)
+class _Units:
+    """The units that a step moves at some places, where they come from, and what they are changed by."""
+
+    targets: Tensor
+    sources: Tensor
+    factors: Tensor | None
+    shifts: Tensor | None
+
+
+class UnitStep:
+    """A step of a group without a matrix, unit by unit; what places with equal exponents share is computed once."""
+
+    def __init__(self, size: int, value: Value) -> None:
+        self._size, self._value = size, value
+        self._known: dict[tuple[Character, tuple[float, ...]], _Units] = {}
+
+    def change(self, name: str, sites: Sequence[Site], old: Tensor) -> Change | None:
+        """What the step writes into a tensor on which the group acts along one axis; None for nothing."""
+        axis, length = sites[0].placement.axis, old.shape[sites[0].placement.axis]
+        targets, sources = [], []
+        factor = shift = None
+        for site in sites:
+            units, rows = self._units(site), site.positions.reshape(self._size, -1)
+            if units.targets.numel() == 0:
+                continue
+            targets.append(rows.index_select(0, units.targets).flatten())
+            sources.append(rows.index_select(0, units.sources).flatten())
+            factor = _spread(factor, units.factors, targets[-1], length, 1.0)
+            shift = _spread(shift, units.shifts, targets[-1], length, 0.0)
+        if not targets:
+            return None
+        target, source = torch.cat(targets), torch.cat(sources)
+        is_whole = target.numel() > WHOLE * length
+        if is_whole:
+            source = torch.arange(length).index_copy(0, target, source)
+        shape = [-1 if k == axis else 1 for k in range(old.ndim)]
+        new = old.index_select(axis, source.to(old.device))
         if factor is not None:
-            is_moved = is_moved | (factor != 1)
-        moved = is_moved.nonzero().flatten()
-        rows = site.positions.reshape(n, -1)
-        targets.append(rows[moved].flatten())
-        sources.append(rows[perm[moved]].flatten())
-        ones = torch.ones(n, dtype=torch.float64) if factor is None else factor
-        factors.append(ones[moved].repeat_interleave(rows.shape[1]))
-        shifts.append(shift[moved].repeat_interleave(rows.shape[1]))
-    target = torch.cat(targets)
-    if target.numel() == 0:
-        return None
-    source, factor, shift = torch.cat(sources), torch.cat(factors), torch.cat(shifts)
-    length = old.shape[axis]
-    is_whole = target.numel() > WHOLE * length
-    if is_whole:
-        source = torch.arange(length).index_copy(0, target, source)
-        factor = torch.ones(length, dtype=torch.float64).index_copy(0, target, factor)
-        shift = torch.zeros(length, dtype=torch.float64).index_copy(0, target, shift)
-    shape = [-1 if k == axis else 1 for k in range(old.ndim)]
-    new = old.index_select(axis, source.to(old.device))
-    if bool((factor != 1).any()):
-        new = new * factor.to(old).reshape(shape)
-    if bool((shift != 0).any()):
-        new = new + shift.to(old).reshape(shape)
-    if is_whole:
-        return Change(name, None, target, new, old)
-    return Change(name, axis, target.to(old.device), new, old)
+            new = new * (factor if is_whole else factor[target]).to(old).reshape(shape)
+        if shift is not None:
+            new = new + (shift if is_whole else shift[target]).to(old).reshape(shape)
+        return Change(name, None if is_whole else axis, target.to(old.device), new, old)
+
+    def _units(self, site: Site) -> _Units:
+        key = (character(site.placement), site.placement.shift)
+        if key not in self._known:
+            value, units = self._value, torch.arange(self._size)
+            perm = units if value.perm is None else value.perm
+            factor, shift, is_moved = unit_factor(site, value), None, perm != units
+            if factor is not None:
+                is_moved = is_moved | (factor != 1)
+            if value.shift is not None and any(site.placement.shift):
+                shift = (torch.tensor(site.placement.shift, dtype=torch.float64).unsqueeze(-1) * value.shift).sum(0)
+                is_moved = is_moved | (shift != 0)
+            moved = is_moved.nonzero().flatten()
+            self._known[key] = _Units(
+                moved,
+                perm[moved],
+                None if factor is None else factor[moved],
+                None if shift is None else shift[moved],
+            )
+        return self._known[key]
 
 
 def unit_factor(site: Site, value: Value) -> Tensor | None:
@@ -95,3 +119,13 @@ def unit_factor(site: Site, value: Value) -> Tensor | None:
                 row = 1.0 - 2 * (value.shift[family] % 2).double()
                 factor = row if factor is None else factor * row
     return factor
+
+
+def _spread(into: Tensor | None, values: Tensor | None, positions: Tensor, length: int, blank: float) -> Tensor | None:
+    """Per-unit values written at the positions that the units own on an axis."""
+    if values is None:
+        return into
+    if into is None:
+        into = torch.full((length,), blank, dtype=torch.float64)
+    into[positions] = values.repeat_interleave(positions.numel() // values.numel())
+    return into

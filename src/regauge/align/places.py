@@ -73,10 +73,8 @@ def has_choice(group: Group) -> bool:
 def unfold(tensor: Tensor, site: Site, lead: int = 0) -> Tensor:
     """`[*lead, units, everything else]`: the values that each unit of a site owns."""
     axis = lead + site.placement.axis
-    positions, length = site.positions, tensor.shape[axis]
-    is_whole = positions.numel() == length and bool((positions[1:] > positions[:-1]).all())
-    if not is_whole:
-        tensor = tensor.index_select(axis, positions.to(tensor.device))
+    if not (site.is_sorted and site.positions.numel() == tensor.shape[axis]):
+        tensor = tensor.index_select(axis, site.positions.to(tensor.device))
     tensor = tensor.movedim(axis, lead)
     return tensor.reshape(*tensor.shape[:lead], site.group.size, -1)
 

@@ -7,6 +7,7 @@ axis instead, which needs no index as large as the tensor.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import EllipsisType
 
 import torch
@@ -38,6 +39,11 @@ class Site:
     positions: Tensor
     units: Tensor
     bases: tuple[tuple[int | None, Tensor], ...]
+
+    @cached_property
+    def is_sorted(self) -> bool:
+        """Whether the positions ascend; they then are the whole axis if they are as many."""
+        return bool((self.positions[1:] > self.positions[:-1]).all())
 
 
 def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...]) -> list[Site]:

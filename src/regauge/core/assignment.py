@@ -31,7 +31,7 @@ class Assignment:
     potentials: Floats | None
 
 
-def assign(profit: NDArray[np.floating], potentials: Floats | None = None, *, is_repeated: bool = False) -> Assignment:
+def assign(profit: Floats, potentials: Floats | None = None, *, is_repeated: bool = False) -> Assignment:
     """The permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
 
     The cost `-profit` is first made nonnegative with many zeros: by its row and column minima, or by the
