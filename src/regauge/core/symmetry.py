@@ -1,10 +1,8 @@
 """A symmetry: the groups of a model, where they act, and the operations on their elements."""
 
-import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,14 +11,14 @@ from torch import Tensor, nn
 
 from regauge.core import act as _act
 from regauge.core import element as _element
-from regauge.core.element import PARTS, Element
-from regauge.core.groups import Group, Kind, Placement
+from regauge.core import text as text_form
+from regauge.core.by_hand import groups_from_axes, sized
+from regauge.core.compiled import CompiledElement, compile_element
+from regauge.core.element import PARTS, Element, select_parts
+from regauge.core.groups import Group, Kind
 from regauge.core.params import Params
 from regauge.core.table import render
 from regauge.core.verification import Check, verify
-
-FORMAT = "regauge.symmetry"
-VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,7 @@ class Symmetry:
         notes: Sentences that a reader of the table should see.
         buffers: Names that move with the network but are no parameters (running statistics): matching does
             not compare them.
+        tied: Names that are one tensor in the model; checkpoints may leave out all but one of them.
     """
 
     groups: tuple[Group, ...]
@@ -60,6 +59,7 @@ class Symmetry:
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
+    tied: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
@@ -153,8 +153,37 @@ class Symmetry:
         for group in bound.groups:
             if group.name not in element:
                 raise KeyError(f"the element has no value for group {group.name!r}; it belongs to another symmetry")
-        ndims = {name: len(bound.shapes[name]) for name in bound.sites}
-        return _act.act(bound.groups, bound.sites, element, params, ndims)
+        return bound._act_on(element, params)
+
+    def act_(self, element: Element, params: Params) -> None:
+        """`act` in place, one tensor at a time: for models that barely fit in memory.
+
+        Raises:
+            KeyError: A group has no value in `element`, or a parameter that a group moves is missing.
+            ValueError: A parameter does not have the shape that the symmetry expects.
+        """
+        bound = self.bind(params)
+        for name in bound.sites:
+            params[name].copy_(bound._act_on(element, {name: params[name]})[name])
+
+    def compile(self, element: Element) -> CompiledElement:
+        """An element without matrices as one gather over all parameters, for applying it many times.
+
+        Raises:
+            ValueError: The element rotates: orthogonal and linear groups mix values instead of moving them.
+        """
+        rotated = [group.name for group in self.groups if group.matrix != "none"]
+        if rotated:
+            raise ValueError(
+                f"groups {rotated[:3]} act by matrices, which no gather can do; use `symmetry.act`, or compile the "
+                "symmetry without them"
+            )
+        orders = select_parts(element, self.groups, ("permutation",))
+        return compile_element(self._act_on, orders, element, {name: self.shapes[name] for name in self.sites})
+
+    def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params:
+        sites = {name: local for name, local in self.sites.items() if name in params}
+        return _act.act(self.groups, sites, element, params, {name: len(self.shapes[name]) for name in sites})
 
     @cached_property
     def sites(self) -> dict[str, list[_act.Site]]:
@@ -171,10 +200,13 @@ class Symmetry:
             ValueError: Shapes do not match.
         """
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
-        missing = [name for name in touched if name not in params]
+        missing = {name for name in touched if name not in params}
+        spared = {name for names in self.tied if any(n in params for n in names) for name in names} & missing
+        if spared:
+            return self._without_parameters(spared).bind(params)
         if missing:
             raise KeyError(
-                f"the parameters lack {missing[:5]} ({len(missing)} in all), which the symmetry moves; "
+                f"the parameters lack {sorted(missing)[:5]} ({len(missing)} in all), which the symmetry moves; "
                 f"they have {list(params)[:5]}, ...; load the checkpoint of the model that the symmetry was found on"
             )
         shapes, leads = dict(self.shapes), set()
@@ -194,7 +226,7 @@ class Symmetry:
             raise ValueError("some parameters have a leading model axis and others have not; stack all or none")
         if shapes == dict(self.shapes) and all(group.size for group in self.groups):
             return self
-        return replace(self, groups=tuple(_sized(group, shapes) for group in self.groups), shapes=shapes)
+        return replace(self, groups=tuple(sized(group, shapes) for group in self.groups), shapes=shapes)
 
     def verify(
         self,
@@ -226,23 +258,16 @@ class Symmetry:
 
     def to_json(self) -> str:
         """The stable text form. Fields with default values are left out, so that people can edit it."""
-        groups = [_compact(asdict(group), Group(name="", size=0, placements=())) for group in self.groups]
-        for group in groups:
-            group["placements"] = [_compact(p, Placement("", 0)) for p in group["placements"]]
-        document = {
-            "format": FORMAT,
-            "version": VERSION,
-            "groups": groups,
+        fields = {
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "frozen": [[f.parameter, f.axis, f.size, f.reason] for f in self.frozen],
             "unknown": list(self.unknown),
             "unused": list(self.unused),
             "notes": list(self.notes),
             "buffers": list(self.buffers),
+            "tied": [list(names) for names in self.tied],
         }
-        text = json.dumps(document, indent=1)
-        # Innermost lists on one line each: a placement list stays readable.
-        return re.sub(r"\[[^\[\]{}]*\]", lambda m: re.sub(r"\s*\n\s*", " ", m.group()), text)
+        return text_form.write(self.groups, fields)
 
     @classmethod
     def from_json(cls, text: str) -> "Symmetry":
@@ -251,24 +276,7 @@ class Symmetry:
         Raises:
             ValueError: The text is not a symmetry, or is of a newer version.
         """
-        try:
-            document = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"this is not JSON ({error}); give the text that `to_json` wrote") from error
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise ValueError(f"this JSON is not a symmetry: it lacks 'format': '{FORMAT}'")
-        if document.get("version") != VERSION:
-            raise ValueError(
-                f"this symmetry has version {document.get('version')}, but this regauge reads version {VERSION}; "
-                "write it again with this version, or upgrade regauge"
-            )
-        try:
-            groups = tuple(
-                Group(**{**_tuples(g), "placements": tuple(Placement(**_tuples(p)) for p in g["placements"])})
-                for g in document["groups"]
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a group or placement of this symmetry is malformed: {error}") from error
+        groups, document = text_form.read(text)
         return cls(
             groups,
             {name: tuple(shape) for name, shape in document.get("shapes", {}).items()},
@@ -277,6 +285,7 @@ class Symmetry:
             tuple(document.get("unused", [])),
             tuple(document.get("notes", [])),
             tuple(document.get("buffers", [])),
+            tuple(tuple(names) for names in document.get("tied", [])),
         )
 
     @classmethod
@@ -305,28 +314,15 @@ class Symmetry:
         Raises:
             ValueError: A kind or a name is unknown, or an axis cannot be read.
         """
-        kinds, omegas = dict(kinds or {}), dict(omegas or {})
-        found: dict[str, list[Placement]] = {}
-        shapes = {}
-        for parameter, row in axes.items():
-            shapes[parameter] = (0,) * len(row)
-            for axis, text in enumerate(row):
-                if text is None:
-                    continue
-                match = re.fullmatch(r"(.+?)(?:\*(\d+))?(\^[+-]1)?", text)
-                if match is None:
-                    raise ValueError(f"axis {axis} of {parameter!r} is {text!r}; write 'name', 'name*4' or 'name^-1'")
-                name, inner, power = match[1], int(match[2] or 1), match[3]
-                is_inverse = axis > 0 if power is None else power == "^-1"
-                kind = kinds.get(name, "permutation")
-                omega = omegas.get(name, 1.0)
-                found.setdefault(name, []).append(
-                    _placement_by_hand(kind, parameter, axis, inner, is_inverse, len(row) == 1, omega)
-                )
-        for name in {*kinds, *omegas} - found.keys():
-            raise ValueError(f"group {name!r} has a kind but no axis; the axes name {sorted(found)}")
-        groups = tuple(_group_by_hand(name, kinds.get(name, "permutation"), tuple(p)) for name, p in found.items())
-        return cls(groups, shapes, buffers=tuple(buffers))
+        shapes = {name: (0,) * len(row) for name, row in axes.items()}
+        return cls(groups_from_axes(axes, dict(kinds or {}), dict(omegas or {})), shapes, buffers=tuple(buffers))
+
+    def _without_parameters(self, names: Collection[str]) -> "Symmetry":
+        groups = tuple(
+            replace(group, placements=tuple(p for p in group.placements if p.parameter not in names))
+            for group in self.groups
+        )
+        return replace(self, groups=groups, tied=())
 
     def _require_sizes(self) -> None:
         if any(group.size == 0 for group in self.groups):
@@ -334,72 +330,3 @@ class Symmetry:
                 "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first "
                 "and use what it returns"
             )
-
-
-def _sized(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
-    if group.size:
-        return group
-    sizes = {}
-    for p in group.placements:
-        length = shapes[p.parameter][p.axis]
-        if length % p.stride:
-            raise ValueError(
-                f"group {group.name!r} repeats each unit {p.stride} times on axis {p.axis} of {p.parameter!r}, "
-                f"whose length {length} is no multiple of that; fix the spec"
-            )
-        sizes[p] = length // p.stride
-    first, size = next(iter(sizes.items()))
-    for p, other in sizes.items():
-        if other != size:
-            raise ValueError(
-                f"group {group.name!r} has {size} units on axis {first.axis} of {first.parameter!r}, but axis {p.axis} "
-                f"of {p.parameter!r} (shape {shapes[p.parameter]}) has {other}; these layers do not share a group: "
-                "fix the spec"
-            )
-    return replace(group, size=size)
-
-
-def _placement_by_hand(
-    kind: Kind, parameter: str, axis: int, inner: int, is_inverse: bool, is_bias: bool, omega: float
-) -> Placement:
-    place = Placement(parameter, axis, stride=inner, repeats=((inner, 1),) if inner > 1 else ())
-    if kind == "permutation":
-        return place
-    if kind == "signed":
-        return replace(place, sign=(1,))
-    if kind == "scaled":
-        return replace(place, scale=(-1 if is_inverse else 1,))
-    if kind == "dihedral":
-        shift = math.pi / omega if is_bias and not is_inverse else 0.0
-        return replace(place, sign=(1,), parity=(int(is_inverse),), shift=(shift,))
-    if kind in ("orthogonal", "linear"):
-        return replace(place, is_inverse=is_inverse)
-    raise ValueError(
-        f"kind {kind!r} cannot be written as axes; choose permutation, signed, dihedral, scaled, orthogonal or linear, "
-        "or build Group and Placement objects for nested groups"
-    )
-
-
-def _group_by_hand(name: str, kind: Kind, placements: tuple[Placement, ...]) -> Group:
-    if kind in ("orthogonal", "linear"):
-        return Group(name, 0, placements, is_permuted=False, matrix="orthogonal" if kind == "orthogonal" else "linear")
-    return Group(
-        name,
-        0,
-        placements,
-        scales=int(kind == "scaled"),
-        signs=int(kind in ("signed", "dihedral")),
-        shifts=int(kind == "dihedral"),
-    )
-
-
-def _compact(fields: dict[str, Any], default: Group | Placement) -> dict[str, Any]:
-    required = {"name", "size", "placements", "parameter", "axis"}
-    return {key: value for key, value in fields.items() if key in required or value != getattr(default, key)}
-
-
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    def convert(value: Any) -> Any:
-        return tuple(convert(v) for v in value) if isinstance(value, list) else value
-
-    return {key: value if key == "placements" else convert(value) for key, value in fields.items()}

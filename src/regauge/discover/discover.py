@@ -98,6 +98,7 @@ def _symmetry(program: Program, builder: Builder, params: Mapping[str, Value]) -
         unknown=tuple(builder.unknown),
         unused=tuple(sorted(name for name, value in params.items() if name not in used and value.ndim)),
         buffers=program.buffers,
+        tied=tuple(names for names in program.aliases.values() if len(names) > 1),
     )
 
 

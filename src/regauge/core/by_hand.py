@@ -1,0 +1,90 @@
+"""Symmetries written by hand: axes named in a dictionary, sizes taken from the parameters."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from regauge.core.groups import Group, Kind, Placement
+
+
+def groups_from_axes(
+    axes: Mapping[str, Sequence[str | None]], kinds: Mapping[str, Kind], omegas: Mapping[str, float]
+) -> tuple[Group, ...]:
+    """The groups that a dictionary of axes describes, without sizes; see `Symmetry.from_axes`."""
+    found: dict[str, list[Placement]] = {}
+    for parameter, row in axes.items():
+        for axis, text in enumerate(row):
+            if text is None:
+                continue
+            match = re.fullmatch(r"(.+?)(?:\*(\d+))?(\^[+-]1)?", text)
+            if match is None:
+                raise ValueError(f"axis {axis} of {parameter!r} is {text!r}; write 'name', 'name*4' or 'name^-1'")
+            name, inner, power = match[1], int(match[2] or 1), match[3]
+            is_inverse = axis > 0 if power is None else power == "^-1"
+            kind = kinds.get(name, "permutation")
+            omega = omegas.get(name, 1.0)
+            found.setdefault(name, []).append(
+                _placement(kind, parameter, axis, inner, is_inverse, len(row) == 1, omega)
+            )
+    for name in {*kinds, *omegas} - found.keys():
+        raise ValueError(f"group {name!r} has a kind but no axis; the axes name {sorted(found)}")
+    return tuple(_group(name, kinds.get(name, "permutation"), tuple(places)) for name, places in found.items())
+
+
+def sized(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
+    """The group with its size, read off the shapes of the parameters that it acts on."""
+    if group.size:
+        return group
+    sizes = {}
+    for p in group.placements:
+        length = shapes[p.parameter][p.axis]
+        if length % p.stride:
+            raise ValueError(
+                f"group {group.name!r} repeats each unit {p.stride} times on axis {p.axis} of {p.parameter!r}, "
+                f"whose length {length} is no multiple of that; fix the spec"
+            )
+        sizes[p] = length // p.stride
+    first, size = next(iter(sizes.items()))
+    for p, other in sizes.items():
+        if other != size:
+            raise ValueError(
+                f"group {group.name!r} has {size} units on axis {first.axis} of {first.parameter!r}, but axis {p.axis} "
+                f"of {p.parameter!r} (shape {shapes[p.parameter]}) has {other}; these layers do not share a group: "
+                "fix the spec"
+            )
+    return replace(group, size=size)
+
+
+def _placement(
+    kind: Kind, parameter: str, axis: int, inner: int, is_inverse: bool, is_bias: bool, omega: float
+) -> Placement:
+    place = Placement(parameter, axis, stride=inner, repeats=((inner, 1),) if inner > 1 else ())
+    if kind == "permutation":
+        return place
+    if kind == "signed":
+        return replace(place, sign=(1,))
+    if kind == "scaled":
+        return replace(place, scale=(-1 if is_inverse else 1,))
+    if kind == "dihedral":
+        shift = math.pi / omega if is_bias and not is_inverse else 0.0
+        return replace(place, sign=(1,), parity=(int(is_inverse),), shift=(shift,))
+    if kind in ("orthogonal", "linear"):
+        return replace(place, is_inverse=is_inverse)
+    raise ValueError(
+        f"kind {kind!r} cannot be written as axes; choose permutation, signed, dihedral, scaled, orthogonal or linear, "
+        "or build Group and Placement objects for nested groups"
+    )
+
+
+def _group(name: str, kind: Kind, placements: tuple[Placement, ...]) -> Group:
+    if kind in ("orthogonal", "linear"):
+        return Group(name, 0, placements, is_permuted=False, matrix="orthogonal" if kind == "orthogonal" else "linear")
+    return Group(
+        name,
+        0,
+        placements,
+        scales=int(kind == "scaled"),
+        signs=int(kind in ("signed", "dihedral")),
+        shifts=int(kind == "dihedral"),
+    )

@@ -1,0 +1,62 @@
+"""The text form of a symmetry: JSON that is stable, versioned, and short enough to edit."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from regauge.core.groups import Group, Placement
+
+FORMAT = "regauge.symmetry"
+VERSION = 1
+
+
+def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
+    """Groups and further fields as text; what has its default value is left out."""
+    rows = [_compact(asdict(group), Group(name="", size=0, placements=())) for group in groups]
+    for row in rows:
+        row["placements"] = [_compact(p, Placement("", 0)) for p in row["placements"]]
+    document = {"format": FORMAT, "version": VERSION, "groups": rows, **fields}
+    text = json.dumps(document, indent=1)
+    # Innermost lists on one line each: a list of exponents stays readable.
+    return re.sub(r"\[[^\[\]{}]*\]", lambda m: re.sub(r"\s*\n\s*", " ", m.group()), text)
+
+
+def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
+    """What `write` wrote.
+
+    Raises:
+        ValueError: The text is not a symmetry, or is of another version.
+    """
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"this is not JSON ({error}); give the text that `to_json` wrote") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f"this JSON is not a symmetry: it lacks 'format': '{FORMAT}'")
+    if document.get("version") != VERSION:
+        raise ValueError(
+            f"this symmetry has version {document.get('version')}, but this regauge reads version {VERSION}; "
+            "write it again with this version, or upgrade regauge"
+        )
+    try:
+        groups = tuple(
+            Group(**{**_tuples(g), "placements": tuple(Placement(**_tuples(p)) for p in g["placements"])})
+            for g in document["groups"]
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a group or placement of this symmetry is malformed: {error}") from error
+    return groups, document
+
+
+def _compact(fields: dict[str, Any], default: Group | Placement) -> dict[str, Any]:
+    required = {"name", "size", "placements", "parameter", "axis"}
+    return {key: value for key, value in fields.items() if key in required or value != getattr(default, key)}
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    def convert(value: Any) -> Any:
+        return tuple(convert(v) for v in value) if isinstance(value, list) else value
+
+    return {key: value if key == "placements" else convert(value) for key, value in fields.items()}
