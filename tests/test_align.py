@@ -339,7 +339,9 @@ def test_a_start_that_ends_below_the_identity_falls_back_to_it() -> None:
     assert result.objective == result.starts[1]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.is_slow else []) for case in CASES]
+)
 def test_every_architecture(case: Case) -> None:
     """Planted elements are found, other networks come closer, and the objective is what it says."""
     symmetry = rg.discover(case.module().eval(), case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)

@@ -50,7 +50,7 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
     if not family.is_nested:
         cost = group_cost(family.root, family.sites, a, b, lead=1)
         found = closest(family.root, cost)
-        gain = found.objective - cost.at_identity().cpu()
+        gain = found.objective - cost.at_identity()
         return complete(family, {family.root.name: found.value}, gain.shape), gain
     root, n = family.root, family.root.size
     blocks = split(family, a, b)
@@ -168,7 +168,7 @@ def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
                 shifts.append(replace(shift, target=target, source=source.expand_as(target)))
     cost = Cost(matrices, tuple(shifts))
     found = closest(group, cost)
-    return _Inner(found.objective - cost.at_identity().cpu(), {group.name: found.value})
+    return _Inner(found.objective - cost.at_identity(), {group.name: found.value})
 
 
 def _moved_base(family: Family, group: Group, value: Value) -> Value:

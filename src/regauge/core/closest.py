@@ -53,7 +53,7 @@ class Cost:
 
     def at_identity(self) -> Tensor:
         """The objective of the identity, `[...]`."""
-        return torch.stack([_diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0)
+        return torch.stack([_diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()
 
 
 @dataclass(frozen=True)
