@@ -118,7 +118,7 @@ def unit_factor(site: Site, value: Value) -> Tensor | None:
             if parity:
                 row = 1.0 - 2 * (value.shift[family] % 2).double()
                 factor = row if factor is None else factor * row
-    return factor
+    return None if factor is None or bool((factor == 1).all()) else factor
 
 
 def _spread(into: Tensor | None, values: Tensor | None, positions: Tensor, length: int, blank: float) -> Tensor | None:

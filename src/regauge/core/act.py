@@ -215,7 +215,7 @@ def _factor(site: Site, value: Value, batch: tuple[int, ...]) -> Tensor | None:
             if parity:
                 odd = _look_up(site, value.shift[..., family, :], batch) % 2
                 factor = times(1 - 2 * odd.to(torch.float64))
-    return factor
+    return None if factor is None or bool((factor == 1).all()) else factor
 
 
 def _blank(axes: tuple[int, ...], shape: tuple[int, ...], values: Tensor, fill: float) -> Tensor:
