@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regauge.core.params import Params
     from regauge.core.symmetry import Frozen, Symmetry
     from regauge.core.verification import Check
-    from regauge.discover import TraceError, discover, register_leaf, register_rule
+    from regauge.discover import Nullity, TraceError, discover, nullity, register_leaf, register_rule
     from regauge.merge import merge
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ _HOMES = {
     "Element": "regauge.core.element",
     "Frozen": "regauge.core.symmetry",
     "Group": "regauge.core.groups",
+    "Nullity": "regauge.discover",
     "Params": "regauge.core.params",
     "Placement": "regauge.core.groups",
     "Symmetry": "regauge.core.symmetry",
@@ -39,6 +40,7 @@ _HOMES = {
     "discover": "regauge.discover",
     "line": "regauge.connect",
     "merge": "regauge.merge",
+    "nullity": "regauge.discover",
     "register_leaf": "regauge.discover",
     "register_rule": "regauge.discover",
     "reset_batchnorm": "regauge.connect",
@@ -51,6 +53,7 @@ __all__ = [
     "Element",
     "Frozen",
     "Group",
+    "Nullity",
     "Params",
     "Placement",
     "Symmetry",
@@ -62,6 +65,7 @@ __all__ = [
     "discover",
     "line",
     "merge",
+    "nullity",
     "register_leaf",
     "register_rule",
     "reset_batchnorm",

@@ -1,7 +1,8 @@
 """Which transformations of a model's parameters leave its function unchanged?"""
 
 from regauge.discover.discover import discover
+from regauge.discover.nullity import Nullity, nullity
 from regauge.discover.registry import register_leaf, register_rule
 from regauge.discover.trace import TraceError
 
-__all__ = ["TraceError", "discover", "register_leaf", "register_rule"]
+__all__ = ["Nullity", "TraceError", "discover", "nullity", "register_leaf", "register_rule"]

@@ -15,8 +15,9 @@ from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.verification import Probe, perturbed
+from regauge.discover.discover import discover
 
-LIMIT = 4000
+LIMIT = 1500
 """Largest number of parameters for which the Jacobian is built."""
 PER_INPUT = 24
 """Output values that are differentiated for one draw of the inputs."""
@@ -101,12 +102,10 @@ def nullity(
             that computes in float32 inside.
 
     Raises:
-        ValueError: The module has more than 4000 values, or none, or its outputs do not depend on them.
+        ValueError: The module has more than 1500 values, or none, or its outputs do not depend on them.
     """
     kwargs = dict(example_kwargs or {})
     if symmetry is None:
-        from regauge.discover.discover import discover
-
         symmetry = discover(module, example_inputs, kwargs, outputs=outputs)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     probe = Probe(module, example_inputs, kwargs, outputs)

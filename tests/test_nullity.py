@@ -1,0 +1,137 @@
+"""Completeness: the null space of the outputs' Jacobian against the discovered continuous group."""
+
+from collections.abc import Callable
+
+import models
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+
+SHIFTS = "shifts and factors that biases, gains and running statistics pass to one another"
+
+
+class Residual(nn.Module):
+    """A stem and one residual block of 4 channels, normalized."""
+
+    def __init__(self, norm: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.stem, self.norm0 = nn.Conv2d(2, 4, 3, padding=1), norm()
+        self.conv1, self.norm1 = nn.Conv2d(4, 4, 3, padding=1), norm()
+        self.conv2, self.norm2 = nn.Conv2d(4, 4, 3, padding=1), norm()
+        self.head = nn.Linear(4, 3)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm0(self.stem(x)).relu()
+        x = (x + self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))).relu()
+        return self.head(x.mean((-2, -1)))
+
+
+def mlp(act: Callable[[], nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), act(), nn.Linear(6, 5), act(), nn.Linear(5, 3))
+
+
+def found(module: nn.Module, *inputs: Tensor) -> rg.Nullity:
+    return rg.nullity(module, inputs, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("act", [nn.Tanh, nn.GELU, nn.Sigmoid])
+def test_nothing_is_missing_where_nothing_is_continuous(act: Callable[[], nn.Module]) -> None:
+    report = found(mlp(act), torch.randn(4, 4))
+    assert (report.null, report.found, report.missing) == (0, 0, 0)
+    assert str(report).endswith("complete")
+
+
+def test_the_scales_of_a_relu_cnn_are_all() -> None:
+    layers = (nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3))
+    report = found(nn.Sequential(*layers), torch.randn(2, 2, 6, 6))
+    assert (report.null, report.found, report.inert) == (9, 9, 0)
+
+
+def test_a_linear_network_lacks_only_the_shifts_of_its_biases() -> None:
+    report = found(mlp(nn.Identity), torch.randn(4, 4))
+    # Each layer's bias can move into the next: the function has a 3 x 4 matrix and 3 biases of 83 parameters.
+    assert report.null == 83 - 15
+    assert report.explained == ((SHIFTS, report.missing),)
+    assert report.unexplained == 0
+    assert f"{report.missing} are missing: {report.missing} shifts" in str(report)
+
+
+def test_batch_normalization_trades_three_shifts_for_each_channel() -> None:
+    report = found(Residual(lambda: nn.BatchNorm2d(4)), torch.randn(2, 2, 5, 5))
+    # 3 scales before and 2 after the normalizations; bias and mean, mean and beta, variance and gamma trade.
+    assert (report.null, report.found) == (56, 20)
+    assert report.explained == ((SHIFTS, 36),)
+
+
+def test_group_normalization_ignores_a_common_shift_of_each_group() -> None:
+    report = found(Residual(lambda: nn.GroupNorm(2, 4)), torch.randn(2, 2, 5, 5))
+    assert (report.null, report.found) == (14, 8)
+    assert report.explained == ((SHIFTS, 6),)
+
+
+@pytest.mark.parametrize(("cell", "gates"), [(nn.LSTM, 4), (nn.GRU, 2)])
+def test_recurrent_networks_have_two_biases_where_one_would_do(cell: type[nn.RNNBase], gates: int) -> None:
+    report = found(models.Recurrent(cell, 4), torch.randn(2, 5, 5))
+    assert (report.null, report.found) == (2 * gates * 4, 0)
+    assert report.unexplained == 0
+
+
+@pytest.mark.slow
+def test_a_language_model_lacks_only_what_its_normalizations_hide() -> None:
+    options = {**models.TEXT, "vocab_size": 7, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_inner": 8, "n_positions": 5}
+    module = models.hugging("GPT2LMHeadModel", "GPT2Config", **options)()
+    ids = torch.tensor([[0, 1, 2, 3, 6], [4, 5, 6, 0, 3]])
+    report = rg.nullity(module, (ids,), {"use_cache": False}, generator=torch.Generator().manual_seed(0))
+    assert report.found == 2 * 2 * 4 * 4 + 2 * 8
+    assert report.missing > 0
+    assert report.unexplained == 0
+
+
+def test_a_symmetry_with_a_missing_group_is_caught() -> None:
+    module = mlp(nn.LeakyReLU)
+    inputs = (torch.randn(4, 4),)
+    everything = rg.discover(module, inputs)
+    half = rg.Symmetry(everything.groups[:1], everything.shapes)
+    generator = torch.Generator()
+    whole = rg.nullity(module, inputs, symmetry=everything, generator=generator.manual_seed(0))
+    part = rg.nullity(module, inputs, symmetry=half, generator=generator.manual_seed(0))
+    assert part.null == whole.null
+    assert (whole.found, part.found) == (11, everything.groups[0].size)
+    assert part.missing == whole.missing + 11 - part.found
+    assert part.unexplained > whole.unexplained
+    assert "unexplained" in str(part)
+
+
+def test_dead_units_are_left_out() -> None:
+    module = mlp(nn.ReLU)
+    with torch.no_grad():
+        module[0].bias[:2] = -1e3
+    report = found(module, torch.randn(4, 4))
+    assert report.inert >= 2 * (4 + 1)
+    assert "without any influence" in str(report)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs between 1 and 1500"):
+        found(nn.Linear(50, 50), torch.randn(2, 50))
+    with pytest.raises(ValueError, match="needs between 1 and 1500"):
+        found(nn.ReLU(), torch.randn(2, 5))
+
+    class Deaf(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    with pytest.raises(ValueError, match="do not depend on any parameter"):
+        found(Deaf(), torch.randn(2, 5))
