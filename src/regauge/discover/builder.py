@@ -4,6 +4,7 @@ Every primitive is sound by itself, so a rule is sound if it composes primitives
 operator computes. Axes that a record does not mention are frozen.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 
 from regauge.discover import layout as axis
@@ -52,8 +53,8 @@ class Builder:
         # Zeros satisfy every law; other constants have the axes along which they vary frozen.
         uniform = frozenset() if value.is_zero else value.uniform
         fresh = Value(layouts, value.shape, is_zero=value.is_zero, uniform=uniform)
-        if not value.is_zero:
-            self.record(*(law.fixed(Spot(fresh, (k,))) for k in range(value.ndim)))
+        own = law.zero if value.is_zero else law.fixed
+        self.record(*(own(Spot(fresh, (k,))) for k in range(value.ndim)))
         return fresh
 
     def record(self, *letters: Letter) -> None:
@@ -94,6 +95,7 @@ class Builder:
     def opaque(self, operands: Sequence[Value], shapes: Sequence[Sequence[int]]) -> list[Value]:
         """An operator that nothing is known of: freeze what goes in and what comes out."""
         for value in operands:
+            self.settle(value)
             if not value.is_fixed:
                 self.freeze(value)
         results = []
@@ -384,7 +386,9 @@ class Builder:
                 self.tie(*(x.layouts[k] for x in live))
                 layouts.append(live[0].layouts[k])
         result = Value(layouts, shape)
-        letters = [law.same(*(Spot(x, (k,)) for x in live), Spot(result, (k,))) for k in range(len(shape)) if k != dim]
+        # Zeros among the others scale and rotate along with them, but they do not move along with a translation.
+        along = law.same if len(live) == len(used) else law.linear
+        letters = [along(*(Spot(x, (k,)) for x in live), Spot(result, (k,))) for k in range(len(shape)) if k != dim]
         start = 0
         for x in used:
             length = x.shape[dim]
@@ -554,7 +558,7 @@ def _factor(numbers: Sequence[Operand]) -> float | None:
         if isinstance(number, complex | Value):
             return None
         factor *= float(number)
-    return factor
+    return factor if math.isfinite(factor) else None
 
 
 def _value(x: Value | Stack) -> Value:

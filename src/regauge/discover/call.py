@@ -24,7 +24,8 @@ class Call:
         overload: Its overload: "default", "Tensor", "dim_IntList".
         arguments: Arguments by the names of the operator's schema, defaults included.
         shapes: Shapes of the tensors that it returns.
-        dtypes: Whether each returned tensor holds floating-point values.
+        is_float: Whether each returned tensor holds floating-point values, no coarser than the parameters are.
+        is_used: Whether something uses each returned tensor.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Call:
     arguments: dict[str, Any]
     shapes: tuple[tuple[int, ...], ...]
     is_float: tuple[bool, ...]
+    is_used: tuple[bool, ...] = ()
 
     def __getitem__(self, key: str) -> Any:
         return self.arguments[key]

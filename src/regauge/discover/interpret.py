@@ -1,13 +1,14 @@
 """Run the rules over a traced program."""
 
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from regauge.discover import record as law
 from regauge.discover.builder import Builder, Stack
@@ -15,14 +16,23 @@ from regauge.discover.call import Call, NoRuleError, Rule
 from regauge.discover.layout import leaf
 from regauge.discover.record import Spot, Value
 from regauge.discover.rules import ACCEPTS_STACK, RULES
-from regauge.discover.rules.reductions import mean_of_squares
-from regauge.discover.trace import Program
+from regauge.discover.rules.reductions import sum_of_squares
+from regauge.discover.ties import may_tie
+from regauge.discover.trace import Program, TraceError
+
+HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
+"""Where parameters are finer, a conversion to one of these rounds: scales do not pass."""
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+COMPARES = {"argmax", "argmin", "max", "min", "sort", "argsort", "topk"}
+"""Operators that return the positions of entries by their size; those of equal entries depend on their order."""
+CASTS = {"_to_copy", "to", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool"}
 
 INLINED = {"wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "wrap", "invoke_subgraph"}
 """Higher-order operators that just run the graph that they hold."""
 
 ZEROS = {"zeros", "zeros_like", "new_zeros"}
 CONSTANTS = {"ones", "ones_like", "new_ones", "full", "full_like", "new_full", "scalar_tensor"}
+FILLED = ZEROS | CONSTANTS | {"empty_like", "new_empty", "rand_like", "randn_like"}
 KEEPS_ZERO = {"view", "_unsafe_view", "reshape", "permute", "transpose", "unsqueeze", "squeeze", "expand", "clone",
               "slice", "select", "contiguous", "_to_copy", "to", "detach", "alias", "repeat", "flatten"}  # fmt: skip
 
@@ -40,6 +50,10 @@ class Squared:
     """A square that is only summed: kept as its base, because its sum is invariant under rotations."""
 
     base: Value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
 
 
 def interpret(
@@ -59,6 +73,9 @@ class _Run:
         self.rules = {**RULES, **extra}
         self.params: dict[str, Value] = {}
         self.values: dict[Node, Any] = {}
+        nodes = program.graph.graph.find_nodes(op="placeholder")
+        own = {node.meta["val"].dtype for node in nodes if node.name in program.states}
+        self.coarse = HALF - own if not own & HALF else frozenset()
 
     def placeholders(self) -> list[Any]:
         result = []
@@ -80,7 +97,13 @@ class _Run:
             elif node.op == "output":
                 result = _resolved(node.args[0], values)
             elif node.users or node.op != "call_function":
-                values[node] = self._call(node, values)
+                try:
+                    values[node] = self._call(node, values)
+                except GuardOnDataDependentSymNode as error:
+                    raise TraceError(
+                        f"the shape of {node.name} depends on values ({error.cond}), and discovery needs it; trace the "
+                        "part of the model before it, or write the symmetry by hand with `regauge.Symmetry.from_axes`"
+                    ) from error
         if graph is self.program.graph:
             self.values = values
         return result
@@ -99,8 +122,12 @@ class _Run:
         for node, name in self.program.written:
             value, buffer = self.values[node], self.params.get(name)
             b.op = f"update of {name}"
-            if isinstance(value, Value | Stack) and buffer is not None:
+            if isinstance(value, Value | Stack):
                 value = b.use(b.whole(value))
+                b.settle(value)
+                if buffer is None:
+                    b.freeze(value)
+                    continue
                 for k in range(buffer.ndim):
                     b.tie(buffer.layouts[k], value.layouts[k])
                 b.record(*(law.linear(Spot(buffer, (k,)), Spot(value, (k,))) for k in range(buffer.ndim)))
@@ -129,33 +156,46 @@ class _Run:
             inner = next(k for k, a in enumerate(args) if isinstance(a, GraphModule))
             rest = [a for a in args[inner + 1 :] if not isinstance(a, str)]
             return self.graph(args[inner], rest)
-        shapes, floats = _results(node.meta.get("val"))
+        meta = node.meta.get("val")
+        if isinstance(meta, NUMBERS):
+            meta = torch.empty((), device="meta")  # A number that the trace does not know.
+        shapes, floats = _results(meta, self.coarse)
         tensors = _tensors((args, kwargs))
         if all(isinstance(t, Value) and t.is_fixed for t in tensors):
-            return _fixed_results(name, args, tensors, node.meta.get("val"))
+            return _fixed_results(name, args, tensors, meta)
         if not isinstance(target, torch._ops.OpOverload):
-            return self._opaque(str(name), tensors, node.meta.get("val"), shapes)
+            return self._opaque(str(name), tensors, meta, shapes)
+        if name in FILLED and len(tensors) == 1:
+            return _fixed_results(name, args, [], meta)  # Only the shape of the operand counts.
         arguments = _bound(target, args, kwargs)
-        call = Call(name, target._overloadname, arguments, shapes, floats)
+        call = Call(name, target._overloadname, arguments, shapes, floats, _used(node, len(shapes)))
+        full = f"{target.namespace}::{name}"
+        if name not in CASTS and _rounds(arguments.get("dtype"), self.coarse):
+            return self._opaque(f"{full} (rounds first)", tensors, meta, shapes)
         squared = _as_square(node, call)
-        if squared is not None:
-            return squared
-        if isinstance(call.x, Squared):
-            return mean_of_squares(b, call.x.base, call)
         if name not in READS_POSITIONS:
             for tensor in tensors:
                 for piece in tensor.pieces if isinstance(tensor, Stack) else [tensor]:
                     b.settle(piece)
-        rule = self.rules.get(f"{target.namespace}::{name}") or self.rules.get(name)
+        if squared is not None:
+            return squared
+        rule = self.rules.get(full) or self.rules.get(name)
+        if isinstance(call.x, Squared):
+            rule = sum_of_squares
         if rule is None:
-            return self._opaque(f"{target.namespace}::{name}", tensors, node.meta.get("val"), shapes)
+            return self._opaque(full, tensors, meta, shapes)
         if name not in ACCEPTS_STACK:
-            call = Call(name, call.overload, {k: self._joined(v) for k, v in arguments.items()}, shapes, floats)
+            call = replace(call, arguments={k: self._joined(v) for k, v in arguments.items()})
         try:
-            return rule(b, call)
-        except (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError) as error:
+            if name in COMPARES and _uses_positions(call) and may_tie(node.args[0]):
+                _freeze_ties(b, call)
+            result = rule(b, call)
+            if _shapes(result) != list(shapes):
+                raise NoRuleError(f"the rule gives {_shapes(result)}, the operator {list(shapes)}")
+        except (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError) as error:
             # A rule that cannot handle its call leaves the sound answer: nothing may act there.
-            return self._opaque(f"{target.namespace}::{name} ({error})", tensors, node.meta.get("val"), shapes)
+            return self._opaque(f"{full} ({error})", tensors, meta, shapes)
+        return result
 
     def _joined(self, argument: Any) -> Any:
         if isinstance(argument, Stack):
@@ -169,7 +209,9 @@ class _Run:
         b.unknown[name] = None
         b.op = f"{b.op} (no rule)"
         results = b.opaque([b.whole(t) for t in tensors], shapes)
-        return results[0] if isinstance(meta, Tensor) else results
+        if isinstance(meta, Tensor) or meta is None:
+            return results[0] if results else None
+        return [results.pop(0) if isinstance(m, Tensor) else m for m in meta]
 
 
 def _operator_name(target: Callable[..., Any] | str) -> str:
@@ -192,9 +234,35 @@ def _bound(target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping
     return arguments
 
 
-def _results(meta: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
+def _results(meta: Any, coarse: Container[torch.dtype]) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
     found = [meta] if isinstance(meta, Tensor) else [m for m in meta or () if isinstance(m, Tensor)]
-    return tuple(tuple(t.shape) for t in found), tuple(t.is_floating_point() for t in found)
+    floats = tuple(t.is_floating_point() and t.dtype not in coarse for t in found)
+    return tuple(tuple(int(n) for n in t.shape) for t in found), floats
+
+
+def _rounds(dtype: Any, coarse: Container[torch.dtype]) -> bool:
+    return isinstance(dtype, torch.dtype) and (dtype in coarse or not (dtype.is_floating_point or dtype.is_complex))
+
+
+def _used(node: Node, count: int) -> tuple[bool, ...]:
+    keys = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+    has_all = any(user.target is not operator.getitem for user in node.users)
+    return tuple(has_all or k in keys for k in range(count))
+
+
+def _shapes(result: Any) -> list[tuple[int, ...]]:
+    return [tuple(t.shape) for t in (result if isinstance(result, list | tuple) else [result])]
+
+
+def _uses_positions(call: Call) -> bool:
+    return call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
+
+
+def _freeze_ties(b: Builder, call: Call) -> None:
+    x, dim = call.x, call.arguments.get("dim", -1)
+    if isinstance(x, Value):
+        dims = range(x.ndim) if dim is None else [dim % x.ndim]
+        b.freeze(x, dims, f"{call.name}: the order decides between equal entries")
 
 
 def _resolved(argument: Any, values: Mapping[Node, Any]) -> Any:

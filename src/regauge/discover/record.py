@@ -160,6 +160,11 @@ def masked(mask: Spot, *spots: Spot) -> Letter:
     return Letter((mask, *spots), rows, rows)
 
 
+def zero(spot: Spot) -> Letter:
+    """Zeros: everything leaves them as they are but a translation."""
+    return Letter((spot,), (), (), ((0, 0, 1),))
+
+
 def fixed(*spots: Spot, mixes: bool = False) -> Letter:
     """Reordering only."""
     return Letter(spots, is_mixing=mixes)
@@ -170,9 +175,9 @@ def positive(*spots: Spot) -> Letter:
     return Letter(spots, _equal(len(spots)), None)
 
 
-def odd(*spots: Spot) -> Letter:
+def odd(*spots: Spot, mixes: bool = False) -> Letter:
     """Signs pass, scales do not (tanh)."""
-    return Letter(spots, None, _equal(len(spots)))
+    return Letter(spots, None, _equal(len(spots)), is_mixing=mixes)
 
 
 def power(x: Spot, out: Spot, exponent: int, is_even: bool) -> Letter:
@@ -196,7 +201,7 @@ def product(out: Spot | None, factors: Sequence[Spot], exponents: Sequence[int] 
 def normed(*spots: Spot) -> Letter:
     """The 2-norm over this axis is all that counts: rotations pass."""
     edges = _alike(len(spots)) or ((0, 0, 1),)
-    return Letter(spots, None, _equal(len(spots)), edges, is_metric=True)
+    return Letter(spots, None, _equal(len(spots)), edges, is_metric=True, is_mixing=len(spots) > 1)
 
 
 def periodic(x: Spot, out: Spot, period: Literal["odd", "even"]) -> Letter:

@@ -5,7 +5,7 @@ a letter: the slots at the same place of all its spots.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -24,12 +24,26 @@ class Tie:
         letter: The law; its equations run over `slots`.
         slots: One slot per spot of the letter.
         companions: For each slot, the atoms that its tensor has beside it, aligned with the other tensors: a
-            transformation of the slot may depend on their index.
+            transformation of the slot may depend on their index. The number says which index of the operator it
+            is: rows and columns of x @ x.T run over the same atom, but not together.
     """
 
     letter: Letter
     slots: tuple[int, ...]
-    companions: tuple[frozenset[Atom], ...]
+    companions: tuple[frozenset["Companion"], ...]
+
+    def bases(self, touched: Container[int]) -> frozenset[Atom] | None:
+        """What a transformation of some of the slots may depend on; None where none of them is touched."""
+        found: frozenset[Companion] | None = None
+        for slot, around in zip(self.slots, self.companions, strict=True):
+            if slot in touched:
+                found = around if found is None else found & around
+        return None if found is None else frozenset(atom for atom, _ in found)
+
+
+Companion = tuple[Atom, int]
+OWN = -1
+"""The index that a letter itself runs over; chosen axes are numbered down from here."""
 
 
 @dataclass
@@ -92,6 +106,7 @@ class _Writer:
         self.slots = Slots()
         self.index: dict[Key, int] = {}
         self.blocks: dict[tuple[int, int], list[Block]] = {}
+        self.repeated: dict[int, frozenset[Atom]] = {}
         self.keep: list[Value] = []
         self.params = params
         self.interesting = {atom for value in params.values() for layout in value.layouts for atom in leaves(layout)}
@@ -163,40 +178,61 @@ class _Writer:
                 continue
             if not any(slot >= 0 for blocks in expanded[k] for block in blocks or () for _, slot in block[1]):
                 continue
-            outside = [
-                _once(
-                    [atom for j, row in enumerate(everywhere) if j != k and id(spot.value) in reach[j] for atom in row]
-                    + [atom for atoms, values in chosen if id(spot.value) in values for atom in atoms]
-                )
-                for spot in letter.spots
-            ]
+            outside = []
+            for spot in letter.spots:
+                key = id(spot.value)
+                found = [(a, j) for j, row in enumerate(everywhere) if j != k and key in reach[j] for a in row]
+                found += [(a, OWN - 1 - j) for j, (row, values) in enumerate(chosen) if key in values for a in row]
+                outside.append(self._once(spot.value, found))
             self._letter(letter, [blocks or [] for blocks in expanded[k]], outside)
 
-    def _letter(self, letter: Letter, expanded: list[list[Block]], outside: list[frozenset[Atom]]) -> None:
+    def _letter(self, letter: Letter, expanded: list[list[Block]], outside: list[frozenset[Companion]]) -> None:
         for row in zip(*expanded, strict=True):
             columns = [[place for place in places if place[0].size > 1] for _, places in row]
             inside = [atom for atom, _ in columns[0]]
-            mates = frozenset() if letter.is_mixing else _once(inside)
-            companions = {beside: (beside | mates) - (beside & set(inside)) for beside in set(outside)}
+            mates = [] if letter.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
+            around: dict[int, frozenset[Companion]] = {}
+            for spot, beside in zip(letter.spots, outside, strict=True):
+                others = {atom for atom, _ in beside}
+                here = [(atom, OWN) for atom in mates if atom not in others and atom not in self._repeated(spot.value)]
+                around[id(spot.value)] = frozenset([*(c for c in beside if c[0] not in inside), *here])
             for j, (atom, _) in enumerate(columns[0]):
                 slots = tuple(column[j][1] for column in columns)
                 if slots[0] < 0:
                     continue
                 if letter.is_shared:
-                    around: tuple[frozenset[Atom], ...] = (frozenset(),) * len(slots)
+                    companions: tuple[frozenset[Companion], ...] = (frozenset(),) * len(slots)
                 else:
-                    around = tuple(companions[beside] - {atom} for beside in outside)
-                self.slots.ties[atom].append(Tie(letter, slots, around))
+                    companions = tuple(around[id(spot.value)] - {(atom, OWN)} for spot in letter.spots)
+                self.slots.ties[atom].append(Tie(letter, slots, companions))
             units = [[place for place in places if place[0].size == 1] for _, places in row]
             if len({len(u) for u in units}) == 1 and all(
                 len({place[0] for place in c}) == 1 for c in zip(*units, strict=True)
             ):
                 for column in zip(*units, strict=True):
                     if column[0][1] >= 0:
-                        beside_units = tuple(companions[beside] for beside in outside)
+                        beside_units = tuple(around[id(spot.value)] for spot in letter.spots)
                         self.slots.ties[column[0][0]].append(Tie(letter, tuple(s for _, s in column), beside_units))
             else:
                 self._block(place for u in units for place in u)
+
+    def _once(self, value: Value, companions: list[Companion]) -> frozenset[Companion]:
+        """Those whose atom occurs exactly once: with two it is open which index a transformation depends on."""
+        atoms = [atom for atom, _ in companions]
+        return frozenset(c for c in companions if atoms.count(c[0]) == 1 and c[0] not in self._repeated(value))
+
+    def _repeated(self, value: Value) -> frozenset[Atom]:
+        """Atoms that several axes of a tensor have."""
+        if id(value) not in self.repeated:
+            self.keep.append(value)
+            seen: set[Atom] = set()
+            again: set[Atom] = set()
+            for dim in range(value.ndim):
+                here = {atom for _, places in self._axis(value, dim) for atom, _ in places}
+                again |= seen & here
+                seen |= here
+            self.repeated[id(value)] = frozenset(again)
+        return self.repeated[id(value)]
 
     def _block(self, places: Iterable[tuple[Atom, int]]) -> None:
         self.slots.blocked.update(slot for _, slot in places if slot >= 0)
@@ -226,7 +262,7 @@ class _Writer:
                         stride=stride,
                         others=others,
                         mates=mates,
-                        beside=_once([*mates, *elsewhere]),
+                        beside=_once([*mates, *elsewhere]) - self._repeated(value),
                         is_whole=len(terms(value.layouts[dim])) == 1,
                         numel_elsewhere=numel // max(value.shape[dim], 1),
                     )
@@ -262,9 +298,9 @@ def _once(atoms: list[Atom]) -> frozenset[Atom]:
 
 def _virtual_axes(record: Record, reach: list[frozenset[int]]) -> list[tuple[frozenset[Atom], frozenset[int]]]:
     """Axes that tensors of this record select from, with the tensors that they hold for."""
-    found: dict[int, tuple[frozenset[Atom], set[int]]] = {}
+    found: dict[tuple[int, int], tuple[frozenset[Atom], set[int]]] = {}
     direct: dict[Atom, set[int]] = defaultdict(set)
-    for letter in record.letters:
+    for k, letter in enumerate(record.letters):
         for spot in letter.spots:
             if letter.is_virtual:
                 for atom in leaves(spot.value.layouts[spot.dims[0]]):
@@ -272,7 +308,8 @@ def _virtual_axes(record: Record, reach: list[frozenset[int]]) -> list[tuple[fro
             virtual = spot.value.virtual
             if virtual is not None and spot.dims == (virtual.dim,) and not letter.is_mixing:
                 atoms = frozenset(leaves(virtual.layout))
-                found.setdefault(id(virtual.source), (atoms, set()))[1].add(id(spot.value))
+                # Two indices that both choose (tokens and tokens) are two choices, even from one index tensor.
+                found.setdefault((id(virtual.source), k), (atoms, set()))[1].add(id(spot.value))
     return [
         (atoms, frozenset(values | {v for atom in atoms for v in direct[atom]})) for atoms, values in found.values()
     ]

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
@@ -80,7 +80,7 @@ def _solve_atom(atom: Atom, own: list[int], slots: Slots) -> Freedom:
     freedom = Freedom(atom, own)
     freedom.is_permuted = atom.frozen is None and atom.size > 1
     beside = {slot: slots.places[slot].beside for slot in own}
-    freedom.bases = _common([*beside.values(), *(around for tie in ties for around in tie.companions)])
+    freedom.bases = _common([*beside.values(), *_around(ties, range(len(slots.atoms)))])
     if atom.size > 1:
         freedom.matrices = _matrices(ties, beside, blocked)
     covered = {slot for part in freedom.matrices for slot in part.slots}
@@ -264,10 +264,14 @@ def _bases_touching(
     """What a transformation of these slots may depend on; slots that it leaves alone do not matter."""
     found = set(slots)
     there = [atoms for slot, atoms in beside.items() if slot in found]
-    operators = (
-        around for tie in ties for slot, around in zip(tie.slots, tie.companions, strict=True) if slot in found
-    )
-    return _common([*there, *operators])
+    return _common([*there, *_around(ties, found)])
+
+
+def _around(ties: Iterable[Tie], touched: Container[int]) -> Iterator[frozenset[Atom]]:
+    for tie in ties:
+        bases = tie.bases(touched)
+        if bases is not None:
+            yield bases
 
 
 def _make_acyclic(freedoms: list[Freedom]) -> None:

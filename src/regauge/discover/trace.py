@@ -126,9 +126,11 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         aliases.setdefault(id(tensor), []).append(name)
     states: dict[str, str] = {}
     constants: dict[str, Tensor] = {}
+    placeholders: dict[str, str] = {}
     for spec in signature.input_specs:
         placeholder = getattr(spec.arg, "name", "")
         target = (spec.target or "").removeprefix("module.")
+        placeholders[target] = placeholder
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             held = named[target] if target in named else all_buffers.get(target)
             if held is not None and held.is_floating_point() and (target in named or target in buffers):
@@ -148,8 +150,8 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
             continue
         if spec.kind == OutputKind.BUFFER_MUTATION:
             target = (spec.target or "").removeprefix("module.")
-            if target in buffers:
-                written.append((node, target))
+            written.append((node, target))
+            constants.pop(placeholders.get(target, ""), None)
         else:
             out.append(node)
     return Program(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from regauge.discover.builder import Builder
-from regauge.discover.call import Call, Rule, as_value
+from regauge.discover.call import Call, NoRuleError, Rule, as_value
 from regauge.discover.record import Value
 from regauge.discover.rules.norms import normalized
 from regauge.discover.rules.products import apply_matmul
@@ -11,6 +11,8 @@ from regauge.discover.rules.products import apply_matmul
 
 def attention(b: Builder, call: Call) -> Value:
     """softmax(q k^T + mask) v; with grouped queries, each key-value head serves several query heads."""
+    if call.get("dropout_p", 0.0):
+        raise NoRuleError("chance")
     q, k, v = (as_value(b, call[key]) for key in ("query", "key", "value"))
     if call.get("enable_gqa", False) and q.shape[-3] != k.shape[-3]:
         times = q.shape[-3] // k.shape[-3]

@@ -156,6 +156,12 @@ def clamp_max(b: Builder, call: Call) -> Value:
     return joint(b, call) if isinstance(bound, Value) else b.unary(as_value(b, call.x), _clamp_law(None, bound))
 
 
+def random_leaky_relu(b: Builder, call: Call) -> Value:
+    if call.get("training", False):
+        raise NoRuleError("chance")
+    return b.unary(as_value(b, call.x), law.positive)
+
+
 def threshold(b: Builder, call: Call) -> Value:
     is_relu = call["threshold"] == 0 and call["value"] == 0
     return b.unary(as_value(b, call.x), law.positive if is_relu else law.fixed)
@@ -165,6 +171,11 @@ def prelu(b: Builder, call: Call) -> Value:
     """max(x, 0) + w * min(x, 0): x and the result scale alike, the slopes follow the order of the channels."""
     x, weight = as_value(b, call["self"]), as_value(b, call["weight"])
     dim = 1 if x.ndim > 1 else 0
+    if weight.ndim > 1:  # The kernel behind it broadcasts.
+        slopes = [k for k, n in enumerate(weight.shape) if n > 1]
+        weight = as_value(b, b.view(weight, [weight.shape[dim]]))
+        if slopes not in ([], [dim]):
+            raise NoRuleError("slopes along another axis")
     result = Value(x.layouts, x.shape)
     letters: list[Letter] = []
     for k in range(x.ndim):
@@ -223,7 +234,7 @@ def _negated(i: Spot, o: Spot) -> Letter:
 def _clamp_law(low: float | None, high: float | None) -> Law:
     if (low, high) in ((0, None), (None, 0)):
         return law.positive
-    if low is not None and high is not None and low == -high:
+    if low is not None and high is not None and low == -high <= 0:
         return law.odd
     return law.fixed
 
@@ -275,7 +286,7 @@ RULES: Table = {
     **_names(compare, "gt lt ge le eq ne greater less greater_equal less_equal not_equal"),
     **_names(joint, "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor atan2 remainder fmod"),
     **_names(joint, "floor_divide hypot isclose logaddexp logaddexp2 xlogy huber_loss_pointwise"),
-    **_names(unary(law.positive), "relu leaky_relu rrelu"),
+    **_names(unary(law.positive), "relu leaky_relu"),
     **_names(unary(law.odd), "tanh erf asinh arcsinh atan arctan sinh tan asin atanh round trunc erfinv softshrink"),
     **_names(unary(law.odd), "hardshrink frac i1"),
     **_names(unary(_even), "cosh i0 sinc"),
@@ -298,6 +309,7 @@ RULES: Table = {
     "square": square,
     "clamp_min": clamp_min,
     "clamp_max": clamp_max,
+    "rrelu": random_leaky_relu,
     "threshold": threshold,
     "prelu": prelu,
     "_prelu_kernel": prelu,

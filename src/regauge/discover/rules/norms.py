@@ -19,7 +19,7 @@ def layer_norm(b: Builder, call: Call) -> Any:
     axes = len(ints(call["normalized_shape"]))
     result = normalized(b, x, range(x.ndim - axes, x.ndim))
     result = _affine(b, result, call.get("weight"), call.get("bias"), range(x.ndim - axes, x.ndim))
-    return _with_statistics(b, call, result)
+    return _with_statistics(b, call, result, [x])
 
 
 def rms_norm(b: Builder, call: Call) -> Any:
@@ -30,11 +30,11 @@ def rms_norm(b: Builder, call: Call) -> Any:
     for k in range(x.ndim):
         i, o = Spot(x, (k,)), Spot(result, (k,))
         if k in axes:
-            letters.append(law.normed(i, o) if len(axes) == 1 else law.odd(i, o))
+            letters.append(law.normed(i, o) if len(axes) == 1 else law.odd(i, o, mixes=True))
         else:
             letters.append(law.odd(i, o))
     b.record(*letters)
-    return _with_statistics(b, call, _affine(b, result, call.get("weight"), None, axes))
+    return _with_statistics(b, call, _affine(b, result, call.get("weight"), None, axes), [x])
 
 
 def group_norm(b: Builder, call: Call) -> Any:
@@ -46,7 +46,7 @@ def group_norm(b: Builder, call: Call) -> Any:
     result = normalized(b, wide, range(2, wide.ndim), odd_dims=(1,))
     result = as_value(b, b.view(result, x.shape))
     result = _affine(b, result, call.get("weight"), call.get("bias"), [1])
-    return _with_statistics(b, call, result)
+    return _with_statistics(b, call, result, [x])
 
 
 def instance_norm(b: Builder, call: Call) -> Value:
@@ -69,7 +69,7 @@ def batch_norm(b: Builder, call: Call) -> Any:
                 b.freeze(as_value(b, call[name]))
     else:
         result = _batch_norm(b, x, call)
-    return _with_statistics(b, call, result)
+    return _with_statistics(b, call, result, [x])
 
 
 def _batch_norm(b: Builder, x: Value, call: Call) -> Value:
@@ -106,7 +106,8 @@ def vector_norm(b: Builder, call: Call) -> Value:
     dims = dims_of(call, x.ndim)
     order = call.first("ord", "p") if "ord" in call.arguments or "p" in call.arguments else 2
     over = "norm" if order in (None, 2, 2.0) else "sum"
-    return b.reduce(x, dims, bool(call.get("keepdim", False)), over, along=_absolute)
+    # The "norm" of order zero counts what is not zero.
+    return b.reduce(x, dims, bool(call.get("keepdim", False)), over, along=law.fixed if order == 0 else _absolute)
 
 
 def weight_norm(b: Builder, call: Call) -> Value:
@@ -121,7 +122,7 @@ def weight_norm(b: Builder, call: Call) -> Value:
         *(
             Letter((Spot(v, (k,)), Spot(direction, (k,))), ((0, 1),), ((1, 1),))
             if k == dim
-            else law.odd(Spot(v, (k,)), Spot(direction, (k,)))
+            else law.odd(Spot(v, (k,)), Spot(direction, (k,)), mixes=True)
             for k in range(v.ndim)
         )
     )
@@ -145,11 +146,11 @@ def _affine(b: Builder, x: Value, weight: Any, bias: Any, dims: Sequence[int]) -
     return x
 
 
-def _with_statistics(b: Builder, call: Call, result: Value) -> Any:
+def _with_statistics(b: Builder, call: Call, result: Value, operands: Sequence[Value]) -> Any:
     """Native norms also return statistics, which only training uses."""
     if len(call.shapes) == 1:
         return result
-    return [result, *b.opaque([], call.shapes[1:])]
+    return [result, *b.opaque(operands if any(call.is_used[1:]) else [], call.shapes[1:])]
 
 
 def _names(rule: Rule, names: str) -> dict[str, Rule]:

@@ -57,6 +57,8 @@ def _cell_weights(b: Builder, call: Call) -> "list[Value | None]":
 def _layers(b: Builder, call: Call, cell: Cell, states: Sequence[Any]) -> Any:
     if call.get("data") is not None or "batch_sizes" in call.arguments:
         raise NoRuleError("packed sequences")
+    if call.get("train", False) and call.get("dropout", 0.0):
+        raise NoRuleError("chance")
     x = as_value(b, call["input"])
     is_batched = x.ndim == 3
     time = (1 if call["batch_first"] else 0) if is_batched else 0

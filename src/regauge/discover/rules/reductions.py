@@ -4,7 +4,7 @@ from typing import Any
 
 from regauge.discover import record as law
 from regauge.discover.builder import Builder
-from regauge.discover.call import Call, Rule, as_value, ints
+from regauge.discover.call import Call, NoRuleError, Rule, as_value, ints
 from regauge.discover.layout import leaf
 from regauge.discover.record import Law, Letter, Spot, Value
 
@@ -12,7 +12,7 @@ from regauge.discover.record import Law, Letter, Spot, Value
 def dims_of(call: Call, ndim: int) -> list[int]:
     """The axes that a reduction runs over; all of them where none is named."""
     dim = call.arguments.get("dim")
-    if dim is None or dim == []:
+    if dim is None or dim in ([], ()):
         return list(range(ndim))
     return [d % ndim for d in ints(dim)]
 
@@ -27,8 +27,9 @@ def reduction(along: Law) -> Rule:
     return rule
 
 
-def mean_of_squares(b: Builder, x: Value, call: Call) -> Value:
+def sum_of_squares(b: Builder, call: Call) -> Value:
     """sum or mean of x ** 2: the rotation-invariant form in which RMS norms are written."""
+    x: Value = call.x.base
     return b.reduce(x, dims_of(call, x.ndim), bool(call.get("keepdim", False)), "norm", along=_square)
 
 
@@ -60,6 +61,8 @@ def index_of_extremum(b: Builder, call: Call) -> Value:
 def ordered(b: Builder, call: Call) -> Any:
     """sort and topk: ranks have a fixed meaning, and the indices point into the axis that was sorted."""
     x = as_value(b, call.x)
+    if not call.get("sorted", True):
+        raise NoRuleError("an order that is left open")
     dim = call.get("dim", -1) % x.ndim
     reason = f"{b.op}: ranks"
     results = []
@@ -80,9 +83,10 @@ def cumulative(b: Builder, call: Call) -> Any:
     dim = call["dim"] % x.ndim
     along = {"cumsum": law.linear, "cummax": law.positive, "cummin": law.positive}.get(call.name, law.fixed)
     results = []
-    for shape in call.shapes:
+    for shape, is_float in zip(call.shapes, call.is_float, strict=True):
         result = Value(x.layouts, shape)
-        letters = [along(Spot(x, (d,)), Spot(result, (d,))) for d in range(x.ndim) if d != dim]
+        law_here = along if is_float else law.fixed
+        letters = [law_here(Spot(x, (d,)), Spot(result, (d,))) for d in range(x.ndim) if d != dim]
         b.record(*letters, law.fixed(Spot(x, (dim,)), Spot(result, (dim,)), mixes=True))
         b.freeze(result, [dim])
         results.append(result)

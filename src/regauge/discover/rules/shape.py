@@ -7,12 +7,14 @@ from regauge.discover import record as law
 from regauge.discover.builder import Builder, Stack
 from regauge.discover.call import Call, NoRuleError, Rule, as_value, ints
 from regauge.discover.layout import leaf
-from regauge.discover.record import Spot, Value
+from regauge.discover.record import Law, Spot, Value
 
 Moved = Value | Stack
 
 
 def view(b: Builder, call: Call) -> Moved:
+    if call.overload == "dtype":
+        raise NoRuleError("bits read as another type")
     return b.view(call.x, call.shape)
 
 
@@ -32,6 +34,10 @@ def transpose_last(b: Builder, call: Call) -> Moved:
     if len(order) > 1:
         order[-1], order[-2] = order[-2], order[-1]
     return b.permute(call.x, order)
+
+
+def reverse_axes(b: Builder, call: Call) -> Moved:
+    return b.permute(call.x, range(len(call.x.shape))[::-1])
 
 
 def movedim(b: Builder, call: Call) -> Moved:
@@ -121,7 +127,8 @@ def unbind(b: Builder, call: Call) -> list[Moved]:
 
 def split(b: Builder, call: Call) -> list[Moved]:
     x = call.x
-    dim = call.get("dim", 0) % len(x.shape)
+    named = {"hsplit": min(1, len(x.shape) - 1), "dsplit": 2}
+    dim = named.get(call.name, call.get("dim", 0)) % len(x.shape)
     result, start = [], 0
     for shape in call.shapes:
         result.append(b.slice(x, dim, start, start + shape[dim]))
@@ -142,14 +149,12 @@ def pad(b: Builder, call: Call) -> Value:
     """Constant padding with zero is a concatenation with zeros; anything else freezes the padded axes."""
     x, widths = as_value(b, call.x), ints(call.first("pad", "padding"))
     dims = [x.ndim - 1 - k for k in range(len(widths) // 2)]
-    is_zero = call.get("value", 0) == 0 and call.get("mode", "constant") == "constant"
-    if not is_zero or min(widths) < 0 or "reflection" in call.name or "replication" in call.name:
-        return _rearranged(
-            b,
-            x,
-            [d for d, k in zip(dims, range(len(dims)), strict=True) if widths[2 * k] or widths[2 * k + 1]],
-            call.shape,
-        )
+    is_constant = call.get("mode", "constant") == "constant" and not call.name.startswith(("refl", "repl"))
+    is_zero = is_constant and call.get("value", 0) == 0
+    if not is_zero or min(widths) < 0:
+        moved = [d for k, d in enumerate(dims) if widths[2 * k] or widths[2 * k + 1]]
+        along = law.linear if is_zero else law.fixed if is_constant else law.same
+        return _rearranged(b, x, moved, call.shape, along)
     for k, dim in enumerate(dims):
         parts = [
             Value.fixed([width if d == dim else n for d, n in enumerate(x.shape)], is_zero=True)
@@ -186,19 +191,16 @@ def select_scatter(b: Builder, call: Call) -> Value:
 
 def copy_into(b: Builder, call: Call) -> Value:
     """All values replaced by another tensor's."""
-    return b.expand(as_value(b, call["src"]), call.shape)
+    wide = b.expand(as_value(b, call["src"]), call.shape)
+    return wide if all(call.is_float) else b.unary(wide, law.fixed)
 
 
 def rearrange(b: Builder, call: Call) -> Value:
     """Positions moved within some axes by a fixed rule: flip, roll, triangular parts."""
     x = as_value(b, call.x)
     if call.name in ("tril", "triu"):
-        dims = [x.ndim - 2, x.ndim - 1]
-    else:
-        dims = ints(call.get("dims", call.get("dim", [])))
-        if not dims:
-            dims = list(range(x.ndim))
-    return _rearranged(b, x, dims, call.shape)
+        return _rearranged(b, x, [x.ndim - 2, x.ndim - 1], call.shape, law.linear)
+    return _rearranged(b, x, ints(call.get("dims", [])) or range(x.ndim), call.shape)
 
 
 def pixel_shuffle(b: Builder, call: Call) -> Moved:
@@ -239,13 +241,13 @@ def unfold_patches(b: Builder, call: Call) -> Moved:
     return b.view(result, call.shape)
 
 
-def _rearranged(b: Builder, x: Value, dims: Sequence[int], shape: Sequence[int]) -> Value:
+def _rearranged(b: Builder, x: Value, dims: Sequence[int], shape: Sequence[int], along: Law = law.same) -> Value:
     dims = [d % x.ndim for d in dims]
     reason = f"{b.op}: positions are moved by a fixed rule"
     layouts = [leaf(shape[k], reason) if k in dims else x.layouts[k] for k in range(x.ndim)]
-    result = Value(layouts, shape)
+    result = Value(layouts, shape, index_of=x.index_of)
     b.record(
-        *(law.same(Spot(x, (k,)), Spot(result, (k,))) for k in range(x.ndim) if k not in dims),
+        *(along(Spot(x, (k,)), Spot(result, (k,))) for k in range(x.ndim) if k not in dims),
         *(law.fixed(Spot(result, (k,)), mixes=True) for k in dims),
     )
     for k in dims:
@@ -273,7 +275,7 @@ RULES: dict[str, Rule] = {
     **_names(view, "view _unsafe_view reshape flatten unflatten view_as reshape_as _reshape_alias _reshape_copy"),
     **_names(permute, "permute"),
     **_names(transpose, "transpose swapaxes swapdims"),
-    **_names(transpose_last, "t numpy_T mT matrix_H adjoint"),
+    **_names(transpose_last, "t mT matrix_H adjoint"),
     **_names(movedim, "movedim moveaxis"),
     **_names(squeeze, "squeeze"),
     **_names(expand, "expand expand_as broadcast_to"),
@@ -282,6 +284,7 @@ RULES: dict[str, Rule] = {
     **_names(cat, "cat concat concatenate"),
     **_names(pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d"),
     **_names(rearrange, "flip roll tril triu"),
+    "numpy_T": reverse_axes,
     "unsqueeze": unsqueeze,
     "broadcast_tensors": broadcast_tensors,
     "repeat_interleave": repeat_interleave,
