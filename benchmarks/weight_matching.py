@@ -1,0 +1,192 @@
+"""Weight matching against the `rebasin` package: time, objective, and the distance to our own floor.
+
+Two pairs of trained networks: an MLP 784-512-512-512-10 on MNIST and a ResNet20 of width x4 on digits. Both
+programs match the same pairs in one process with one thread; times are CPU seconds (`time.process_time`), the
+median of several runs, without tracing. Objectives are computed by one function, the inner product of all
+parameters of the first network and the moved second one. The floor is what cannot be avoided with this method:
+the matrix products that were done, at the GFLOP/s that this machine reaches on the shape that dominates them, plus
+the exact assignments that were solved.
+
+    REGAUGE_DATA=... python benchmarks/weight_matching.py
+"""
+
+import copy
+import importlib.util
+import math
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.align import running
+from regauge.core import closest
+from regauge.core.assignment import Assignment
+from regauge.data.images import digits, mnist
+from regauge.nets.mlp import mlp
+from regauge.nets.resnet import resnet20
+from regauge.nets.training import Training, train
+
+RUNS = 5
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two trained networks of one architecture."""
+
+    name: str
+    module: nn.Module
+    inputs: Tensor
+    a: rg.Params
+    b: rg.Params
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    program: str
+    objective: float
+    seconds: float
+    floor: float | None = None
+    sweeps: int | None = None
+
+
+def trained_pair(name: str, make: Callable[[], nn.Module], images: Tensor, labels: Tensor, training: Training) -> Pair:
+    """Two networks from different initializations and orders of the data."""
+    networks = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        module = make()
+        start = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
+        networks.append(train(module, start, images, labels, training, generator=torch.Generator().manual_seed(seed)))
+    return Pair(name, make().eval(), images[:2], networks[0], networks[1])
+
+
+def permutations_only(symmetry: rg.Symmetry) -> rg.Symmetry:
+    """The same groups without scales and signs, which `rebasin` does not have."""
+    groups = tuple(
+        replace(g, scales=0, signs=0, placements=tuple(replace(p, scale=(), sign=()) for p in g.placements))
+        for g in symmetry.groups
+    )
+    return replace(symmetry, groups=groups)
+
+
+def inner_product(module: nn.Module, a: rg.Params, b: rg.Params) -> float:
+    """The objective of both programs, in float64."""
+    return sum(float((a[name].double() * b[name].double()).sum()) for name, _ in module.named_parameters())
+
+
+def measure_ours(label: str, pair: Pair, symmetry: rg.Symmetry) -> Row:
+    """Median time of `align`, and its floor."""
+    seconds = []
+    for _ in range(RUNS):
+        start = time.process_time()
+        result = rg.align(pair.a, pair.b, symmetry)
+        seconds.append(time.process_time() - start)
+    objective = inner_product(pair.module, pair.a, result.params)
+    return Row(label, objective, statistics.median(seconds), floor(pair, symmetry), len(result.history) - 1)
+
+
+def floor(pair: Pair, symmetry: rg.Symmetry) -> float:
+    """Seconds for the products and the exact assignments of one `align`, and nothing else."""
+    shapes: Counter[tuple[int, int, int]] = Counter()
+    solving = 0.0
+    products, assign = running.inner_products, closest.assign
+
+    def counted_products(group: rg.Group, a: Tensor, b: Tensor) -> Tensor:
+        shapes[a.shape[-2], a.shape[-1], b.shape[-2]] += 1
+        return products(group, a, b)
+
+    def timed_assign(*args: object, **kwargs: object) -> Assignment:
+        nonlocal solving
+        start = time.process_time()
+        solved = assign(*args, **kwargs)
+        solving += time.process_time() - start
+        return solved
+
+    running.inner_products, closest.assign = counted_products, timed_assign
+    try:
+        rg.align(pair.a, pair.b, symmetry)
+    finally:
+        running.inner_products, closest.assign = products, assign
+    operations = {shape: 2 * math.prod(shape) * count for shape, count in shapes.items()}
+    dominant = max(operations, key=lambda shape: operations[shape])
+    return sum(operations.values()) / flops_per_second(*dominant) + solving
+
+
+def flops_per_second(rows: int, inner: int, columns: int) -> float:
+    """What a float32 product of one shape reaches with one thread."""
+    x, y = torch.randn(rows, inner), torch.randn(inner, columns)
+    best = 0.0
+    for _ in range(20):
+        start = time.process_time()
+        x @ y
+        best = max(best, 2 * rows * inner * columns / (time.process_time() - start))
+    return best
+
+
+def measure_rebasin(pair: Pair) -> Row:
+    """Median time and median objective of `rebasin` over its random orders."""
+    from rebasin import PermutationCoordinateDescent
+
+    seconds, objectives = [], []
+    for seed in range(RUNS):
+        a, b = copy.deepcopy(pair.module), copy.deepcopy(pair.module)
+        a.load_state_dict(pair.a)
+        b.load_state_dict(pair.b)
+        descent = PermutationCoordinateDescent(a, b, pair.inputs)
+        torch.manual_seed(seed)
+        start = time.process_time()
+        descent.rebasin()
+        seconds.append(time.process_time() - start)
+        objectives.append(inner_product(pair.module, pair.a, b.state_dict()))
+    return Row("rebasin", statistics.median(objectives), statistics.median(seconds))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    if importlib.util.find_spec("rebasin") is None:
+        sys.exit("the package rebasin is not installed; see benchmarks/README.md for how to add it")
+    images, small = mnist(), digits()
+    pairs = [
+        trained_pair(
+            "MLP 784-512-512-512-10, MNIST",
+            lambda: mlp(784, 512, 512, 512, 10),
+            images.train_images,
+            images.train_labels,
+            Training(epochs=3),
+        ),
+        trained_pair(
+            "ResNet20 x4, digits",
+            lambda: resnet20(width=4, in_channels=1),
+            small.train_images,
+            small.train_labels,
+            Training(epochs=4, batch=64),
+        ),
+    ]
+    print("| networks | program | objective | CPU s | floor, CPU s | time / floor | sweeps | rebasin / time |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for pair in pairs:
+        discovered = rg.discover(pair.module, (pair.inputs,))
+        theirs = measure_rebasin(pair)
+        rows = [theirs, measure_ours("regauge, permutations", pair, permutations_only(discovered))]
+        if any(group.signs for group in discovered.groups):
+            rows.append(measure_ours("regauge, all groups", pair, discovered))
+        naive = inner_product(pair.module, pair.a, pair.b)
+        print(f"| {pair.name} | unaligned | {naive:.2f} | | | | | |")
+        for row in rows:
+            above = "" if row.floor is None else f"{row.floor:.3f} | {row.seconds / row.floor:.2f}"
+            sweeps = "" if row.sweeps is None else str(row.sweeps)
+            ratio = theirs.seconds / row.seconds
+            cells = (pair.name, row.program, f"{row.objective:.2f}", f"{row.seconds:.3f}", above or " | ", sweeps)
+            print("| " + " | ".join(cells) + f" | {ratio:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
