@@ -88,12 +88,12 @@ def _potentials(profit: Floats, columns: NDArray[np.int64], start: Floats, buffe
 
 @cache
 def _solver() -> Solver:
-    """The Jonker-Volgenant variant of `lapx` where it is installed (extra "fast"), else scipy's."""
+    """The Jonker-Volgenant variant of `lapx`, or scipy's where the package `lap` has replaced it."""
     try:
         lap = importlib.import_module("lap")
     except ImportError:
         return _scipy
-    search = getattr(lap, "lapjvh", None)  # The package `lap` installs a module of the same name without it.
+    search = getattr(lap, "lapjvh", None)  # Both packages install a module `lap`; only lapx has this solver.
     if search is None:
         return _scipy
 
