@@ -48,7 +48,7 @@ class Builder:
         """A tensor as an operand. Fixed ones come with new axes at each use, so that they tie nothing together."""
         if not value.is_fixed:
             return value
-        reason = f"{self.op}: meets a tensor that no parameter determines"
+        reason = f"{self.op}: tied to an input or a constant"
         layouts = [leaf(n, None if k in value.uniform else reason) for k, n in enumerate(value.shape)]
         # Zeros satisfy every law; other constants have the axes along which they vary frozen.
         uniform = frozenset() if value.is_zero else value.uniform
@@ -71,7 +71,7 @@ class Builder:
             for dim in range(value.ndim):
                 if dim not in mentioned[key]:
                     if value.shape[dim] > 1:
-                        axis.freeze(value.layouts[dim], self.op)
+                        axis.freeze(value.layouts[dim], f"{self.op}: not free to move")
                     extra.append(law.fixed(Spot(value, (dim,)), mixes=True))
         self.records.append(Record(self.op, [*letters, *extra]))
 

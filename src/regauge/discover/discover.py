@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Frozen, Symmetry
@@ -21,6 +22,10 @@ from regauge.discover.trace import Program, trace
 
 MAX_PASSES = 16
 """Passes over the graph: each may find fused axes (query, key, value) that should be taken apart."""
+SINGLE_BATCH = (
+    "an example input has a first axis of length one, which broadcasts: the symmetry holds for that shape; "
+    "give a batch of two or more to learn what holds for batches"
+)
 VERIFY_LIMIT = 50_000_000
 """Number of parameters up to which `discover` verifies what it found unless told otherwise."""
 
@@ -59,6 +64,9 @@ def discover(
         Ainsworth et al. (2023), section 3; Godfrey et al. (2022), on the groups of activations.
     """
     inputs, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    is_meta = any(t.is_meta for t in module.state_dict().values())
+    if is_meta:
+        inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))
     with leaves_as_operators(module):
         program = trace(module, inputs, kwargs, outputs)
         builder, params = _run(program)
@@ -67,14 +75,20 @@ def discover(
             names = frozenset(name.split(" ")[0].split("::")[-1] for name in builder.unknown)
             simpler = trace(module, inputs, kwargs, outputs, decompose=names)
             again, again_params = _run(simpler)
-            if len(again.unknown) <= len(builder.unknown):
+            if len(again.unknown) < len(builder.unknown):
                 program, builder, params = simpler, again, again_params
     symmetry = _symmetry(program, builder, params)
     count = sum(p.numel() for p in module.parameters())
-    is_meta = any(t.is_meta for t in module.state_dict().values())
+    if _has_single_batch(inputs, kwargs):
+        symmetry = replace(symmetry, notes=(*symmetry.notes, SINGLE_BATCH))
     if verify or (verify is None and not is_meta and count <= VERIFY_LIMIT):
         symmetry = _without_failures(symmetry, module, inputs, kwargs, outputs)
     return symmetry
+
+
+def _has_single_batch(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    tensors = [t for t in pytree.tree_leaves((inputs, kwargs)) if isinstance(t, torch.Tensor)]
+    return any(t.ndim > 1 and t.shape[0] == 1 for t in tensors)
 
 
 def _run(program: Program) -> tuple[Builder, dict[str, Value]]:
@@ -107,7 +121,10 @@ def _without_failures(
 ) -> Symmetry:
     """Freeze every group that the numbers contradict, and everything that is repeated within it."""
     generator = torch.Generator().manual_seed(0)
-    quick = verify_numerically(symmetry, module, inputs, kwargs, generator, outputs, each_group=False)
+    try:
+        quick = verify_numerically(symmetry, module, inputs, kwargs, generator, outputs, each_group=False)
+    except (ValueError, RuntimeError) as error:
+        return replace(symmetry, notes=(*symmetry.notes, f"not verified: {error}"))
     if quick.ok:
         return replace(symmetry, notes=(*symmetry.notes, str(quick)))
     check = symmetry.verify(module, inputs, kwargs, generator=generator, outputs=outputs)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from regauge.discover import layout as axis
 from regauge.discover import record as law
 from regauge.discover.builder import Builder
 from regauge.discover.call import Call, NoRuleError, Rule, as_value
@@ -145,6 +146,9 @@ def convolution(b: Builder, call: Call) -> Value:
         ],
         [x.shape[0], groups, channels_out // groups, *shape[2:]],
     )
+    for k in range(2, x5.ndim - 1):
+        if not is_pointwise:
+            axis.freeze(w5.layouts[k + 1], f"{b.op}: kernel axis")
     b.tie(x5.layouts[1], w5.layouts[0])
     into, out_of = (1, 2) if is_transposed else (2, 1)
     b.tie(x5.layouts[2], w5.layouts[into])
