@@ -17,7 +17,7 @@ from regauge.discover.layout import leaf
 from regauge.discover.record import Spot, Value
 from regauge.discover.rules import ACCEPTS_STACK, RULES
 from regauge.discover.rules.reductions import sum_of_squares
-from regauge.discover.ties import may_tie
+from regauge.discover.ties import Ties
 from regauge.discover.trace import Program, TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
@@ -73,6 +73,7 @@ class _Run:
         self.rules = {**RULES, **extra}
         self.params: dict[str, Value] = {}
         self.values: dict[Node, Any] = {}
+        self.ties = Ties()
         nodes = program.graph.graph.find_nodes(op="placeholder")
         own = {node.meta["val"].dtype for node in nodes if node.name in program.states}
         self.coarse = HALF - own if not own & HALF else frozenset()
@@ -187,7 +188,11 @@ class _Run:
         if name not in ACCEPTS_STACK:
             call = replace(call, arguments={k: self._joined(v) for k, v in arguments.items()})
         try:
-            if name in COMPARES and _uses_positions(call) and may_tie(node.args[0]):
+            if (
+                name in COMPARES
+                and _uses_positions(call)
+                and self.ties.may_tie(node.args[0], call.arguments.get("dim", -1))
+            ):
                 _freeze_ties(b, call)
             result = rule(b, call)
             if _shapes(result) != list(shapes):

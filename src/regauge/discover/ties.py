@@ -1,71 +1,152 @@
-"""Can entries be equal? Which of several equal entries comes first depends on their order, not on their values."""
+"""Can entries be equal? Which of several equal entries comes first depends on their order, not on their values.
 
+A ReLU makes entries zero with a probability that is not zero, a linear layer after it makes them different
+again. Where nothing is known, entries may be equal.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import Node
 
-GENERIC = """
-    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution addmm baddbmm addmv embedding
-    lstm gru rnn_tanh bilinear
-"""
-"""Operators whose results are different for almost all parameters, whatever comes in."""
-PRODUCTS = "matmul mm bmm mv einsum mul multiply scaled_dot_product_attention"
-"""Operators whose results are different if all operands' entries are."""
-SUMS = "add sub subtract rsub"
-"""Operators whose results are different if one operand's entries are."""
 INJECTIVE = """
-    softmax _softmax log_softmax _log_softmax _safe_softmax sigmoid log_sigmoid tanh exp exp2 expm1 log log2 log10
-    log1p softplus elu selu celu leaky_relu silu gelu mish abs absolute square pow sqrt rsqrt reciprocal neg negative
-    sin cos erf atan asinh sinh tan layer_norm native_layer_norm rms_norm _fused_rms_norm batch_norm group_norm
-    _native_batch_norm_legit_no_training native_group_norm instance_norm view _unsafe_view reshape flatten unflatten
-    permute transpose t mT movedim squeeze unsqueeze slice select narrow unbind split split_with_sizes chunk clone
-    contiguous detach alias dropout _to_copy to float double type_as div divide true_divide sum mean cumsum var std
-    linalg_vector_norm logsumexp getitem amax amin
-"""
-"""Operators whose results are different if the first operand's entries are."""
+    sigmoid tanh log_sigmoid log log2 log10 log1p exp exp2 expm1 softplus elu selu celu leaky_relu silu gelu mish abs
+    absolute square pow sqrt rsqrt reciprocal neg negative sin cos erf atan asinh sinh tan softmax _softmax log_softmax
+    _log_softmax _safe_softmax layer_norm native_layer_norm rms_norm _fused_rms_norm batch_norm group_norm
+    _native_batch_norm_legit_no_training native_group_norm instance_norm clone contiguous detach alias dropout _to_copy
+    to float double type_as slice narrow split split_with_sizes chunk
+""".split()  # noqa: SIM905
+"""Operators that keep the axes, and whose entries differ where those of the first operand do."""
+MOVES = "view _unsafe_view reshape flatten unflatten permute transpose t mT movedim squeeze unsqueeze select".split()  # noqa: SIM905
+REDUCTIONS = "sum mean var std logsumexp linalg_vector_norm amax amin".split()  # noqa: SIM905
+NONZERO = "sigmoid exp exp2 softplus softmax _softmax _safe_softmax cosh layer_norm batch_norm embedding addmm".split()  # noqa: SIM905
+LAYERS = "embedding addmm lstm gru rnn_tanh".split()  # noqa: SIM905
+"""Operators with a bias or a table, whose entries differ along the last axis whatever comes in."""
 
 
-def may_tie(node: Any) -> bool:
-    """Whether entries of a traced tensor are equal with a probability that is not zero (zeros of a ReLU)."""
-    return _Search().may_tie(node)
+class Ties:
+    """What is known about the entries of the tensors of one trace."""
 
-
-_KINDS = {
-    name: kind
-    for kind, names in (("generic", GENERIC), ("product", PRODUCTS), ("sum", SUMS), ("injective", INJECTIVE))
-    for name in names.split()
-}
-
-
-class _Search:
     def __init__(self) -> None:
-        self.known: dict[Node, bool] = {}
+        self.tied: dict[tuple[Node, int | None], bool] = {}
+        self.vanishing: dict[Node, bool] = {}
 
-    def may_tie(self, node: Any) -> bool:
-        if isinstance(node, list | tuple):
-            return any(self.may_tie(part) for part in node)
+    def may_tie(self, node: Any, dim: int | None) -> bool:
+        """Whether entries along an axis (None: any two entries) are equal with a probability that is not zero."""
         if not isinstance(node, Node):
-            return bool(node == 0)
-        if node not in self.known:
-            self.known[node] = False
-            self.known[node] = self._decide(node)
-        return self.known[node]
+            return True
+        if (node, dim) not in self.tied:
+            self.tied[node, dim] = self._ties(node, dim)
+        return self.tied[node, dim]
 
-    def _decide(self, node: Node) -> bool:
+    def _ties(self, node: Node, dim: int | None) -> bool:
         if node.op in ("placeholder", "get_attr"):
             return False
-        schema = getattr(node.target, "_schema", None)
-        name = schema.name.split("::")[-1] if schema is not None else getattr(node.target, "__name__", "")
-        tensors = [arg for arg in node.args[:3] if isinstance(arg, Node | list | tuple)]
-        kind = _KINDS.get(name)
-        if kind == "generic":
-            return False
-        if name == "linear":
-            return len(node.args) < 3 and self.may_tie(tensors[:2])
-        if kind == "product":
-            return self.may_tie([arg for arg in node.args if not isinstance(arg, str)])
-        if kind == "sum":
-            return all(self.may_tie(tensor) for tensor in tensors)
-        if kind == "injective":
-            return self.may_tie(node.args[0])
+        name, shape = _name(node), _shape(node)
+        if name == "getitem":
+            return self.may_tie(node.args[0], dim if _shape(node.args[0]) in ((), shape) else None)
+        if dim is not None and shape:
+            dim %= len(shape)
+        is_last = dim is not None and dim == len(shape) - 1
+        if name == "linear" or name in LAYERS:
+            if is_last:
+                return name == "linear" and self._lacks_bias(node) and self._may_agree(node)
+            return name != "linear" or self.may_tie(node.args[0], dim)
+        if name.startswith("conv") and "transpose" not in name:
+            return dim != 1 or (self._lacks_bias(node) and self._may_agree(node))
+        if name in ("matmul", "mm", "bmm", "einsum"):
+            operands = [arg for arg in _flat(node.args) if isinstance(arg, Node)]
+            return dim is None or any(self.may_vanish(arg) for arg in operands)
+        if name in ("add", "sub", "rsub"):
+            return all(self.may_tie(arg, here) for arg, here in _aligned(node, dim)) if _aligned(node, dim) else True
+        if name in ("mul", "div"):
+            along = _aligned(node, dim)
+            others = [arg for arg in node.args[:2] if all(arg is not found for found, _ in along)]
+            return (
+                not along
+                or any(self.may_tie(arg, here) for arg, here in along)
+                or any(self.may_vanish(arg) for arg in others)
+            )
+        if name in INJECTIVE:
+            return self.may_tie(node.args[0], dim)
+        if name in MOVES:
+            return self.may_tie(node.args[0], _before(node, dim))
         return True
+
+    def _lacks_bias(self, node: Node) -> bool:
+        return len(node.args) < 3 or node.args[2] is None or self.may_tie(node.args[2], -1)
+
+    def _may_agree(self, node: Node) -> bool:
+        """Whether two outputs of a layer without bias may agree: nothing comes in, or its weights are alike."""
+        return self.may_vanish(node.args[0]) or self.may_tie(node.args[1], 0)
+
+    def may_vanish(self, node: Any) -> bool:
+        """Whether entries of a traced tensor are zero with a probability that is not zero."""
+        if not isinstance(node, Node):
+            return bool(node == 0)
+        if node not in self.vanishing:
+            self.vanishing[node] = self._vanishes(node)
+        return self.vanishing[node]
+
+    def _vanishes(self, node: Node) -> bool:
+        if node.op in ("placeholder", "get_attr"):
+            return False
+        name = _name(node)
+        if name in NONZERO or name in LAYERS:
+            return False
+        if name == "linear" or name.startswith("conv"):
+            return self._lacks_bias(node) and self.may_vanish(node.args[0])
+        if name in ("add", "sub", "rsub"):
+            return all(self.may_vanish(arg) for arg in node.args[:2])
+        if name in ("mul", "matmul", "mm", "bmm", "einsum", "scaled_dot_product_attention"):
+            return any(self.may_vanish(arg) for arg in _flat(node.args) if not isinstance(arg, str))
+        if name in INJECTIVE or name in MOVES or name in REDUCTIONS or name in ("div", "getitem"):
+            return self.may_vanish(node.args[0])
+        return True
+
+
+def _name(node: Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return str(schema.name.split("::")[-1] if schema is not None else getattr(node.target, "__name__", ""))
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    return tuple(getattr(node.meta.get("val"), "shape", ())) if isinstance(node, Node) else ()
+
+
+def _flat(arguments: Sequence[Any]) -> list[Any]:
+    return [x for arg in arguments for x in (_flat(arg) if isinstance(arg, list | tuple) else [arg])]
+
+
+def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
+    """The operands that vary along the axis, with that axis of theirs."""
+    full = _shape(node)
+    result: list[tuple[Node, int | None]] = []
+    for arg in node.args[:2]:
+        shape = _shape(arg)
+        if not isinstance(arg, Node) or (dim is None and shape != full):
+            continue
+        here = None if dim is None else dim - len(full) + len(shape)
+        if here is None or (here >= 0 and shape[here] == full[dim or 0]):
+            result.append((arg, here))
+    return result
+
+
+def _before(node: Node, dim: int | None) -> int | None:
+    """The axis of the operand of a view or a transposition; None where it is none of the operand's axes."""
+    old, new, name = _shape(node.args[0]), _shape(node), _name(node)
+    if dim is None:
+        return None
+    if name in ("t", "mT", "transpose"):
+        axes: Any = node.args[1:3] if name == "transpose" else (-1, -2)
+        pair = [d % len(new) for d in axes]
+        return pair[1 - pair.index(dim)] if dim in pair else dim
+    if name == "permute":
+        order: Any = node.args[1]
+        return int(order[dim]) % len(new)
+    if name in ("movedim", "select"):
+        return None
+    if old[:dim] == new[:dim] and len(old) > dim and old[dim] == new[dim]:
+        return dim
+    is_tail = len(old) >= len(new) - dim and old[len(old) - (len(new) - dim) :] == new[dim:]
+    return len(old) - (len(new) - dim) if is_tail else None
