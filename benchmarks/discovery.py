@@ -3,8 +3,9 @@
 Each model runs in a process of its own. `python benchmarks/discovery.py` prints a Markdown table;
 `python benchmarks/discovery.py --only NAME` measures one model in this process.
 
-Time is wall-clock of `rg.discover`, tracing and solving together, after the imports of torch and of the model's
-library; memory is the largest resident set of the process, imports included.
+Time is that of `rg.discover`, tracing and solving together, after the imports of torch and of the model's library but
+with what `torch.export` imports at its first call: CPU seconds of the process (one thread), which are judged, and
+wall-clock seconds, which agree with them on an idle machine. Memory is the largest resident set of the process.
 """
 
 import argparse
@@ -118,13 +119,14 @@ def measure(name: str) -> dict[str, Any]:
     with torch.device("meta"):
         module, inputs, kwargs = task.make()
     module.eval()
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     symmetry = rg.discover(module, inputs, kwargs, outputs=task.outputs)
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     return {
         "name": name,
         "parameters": sum(p.numel() for p in module.parameters()),
         "seconds": seconds,
+        "cpu": cpu,
         "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "permuted": sum(group.is_permuted for group in symmetry.groups),
         "matrices": sum(group.matrix != "none" for group in symmetry.groups),
@@ -139,20 +141,20 @@ def main() -> int:
     if only:
         print(json.dumps(measure(only)))
         return 0
-    print("| model | parameters | permuted groups | matrix groups | seconds | target | GB |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| model | parameters | permuted groups | matrix groups | CPU s | target | wall s | GB |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     is_reached = True
     for name, task in TASKS.items():
         run = subprocess.run([sys.executable, __file__, "--only", name], capture_output=True, text=True)
         if run.returncode:
-            print(f"| {name} | failed: {run.stderr.strip().splitlines()[-1]} | | | | | |")
+            print(f"| {name} | failed: {run.stderr.strip().splitlines()[-1]} | | | | | | |")
             is_reached = False
             continue
         row = json.loads(run.stdout.splitlines()[-1])
-        is_reached &= row["seconds"] < task.seconds and row["gigabytes"] < GIGABYTE
+        is_reached &= row["cpu"] < task.seconds and row["gigabytes"] < GIGABYTE
         print(
             f"| {name} | {row['parameters'] / 1e9:.3g} B | {row['permuted']} | {row['matrices']} "
-            f"| {row['seconds']:.1f} | < {task.seconds:g} | {row['gigabytes']:.2f} |",
+            f"| {row['cpu']:.1f} | < {task.seconds:g} | {row['seconds']:.1f} | {row['gigabytes']:.2f} |",
             flush=True,
         )
     return 0 if is_reached else 1
