@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regauge.discover.builder import Builder, Stack
+from regauge.discover.builder import Builder
 from regauge.discover.record import Value
+from regauge.discover.views import Stack
 
 Result = Value | Stack | list[Value] | tuple[Any, ...]
 Rule = Callable[[Builder, "Call"], Any]
@@ -77,3 +78,8 @@ def ints(value: Any) -> list[int]:
     if isinstance(value, Sequence):
         return [int(v) for v in value]
     raise NoRuleError(f"expected dimensions, found {value!r}")
+
+
+def named(rule: Rule, names: str) -> dict[str, Rule]:
+    """One rule under several operator names, given as words of one text."""
+    return dict.fromkeys(names.split(), rule)

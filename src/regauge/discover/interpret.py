@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from regauge.discover import record as law
-from regauge.discover.builder import Builder, Stack
+from regauge.discover.builder import Builder
 from regauge.discover.call import Call, NoRuleError, Rule
 from regauge.discover.layout import leaf
 from regauge.discover.record import Spot, Value
@@ -19,6 +19,7 @@ from regauge.discover.rules import ACCEPTS_STACK, RULES
 from regauge.discover.rules.reductions import sum_of_squares
 from regauge.discover.ties import Ties
 from regauge.discover.trace import Program, TraceError
+from regauge.discover.views import Stack
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 """Where parameters are finer, a conversion to one of these rounds: scales do not pass."""

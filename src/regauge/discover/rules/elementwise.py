@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from regauge.discover import record as law
-from regauge.discover.builder import Builder, Stack
-from regauge.discover.call import Call, NoRuleError, Rule, as_value
+from regauge.discover.builder import Builder
+from regauge.discover.call import Call, NoRuleError, Rule, as_value, named
 from regauge.discover.record import Law, Letter, Spot, Value
+from regauge.discover.views import Stack
 
 
 def unary(make: Law) -> Rule:
@@ -267,41 +268,37 @@ def _with_meaning(x: Value, result: Value) -> Value:
     return result
 
 
-def _names(rule: Rule, names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
 Table = dict[str, Callable[[Builder, Call], Any]]
 
 RULES: Table = {
-    **_names(copy, "clone contiguous alias detach lift_fresh lift_fresh_copy dropout feature_dropout alpha_dropout"),
-    **_names(copy, "positive"),
-    **_names(cast, "_to_copy to type_as float double half bfloat16 int long bool"),
-    **_names(add, "add"),
-    **_names(subtract, "sub subtract rsub"),
-    **_names(multiply, "mul multiply"),
-    **_names(divide, "div divide true_divide"),
-    **_names(addcmul, "addcmul addcdiv"),
-    **_names(maximum, "maximum minimum fmax fmin"),
-    **_names(compare, "gt lt ge le eq ne greater less greater_equal less_equal not_equal"),
-    **_names(joint, "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor atan2 remainder fmod"),
-    **_names(joint, "floor_divide hypot isclose logaddexp logaddexp2 xlogy huber_loss_pointwise"),
-    **_names(unary(law.positive), "relu leaky_relu"),
-    **_names(unary(law.odd), "tanh erf asinh arcsinh atan arctan sinh tan asin atanh round trunc erfinv softshrink"),
-    **_names(unary(law.odd), "hardshrink frac i1"),
-    **_names(unary(_even), "cosh i0 sinc"),
-    **_names(unary(_absolute), "abs absolute"),
-    **_names(unary(_sign), "sign sgn"),
-    **_names(unary(_root), "sqrt"),
-    **_names(unary(_inverse_root), "rsqrt"),
-    **_names(unary(_reciprocal), "reciprocal"),
-    **_names(unary(_negated), "neg negative"),
-    **_names(unary(law.fixed), "gelu silu sigmoid exp exp2 expm1 log log2 log10 log1p softplus elu selu celu mish"),
-    **_names(unary(law.fixed), "hardsigmoid hardswish relu6 log_sigmoid log_sigmoid_forward logit floor ceil erfc"),
-    **_names(unary(law.fixed), "logical_not bitwise_not isnan isinf isfinite acos acosh lgamma digamma nan_to_num"),
-    **_names(sine, "sin cos"),
-    **_names(power, "pow"),
-    **_names(clamp, "clamp clip hardtanh"),
+    **named(copy, "clone contiguous alias detach lift_fresh lift_fresh_copy dropout feature_dropout alpha_dropout"),
+    **named(copy, "positive"),
+    **named(cast, "_to_copy to type_as float double half bfloat16 int long bool"),
+    **named(add, "add"),
+    **named(subtract, "sub subtract rsub"),
+    **named(multiply, "mul multiply"),
+    **named(divide, "div divide true_divide"),
+    **named(addcmul, "addcmul addcdiv"),
+    **named(maximum, "maximum minimum fmax fmin"),
+    **named(compare, "gt lt ge le eq ne greater less greater_equal less_equal not_equal"),
+    **named(joint, "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor atan2 remainder fmod"),
+    **named(joint, "floor_divide hypot isclose logaddexp logaddexp2 xlogy huber_loss_pointwise"),
+    **named(unary(law.positive), "relu leaky_relu"),
+    **named(unary(law.odd), "tanh erf asinh arcsinh atan arctan sinh tan asin atanh round trunc erfinv softshrink"),
+    **named(unary(law.odd), "hardshrink frac i1"),
+    **named(unary(_even), "cosh i0 sinc"),
+    **named(unary(_absolute), "abs absolute"),
+    **named(unary(_sign), "sign sgn"),
+    **named(unary(_root), "sqrt"),
+    **named(unary(_inverse_root), "rsqrt"),
+    **named(unary(_reciprocal), "reciprocal"),
+    **named(unary(_negated), "neg negative"),
+    **named(unary(law.fixed), "gelu silu sigmoid exp exp2 expm1 log log2 log10 log1p softplus elu selu celu mish"),
+    **named(unary(law.fixed), "hardsigmoid hardswish relu6 log_sigmoid log_sigmoid_forward logit floor ceil erfc"),
+    **named(unary(law.fixed), "logical_not bitwise_not isnan isinf isfinite acos acosh lgamma digamma nan_to_num"),
+    **named(sine, "sin cos"),
+    **named(power, "pow"),
+    **named(clamp, "clamp clip hardtanh"),
     "native_dropout": native_dropout,
     "lerp": lerp,
     "where": where,

@@ -4,10 +4,11 @@ from typing import Any
 
 from regauge.discover import layout as axis
 from regauge.discover import record as law
-from regauge.discover.builder import Builder, Stack
+from regauge.discover.builder import Builder
 from regauge.discover.call import Call, NoRuleError, Rule, as_value
 from regauge.discover.layout import leaf
 from regauge.discover.record import Letter, Spot, Value, Virtual
+from regauge.discover.views import Stack
 
 
 def embedding(b: Builder, call: Call) -> Value:

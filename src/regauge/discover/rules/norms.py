@@ -5,7 +5,7 @@ from typing import Any
 
 from regauge.discover import record as law
 from regauge.discover.builder import Builder
-from regauge.discover.call import Call, NoRuleError, Rule, as_value, ints
+from regauge.discover.call import Call, NoRuleError, Rule, as_value, ints, named
 from regauge.discover.record import Letter, Spot, Value
 from regauge.discover.rules.reductions import dims_of
 
@@ -153,18 +153,14 @@ def _with_statistics(b: Builder, call: Call, result: Value, operands: Sequence[V
     return [result, *b.opaque(operands if any(call.is_used[1:]) else [], call.shapes[1:])]
 
 
-def _names(rule: Rule, names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
 RULES: dict[str, Rule] = {
-    **_names(softmax, "softmax _softmax log_softmax _log_softmax softmin _safe_softmax"),
-    **_names(layer_norm, "layer_norm native_layer_norm"),
-    **_names(rms_norm, "rms_norm _fused_rms_norm"),
-    **_names(group_norm, "group_norm native_group_norm"),
-    **_names(batch_norm, "batch_norm _native_batch_norm_legit_no_training native_batch_norm"),
-    **_names(batch_norm, "_batch_norm_no_update cudnn_batch_norm"),
-    **_names(vector_norm, "linalg_vector_norm norm frobenius_norm"),
+    **named(softmax, "softmax _softmax log_softmax _log_softmax softmin _safe_softmax"),
+    **named(layer_norm, "layer_norm native_layer_norm"),
+    **named(rms_norm, "rms_norm _fused_rms_norm"),
+    **named(group_norm, "group_norm native_group_norm"),
+    **named(batch_norm, "batch_norm _native_batch_norm_legit_no_training native_batch_norm"),
+    **named(batch_norm, "_batch_norm_no_update cudnn_batch_norm"),
+    **named(vector_norm, "linalg_vector_norm norm frobenius_norm"),
     "instance_norm": instance_norm,
     "_weight_norm": weight_norm,
 }

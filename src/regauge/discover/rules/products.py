@@ -6,7 +6,7 @@ from typing import Any
 from regauge.discover import layout as axis
 from regauge.discover import record as law
 from regauge.discover.builder import Builder
-from regauge.discover.call import Call, NoRuleError, Rule, as_value
+from regauge.discover.call import Call, NoRuleError, Rule, as_value, named
 from regauge.discover.layout import leaf
 from regauge.discover.record import Letter, Spot, Value
 
@@ -177,16 +177,12 @@ def _numbers(value: Any) -> list[int]:
     return [value] if isinstance(value, int) else list(value)
 
 
-def _names(rule: Rule, names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
 RULES: dict[str, Rule] = {
-    **_names(matmul, "matmul mm bmm mv dot vdot __matmul__"),
-    **_names(add_product, "addmm baddbmm addmv"),
-    **_names(outer, "outer ger"),
-    **_names(convolution, "conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d"),
-    **_names(convolution, "conv_transpose3d"),
+    **named(matmul, "matmul mm bmm mv dot vdot __matmul__"),
+    **named(add_product, "addmm baddbmm addmv"),
+    **named(outer, "outer ger"),
+    **named(convolution, "conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d"),
+    **named(convolution, "conv_transpose3d"),
     "linear": linear,
     "bilinear": bilinear,
     "einsum": einsum,

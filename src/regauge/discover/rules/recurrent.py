@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regauge.discover import record as law
-from regauge.discover.builder import Builder, Stack
+from regauge.discover.builder import Builder
 from regauge.discover.call import Call, NoRuleError, Rule, as_value
 from regauge.discover.layout import leaf
 from regauge.discover.record import Law, Spot, Value
 from regauge.discover.rules.products import apply_linear
+from regauge.discover.views import Stack
 
 Cell = Callable[[Builder, Value, list[Value], "list[Value | None]"], list[Value]]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from regauge.discover import record as law
 from regauge.discover.builder import Builder
-from regauge.discover.call import Call, NoRuleError, Rule, as_value, ints
+from regauge.discover.call import Call, NoRuleError, Rule, as_value, ints, named
 from regauge.discover.layout import leaf
 from regauge.discover.record import Law, Letter, Spot, Value
 
@@ -137,24 +137,20 @@ def _square(i: Spot, o: Spot) -> Letter:
     return law.power(i, o, 2, is_even=True)
 
 
-def _names(rule: Rule, names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
 RULES: dict[str, Rule] = {
-    **_names(reduction(law.linear), "sum mean nansum nanmean"),
-    **_names(reduction(law.positive), "amax amin"),
-    **_names(reduction(law.fixed), "logsumexp any all prod"),
-    **_names(variance, "var std var_mean std_mean"),
-    **_names(extremum, "max min"),
-    **_names(index_of_extremum, "argmax argmin"),
-    **_names(ordered, "sort topk argsort"),
-    **_names(cumulative, "cumsum cumprod logcumsumexp cummax cummin"),
-    **_names(pool(law.positive), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d"),
-    **_names(pool(law.positive), "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool3d"),
-    **_names(pool(law.linear), "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d"),
-    **_names(pool(law.linear), "adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d"),
-    **_names(pool(law.linear), "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d"),
-    **_names(pool(law.linear), "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"),
-    **_names(pool(law.linear), "_upsample_nearest_exact2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
+    **named(reduction(law.linear), "sum mean nansum nanmean"),
+    **named(reduction(law.positive), "amax amin"),
+    **named(reduction(law.fixed), "logsumexp any all prod"),
+    **named(variance, "var std var_mean std_mean"),
+    **named(extremum, "max min"),
+    **named(index_of_extremum, "argmax argmin"),
+    **named(ordered, "sort topk argsort"),
+    **named(cumulative, "cumsum cumprod logcumsumexp cummax cummin"),
+    **named(pool(law.positive), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d"),
+    **named(pool(law.positive), "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool3d"),
+    **named(pool(law.linear), "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d"),
+    **named(pool(law.linear), "adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d"),
+    **named(pool(law.linear), "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d"),
+    **named(pool(law.linear), "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"),
+    **named(pool(law.linear), "_upsample_nearest_exact2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
 }

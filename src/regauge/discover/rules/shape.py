@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from regauge.discover import record as law
-from regauge.discover.builder import Builder, Stack
-from regauge.discover.call import Call, NoRuleError, Rule, as_value, ints
+from regauge.discover.builder import Builder
+from regauge.discover.call import Call, NoRuleError, Rule, as_value, ints, named
 from regauge.discover.layout import leaf
 from regauge.discover.record import Law, Spot, Value
+from regauge.discover.views import Stack
 
 Moved = Value | Stack
 
@@ -267,23 +268,19 @@ def _numel(shape: Sequence[int]) -> int:
     return result
 
 
-def _names(rule: Rule, names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
 RULES: dict[str, Rule] = {
-    **_names(view, "view _unsafe_view reshape flatten unflatten view_as reshape_as _reshape_alias _reshape_copy"),
-    **_names(permute, "permute"),
-    **_names(transpose, "transpose swapaxes swapdims"),
-    **_names(transpose_last, "t mT matrix_H adjoint"),
-    **_names(movedim, "movedim moveaxis"),
-    **_names(squeeze, "squeeze"),
-    **_names(expand, "expand expand_as broadcast_to"),
-    **_names(repeat, "repeat tile"),
-    **_names(split, "split split_with_sizes chunk tensor_split hsplit vsplit dsplit unsafe_split unsafe_chunk"),
-    **_names(cat, "cat concat concatenate"),
-    **_names(pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d"),
-    **_names(rearrange, "flip roll tril triu"),
+    **named(view, "view _unsafe_view reshape flatten unflatten view_as reshape_as _reshape_alias _reshape_copy"),
+    **named(permute, "permute"),
+    **named(transpose, "transpose swapaxes swapdims"),
+    **named(transpose_last, "t mT matrix_H adjoint"),
+    **named(movedim, "movedim moveaxis"),
+    **named(squeeze, "squeeze"),
+    **named(expand, "expand expand_as broadcast_to"),
+    **named(repeat, "repeat tile"),
+    **named(split, "split split_with_sizes chunk tensor_split hsplit vsplit dsplit unsafe_split unsafe_chunk"),
+    **named(cat, "cat concat concatenate"),
+    **named(pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d"),
+    **named(rearrange, "flip roll tril triu"),
     "numpy_T": reverse_axes,
     "unsqueeze": unsqueeze,
     "broadcast_tensors": broadcast_tensors,
