@@ -350,6 +350,7 @@ CASES = (
         is_slow=True,
     ),
     Case("resnet20_group_B", lambda: resnet20(norm="group"), IMAGE, "12*S4 4*S16^4 4*S8^4 4*S4^4", 12, 21),
+    # Fewer than there are: the four normalization groups of the first stream are found to share one order.
     Case(
         "resnet20_group_A",
         lambda: resnet20(norm="group", shortcut="A"),
