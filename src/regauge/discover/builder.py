@@ -6,12 +6,14 @@ operator computes. Those that move values are in `views.py`, the ground below th
 
 import math
 from collections.abc import Hashable, Sequence
+from typing import Literal
 
 from regauge.discover import record as law
 from regauge.discover.layout import Layout, leaf
 from regauge.discover.record import Law, Letter, Spot, Value, Virtual
 from regauge.discover.views import Views
 
+Over = Literal["sum", "magnitude", "norm"]
 Operand = Value | float | int | bool | complex
 
 
@@ -82,11 +84,11 @@ class Builder(Views):
         return self._pointwise(operands, shape, "joint")
 
     def reduce(
-        self, x: Value, dims: Sequence[int], keepdim: bool, over: str = "sum", *, along: Law = law.linear
+        self, x: Value, dims: Sequence[int], keepdim: bool, over: Over = "sum", *, along: Law = law.linear
     ) -> Value:
         """A symmetric function over some axes; `along` is the law for the other axes (default: linear).
 
-        `over` is "sum" (units can be reordered) or "norm" (rotations pass as well).
+        `over` is "sum" (units can be reordered), "magnitude" (signs pass as well) or "norm" (rotations, over one axis).
         """
         dims = sorted(d % x.ndim for d in dims)
         kept = [k for k in range(x.ndim) if k not in dims]
@@ -101,7 +103,8 @@ class Builder(Views):
         if x.virtual is not None and x.virtual.dim in kept:
             result.virtual = x.virtual._replace(dim=where[x.virtual.dim])
         letters = [along(Spot(x, (k,)), Spot(result, (where[k],))) for k in kept]
-        reduced = law.normed if over == "norm" and len(dims) == 1 else law.fixed
+        one: dict[Over, Law] = {"sum": law.fixed, "magnitude": law.even, "norm": law.normed}
+        reduced = one["magnitude" if over == "norm" and len(dims) > 1 else over]
         letters.extend(reduced(Spot(x, (k,))) for k in dims)
         if keepdim:
             letters.extend(law.fixed(Spot(result, (k,))) for k in dims)

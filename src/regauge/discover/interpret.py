@@ -26,7 +26,7 @@ HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.floa
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 COMPARES = {"argmax", "argmin", "max", "min", "sort", "argsort", "topk"}
 """Operators that return the positions of entries by their size; those of equal entries depend on their order."""
-CASTS = {"_to_copy", "to", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool"}
+CASTS = {"_to_copy", "to", "type_as"}
 
 INLINED = {"wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "wrap", "invoke_subgraph"}
 """Higher-order operators that just run the graph that they hold."""

@@ -175,9 +175,19 @@ def positive(*spots: Spot) -> Letter:
     return Letter(spots, _equal(len(spots)), None)
 
 
+def compared(x: Spot, out: Spot) -> Letter:
+    """Positive scales do not change the result: comparison with zero, the position of the largest."""
+    return Letter((x, out), ((0, 1),), None)
+
+
 def odd(*spots: Spot, mixes: bool = False) -> Letter:
     """Signs pass, scales do not (tanh)."""
     return Letter(spots, None, _equal(len(spots)), is_mixing=mixes)
+
+
+def even(x: Spot) -> Letter:
+    """Only magnitudes along this axis count."""
+    return Letter((x,), None, ())
 
 
 def power(x: Spot, out: Spot, exponent: int, is_even: bool) -> Letter:

@@ -104,8 +104,7 @@ def compare(b: Builder, call: Call) -> Value:
     """Comparison with a number: with zero, positive scales of the input do not matter."""
     x, other = _operands(b, call)
     if not isinstance(other, Value) and isinstance(x, Value) and other == 0:
-        is_even = call.name in ("eq", "ne")
-        return b.unary(x, lambda i, o: Letter((i, o), ((0, 1),), ((0, 1),) if is_even else None))
+        return b.unary(x, _tested if call.name in ("eq", "ne", "not_equal") else law.compared)
     return joint(b, call)
 
 
@@ -204,6 +203,10 @@ def sine(b: Builder, call: Call) -> Value:
     return b.unary(as_value(b, call.x), lambda i, o: law.periodic(i, o, "even" if call.name == "cos" else "odd"))
 
 
+def _tested(i: Spot, o: Spot) -> Letter:
+    return Letter((i, o), ((0, 1),), ((0, 1),))
+
+
 def _even(i: Spot, o: Spot) -> Letter:
     return Letter((i, o), None, ((0, 1),))
 
@@ -271,9 +274,9 @@ def _with_meaning(x: Value, result: Value) -> Value:
 Table = dict[str, Callable[[Builder, Call], Any]]
 
 RULES: Table = {
-    **named(copy, "clone contiguous alias detach lift_fresh lift_fresh_copy dropout feature_dropout alpha_dropout"),
+    **named(copy, "clone contiguous alias detach lift_fresh_copy dropout feature_dropout alpha_dropout"),
     **named(copy, "positive"),
-    **named(cast, "_to_copy to type_as float double half bfloat16 int long bool"),
+    **named(cast, "_to_copy to type_as"),
     **named(add, "add"),
     **named(subtract, "sub subtract rsub"),
     **named(multiply, "mul multiply"),
@@ -281,11 +284,11 @@ RULES: Table = {
     **named(addcmul, "addcmul addcdiv"),
     **named(maximum, "maximum minimum fmax fmin"),
     **named(compare, "gt lt ge le eq ne greater less greater_equal less_equal not_equal"),
-    **named(joint, "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor atan2 remainder fmod"),
-    **named(joint, "floor_divide hypot isclose logaddexp logaddexp2 xlogy huber_loss_pointwise"),
+    **named(joint, "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__"),
+    **named(joint, "atan2 remainder fmod floor_divide hypot isclose logaddexp logaddexp2 xlogy"),
     **named(unary(law.positive), "relu leaky_relu"),
     **named(unary(law.odd), "tanh erf asinh arcsinh atan arctan sinh tan asin atanh round trunc erfinv softshrink"),
-    **named(unary(law.odd), "hardshrink frac i1"),
+    **named(unary(law.odd), "hardshrink frac special_i1"),
     **named(unary(_even), "cosh i0 sinc"),
     **named(unary(_absolute), "abs absolute"),
     **named(unary(_sign), "sign sgn"),
@@ -295,7 +298,8 @@ RULES: Table = {
     **named(unary(_negated), "neg negative"),
     **named(unary(law.fixed), "gelu silu sigmoid exp exp2 expm1 log log2 log10 log1p softplus elu selu celu mish"),
     **named(unary(law.fixed), "hardsigmoid hardswish relu6 log_sigmoid log_sigmoid_forward logit floor ceil erfc"),
-    **named(unary(law.fixed), "logical_not bitwise_not isnan isinf isfinite acos acosh lgamma digamma nan_to_num"),
+    **named(unary(law.fixed), "logical_not bitwise_not acos acosh lgamma digamma nan_to_num"),
+    **named(unary(_tested), "isnan isinf isfinite"),
     **named(sine, "sin cos"),
     **named(power, "pow"),
     **named(clamp, "clamp clip hardtanh"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from regauge.discover import record as law
-from regauge.discover.builder import Builder
+from regauge.discover.builder import Builder, Over
 from regauge.discover.call import Call, NoRuleError, Rule, as_value, ints, named
 from regauge.discover.record import Letter, Spot, Value
 from regauge.discover.rules.reductions import dims_of
@@ -105,7 +105,7 @@ def vector_norm(b: Builder, call: Call) -> Value:
     x = as_value(b, call.x)
     dims = dims_of(call, x.ndim)
     order = call.first("ord", "p") if "ord" in call.arguments or "p" in call.arguments else 2
-    over = "norm" if order in (None, 2, 2.0) else "sum"
+    over: Over = "norm" if order in (None, 2, 2.0) and len(dims) == 1 else "magnitude"
     # The "norm" of order zero counts what is not zero.
     return b.reduce(x, dims, bool(call.get("keepdim", False)), over, along=law.fixed if order == 0 else _absolute)
 
@@ -117,12 +117,13 @@ def weight_norm(b: Builder, call: Call) -> Value:
         raise NoRuleError("weight norm over the whole tensor")
     dim %= v.ndim
     direction = Value(v.layouts, v.shape)
+    normed = law.normed if v.ndim == 2 else lambda i, o: law.odd(i, o, mixes=True)
     b.record(
         # A scale of v cancels exactly: there is no epsilon.
         *(
             Letter((Spot(v, (k,)), Spot(direction, (k,))), ((0, 1),), ((1, 1),))
             if k == dim
-            else law.odd(Spot(v, (k,)), Spot(direction, (k,)), mixes=True)
+            else normed(Spot(v, (k,)), Spot(direction, (k,)))
             for k in range(v.ndim)
         )
     )
@@ -154,12 +155,11 @@ def _with_statistics(b: Builder, call: Call, result: Value, operands: Sequence[V
 
 
 RULES: dict[str, Rule] = {
-    **named(softmax, "softmax _softmax log_softmax _log_softmax softmin _safe_softmax"),
+    **named(softmax, "softmax _softmax log_softmax _log_softmax _safe_softmax"),
     **named(layer_norm, "layer_norm native_layer_norm"),
     **named(rms_norm, "rms_norm _fused_rms_norm"),
     **named(group_norm, "group_norm native_group_norm"),
     **named(batch_norm, "batch_norm _native_batch_norm_legit_no_training native_batch_norm"),
-    **named(batch_norm, "_batch_norm_no_update cudnn_batch_norm"),
     **named(vector_norm, "linalg_vector_norm norm frobenius_norm"),
     "instance_norm": instance_norm,
     "_weight_norm": weight_norm,

@@ -178,7 +178,7 @@ def _numbers(value: Any) -> list[int]:
 
 
 RULES: dict[str, Rule] = {
-    **named(matmul, "matmul mm bmm mv dot vdot __matmul__"),
+    **named(matmul, "matmul mm bmm mv dot vdot"),
     **named(add_product, "addmm baddbmm addmv"),
     **named(outer, "outer ger"),
     **named(convolution, "conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d"),

@@ -69,7 +69,7 @@ def ordered(b: Builder, call: Call) -> Any:
     for k, shape in enumerate(call.shapes):
         is_index = call.name == "argsort" or k == 1
         layouts = [leaf(shape[d], reason) if d == dim else x.layouts[d] for d in range(x.ndim)]
-        along = law.fixed if is_index else law.positive
+        along = law.compared if is_index else law.positive
         result = Value(layouts, shape, index_of=x.layouts[dim] if is_index else None)
         letters = [along(Spot(x, (d,)), Spot(result, (d,))) for d in range(x.ndim) if d != dim]
         b.record(*letters, Letter((Spot(x, (dim,)),), is_shared=True), law.fixed(Spot(result, (dim,)), mixes=True))
@@ -85,7 +85,7 @@ def cumulative(b: Builder, call: Call) -> Any:
     results = []
     for shape, is_float in zip(call.shapes, call.is_float, strict=True):
         result = Value(x.layouts, shape)
-        law_here = along if is_float else law.fixed
+        law_here = along if is_float else law.compared
         letters = [law_here(Spot(x, (d,)), Spot(result, (d,))) for d in range(x.ndim) if d != dim]
         b.record(*letters, law.fixed(Spot(x, (dim,)), Spot(result, (dim,)), mixes=True))
         b.freeze(result, [dim])
@@ -107,7 +107,7 @@ def pool(along: Law) -> Rule:
             is_global = all(n == 1 for n in shape[lead:]) and "adaptive" in call.name and k == 0
             layouts = [*x.layouts[:lead], *(leaf(n, reason) for n in shape[lead:])]
             result = Value(layouts, shape)
-            law_here = law.fixed if k else along
+            law_here = law.compared if k else along
             letters = [law_here(Spot(x, (d,)), Spot(result, (d,))) for d in range(lead)]
             if is_global:
                 letters.extend(law.fixed(Spot(x, (d,))) for d in range(lead, x.ndim))
@@ -128,7 +128,7 @@ def _winner(b: Builder, x: Value, call: Call) -> Value:
     layouts = [leaf(1) if k == dim else x.layouts[k] for k in (range(x.ndim) if keepdim else kept)]
     result = Value(layouts, call.shapes[-1], index_of=x.layouts[dim])
     where = {k: k if keepdim else j for j, k in enumerate(kept)}
-    letters = [law.fixed(Spot(x, (k,)), Spot(result, (where[k],))) for k in kept]
+    letters = [law.compared(Spot(x, (k,)), Spot(result, (where[k],))) for k in kept]
     b.record(*letters, Letter((Spot(x, (dim,)),), is_shared=True))
     return result
 

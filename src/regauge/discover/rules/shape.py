@@ -269,7 +269,7 @@ def _numel(shape: Sequence[int]) -> int:
 
 
 RULES: dict[str, Rule] = {
-    **named(view, "view _unsafe_view reshape flatten unflatten view_as reshape_as _reshape_alias _reshape_copy"),
+    **named(view, "view _unsafe_view reshape flatten unflatten view_as reshape_as _reshape_alias"),
     **named(permute, "permute"),
     **named(transpose, "transpose swapaxes swapdims"),
     **named(transpose_last, "t mT matrix_H adjoint"),

@@ -1,0 +1,1010 @@
+"""Modules made to mislead the rules: bases that are not the same index, positions used as numbers, zeros, ties.
+
+`ROWS` are functions of the module and of rows, `TOKENS` of rows of tokens. What discovery finds in them is true.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as fn
+
+ops: Any = torch.ops.aten
+Forward = Callable[[Any, Tensor], Any]
+
+
+class Trap(nn.Module):
+    """Parameters of many shapes, and a forward pass written in a function."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=generator))
+
+        self.written = forward
+        self.fc1, self.fc2, self.head = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.router, self.conv = nn.Linear(5, 4), nn.Conv1d(5, 8, 1)
+        self.gain, self.square, self.gathered = drawn(8), drawn(8, 8), drawn(3, 4)
+        self.cube, self.cube2 = drawn(4, 6, 5), drawn(4, 6, 5)
+        self.table, self.deep = drawn(4, 3), drawn(4, 6)
+        self.q, self.k, self.v, self.o = drawn(8, 5), drawn(8, 5), drawn(8, 5), drawn(3, 8)
+        self.kk, self.vv = drawn(4, 5), drawn(4, 5)
+        self.mix, self.ph, self.ph2 = drawn(4, 4), drawn(4), drawn(4, 1, 1)
+        self.b8, self.b4, self.rm, self.w88 = drawn(8), drawn(4), drawn(8), drawn(8, 8)
+        self.w42, self.w422, self.emb = drawn(4, 2), drawn(4, 2, 2), drawn(8, 4)
+        self.c, self.gc, self.dw, self.o3 = drawn(8, 5, 1), drawn(8, 2, 3), drawn(8, 1, 3), drawn(3, 8, 1)
+        self.one, self.scalar = drawn(1), drawn()
+        self.e3, self.d3 = drawn(4, 6, 5), drawn(4, 3, 6)
+        self.register_buffer("mean8", torch.randn(8, generator=generator))
+        self.register_buffer("var8", torch.rand(8, generator=generator) + 0.5)
+        self.double()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.written(self, x)
+
+
+def heads(m: Any, x: Tensor, weight: Tensor, count: int = 4) -> Tensor:
+    return fn.linear(x, weight).unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def out(m: Any, y: Tensor) -> Tensor:
+    return fn.linear(y.transpose(1, 2).flatten(2), m.o)
+
+
+def expert_dot(m: Any, x: Tensor) -> Any:
+    r = m.router(x)
+    i, j = r.argmax(-1), r.argmin(-1)
+    h = torch.einsum("thd,td->th", m.cube[i], x)
+    g = torch.einsum("thd,td->th", m.cube[j], x)
+    return (h * g).sum(-1), torch.einsum("th,th->t", h, g)
+
+
+def expert_dot2(m: Any, x: Tensor) -> Any:
+    r = m.router(x)
+    i, j = r.argmax(-1), r.argmin(-1)
+    h = torch.einsum("thd,td->th", m.cube[i], x)
+    g = torch.einsum("thd,td->th", m.cube[j], x)
+    return torch.einsum("th,th->t", h, g)
+
+
+def expert_cross(m: Any, x: Tensor) -> Any:
+    r = m.router(x)
+    i = r.argmax(-1)
+    h = torch.einsum("thd,td->th", m.cube[i], x)
+    return torch.einsum("th,sh->ts", h, h)
+
+
+def expert_cross2(m: Any, x: Tensor) -> Any:
+    r = m.router(x)
+    i = r.argmax(-1)
+    h = torch.einsum("thd,td->th", m.cube[i], x)
+    g = torch.einsum("thd,td->th", m.cube2[i], x)
+    return torch.einsum("th,sh->ts", h, g)
+
+
+def expert_direct(m: Any, x: Tensor) -> Any:
+    r = m.router(x)
+    i = r.argmax(-1)
+    h = torch.einsum("thd,td->th", m.cube[i], x)
+    return torch.einsum("th,eh,te->t", h, m.deep, r.softmax(-1))
+
+
+def expert_direct2(m: Any, x: Tensor) -> Any:
+    r = m.router(x)
+    i = r.argmax(-1)
+    h = torch.einsum("thd,td->th", m.cube[i], x)
+    return (torch.einsum("th,eh->te", h, m.deep)).logsumexp(-1)
+
+
+def cos_pad(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    h = torch.stack([h, h.tanh() * 0 + h], -1)
+    return m.head(torch.cos(fn.pad(m.conv(x[..., None].expand(-1, -1, 3)), (1, 1))).sum(-1))
+
+
+def cos_scatter(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    z = torch.zeros(6, 3, 8, dtype=x.dtype)
+    z[:, 1] = h
+    return m.head(torch.cos(z).sum(1))
+
+
+def argmax_relu(m: Any, x: Tensor) -> Any:
+    h = m.router(x).relu()
+    return m.table[h.argmax(-1)]
+
+
+def topk_relu(m: Any, x: Tensor) -> Any:
+    h = m.router(x).relu()
+    return m.table[h.topk(2, -1).indices[:, 1]]
+
+
+def sort_sign(m: Any, x: Tensor) -> Any:
+    h = m.router(x).sign()
+    return m.table[h.argsort(-1)[:, 0]]
+
+
+def argmax_zero_gain(m: Any, x: Tensor) -> Any:
+    h = m.router(x) * 0
+    return m.table[h.argmax(-1)]
+
+
+def squared_positions(m: Any, x: Tensor) -> Any:
+    i = m.router(x).topk(2, -1).indices
+    return (i * i).sum(-1).to(x.dtype) * m.one
+
+
+def gather_part(m: Any, x: Tensor) -> Any:
+    i = m.router(x).topk(2, -1).indices
+    return torch.gather(m.gathered, 1, i[:3])
+
+
+def positions_step(m: Any, x: Tensor) -> Any:
+    i = m.router(x).topk(3, -1).indices
+    return i[:, ::2].to(x.dtype)
+
+
+def cond_positions(m: Any, x: Tensor) -> Any:
+    i = m.router(x).argmax(-1)
+    return torch.cond(x.sum() > 0, lambda i: i * 2, lambda i: i + 1, (i,)).to(x.dtype)
+
+
+def square_sum_int(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.square[:, :5])
+    return ops.sum.dim_IntList(h * h, [1], False, dtype=torch.int64).to(x.dtype)
+
+
+def batch_sum_int(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    return m.head(ops.sum.dim_IntList(h * 3, [0], False, dtype=torch.int64).to(x.dtype))
+
+
+def norm0(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).relu()
+    h = torch.stack([h, h - 1.0 * m.gain], -1).relu()
+    return m.head(torch.linalg.vector_norm(h, 0, -1))
+
+
+def bits(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).relu()
+    return m.head(h.view(torch.int64).to(x.dtype) * 1e-18)
+
+
+def clamp_rev2(m: Any, x: Tensor) -> Any:
+    return m.head(m.fc1(x).clamp(1.0, -1.0))
+
+
+def cummax_idx(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    h = torch.stack([h, h.abs(), 2 * h], 1).relu()
+    return m.head(h.cummax(1).indices.to(x.dtype).sum(1))
+
+
+def prelu_inplace(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).clone()
+    h.mul_(2.0)
+    return m.head(fn.prelu(h, m.gain))
+
+
+def prelu_kernel(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    return m.head(ops._prelu_kernel(h, m.gain[None]))
+
+
+def ln_stats(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).reshape(-1, 4, 2)
+    y, mean, rstd = ops.native_layer_norm(h, [2], None, None, 1e-5)
+    return m.head((y).flatten(1)), (mean.flatten(1) * m.gain[:4]), rstd.flatten(1) @ m.square[:4]
+
+
+def gn_stats(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    _, mean, _ = ops.native_group_norm(h, None, None, 6, 8, 1, 4, 1e-5)
+    return mean @ m.square[:4]
+
+
+def copy_int(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x) * 3
+    z = torch.zeros(6, 8, dtype=torch.int64)
+    z.copy_(h)
+    return m.head(z.to(x.dtype))
+
+
+def copy_int2(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).relu() * 3
+    z = torch.zeros(6, 8, dtype=torch.int64)
+    z[:] = h
+    return m.head(z.to(x.dtype))
+
+
+def half(m: Any, x: Tensor) -> Any:
+    return m.head(m.fc1(x).relu().half().to(x.dtype))
+
+
+def topk_unsorted(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    return torch.topk(h, 5, -1, sorted=False).values
+
+
+def scalar_softmax(m: Any, x: Tensor) -> Any:
+    return m.head(m.fc1(x)) * m.scalar.softmax(0) * m.scalar.sum(0)
+
+
+def inf_sin(m: Any, x: Tensor) -> Any:
+    return m.head(torch.sin((m.fc1(x) * float("inf")).clamp(-1, 1)))
+
+
+def item_input(m: Any, x: Tensor) -> Any:
+    return m.head(m.fc1(x).relu() * x.sum().item())
+
+
+def item_param(m: Any, x: Tensor) -> Any:
+    return m.head(m.fc1(x).relu() * m.gain.sum().item())
+
+
+def softmax_heads(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    return out(m, (q @ k.mT).softmax(1) @ v)
+
+
+def talking(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    s = (q @ k.mT).softmax(-1)
+    s = torch.einsum("bhij,hg->bgij", s, m.mix)
+    return out(m, s @ v)
+
+
+def talking_same(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    s = torch.einsum("bhij,hg->bgij", q @ k.mT, m.mix).softmax(-1)
+    s = torch.einsum("bhij,gh->bgij", s, m.mix)
+    return out(m, s @ v)
+
+
+def per_head_scale(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    return out(m, ((q @ k.mT) * m.ph2).softmax(-1) @ v * m.ph[:, None, None])
+
+
+def per_head_bias(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    return out(m, ((q @ k.mT) + m.ph2).relu() @ v)
+
+
+def gqa_repeat(m: Any, x: Tensor) -> Any:
+    q = heads(m, x, m.q)
+    k, v = (heads(m, x, w, 2) for w in (m.kk, m.vv))
+    k, v = k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1)
+    return out(m, (q @ k.mT).softmax(-1) @ v)
+
+
+def gqa_inter(m: Any, x: Tensor) -> Any:
+    q = heads(m, x, m.q)
+    k, v = (heads(m, x, w, 2).repeat_interleave(2, 1) for w in (m.kk, m.vv))
+    return out(m, (q @ k.mT).softmax(-1) @ v)
+
+
+def gqa_mixed(m: Any, x: Tensor) -> Any:
+    q = heads(m, x, m.q)
+    k, v = heads(m, x, m.kk, 2).repeat_interleave(2, 1), heads(m, x, m.vv, 2).repeat(1, 2, 1, 1)
+    return out(m, (q @ k.mT).softmax(-1) @ v)
+
+
+def gqa_sdpa(m: Any, x: Tensor) -> Any:
+    q = heads(m, x, m.q)
+    k, v = (heads(m, x, w, 2) for w in (m.kk, m.vv))
+    return out(m, fn.scaled_dot_product_attention(q, k, v, enable_gqa=True, is_causal=True))
+
+
+def same_qk(m: Any, x: Tensor) -> Any:
+    q = heads(m, x, m.q)
+    v = heads(m, x, m.v)
+    return out(m, (q @ q.mT).softmax(-1) @ v)
+
+
+def qk_heads_crossed(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    return out(m, torch.einsum("bhid,bgjd->bhij", q, k).softmax(-1) @ v)
+
+
+def qk_heads_rolled(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    return out(m, (q @ k.roll(1, 1).mT).softmax(-1) @ v)
+
+
+def heads_batch_crossed(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    return out(
+        m,
+        (q.reshape(-1, x.shape[1], 2) @ k.transpose(0, 1).reshape(-1, x.shape[1], 2).mT)
+        .reshape(q.shape[0], 4, x.shape[1], -1)
+        .softmax(-1)
+        @ v,
+    )
+
+
+def linear_attn(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    return out(m, q.softmax(-1) @ (k.softmax(-2).mT @ v))
+
+
+def qk_norm(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    q = fn.rms_norm(q, (2,))
+    k = fn.normalize(k, dim=-1)
+    return out(m, (q @ k.mT).softmax(-1) @ v)
+
+
+def qk_norm_all(m: Any, x: Tensor) -> Any:
+    q = fn.rms_norm(fn.linear(x, m.q), (8,)).unflatten(-1, (4, 2)).transpose(1, 2)
+    k, v = (heads(m, x, w) for w in (m.k, m.v))
+    return out(m, (q @ k.mT).softmax(-1) @ v)
+
+
+def ln_v(m: Any, x: Tensor) -> Any:
+    q, k, v = (heads(m, x, w) for w in (m.q, m.k, m.v))
+    y = (q @ k.mT).softmax(-1) @ v
+    y = fn.layer_norm(y, (2,))
+    return out(m, y)
+
+
+def rms_two(m: Any, x: Tensor) -> Any:
+    y = fn.linear(x, m.q).unflatten(-1, (4, 2))
+    y = fn.rms_norm(y, (4, 2), m.w42)
+    return fn.linear(y.flatten(-2), m.o)
+
+
+def rms_inner_gelu(m: Any, x: Tensor) -> Any:
+    y = fn.linear(x, m.q).unflatten(-1, (4, 2))
+    y = fn.gelu(fn.rms_norm(y, (2,)))
+    return fn.linear(y.flatten(-2), m.o)
+
+
+def rms_outer_gelu(m: Any, x: Tensor) -> Any:
+    y = fn.gelu(fn.linear(x, m.q)).unflatten(-1, (4, 2)).transpose(-1, -2)
+    y = fn.rms_norm(y, (4,))
+    return fn.linear(y.transpose(-1, -2).flatten(-2), m.o)
+
+
+def gn_grouped(m: Any, x: Tensor) -> Any:
+    y = fn.conv1d(x.mT, m.c)
+    y = fn.conv1d(y, m.gc, padding=1, groups=4)
+    y = fn.group_norm(y, 2, m.b8, m.rm).relu()
+    return fn.conv1d(y, m.o3)
+
+
+def gn_grouped8(m: Any, x: Tensor) -> Any:
+    y = fn.conv1d(x.mT, m.c)
+    y = fn.conv1d(y, m.gc, padding=1, groups=4)
+    y = fn.group_norm(y, 8).relu()
+    return fn.conv1d(y, m.o3)
+
+
+def shuffle_dw(m: Any, x: Tensor) -> Any:
+    y = fn.conv1d(x.mT, m.c)
+    y = fn.conv1d(y, m.gc, padding=1, groups=4)[..., None]
+    y = fn.channel_shuffle(y, 4)[..., 0]
+    y = fn.conv1d(y, m.dw, groups=8).relu()
+    y = fn.conv1d(y, m.gc, padding=1, groups=4)
+    return fn.conv1d(y, m.o3)
+
+
+def shuffle_grouped(m: Any, x: Tensor) -> Any:
+    y = fn.conv1d(x.mT, m.c)
+    y = fn.conv1d(y, m.gc, padding=1, groups=4)[..., None]
+    y = fn.channel_shuffle(y, 2)[..., 0]
+    y = fn.conv1d(y, m.gc, groups=4).tanh()
+    return fn.conv1d(y, m.o3)
+
+
+def transposed_grouped(m: Any, x: Tensor) -> Any:
+    y = fn.conv1d(x.mT, m.c).relu()
+    y = fn.conv_transpose1d(y, m.gc, groups=4, stride=2, output_padding=1)
+    return y.relu().mean(-1) @ m.mix.flatten()[:8] if y.shape[1] == 8 else y.relu().sum(-1)
+
+
+def square_batch(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    return fn.linear(h * (h * h).sum(0, keepdim=True), m.o)
+
+
+def square_both(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    return fn.linear(h, m.o) * (h * h).sum((1, 2))[:, None, None]
+
+
+def square_two_steps(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    return fn.linear(h, m.o) * (h * h).sum(1).sum(1)[:, None, None]
+
+
+def square_then(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    s = h * h
+    return fn.linear(h, m.o) * s.sum(2, keepdim=True) + s.sum(1, keepdim=True).sum(-1, keepdim=True)
+
+
+def square_heads(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).unflatten(-1, (4, 2))
+    return fn.linear((h * h.square().sum(-1, keepdim=True)).flatten(2), m.o)
+
+
+def square_heads_outer(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).unflatten(-1, (4, 2))
+    return fn.linear((h * h.square().sum(-2, keepdim=True)).flatten(2), m.o)
+
+
+def stack_both(m: Any, x: Tensor) -> Any:
+    a, b = fn.linear(x, m.q), fn.linear(x, m.k)
+    s = torch.stack([a, b], -1)
+    return fn.linear(s.relu().sum(-1) + a * b.tanh(), m.o)
+
+
+def stack_mixed(m: Any, x: Tensor) -> Any:
+    a, b = fn.linear(x, m.q), fn.linear(x, m.k)
+    s = torch.stack([a, b], 0)
+    return fn.linear((s[0] + s.flip(0)[0]).relu(), m.o)
+
+
+def stack_view(m: Any, x: Tensor) -> Any:
+    a, b = fn.linear(x, m.q).tanh(), fn.linear(x, m.k)
+    s = torch.stack([a, b], -1).flatten(-2)
+    return fn.linear(s[..., ::2] + s[..., 1::2], m.o)
+
+
+def stack_view2(m: Any, x: Tensor) -> Any:
+    a, b = fn.linear(x, m.q).tanh(), fn.linear(x, m.k)
+    s = torch.stack([a, b], -1).flatten(-2)
+    return fn.linear(s[..., :8] * s[..., 8:], m.o)
+
+
+def stack_same(m: Any, x: Tensor) -> Any:
+    a = fn.linear(x, m.q)
+    s = torch.stack([a, a.relu()], 0)
+    return fn.linear(s.prod(0), m.o)
+
+
+def expand_twice(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).mean(-1, keepdim=True).expand(-1, -1, 8)
+    h2 = m.b8.mean().expand(8)
+    return fn.linear(h * h2, m.o)
+
+
+def expand_flat(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.kk).relu().unsqueeze(-1).expand(-1, -1, -1, 2).flatten(2)
+    return fn.linear(h * m.b8, m.o)
+
+
+def expand_flat2(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.kk).relu().unsqueeze(-2).expand(-1, -1, 2, -1).flatten(2)
+    return fn.linear(h + m.b8, m.o)
+
+
+def uniform_sum(m: Any, x: Tensor) -> Any:
+    u = torch.ones(8, dtype=x.dtype)
+    return fn.linear((fn.linear(x, m.q) + u).relu(), m.o) + (u * m.b8).sum()
+
+
+def uniform_mul_sum(m: Any, x: Tensor) -> Any:
+    u = torch.full((8, 8), 0.5, dtype=x.dtype)
+    h = fn.linear(x, m.q)
+    return fn.linear((h @ u) * h, m.o)
+
+
+def uniform_cat(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.kk)
+    u = torch.ones_like(h)
+    return fn.linear(torch.cat([h, u], -1).exp(), m.o)
+
+
+def zero_cat_exp(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.kk)
+    return fn.linear(torch.cat([h, torch.zeros_like(h)], -1).exp(), m.o)
+
+
+def zero_cat_relu(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.kk)
+    return fn.linear(torch.cat([h, torch.zeros_like(h)], -1).relu() + m.b8, m.o)
+
+
+def zero_pad_softmax(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.kk)
+    return fn.linear(fn.pad(h, (2, 2)).softmax(-1), m.o)
+
+
+def zero_pad_argsort(m: Any, x: Tensor) -> Any:
+    h = fn.pad(fn.linear(x, m.kk), (0, 4))
+    return m.emb[h.argsort(-1)[..., 0]]
+
+
+def zero_weights(m: Any, x: Tensor) -> Any:
+    w = torch.zeros(8, 5, dtype=x.dtype)
+    w[:4] = m.kk
+    return fn.linear(fn.linear(x, w).cos(), m.o)
+
+
+def zero_state(m: Any, x: Tensor) -> Any:
+    h = torch.zeros(x.shape[0], 8, dtype=x.dtype)
+    for t in range(3):
+        h = torch.cos(fn.linear(x[:, t], m.q) + fn.linear(h, m.w88) + m.b8)
+    return fn.linear(h, m.o)
+
+
+def expert_topk(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    r = fn.linear(x, m.kk).softmax(-1)
+    w, i = r.topk(2, -1)
+    y = 0
+    for j in range(2):
+        h = torch.einsum("thd,td->th", m.e3[i[:, j]], x).relu()
+        y = y + torch.einsum("toh,th->to", m.d3[i[:, j]], h) * w[:, j : j + 1]
+    return y
+
+
+def expert_topk_crossed(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    r = fn.linear(x, m.kk).softmax(-1)
+    i = r.topk(2, -1).indices
+    h = torch.einsum("thd,td->th", m.e3[i[:, 0]], x).relu()
+    return torch.einsum("toh,th->to", m.d3[i[:, 1]], h)
+
+
+def expert_tokens_mixed(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    r = fn.linear(x, m.kk)
+    i = r.argmax(-1)
+    h = torch.einsum("thd,td->th", m.e3[i], x).relu()
+    h = h + h.mean(0, keepdim=True)
+    return torch.einsum("toh,th->to", m.d3[i], h)
+
+
+def expert_tokens_cumsum(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    i = fn.linear(x, m.kk).argmax(-1)
+    h = torch.einsum("thd,td->th", m.e3[i], x).relu().cumsum(0)
+    return torch.einsum("toh,th->to", m.d3[i], h)
+
+
+def expert_tokens_flip(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    i = fn.linear(x, m.kk).argmax(-1)
+    h = torch.einsum("thd,td->th", m.e3[i], x).relu().flip(0)
+    return torch.einsum("toh,th->to", m.d3[i], h)
+
+
+def expert_slice(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    i = fn.linear(x, m.kk).argmax(-1)
+    h = torch.einsum("thd,td->th", m.e3[i], x).relu()
+    return torch.einsum("toh,th->to", m.d3[i[1:]], h[:-1])
+
+
+def expert_eq(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    i = fn.linear(x, m.kk).argmax(-1)
+    return sum((i == e)[:, None] * fn.linear(fn.linear(x, m.e3[e]).relu(), m.d3[e]) for e in range(4))
+
+
+def expert_onehot(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    r = fn.linear(x, m.kk)
+    g = fn.one_hot(r.argmax(-1), 4).to(x.dtype) * r.softmax(-1)
+    h = torch.einsum("ehd,td->teh", m.e3, x).relu()
+    return torch.einsum("teh,eoh,te->to", h, m.d3, g)
+
+
+def positions_max(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    return m.emb[fn.linear(x, m.q).max(-1).indices]
+
+
+def positions_gather(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    i = h.topk(3, -1).indices
+    return fn.linear(torch.gather(fn.linear(x, m.k), -1, i), m.o[:, :3])
+
+
+def positions_scatter(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    v, i = h.topk(3, -1)
+    z = torch.zeros_like(h).scatter(-1, i, v)
+    return fn.linear(z * fn.linear(x, m.k), m.o)
+
+
+def positions_parity(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    i = h.argmax(-1)
+    return (i % 2).to(x.dtype)[..., None] * fn.linear(h, m.o)
+
+
+def positions_cat(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    i = h.topk(2, -1).indices
+    j = torch.cat([i, i + 0], -1)
+    return m.emb[j].sum(-2)
+
+
+def positions_stack(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    i = h.argmax(-1)
+    j = torch.stack([i, i], -1)
+    return m.emb[j].sum(-2)
+
+
+def positions_other(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    i = h.argmax(-1)
+    return fn.linear(fn.linear(x, m.k), m.o)[..., :1] * fn.embedding(i, m.w88)[..., :3]
+
+
+def positions_crosstalk(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).unflatten(-1, (4, 2))
+    i = h.argmax(-2)
+    return m.mix[i].flatten(2)
+
+
+def positions_flat(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).unflatten(-1, (4, 2))
+    i = h.flatten(-2).argmax(-1)
+    return m.emb[i] + m.mix[i // 2]
+
+
+def bn_train(m: Any, x: Tensor) -> Any:
+    return fn.linear(fn.batch_norm(fn.linear(x, m.q).mT, None, None, m.b8, m.rm, True).mT.relu(), m.o)
+
+
+def bn_noaffine(m: Any, x: Tensor) -> Any:
+    return fn.linear(fn.batch_norm(fn.linear(x, m.q).mT, m.mean8, m.var8).mT.relu(), m.o)
+
+
+def bn_const(m: Any, x: Tensor) -> Any:
+    return fn.linear(
+        fn.batch_norm(fn.linear(x, m.q).mT, torch.zeros(8, dtype=x.dtype), torch.ones(8, dtype=x.dtype)).mT.relu(), m.o
+    )
+
+
+def in_running(m: Any, x: Tensor) -> Any:
+    return fn.linear(
+        fn.instance_norm(fn.linear(x, m.q).mT, m.mean8, m.var8, m.b8, m.rm, use_input_stats=False).mT.tanh(), m.o
+    )
+
+
+def in_plain(m: Any, x: Tensor) -> Any:
+    return fn.linear(fn.instance_norm(fn.linear(x, m.q).mT).mT.tanh(), m.o)
+
+
+def softmax_flat(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).unflatten(-1, (4, 2))
+    return fn.linear(h.flatten(1).softmax(-1).view(h.shape).flatten(2), m.o)
+
+
+def softmax_tokens(m: Any, x: Tensor) -> Any:
+    return fn.linear(fn.linear(x, m.q).softmax(1), m.o)
+
+
+def view_cross(m: Any, x: Tensor) -> Any:
+    return fn.linear(fn.linear(x, m.q).flatten(1).view(x.shape[0], -1, 5)[..., :5].relu(), m.q).sum(1) @ m.o.T
+
+
+def wn(m: Any, x: Tensor) -> Any:
+    return fn.linear(fn.linear(x, torch._weight_norm(m.q, m.b8[:, None], 0)).relu(), m.o)
+
+
+def wn1(m: Any, x: Tensor) -> Any:
+    return fn.linear(
+        fn.linear(x, torch._weight_norm(m.q, m.one.expand(1, 5), 1)).relu(), torch._weight_norm(m.o, m.b8[None], 1)
+    )
+
+
+def wn_heads(m: Any, x: Tensor) -> Any:
+    w = torch._weight_norm(m.q.view(4, 2, 5), m.ph2, 0)
+    return fn.linear(fn.linear(x, w.flatten(0, 1)).relu(), m.o)
+
+
+def mul_dup(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    return fn.linear(h * h * h, m.o)
+
+
+def div_self(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    return fn.linear(h / h.abs().sum(-1, keepdim=True), m.o)
+
+
+def add_self(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    return fn.linear((h + h).relu() - h, m.o)
+
+
+def bil_self(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    return fn.bilinear(h, h, m.w88.view(1, 8, 8).expand(3, 8, 8))
+
+
+def w_sym(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).tanh()
+    return fn.linear(h @ (m.w88 + m.w88.T), m.o)
+
+
+def w_power(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    return fn.linear(h @ m.w88 @ m.w88, m.o)
+
+
+def wwT_units(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).relu()
+    return fn.linear(h @ (m.w88 @ m.w88.T).relu(), m.o)
+
+
+def outer_heads(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).unflatten(-1, (4, 2))
+    return torch.einsum("bthd,btgd->bthg", h, h).logsumexp((-1, -2))
+
+
+def outer_heads2(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).unflatten(-1, (4, 2))
+    k = fn.linear(x, m.k).unflatten(-1, (4, 2))
+    return fn.linear(torch.einsum("bthd,btge->bthd", h, k).flatten(2), m.o)
+
+
+def diag_heads(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).unflatten(-1, (4, 2))
+    return torch.einsum("bthd,hde,bthe->bt", h, m.w422, h)
+
+
+def kv_shared(m: Any, x: Tensor) -> Any:
+    q = heads(m, x, m.q)
+    kv = heads(m, x, m.k)
+    return out(m, (q @ kv.mT).softmax(-1) @ kv)
+
+
+def half_w(m: Any, x: Tensor) -> Any:
+    return fn.linear(fn.linear(x, m.q.half().to(x.dtype)).relu(), m.o)
+
+
+def int_w(m: Any, x: Tensor) -> Any:
+    return fn.linear(fn.linear(x, m.q.mul(4).round().to(torch.int32).to(x.dtype)).tanh(), m.o)
+
+
+def cplx(m: Any, x: Tensor) -> Any:
+    z = torch.view_as_complex(fn.linear(x, m.q).unflatten(-1, (4, 2)))
+    return fn.linear(torch.view_as_real(z * m.b4).flatten(2), m.o)
+
+
+def cplx_param(m: Any, x: Tensor) -> Any:
+    z = torch.polar(fn.linear(x, m.kk).abs(), fn.linear(x, m.vv))
+    return torch.cat([z.real, z.imag], -1) @ m.o.T
+
+
+def sin_two(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q, m.b8)
+    return fn.linear(torch.sin(2 * h), m.o) + fn.linear(torch.cos(3 * h), m.o)
+
+
+def sin_shared_bias(m: Any, x: Tensor) -> Any:
+    return fn.linear(torch.sin(fn.linear(x, m.q, m.b8)) * m.b8, m.o)
+
+
+def sin_bias_sum(m: Any, x: Tensor) -> Any:
+    return fn.linear(torch.sin(fn.linear(x, m.q, m.b8)) + m.b8.sum(), m.o)
+
+
+def sin_pad_feature(m: Any, x: Tensor) -> Any:
+    return fn.linear(torch.cos(fn.pad(fn.linear(x, m.kk, m.b4), (2, 2))), m.o)
+
+
+def sin_expand(m: Any, x: Tensor) -> Any:
+    h = (fn.linear(x, m.kk, m.b4)).unsqueeze(-1).expand(-1, -1, -1, 2)
+    return fn.linear(torch.cos(h).flatten(2), m.o)
+
+
+def sin_bias_table(m: Any, x: Tensor) -> Any:
+    return fn.linear(torch.sin(fn.linear(x, m.kk) + m.mix[:1] + m.b4), m.o[:, :4])
+
+
+def sin_mask(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q, m.b8)
+    return fn.linear(torch.cos(torch.where(x[..., :1] > 0, h, 0.0)), m.o)
+
+
+def sin_mask2(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q, m.b8)
+    return fn.linear(torch.cos(h.masked_fill(x[..., :1] > 0, 0.0)), m.o)
+
+
+def sin_dropzero(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q, m.b8)
+    return fn.linear(torch.cos(h * (x[..., :1] > 0)), m.o)
+
+
+def sin_max(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q, m.b8)
+    return fn.linear(torch.cos(torch.maximum(h, fn.linear(x, m.k, m.b8))), m.o)
+
+
+def sin_mean(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q, m.b8)
+    return fn.linear(torch.cos(h - h.mean(1, keepdim=True)), m.o)
+
+
+def sin_cum(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q, m.b8)
+    return fn.linear(torch.cos(h.cumsum(1)), m.o)
+
+
+def sin_tril(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q, m.b8).transpose(1, 2)
+    return fn.linear(torch.cos(torch.stack([h, h], 1).tril()[:, 0].mT), m.o)
+
+
+def sin_half(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q, m.b8) * 0.5
+    return fn.linear(torch.sin(h) * torch.cos(3 * h), m.o)
+
+
+def sin_sum2(m: Any, x: Tensor) -> Any:
+    return fn.linear(torch.sin(fn.linear(x, m.q, m.b8) + fn.linear(x, m.k, m.rm)), m.o)
+
+
+def sin_sum3(m: Any, x: Tensor) -> Any:
+    return fn.linear(torch.sin(fn.linear(x, m.q, m.b8) + 2 * fn.linear(x, m.k, m.rm)), m.o)
+
+
+def sin_bn(m: Any, x: Tensor) -> Any:
+    return fn.linear(torch.sin(fn.batch_norm(fn.linear(x, m.q, m.b8).mT, m.mean8, m.var8).mT), m.o)
+
+
+def sin_norm_b(m: Any, x: Tensor) -> Any:
+    return fn.linear(torch.sin(fn.layer_norm(fn.linear(x, m.q), (8,), m.rm, m.b8)), m.o)
+
+
+ROWS: tuple[Forward, ...] = (
+    expert_dot,
+    expert_dot2,
+    expert_cross,
+    expert_cross2,
+    expert_direct,
+    expert_direct2,
+    cos_pad,
+    cos_scatter,
+    argmax_relu,
+    topk_relu,
+    sort_sign,
+    argmax_zero_gain,
+    squared_positions,
+    gather_part,
+    positions_step,
+    cond_positions,
+    square_sum_int,
+    batch_sum_int,
+    norm0,
+    bits,
+    clamp_rev2,
+    cummax_idx,
+    prelu_inplace,
+    prelu_kernel,
+    ln_stats,
+    gn_stats,
+    copy_int,
+    copy_int2,
+    half,
+    topk_unsorted,
+    scalar_softmax,
+    inf_sin,
+    item_input,
+    item_param,
+)
+TOKENS: tuple[Forward, ...] = (
+    softmax_heads,
+    talking,
+    talking_same,
+    per_head_scale,
+    per_head_bias,
+    gqa_repeat,
+    gqa_inter,
+    gqa_mixed,
+    gqa_sdpa,
+    same_qk,
+    qk_heads_crossed,
+    qk_heads_rolled,
+    heads_batch_crossed,
+    linear_attn,
+    qk_norm,
+    qk_norm_all,
+    ln_v,
+    rms_two,
+    rms_inner_gelu,
+    rms_outer_gelu,
+    gn_grouped,
+    gn_grouped8,
+    shuffle_dw,
+    shuffle_grouped,
+    transposed_grouped,
+    square_batch,
+    square_both,
+    square_two_steps,
+    square_then,
+    square_heads,
+    square_heads_outer,
+    stack_both,
+    stack_mixed,
+    stack_view,
+    stack_view2,
+    stack_same,
+    expand_twice,
+    expand_flat,
+    expand_flat2,
+    uniform_sum,
+    uniform_mul_sum,
+    uniform_cat,
+    zero_cat_exp,
+    zero_cat_relu,
+    zero_pad_softmax,
+    zero_pad_argsort,
+    zero_weights,
+    zero_state,
+    expert_topk,
+    expert_topk_crossed,
+    expert_tokens_mixed,
+    expert_tokens_cumsum,
+    expert_tokens_flip,
+    expert_slice,
+    expert_eq,
+    expert_onehot,
+    positions_max,
+    positions_gather,
+    positions_scatter,
+    positions_parity,
+    positions_cat,
+    positions_stack,
+    positions_other,
+    positions_crosstalk,
+    positions_flat,
+    bn_train,
+    bn_noaffine,
+    bn_const,
+    in_running,
+    in_plain,
+    softmax_flat,
+    softmax_tokens,
+    view_cross,
+    wn,
+    wn1,
+    wn_heads,
+    mul_dup,
+    div_self,
+    add_self,
+    bil_self,
+    w_sym,
+    w_power,
+    wwT_units,
+    outer_heads,
+    outer_heads2,
+    diag_heads,
+    kv_shared,
+    half_w,
+    int_w,
+    cplx,
+    cplx_param,
+    sin_two,
+    sin_shared_bias,
+    sin_bias_sum,
+    sin_pad_feature,
+    sin_expand,
+    sin_bias_table,
+    sin_mask,
+    sin_mask2,
+    sin_dropzero,
+    sin_max,
+    sin_mean,
+    sin_cum,
+    sin_tril,
+    sin_half,
+    sin_sum2,
+    sin_sum3,
+    sin_bn,
+    sin_norm_b,
+)

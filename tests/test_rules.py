@@ -1,0 +1,82 @@
+"""The table of rules: every operator in it stands in some module, and what is found there is true and no less."""
+
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from rule_cases import CASES, Between
+from rule_traps import ROWS, TOKENS, Forward, Trap
+
+import regauge as rg
+from regauge.core.symmetry import Symmetry
+from regauge.discover.rules import RULES
+from regauge.discover.trace import Program, TraceError, trace
+
+OPAQUE = {"view_as_integer", "sum_as_integer", "topk_unsorted", "_weight_norm_of_all", "einsum_diagonal"}
+"""Cases whose operator has a rule that does not cover the call."""
+
+
+@cache
+def discovered(name: str) -> tuple[Between, Symmetry, frozenset[str]]:
+    """A case's module, what is found in it, and the operators in its traces."""
+    net = Between(CASES[name].operator, CASES[name].where)
+    names = set()
+
+    def watched(*args: Any, **kwargs: Any) -> Program:
+        program = trace(*args, **kwargs)
+        for node in program.graph.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            names.add(schema.name.split("::")[-1] if schema is not None else "")
+        return program
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[rg.discover.__module__], "trace", watched)
+        symmetry = rg.discover(net, (net.inputs,), verify=False)
+    return net, symmetry, frozenset(names)
+
+
+def kinds(symmetry: Symmetry) -> str:
+    """The kinds of the groups that act on the units of the first layer."""
+    found = {group.kind for group in symmetry.groups if any(p.parameter == "entry.bias" for p in group.placements)}
+    return " ".join(sorted(found)) or "frozen"
+
+
+def require_true(symmetry: Symmetry, net: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    for seed in range(2):
+        check = symmetry.verify(net, inputs, generator=torch.Generator().manual_seed(seed))
+        assert check.ok, f"{check}\n{symmetry}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_passes_what_it_should_and_nothing_else(name: str) -> None:
+    net, symmetry, _ = discovered(name)
+    require_true(symmetry, net, (net.inputs,))
+    assert (symmetry.unknown != ()) == (name in OPAQUE), symmetry.unknown
+    assert kinds(symmetry) == CASES[name].expected, str(symmetry)
+
+
+def test_every_rule_has_a_case() -> None:
+    seen = {operator for name in CASES for operator in discovered(name)[2]}
+    assert set(RULES) - seen == set()
+
+
+@pytest.mark.parametrize("forward", [*ROWS, *TOKENS], ids=lambda forward: forward.__name__)
+def test_what_is_found_in_a_trap_is_true(forward: Forward) -> None:
+    net = Trap(forward)
+    shape = (6, 5) if forward in ROWS else (3, 5, 5)
+    generator = torch.Generator().manual_seed(1)
+    symmetry = rg.discover(net, (torch.randn(shape, generator=generator, dtype=torch.float64),), verify=False)
+    for seed in range(4):
+        inputs = (torch.randn(shape, generator=generator, dtype=torch.float64),)
+        check = symmetry.verify(net, inputs, generator=torch.Generator().manual_seed(seed))
+        assert check.ok, f"{check}\n{symmetry}"
+
+
+def test_a_shape_that_depends_on_values_cannot_be_traced() -> None:
+    def selected(m: Trap, x: torch.Tensor) -> torch.Tensor:
+        return m.head(m.fc1(x)[x[:, 0] > 0]).sum(0)
+
+    with pytest.raises(TraceError, match="depends on values"):
+        rg.discover(Trap(selected), (torch.randn(6, 5, dtype=torch.float64),))
