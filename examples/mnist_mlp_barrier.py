@@ -2,7 +2,7 @@
 
     REGAUGE_DATA=folder/with/mnist .venv/bin/python examples/mnist_mlp_barrier.py
 
-Trains both (half a minute on two cores), finds the symmetry, aligns the second network to the first, evaluates 25
+Trains both (a few minutes on two cores), finds the symmetry, aligns the second network to the first, evaluates 25
 networks on the line between them, and prints a table in Markdown. Without MNIST, `--data digits` uses scikit-learn's
 digits.
 """

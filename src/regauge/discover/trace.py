@@ -106,6 +106,9 @@ def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any])
     except OutputsError:
         raise
     except Exception as error:  # torch.export raises many unrelated classes
+        with torch.no_grad():
+            # What the module itself cannot do with these inputs is not the tracer's fault: let it speak for itself.
+            wrapped(*inputs, **kwargs)
         first = str(error).strip().splitlines()
         raise TraceError(
             f"torch.export cannot trace {type(wrapped.module).__name__}: {type(error).__name__}: "
