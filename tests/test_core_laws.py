@@ -345,7 +345,7 @@ def test_parameters_of_another_architecture_are_refused() -> None:
     with pytest.raises(ValueError, match="stack all or none"):
         bound.act(g, {**params, "w2": params["w2"].expand(3, 4, 4)})
     with pytest.raises(ValueError, match=r"call `symmetry\.bind"):
-        symmetry.identity()
+        _ = symmetry.sites
     batch = bound.identity((5,))
     with pytest.raises((ValueError, RuntimeError)):
         bound.act(batch, draw(shapes, 0, 3))

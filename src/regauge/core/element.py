@@ -115,9 +115,7 @@ def random(
 
     Orthogonal values are uniform (Haar); invertible ones have singular values in [1/2, 2].
     """
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown:
-        raise ValueError(f"parts {unknown} are unknown; choose among {list(PARTS)}")
+    require_parts(parts)
     element = identity(groups, batch)
     for group in groups:
         value = element[group.name]
@@ -137,6 +135,17 @@ def random(
             value = replace(value, matrix=_random_matrix(value.matrix.shape, group, generator))
         element = element.replace(group.name, value)
     return element
+
+
+def require_parts(parts: tuple[str, ...]) -> None:
+    """Refuse names that are no parts of an element.
+
+    Raises:
+        ValueError: A part is unknown.
+    """
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise ValueError(f"parts {unknown} are unknown; choose among {list(PARTS)}")
 
 
 def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element:

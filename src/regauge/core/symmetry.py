@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from regauge.core import element as _element
 from regauge.core import text as text_form
 from regauge.core.by_hand import groups_from_axes, sized
 from regauge.core.compiled import CompiledElement, compile_element
+from regauge.core.deferred import DeferredElement, Make, settled
 from regauge.core.element import PARTS, Element, select_parts
 from regauge.core.groups import Group, Kind
 from regauge.core.params import Params
@@ -105,8 +107,7 @@ class Symmetry:
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
         """The element that changes nothing."""
-        self._require_sizes()
-        return _element.identity(self.groups, tuple(batch))
+        return self._made(lambda groups: _element.identity(groups, tuple(batch)), tuple(batch))
 
     def random(
         self, generator: torch.Generator, parts: Sequence[str] | None = None, batch: Sequence[int] = ()
@@ -121,16 +122,29 @@ class Symmetry:
         Raises:
             ValueError: A part is unknown.
         """
-        self._require_sizes()
-        return _element.random(self.groups, generator, PARTS if parts is None else tuple(parts), tuple(batch))
+        chosen = PARTS if parts is None else tuple(parts)
+        _element.require_parts(chosen)
+        if self.is_sized:
+            return _element.random(self.groups, generator, chosen, tuple(batch))
+        seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+        return self._made(
+            lambda groups: _element.random(groups, torch.Generator().manual_seed(seed), chosen, tuple(batch)),
+            tuple(batch),
+        )
 
     def compose(self, left: Element, right: Element) -> Element:
         """The product: `act(compose(left, right), p) == act(left, act(right, p))`."""
-        return _element.compose(self.groups, left, right)
+        batch = np.broadcast_shapes(left.batch, right.batch)
+        return self._made(lambda groups: _element.compose(groups, settled(left, groups), settled(right, groups)), batch)
 
     def inverse(self, element: Element) -> Element:
         """The element that undoes `element`."""
-        return _element.inverse(self.groups, element)
+        return self._made(lambda groups: _element.inverse(groups, settled(element, groups)), element.batch)
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether all sizes are known; a symmetry written by hand learns them from the first parameters it meets."""
+        return all(group.size for group in self.groups)
 
     def act(self, element: Element, params: Mapping[str, Tensor]) -> Params:
         """Move a network along its orbit: the result computes the same function.
@@ -150,6 +164,7 @@ class Symmetry:
             ValueError: A parameter does not have the shape that the symmetry expects.
         """
         bound = self.bind(params)
+        element = settled(element, bound.groups)
         for group in bound.groups:
             if group.name not in element:
                 raise KeyError(f"the element has no value for group {group.name!r}; it belongs to another symmetry")
@@ -163,6 +178,7 @@ class Symmetry:
             ValueError: A parameter does not have the shape that the symmetry expects.
         """
         bound = self.bind(params)
+        element = settled(element, bound.groups)
         for name in bound.sites:
             params[name].copy_(bound._act_on(element, {name: params[name]})[name])
 
@@ -224,7 +240,7 @@ class Symmetry:
             shapes[name] = here
         if len(leads) > 1:
             raise ValueError("some parameters have a leading model axis and others have not; stack all or none")
-        if shapes == dict(self.shapes) and all(group.size for group in self.groups):
+        if shapes == dict(self.shapes) and self.is_sized:
             return self
         return replace(self, groups=tuple(sized(group, shapes) for group in self.groups), shapes=shapes)
 
@@ -324,8 +340,11 @@ class Symmetry:
         )
         return replace(self, groups=groups, tied=())
 
+    def _made(self, make: Make, batch: tuple[int, ...]) -> Element:
+        return make(self.groups) if self.is_sized else DeferredElement(make, batch)
+
     def _require_sizes(self) -> None:
-        if any(group.size == 0 for group in self.groups):
+        if not self.is_sized:
             raise ValueError(
                 "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first "
                 "and use what it returns"

@@ -1,0 +1,40 @@
+"""Elements of a symmetry that does not know its sizes yet: they are made when they meet parameters."""
+
+from collections.abc import Callable, Iterator
+
+from regauge.core.element import Element, Value
+from regauge.core.groups import Group
+
+Make = Callable[[tuple[Group, ...]], Element]
+
+
+class DeferredElement(Element):
+    """An element of a symmetry written by hand, as a function of the groups with their sizes."""
+
+    def __init__(self, make: Make, batch: tuple[int, ...]) -> None:
+        super().__init__({}, batch)
+        self.make = make
+
+    def __getitem__(self, name: str) -> Value:
+        raise self._unknown()
+
+    def __iter__(self) -> Iterator[str]:
+        raise self._unknown()
+
+    def __len__(self) -> int:
+        raise self._unknown()
+
+    def __repr__(self) -> str:
+        return f"DeferredElement(batch={self.batch})"
+
+    @staticmethod
+    def _unknown() -> ValueError:
+        return ValueError(
+            "this element belongs to a hand-written symmetry whose sizes are not known yet, so it has no values; act "
+            "with it on parameters, or take elements from `symmetry.bind(params)`"
+        )
+
+
+def settled(element: Element, groups: tuple[Group, ...]) -> Element:
+    """The element itself, made now if it was deferred."""
+    return element.make(groups) if isinstance(element, DeferredElement) else element
