@@ -861,6 +861,39 @@ def sin_norm_b(m: Any, x: Tensor) -> Any:
     return fn.linear(torch.sin(fn.layer_norm(fn.linear(x, m.q), (8,), m.rm, m.b8)), m.o)
 
 
+def rows_of_dead_units(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q).relu().transpose(1, 2)
+    g = fn.linear(h, m.mix.repeat(2, 2)[:5, :5], m.b8[:5])
+    return m.emb[g.argmax(1)]
+
+
+def repeated_weight(m: Any, x: Tensor) -> Any:
+    return m.emb[fn.linear(x, m.kk.repeat(2, 1)).argmax(-1)]
+
+
+def expanded_bias(m: Any, x: Tensor) -> Any:
+    return m.emb[fn.linear(x.relu(), m.q.relu(), m.one.expand(8)).argmax(-1)]
+
+
+def written_buffer(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    m.mean8.mul_(0.9).add_(h.mean((0, 1)))
+    return fn.linear((h - m.mean8).relu(), m.o)
+
+
+def padded_with_number(m: Any, x: Tensor) -> Any:
+    return fn.linear(fn.pad(fn.linear(x, m.q), (0, 0, 1, 1), value=0.7), m.o)
+
+
+def product_with_itself(m: Any, x: Tensor) -> Any:
+    return fn.linear(x @ (m.q.T @ m.k) @ (m.q.T @ m.k), m.q) @ (m.w88 @ m.w88.T) @ m.o.T
+
+
+def norm_within_block(m: Any, x: Tensor) -> Any:
+    y = fn.rms_norm(fn.elu(fn.linear(x, m.q)).unflatten(-1, (4, 2)), (2,), m.b8[:2])
+    return fn.linear(y.flatten(-2), m.o)
+
+
 ROWS: tuple[Forward, ...] = (
     expert_dot,
     expert_dot2,
@@ -1007,4 +1040,11 @@ TOKENS: tuple[Forward, ...] = (
     sin_sum3,
     sin_bn,
     sin_norm_b,
+    rows_of_dead_units,
+    repeated_weight,
+    expanded_bias,
+    written_buffer,
+    padded_with_number,
+    product_with_itself,
+    norm_within_block,
 )

@@ -141,7 +141,7 @@ class Probe:
 
     def rounds(self) -> bool:
         """Whether something that depends on the parameters is computed in less than float64."""
-        named = {f"module.{name}": tensor.detach() for name, tensor in self.params.items()}
+        named = self._named(self.params)
         for name, tensor in named.items():
             # Kernels of batch normalization have no derivatives with respect to running statistics.
             is_parameter = name.removeprefix("module.") not in self.buffers
@@ -152,11 +152,18 @@ class Probe:
         return is_lost
 
     def __call__(self, params: Mapping[str, Tensor]) -> list[Tensor]:
-        named = {f"module.{name}": tensor for name, tensor in params.items()}
         with torch.no_grad():
             # Tied parameters are given under all their names.
+            named = self._named(params)
             result = torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
         return [t.detach() for t in result]
+
+    def _named(self, params: Mapping[str, Tensor]) -> Params:
+        """All tensors by their full names; buffers as copies, because a forward pass may write into them."""
+        named = {f"module.{name}": tensor.detach() for name, tensor in params.items()}
+        for name, tensor in self.module.named_buffers(remove_duplicate=False):
+            named[name] = named.get(name, tensor).clone()
+        return named
 
 
 def perturbed(params: Params, buffers: set[str], generator: torch.Generator, strength: float = 0.3) -> Params:
