@@ -59,6 +59,7 @@ def trace(
 
     Raises:
         TraceError: torch.export cannot trace the module.
+        ValueError: The module itself fails on these inputs.
     """
     modes = {part: part.training for part in module.modules()}
     module.eval()
@@ -106,15 +107,25 @@ def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any])
     except OutputsError:
         raise
     except Exception as error:  # torch.export raises many unrelated classes
-        with torch.no_grad():
-            # What the module itself cannot do with these inputs is not the tracer's fault: let it speak for itself.
-            wrapped(*inputs, **kwargs)
+        _require_runs(wrapped, inputs, kwargs)
         first = str(error).strip().splitlines()
         raise TraceError(
             f"torch.export cannot trace {type(wrapped.module).__name__}: {type(error).__name__}: "
             f"{first[0] if first else ''}. Remove control flow that depends on tensor values, trace the part of the "
             "model that matters, register the offending part with `regauge.register_leaf`, or write the symmetry by "
             "hand with `regauge.Symmetry.from_axes`"
+        ) from error
+
+
+def _require_runs(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What the module cannot do with these inputs is not the tracer's fault."""
+    try:
+        with torch.no_grad():
+            wrapped(*inputs, **kwargs)
+    except Exception as error:  # a module can fail in any way
+        raise ValueError(
+            f"{type(wrapped.module).__name__} fails on the example inputs: {type(error).__name__}: {error}; "
+            "give inputs of the shapes and dtypes that it takes"
         ) from error
 
 
