@@ -7,7 +7,7 @@ The self-check of discovery is off, so that its rules are what is tested. More s
 import fuzz_graphs
 import pytest
 
-# A random network may take the variance of a single value; it is then skipped as one without a finite output.
+# A random network may take the variance of a single value; that step is not finite and is left out again.
 pytestmark = pytest.mark.filterwarnings("ignore:var")
 
 BLOCK = 20
