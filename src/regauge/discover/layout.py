@@ -147,11 +147,7 @@ def unify(a: Layout, b: Layout, reason: str) -> bool:
     if size_of(a) != size_of(b):
         raise ValueError(f"cannot tie an axis of size {size_of(a)} to one of size {size_of(b)} ({reason})")
     if _unify(core(a), core(b), reason, can_unroll=True):
-        units_a = [atom for atom in expand(a) if atom.size == 1]
-        units_b = [atom for atom in expand(b) if atom.size == 1]
-        if len(units_a) == len(units_b):
-            for x, y in zip(units_a, units_b, strict=True):
-                _merge_leaves(x.find(), y.find())
+        _merge_units(a, b)
         return True
     clash = f"{reason}: block structures that do not nest"
     freeze(a, clash)
@@ -359,12 +355,17 @@ def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
 def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
     if not _unify(core(x), core(y), reason, can_unroll=True):
         return False
-    units_x = [atom for atom in expand(x) if atom.size == 1]
-    units_y = [atom for atom in expand(y) if atom.size == 1]
-    if len(units_x) == len(units_y):
-        for p, q in zip(units_x, units_y, strict=True):
-            _merge_leaves(p.find(), q.find())
+    _merge_units(x, y)
     return True
+
+
+def _merge_units(a: Layout, b: Layout) -> None:
+    """Single units carry scales too; they are tied where both sides have the same number of them."""
+    units_a = [atom for atom in expand(a) if atom.size == 1]
+    units_b = [atom for atom in expand(b) if atom.size == 1]
+    if len(units_a) == len(units_b):
+        for x, y in zip(units_a, units_b, strict=True):
+            _merge_leaves(x.find(), y.find())
 
 
 def _bounds(branches: Sequence[Layout]) -> set[int]:

@@ -139,14 +139,14 @@ class _Writer:
             self.slots.atoms.append(atom)
         return self.index[key]
 
-    def _spot(self, spot: Spot) -> list[Block] | None:
-        """The blocks of a spot; None where a range cuts through a block."""
+    def _spot(self, spot: Spot) -> list[Block]:
+        """The blocks of a spot; a range has been cut out along the boundaries of blocks."""
         if len(spot.dims) == 1:
             blocks = self._axis(spot.value, spot.dims[0])
             if spot.length is None:
                 return blocks
             inside = [b for b in blocks if spot.start <= b[0] < spot.start + spot.length]
-            return [(start - spot.start, places) for start, places in inside]
+            return [(start - spot.start, places) for start, places in inside or blocks]
         axes = [self._axis(spot.value, dim) for dim in spot.dims]
         sizes = [spot.value.shape[dim] for dim in spot.dims]
         result: list[Block] = []
@@ -174,9 +174,9 @@ class _Writer:
         for k, letter in enumerate(record.letters):
             if not matched[k]:
                 for blocks in expanded[k]:
-                    self._block(place for block in blocks or () for place in block[1])
+                    self._block(place for block in blocks for place in block[1])
                 continue
-            if not any(slot >= 0 for blocks in expanded[k] for block in blocks or () for _, slot in block[1]):
+            if not any(slot >= 0 for blocks in expanded[k] for block in blocks for _, slot in block[1]):
                 continue
             outside = []
             for spot in letter.spots:
@@ -184,7 +184,7 @@ class _Writer:
                 found = [(a, j) for j, row in enumerate(everywhere) if j != k and key in reach[j] for a in row]
                 found += [(a, OWN - 1 - j) for j, (row, values) in enumerate(chosen) if key in values for a in row]
                 outside.append(self._once(spot.value, found))
-            self._letter(letter, [blocks or [] for blocks in expanded[k]], outside)
+            self._letter(letter, expanded[k], outside)
 
     def _letter(self, letter: Letter, expanded: list[list[Block]], outside: list[frozenset[Companion]]) -> None:
         for row in zip(*expanded, strict=True):
@@ -268,20 +268,14 @@ class _Writer:
                     )
 
 
-def _aligned(expanded: list[list[Block] | None]) -> bool:
+def _aligned(expanded: list[list[Block]]) -> bool:
     """Whether all spots of a letter read the same: same blocks, same leaves."""
-    first = expanded[0]
-    if first is None:
-        return False
-    shape = [(start, [a for a, _ in places if a.size > 1]) for start, places in first]
-    for other in expanded[1:]:
-        if other is None or [(start, [a for a, _ in places if a.size > 1]) for start, places in other] != shape:
-            return False
-    return True
+    shapes = [[(start, [a for a, _ in places if a.size > 1]) for start, places in blocks] for blocks in expanded]
+    return all(shape == shapes[0] for shape in shapes)
 
 
-def _in_every_block(expanded: list[list[Block] | None]) -> frozenset[Atom]:
-    blocks = expanded[0] or []
+def _in_every_block(expanded: list[list[Block]]) -> frozenset[Atom]:
+    blocks = expanded[0]
     if not blocks:
         return frozenset()
     common = {a for a, _ in blocks[0][1] if a.size > 1}
