@@ -169,7 +169,9 @@ def test_it_never_falls_nor_ends_below_the_identity_and_reports_what_it_reaches(
     symmetry = BY_HAND[name]
     for seed in range(3):
         a, b = drawn(symmetry, seed), drawn(symmetry, seed + 100)
+        kept = {key: tensor.clone() for key, tensor in b.items()}
         result = rg.align(a, b, symmetry)
+        assert all(torch.equal(b[key], kept[key]) for key in b)
         assert result.objective >= result.initial
         assert all(x <= y for x, y in itertools.pairwise(result.history))
         assert result.initial == pytest.approx(closeness(symmetry, a, b, b), abs=1e-9)

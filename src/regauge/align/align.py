@@ -91,7 +91,7 @@ def align(
     found = (WeightMatching() if method is None else method).match(params_a, params_b, symmetry, generator)
     return AlignResult(
         element=found.element,
-        params=symmetry.act(found.element, params_b),
+        params={**symmetry.act(found.element, params_b, skip=found.moved), **found.moved},
         objective=found.objective,
         initial=found.initial,
         history=found.history,

@@ -55,7 +55,8 @@ class Ascent:
         sites = {name: symmetry.sites[name] for name in a}
         self.element = symmetry.identity() if start is None else start
         self._a = dict(a)
-        self._b = {name: tensor.clone() for name, tensor in b.items()}
+        self._b = dict(b)
+        self._owned: set[str] = set()  # What may be written in place; everything else still belongs to the caller.
         if start is not None:
             self._b = _act.act(symmetry.groups, sites, start, self._b, {name: t.ndim for name, t in b.items()})
         self._symmetry, self._start = symmetry, b
@@ -100,6 +101,14 @@ class Ascent:
                 scores.pop(neighbor.root.name, None)
         self.families = order
         self.objective = self.exact_objective()
+
+    def moved(self) -> dict[str, Tensor]:
+        """The tensors of the second network where the action would give the same bits: no shifts, no rotations."""
+        return {
+            name: tensor
+            for name, tensor in self._b.items()
+            if not any(site.group.matrix != "none" or any(site.placement.shift) for site in self._symmetry.sites[name])
+        }
 
     def exact_objective(self) -> float:
         """The objective summed anew, without what rounding added up on the way."""
@@ -214,7 +223,10 @@ class Ascent:
             if change.axis is None:
                 self._b[change.name] = change.new
             else:
+                if change.name not in self._owned:
+                    self._b[change.name] = self._b[change.name].clone()
                 self._b[change.name].index_copy_(change.axis, change.positions, change.new)
+            self._owned.add(change.name)
         if not family.is_nested:
             value = relative[root]
             characters = {character(s.placement): s for local in family.sites.values() for s in local}

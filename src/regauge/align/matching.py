@@ -22,6 +22,7 @@ class Matching:
         history: Objective at the start of the best climb and after each of its sweeps; it never falls.
         is_converged: Whether that climb ended because no single group could be improved.
         starts: Objective that each climb reached.
+        moved: Tensors of the second network that are moved by `element` already, bit for bit as the action would.
     """
 
     element: Element
@@ -30,6 +31,7 @@ class Matching:
     history: tuple[float, ...]
     is_converged: bool
     starts: tuple[float, ...]
+    moved: Mapping[str, Tensor]
 
 
 class Method(Protocol):

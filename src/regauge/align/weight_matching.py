@@ -79,6 +79,7 @@ class WeightMatching:
             history=best.history,
             is_converged=best.is_converged,
             starts=tuple(climb.objective for climb in climbs),
+            moved={name: t for name, t in best.moved.items() if _is_alike(t, params_b[name])},
         )
 
     def _climb(
@@ -97,7 +98,7 @@ class WeightMatching:
         while is_moving and len(history) <= self.max_sweeps:
             is_moving = ascent.sweep()
             history.append(ascent.objective)
-        return _Climb(initial, ascent.element, ascent.exact_objective(), tuple(history), not is_moving)
+        return _Climb(initial, ascent.element, ascent.exact_objective(), tuple(history), not is_moving, ascent.moved())
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class _Climb:
     objective: float
     history: tuple[float, ...]
     is_converged: bool
+    moved: Mapping[str, Tensor]
 
 
 def _compared(
@@ -122,6 +124,10 @@ def _compared(
         a[name] = x.detach().to(dtype)
         b[name] = y.detach().to(device=x.device, dtype=dtype)
     return a, b
+
+
+def _is_alike(x: Tensor, y: Tensor) -> bool:
+    return x.dtype == y.dtype and x.device == y.device
 
 
 def _random_start(symmetry: Symmetry, generator: torch.Generator) -> Element:

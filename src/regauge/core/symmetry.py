@@ -146,7 +146,7 @@ class Symmetry:
         """Whether all sizes are known; a symmetry written by hand learns them from the first parameters it meets."""
         return all(group.size for group in self.groups)
 
-    def act(self, element: Element, params: Mapping[str, Tensor]) -> Params:
+    def act(self, element: Element, params: Mapping[str, Tensor], *, skip: Collection[str] = ()) -> Params:
         """Move a network along its orbit: the result computes the same function.
 
         This is a left action. A batched element moves a population (one leading model axis on every
@@ -155,6 +155,7 @@ class Symmetry:
         Args:
             element: One value per group.
             params: Parameters and buffers, unchanged. Names that no group touches pass through.
+            skip: Names that are left as they are, because the caller has them already.
 
         Returns:
             New parameters of the same names, shapes, dtypes and devices. Tensors that nothing moves are shared.
@@ -168,7 +169,7 @@ class Symmetry:
         for group in bound.groups:
             if group.name not in element:
                 raise KeyError(f"the element has no value for group {group.name!r}; it belongs to another symmetry")
-        return bound._act_on(element, params)
+        return {**params, **bound._act_on(element, {name: t for name, t in params.items() if name not in skip})}
 
     def act_(self, element: Element, params: Params) -> None:
         """`act` in place, one tensor at a time: for models that barely fit in memory.
