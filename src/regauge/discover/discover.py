@@ -81,7 +81,7 @@ def discover(
     count = sum(p.numel() for p in module.parameters())
     if _has_single_batch(inputs, kwargs):
         symmetry = replace(symmetry, notes=(*symmetry.notes, SINGLE_BATCH))
-    if verify or (verify is None and not is_meta and count <= VERIFY_LIMIT):
+    if symmetry.groups and (verify or (verify is None and not is_meta and count <= VERIFY_LIMIT)):
         symmetry = _without_failures(symmetry, module, inputs, kwargs, outputs)
     return symmetry
 
