@@ -49,7 +49,7 @@ def test_mnist_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         mnist()
 
 
-@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x01" + bytes(8)])
+@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x01" + bytes(8)], ids=["empty", "no images"])
 def test_mnist_with_another_content(tmp_path: Path, content: bytes) -> None:
     for name in MNIST_SHA256:
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
@@ -57,7 +57,7 @@ def test_mnist_with_another_content(tmp_path: Path, content: bytes) -> None:
         mnist(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(bytes(1000))[:20]])
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(bytes(1000), mtime=0)[:20]], ids=["no gzip", "cut off"])
 def test_mnist_that_is_damaged(tmp_path: Path, content: bytes) -> None:
     for name in MNIST_SHA256:
         (tmp_path / f"{name}.gz").write_bytes(content)
