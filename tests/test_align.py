@@ -486,6 +486,6 @@ def test_running_costs_stay_true() -> None:
     fresh = Ascent(symmetry, a, ascent._b)
     for family in ascent.families:
         name = family.root.name
-        kept = ascent._running[name].cost(ascent._a, ascent._b, {}).matrices[()]
-        new = fresh._running[name].cost(fresh._a, fresh._b, {}).matrices[()]
+        kept = ascent._running[name].cost(ascent._a, ascent._b, {}, ascent._average).matrices[()]
+        new = fresh._running[name].cost(fresh._a, fresh._b, {}, fresh._average).matrices[()]
         assert torch.allclose(kept, new, atol=1e-10)

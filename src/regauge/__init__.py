@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from regauge.core.groups import Group, Placement
     from regauge.core.params import Params
     from regauge.core.symmetry import Frozen, Symmetry
+    from regauge.core.task import Task
     from regauge.core.verification import Check
     from regauge.discover import Nullity, TraceError, discover, nullity, register_leaf, register_rule
     from regauge.merge import merge
@@ -33,6 +34,7 @@ _HOMES = {
     "Params": "regauge.core.params",
     "Placement": "regauge.core.groups",
     "Symmetry": "regauge.core.symmetry",
+    "Task": "regauge.core.task",
     "TraceError": "regauge.discover",
     "Value": "regauge.core.element",
     "WeightMatching": "regauge.align",
@@ -57,6 +59,7 @@ __all__ = [
     "Params",
     "Placement",
     "Symmetry",
+    "Task",
     "TraceError",
     "Value",
     "WeightMatching",

@@ -11,6 +11,7 @@ from regauge.align.weight_matching import WeightMatching
 from regauge.core.element import Element
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def align(
     symmetry: Symmetry,
     *,
     method: Method | None = None,
+    task: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> AlignResult:
     """Move the second network along its orbit, as close to the first as the method gets.
@@ -70,13 +72,14 @@ def align(
         params_b: The network that moves, unchanged itself. Buffers move with it.
         symmetry: Of the architecture of both.
         method: How; `WeightMatching()` unless given.
+        task: Model, data and loss, for the methods that use them.
         generator: Where chance comes from, for methods that use it. The same generator state gives the same
             result.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
-            populations; or the method needs a generator.
+            populations; or the method needs a task or a generator.
     """
     require_same_shapes(params_a, params_b)
     require_finite(params_a, "the first network")
@@ -88,7 +91,8 @@ def align(
                 f"{name!r} has shape {tuple(params_b[name].shape)}, with a leading model axis: these are populations; "
                 "align their networks one pair at a time"
             )
-    found = (WeightMatching() if method is None else method).match(params_a, params_b, symmetry, generator)
+    method = WeightMatching() if method is None else method
+    found = method.match(params_a, params_b, symmetry, task=task, generator=generator)
     return AlignResult(
         element=found.element,
         params={**symmetry.act(found.element, params_b, skip=found.moved), **found.moved},

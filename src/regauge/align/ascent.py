@@ -13,7 +13,7 @@ The second dictionary is kept moved, so that every step is relative to what is k
 gather.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from regauge.align.blocks import complete, solve_family
 from regauge.align.moves import Change, UnitStep, unit_factor
 from regauge.align.places import Family, Tensors, barycentre, coupled_tensors, dot, families
-from regauge.align.running import RunningCost
+from regauge.align.running import Pair, RunningCost
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
@@ -36,6 +36,8 @@ DAMPING = (0.1, 0.3, 1.0, 3.0)
 """How strongly a step is held back when a group acts on two axes of one tensor and the full step fails."""
 
 Unknown = Mapping[str, Family]
+Averaged = frozenset[tuple[str, int]]
+"""The groups that are averaged over, and the axes on which they act."""
 
 
 class Ascent:
@@ -60,9 +62,14 @@ class Ascent:
         if start is not None:
             self._b = _act.act(symmetry.groups, sites, start, self._b, {name: t.ndim for name, t in b.items()})
         self._symmetry, self._start = symmetry, b
-        self.objective = self.exact_objective()
-        self._norms = {name: float(a[name].norm() * b[name].norm()) for name in a}
-        self._energies = {(name, frozenset[str]()): norm for name, norm in self._norms.items()}
+        self._norms: dict[str, float] = {}
+        self.gained = 0.0
+        self.initial = 0.0
+        for name in a:  # Both in one pass: large tensors are read from memory once.
+            self._norms[name] = float(torch.linalg.vector_norm(a[name])) * float(torch.linalg.vector_norm(b[name]))
+            self.initial += self._objective_of(name)
+        self._averages: dict[str, dict[Averaged, Pair]] = {name: {} for name in a}
+        self._energies = {(name, Averaged()): norm for name, norm in self._norms.items()}
         self._tolerance = tolerance * sum(self._norms.values())
         self.families = families(symmetry.groups, sites)
         self._neighbors = {
@@ -100,7 +107,7 @@ class Ascent:
             for neighbor in self._neighbors[best]:
                 scores.pop(neighbor.root.name, None)
         self.families = order
-        self.objective = self.exact_objective()
+        self._averages = {name: {} for name in self._a}
 
     def moved(self) -> dict[str, Tensor]:
         """The tensors of the second network where the action would give the same bits: no shifts, no rotations."""
@@ -112,24 +119,32 @@ class Ascent:
 
     def exact_objective(self) -> float:
         """The objective summed anew, without what rounding added up on the way."""
-        return objective(self._symmetry, self._a, self._b, self._start)
+        return sum(self._objective_of(name) for name in self._a)
+
+    def _objective_of(self, name: str) -> float:
+        """What one tensor contributes, summed in float64."""
+        moved, start = self._b[name], self._start[name]
+        total = dot(self._a[name], moved)
+        if any(any(site.placement.shift) for site in self._symmetry.sites[name]):
+            total -= (dot(moved, moved) - dot(start, start)) / 2
+        return total
 
     def sweep(self) -> bool:
         """Improve every family once whose neighbors moved since its last step; whether anything moved."""
-        before = self.objective
+        before = self.gained
         for family in self.families:
             if family.root.name in self._dirty:
                 self._improve(family)
-        return self.objective > before
+        return self.gained > before
 
     def _choose(self, family: Family, unknown: Unknown) -> None:
         """Set a family to what is best while others are unknown, whatever the objective says."""
-        averaged = self._averaged_sites(family, unknown)
+        unknown_sites = self._averaged_sites(family, unknown)
         if family.is_nested:
             a, b, sites = {}, {}, {}
             for name, local in family.sites.items():
-                others = averaged.get((name, -1), [])
-                x, y = barycentre(self._a[name], others), barycentre(self._b[name], others)
+                others = unknown_sites.get((name, -1), [])
+                x, y = self._average(name, others)
                 if x is not None and y is not None:
                     a[name], b[name], sites[name] = x.unsqueeze(0), y.unsqueeze(0), local
             if not _acts(family, sites):
@@ -137,9 +152,9 @@ class Ascent:
             relative = solve_family(replace(family, sites=sites), a, b)[0].item(0)
         else:
             running = self._running[family.root.name]
-            found = running.closest(running.cost(self._a, self._b, averaged))
+            found = running.closest(running.cost(self._a, self._b, unknown_sites, self._average))
             relative = complete(family, {family.root.name: found.value}, ())
-        if not any(averaged.values()):
+        if not any(unknown_sites.values()):
             self._dirty.discard(family.root.name)
         self._apply(family, relative, self._changes(family, relative))
 
@@ -154,7 +169,7 @@ class Ascent:
                 self._try(family, steps.item(0), float(gains))
             return
         running = self._running[root]
-        cost = running.cost(self._a, self._b, {})
+        cost = running.cost(self._a, self._b, {}, self._average)
         found = running.closest(cost)
         gain = float(found.objective - cost.at_identity())
         if gain <= self._tolerance:
@@ -177,7 +192,7 @@ class Ascent:
         if gain <= self._tolerance:
             return False
         self._apply(family, relative, changes)
-        self.objective += gain
+        self.gained += gain
         return True
 
     def _changes(self, family: Family, relative: Element) -> list[Change]:
@@ -215,6 +230,7 @@ class Ascent:
     def _apply(self, family: Family, relative: Element, changes: list[Change]) -> None:
         root = family.root.name
         for change in changes:
+            self._averages[change.name].clear()
             for neighbor in self._neighbors[root]:
                 if change.name in neighbor.sites:
                     self._dirty.add(neighbor.root.name)
@@ -255,6 +271,15 @@ class Ascent:
                 result[name, axis] = others + twice
         return result
 
+    def _average(self, name: str, sites: Sequence[Site]) -> Pair:
+        """Both tensors of a name, averaged over the groups of `sites`; kept until the second one moves."""
+        if not sites:
+            return self._a[name], self._b[name]
+        known, key = self._averages[name], averaged(sites)
+        if key not in known:
+            known[key] = (barycentre(self._a[name], sites), barycentre(self._b[name], sites))
+        return known[key]
+
     def _anchored(self, family: Family, unknown: Unknown) -> float:
         """The share of a family's tensors that unknown families cannot change."""
         known = 0.0
@@ -262,22 +287,17 @@ class Ascent:
             if axis >= 0:
                 continue
             # What is known already moves the tensor without changing this norm, so it is computed once.
-            key = (name, frozenset(site.group.name for site in sites))
+            key = (name, averaged(sites))
             if key not in self._energies:
-                x, y = barycentre(self._a[name], sites), barycentre(self._b[name], sites)
+                x, y = self._average(name, sites)
                 self._energies[key] = 0.0 if x is None or y is None else float(x.norm() * y.norm())
             known += self._energies[key]
         return known / (sum(self._norms[name] for name in family.sites) or 1.0)
 
 
-def objective(symmetry: Symmetry, a: Tensors, moved: Tensors, b: Tensors) -> float:
-    """`<a, g b> - (|g b|^2 - |b|^2) / 2` for `moved = g b`, over the tensors of `a`, summed in float64."""
-    total = 0.0
-    for name, target in a.items():
-        total += dot(target, moved[name])
-        if any(any(site.placement.shift) for site in symmetry.sites[name]):
-            total -= (dot(moved[name], moved[name]) - dot(b[name], b[name])) / 2
-    return total
+def averaged(sites: Iterable[Site]) -> Averaged:
+    """What identifies an average over the groups of `sites`."""
+    return frozenset((site.group.name, site.placement.axis) for site in sites)
 
 
 def _acts(family: Family, sites: Mapping[str, object]) -> bool:

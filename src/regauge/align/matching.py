@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,34 @@ class Method(Protocol):
         params_a: Mapping[str, Tensor],
         params_b: Mapping[str, Tensor],
         symmetry: Symmetry,
+        *,
+        task: Task | None,
         generator: torch.Generator | None,
     ) -> Matching:
         """The element that brings `params_b` close to `params_a`; both are checked and the symmetry is bound."""
         ...
+
+
+def require_task(task: Task | None, method: object) -> Task:
+    """The task, for methods that cannot do without.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if task is None:
+        raise ValueError(
+            f"{type(method).__name__} needs data: give align a `task=regauge.Task(module, batches, criterion)`, or "
+            "choose a method that looks at weights only, such as WeightMatching"
+        )
+    return task
+
+
+def require_generator(generator: torch.Generator | None, why: str) -> torch.Generator:
+    """The generator, for methods that use chance.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if generator is None:
+        raise ValueError(f"{why}; give align a torch.Generator as `generator`")
+    return generator

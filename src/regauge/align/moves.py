@@ -63,16 +63,21 @@ class UnitStep:
         targets, sources = [], []
         factor = shift = None
         for site in sites:
-            units, rows = self._units(site), site.positions.reshape(self._size, -1)
+            units = self._units(site)
             if units.targets.numel() == 0:
                 continue
-            targets.append(rows.index_select(0, units.targets).flatten())
-            sources.append(rows.index_select(0, units.sources).flatten())
+            if site.is_plain:
+                targets.append(units.targets)
+                sources.append(units.sources)
+            else:
+                rows = site.positions.reshape(self._size, -1)
+                targets.append(rows.index_select(0, units.targets).flatten())
+                sources.append(rows.index_select(0, units.sources).flatten())
             factor = _spread(factor, units.factors, targets[-1], length, 1.0)
             shift = _spread(shift, units.shifts, targets[-1], length, 0.0)
         if not targets:
             return None
-        target, source = torch.cat(targets), torch.cat(sources)
+        target, source = (several[0] if len(several) == 1 else torch.cat(several) for several in (targets, sources))
         is_whole = target.numel() > WHOLE * length
         if is_whole:
             source = torch.arange(length).index_copy(0, target, source)

@@ -151,5 +151,5 @@ def _held(site: Site, fixed: Mapping[str, Group]) -> Site:
 def dot(x: Tensor, y: Tensor) -> float:
     """The inner product of two tensors: rows in their own precision, the sum over rows in float64."""
     if x.ndim < 2:
-        return float((x * y).sum(dtype=torch.float64))
+        return float(torch.dot(x.flatten(), y.flatten()))
     return float(torch.linalg.vecdot(x.flatten(1), y.flatten(1)).sum(dtype=torch.float64))

@@ -1,6 +1,6 @@
 """The cost of a family kept up to date: computed in full once, then corrected by what moved."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from regauge.align.moves import Change
-from regauge.align.places import Family, Tensors, barycentre, inner_products, shift_cost, unfold
+from regauge.align.places import Family, Tensors, inner_products, shift_cost, unfold
 from regauge.core.act import Site
 from regauge.core.assignment import Floats
 from regauge.core.closest import Character, Closest, Cost, character, closest
 from regauge.core.element import Value
+
+Pair = tuple[Tensor | None, Tensor | None]
+"""A tensor of the first network and of the second; None where averaging leaves nothing."""
 
 
 @dataclass
@@ -52,18 +55,21 @@ class RunningCost:
         self._potentials = found.potentials
         return found
 
-    def cost(self, a: Tensors, b: Tensors, averaged: Mapping[tuple[str, int], list[Site]]) -> Cost:
-        """The cost, with the sites of `averaged` (by tensor and axis of a term) at their barycentre."""
+    def cost(
+        self,
+        a: Tensors,
+        b: Tensors,
+        unknown: Mapping[tuple[str, int], list[Site]],
+        average: Callable[[str, Sequence[Site]], Pair],
+    ) -> Cost:
+        """The cost; terms take `average` where `unknown` (by tensor and axis) names sites."""
         extra: dict[Character, Tensor] = {}
         shifts = []
         for term in self._terms:
             if term.is_present:
                 continue
-            x: Tensor | None = a[term.name]
-            y: Tensor | None = b[term.name]
-            sites = averaged.get((term.name, term.site.placement.axis), [])
-            if sites:
-                x, y = barycentre(a[term.name], sites), barycentre(b[term.name], sites)
+            sites = unknown.get((term.name, term.site.placement.axis), [])
+            x, y = average(term.name, sites) if sites else (a[term.name], b[term.name])
             if x is None or y is None:
                 continue
             left, right = unfold(x, term.site), unfold(y, term.site)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from regauge.align.ascent import Ascent
-from regauge.align.matching import Matching
+from regauge.align.matching import Matching, require_generator
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,16 @@ class WeightMatching:
         params_a: Mapping[str, Tensor],
         params_b: Mapping[str, Tensor],
         symmetry: Symmetry,
+        *,
+        task: Task | None,
         generator: torch.Generator | None,
     ) -> Matching:
-        """See `align`."""
-        if self.restarts and generator is None:
-            raise ValueError(
-                f"restarts={self.restarts} begin at random elements; give align a torch.Generator as `generator`"
-            )
+        """See `align`; the task is not looked at."""
         a, b = _compared(params_a, params_b, symmetry)
         climbs = [self._climb(symmetry, a, b, self.start, None)]
         for _ in range(self.restarts):
-            assert generator is not None
-            climbs.append(self._climb(symmetry, a, b, "identity", _random_start(symmetry, generator)))
+            chance = require_generator(generator, f"restarts={self.restarts} begin at random elements")
+            climbs.append(self._climb(symmetry, a, b, "identity", _random_start(symmetry, chance)))
         initial = climbs[0].initial
         if self.start != "identity" and max(c.objective for c in climbs) < initial:
             climbs.append(self._climb(symmetry, a, b, "identity", None))
@@ -91,14 +90,15 @@ class WeightMatching:
         element: Element | None,
     ) -> "_Climb":
         ascent = Ascent(symmetry, a, b, start=element, tolerance=self.tolerance)
-        initial = ascent.objective
         if start == "barycentre":
             ascent.start_from_barycentre()
-        history, is_moving = [ascent.objective], True
-        while is_moving and len(history) <= self.max_sweeps:
+        gained, is_moving = [0.0], True
+        while is_moving and len(gained) <= self.max_sweeps:
             is_moving = ascent.sweep()
-            history.append(ascent.objective)
-        return _Climb(initial, ascent.element, ascent.exact_objective(), tuple(history), not is_moving, ascent.moved())
+            gained.append(ascent.gained)
+        reached = ascent.exact_objective()
+        history = tuple(reached - (ascent.gained - gain) for gain in gained)
+        return _Climb(ascent.initial, ascent.element, reached, history, not is_moving, ascent.moved())
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.core.params import Params
+from regauge.core.task import evaluating
 
 
 def reset_batchnorm(module: nn.Module, params: Mapping[str, Tensor], batches: Iterable[Any]) -> Params:
@@ -44,23 +45,20 @@ def reset_batchnorm(module: nn.Module, params: Mapping[str, Tensor], batches: It
         prefix = f"{name}." if name else ""
         for key, start in (("running_mean", 0), ("running_var", 1), ("num_batches_tracked", 0)):
             state[prefix + key] = torch.full_like(params[prefix + key], start)
-    modes = {layer: layer.training for layer in module.modules()}
     momenta = {name: layer.momentum for name, layer in layers.items()}
     seen = 0
-    try:
-        module.eval()
-        for layer in layers.values():
-            layer.train()
-            layer.momentum = None  # Then torch keeps the cumulative average.
-        with torch.no_grad():
-            for batch in batches:
-                torch.func.functional_call(module, state, batch if isinstance(batch, tuple) else (batch,))
-                seen += 1
-    finally:
-        for each, mode in modes.items():
-            each.training = mode
-        for name, layer in layers.items():
-            layer.momentum = momenta[name]
+    with evaluating(module):
+        try:
+            for layer in layers.values():
+                layer.train()
+                layer.momentum = None  # Then torch keeps the cumulative average.
+            with torch.no_grad():
+                for batch in batches:
+                    torch.func.functional_call(module, state, batch if isinstance(batch, tuple) else (batch,))
+                    seen += 1
+        finally:
+            for name, layer in layers.items():
+                layer.momentum = momenta[name]
     if not seen:
         raise ValueError(
             "there are no batches to recompute the statistics from; give a list or a loader that can be read "

@@ -45,6 +45,12 @@ class Site:
         """Whether the positions ascend; they then are the whole axis if they are as many."""
         return bool((self.positions[1:] > self.positions[:-1]).all())
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether unit i owns index i and nothing else."""
+        place = self.placement
+        return place.start == 0 and place.stride == 1 and not place.repeats
+
 
 def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...]) -> list[Site]:
     """All placements of all groups on one parameter, checked against its shape.
@@ -111,6 +117,10 @@ def act(
 
 def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> Tensor:
     batch = element.batch
+    if not batch and len(sites) == 1 and _only_reorders(sites[0], element, tensor.shape[tensor.ndim - ndim :]):
+        perm = element[sites[0].group.name].perm
+        assert perm is not None
+        return tensor.index_select(tensor.ndim - ndim + sites[0].placement.axis, perm.to(tensor.device))
     if batch and tensor.ndim == ndim:
         tensor = tensor.expand(*batch, *tensor.shape)
     lead = tensor.ndim - ndim
@@ -152,6 +162,14 @@ def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> 
             result = result + _broadcastable(shift, axes, len(batch), lead, len(shape)).to(device)
         result = result.to(dtype)
     return result
+
+
+def _only_reorders(site: Site, element: Element, shape: tuple[int, ...]) -> bool:
+    """Whether a site permutes a whole axis, entry by unit, and does nothing else: most biases and gains."""
+    value, place = element[site.group.name], site.placement
+    is_whole = site.is_plain and site.group.size == shape[place.axis]
+    is_more = any((*place.scale, *place.sign, *place.parity, *place.shift)) or value.matrix is not None
+    return is_whole and value.perm is not None and not site.bases and not is_more
 
 
 def _base_index(

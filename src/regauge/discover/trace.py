@@ -15,6 +15,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs
+from regauge.core.task import evaluating
 
 
 class TraceError(RuntimeError):
@@ -61,9 +62,7 @@ def trace(
         TraceError: torch.export cannot trace the module.
         ValueError: The module itself fails on these inputs.
     """
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
+    with evaluating(module):
         program = _export(SelectedOutputs(module, outputs).eval(), inputs, dict(kwargs))
         if any(_is_mutable(node) for node in _all_nodes(program.graph_module)):
             program = _decomposed(program, {})
@@ -71,9 +70,6 @@ def trace(
             table: Any = torch.export.default_decompositions()
             program = _decomposed(program, {op: rule for op, rule in table.items() if _name(op) in decompose})
         return _program(module, program)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def _name(op: Any) -> str:

@@ -1,0 +1,101 @@
+"""A task: the data and the loss by which methods judge networks of one architecture."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Batch = tuple[Any, Any]
+"""Inputs (a tensor, a tuple of positional or a mapping of keyword arguments) and targets."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """How networks of one architecture are run and judged: module, batches, loss.
+
+    Attributes:
+        module: How to run parameters; its own are not used. It always runs in evaluation mode.
+        batches: Pairs (inputs, targets); inputs are a tensor, a tuple of positional or a mapping of keyword
+            arguments. They are read several times, so give a list, a data loader, or another collection.
+        criterion: From outputs and targets to the mean loss of a batch, differentiable; cross entropy in nats
+            unless given.
+
+    Raises:
+        ValueError: `batches` is an iterator, which can be read only once.
+    """
+
+    module: nn.Module
+    batches: Iterable[Batch]
+    criterion: Callable[[Any, Any], Tensor] = functional.cross_entropy
+
+    def __post_init__(self) -> None:
+        if iter(self.batches) is self.batches:
+            raise ValueError(
+                f"the batches are a {type(self.batches).__name__}, which can be read only once; give a list of them or "
+                "a data loader"
+            )
+
+    def outputs(self, params: Mapping[str, Tensor], inputs: Any) -> Any:
+        """What the network with these parameters returns; differentiable, and `torch.func.vmap` applies."""
+        args, kwargs = arguments(inputs)
+        with evaluating(self.module):
+            return torch.func.functional_call(self.module, dict(params), args, kwargs)
+
+    def loss(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """The mean loss of one batch."""
+        inputs, targets = batch
+        return self.criterion(self.outputs(params, inputs), targets)
+
+    def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
+        """The mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.
+
+        Where targets are classes and outputs have one more axis than they, "accuracy" is reported too.
+
+        Raises:
+            ValueError: There are no batches.
+        """
+        loss = correct = 0.0
+        count = classified = 0
+        with torch.no_grad():
+            for inputs, targets in self.batches:
+                outputs = self.outputs(params, inputs)
+                loss += float(self.criterion(outputs, targets)) * len(targets)
+                count += len(targets)
+                if _are_classes(outputs, targets):
+                    correct += int((outputs.argmax(-1) == targets).sum())
+                    classified += targets.numel()
+        if not count:
+            raise ValueError("the task has no batches to evaluate on")
+        return {"loss": loss / count} | ({"accuracy": correct / classified} if classified else {})
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs of a batch as positional and keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards every part is in the mode in which it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _are_classes(outputs: Any, targets: Any) -> bool:
+    return (
+        isinstance(outputs, Tensor)
+        and isinstance(targets, Tensor)
+        and not targets.is_floating_point()
+        and outputs.shape[:-1] == targets.shape
+    )

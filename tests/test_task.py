@@ -1,0 +1,76 @@
+"""A task runs parameters in evaluation mode and averages its loss over examples."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import regauge as rg
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(n, 4, generator=generator), torch.arange(n) % 3) for n in (5, 2, 7)]
+
+
+def test_the_mean_is_over_examples_not_over_batches() -> None:
+    module = network()
+    values = rg.Task(module, batches()).evaluate(module.state_dict())
+    inputs, targets = (torch.cat(parts) for parts in zip(*batches(), strict=True))
+    outputs = module.eval()(inputs).detach()
+    assert values["loss"] == pytest.approx(float(functional.cross_entropy(outputs, targets)), rel=1e-5)
+    assert values["accuracy"] == pytest.approx(float((outputs.argmax(-1) == targets).double().mean()), abs=1e-9)
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    module = network()
+    module[3].eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    rg.Task(module, batches()).evaluate({name: tensor + 1 for name, tensor in before.items()})
+    assert [layer.training for layer in module] == [True, True, True, False, True]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+def test_other_criteria_have_no_accuracy() -> None:
+    module = nn.Linear(4, 1)
+    data = [(x, x.sum(-1, keepdim=True)) for x, _ in batches()]
+    values = rg.Task(module, data, functional.mse_loss).evaluate(module.state_dict())
+    assert values.keys() == {"loss"}
+
+
+def test_the_loss_is_differentiable_and_vectorizes() -> None:
+    task = rg.Task(network(), batches())
+    params = {name: tensor.detach() for name, tensor in network().state_dict().items()}
+    population = {name: torch.stack([tensor, tensor + 0.1 * (tensor + 1)]) for name, tensor in params.items()}
+    batch = batches()[0]
+    losses = torch.func.vmap(lambda p: task.loss(p, batch))(population)
+    assert float(losses[0]) == pytest.approx(float(task.loss(params, batch)), rel=1e-5)
+    weight = params["4.weight"].requires_grad_()
+    task.loss(params, batches()[0]).backward()
+    assert weight.grad is not None
+    assert bool(weight.grad.any())
+
+
+def test_inputs_by_position_and_by_name() -> None:
+    module = nn.Bilinear(3, 3, 2)
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    task = rg.Task(module, [])
+    params = module.state_dict()
+    assert torch.equal(
+        task.outputs(params, (x, y)), torch.func.functional_call(module, params, (), {"input1": x, "input2": y})
+    )
+    assert torch.equal(task.outputs(params, (x, y)), task.outputs(params, {"input1": x, "input2": y}))
+
+
+def test_batches_that_can_be_read_once() -> None:
+    with pytest.raises(ValueError, match="can be read only once; give a list"):
+        rg.Task(network(), iter(batches()))
+
+
+def test_no_batches() -> None:
+    with pytest.raises(ValueError, match="no batches to evaluate on"):
+        rg.Task(network(), []).evaluate(network().state_dict())
