@@ -61,9 +61,39 @@ def test_inputs_by_position_and_by_name() -> None:
     task = rg.Task(module, [])
     params = module.state_dict()
     assert torch.equal(
-        task.outputs(params, (x, y)), torch.func.functional_call(module, params, (), {"input1": x, "input2": y})
+        task.run(params, (x, y)), torch.func.functional_call(module, params, (), {"input1": x, "input2": y})
     )
-    assert torch.equal(task.outputs(params, (x, y)), task.outputs(params, {"input1": x, "input2": y}))
+    assert torch.equal(task.run(params, (x, y)), task.run(params, {"input1": x, "input2": y}))
+
+
+def test_classes_along_a_sequence_and_targets_that_do_not_count() -> None:
+    module = nn.Sequential(nn.Embedding(5, 6), nn.Linear(6, 5))
+    tokens = torch.randint(5, (3, 7), generator=torch.Generator().manual_seed(0))
+    targets = tokens.roll(-1, 1)
+    targets[:, -1] = -100
+    values = rg.Task(module, [(tokens, targets), (tokens[:1], targets[:1])]).evaluate(module.state_dict())
+    logits = module(torch.cat([tokens, tokens[:1]]))[:, :-1].detach()
+    kept = torch.cat([targets, targets[:1]])[:, :-1]
+    assert values["loss"] == pytest.approx(float(functional.cross_entropy(logits.flatten(0, 1), kept.flatten())))
+    assert values["accuracy"] == pytest.approx(float((logits.argmax(-1) == kept).double().mean()))
+
+
+class Two(nn.Module):
+    """Returns two outputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"features": x, "logits": self.layer(x)}
+
+
+def test_the_output_that_counts() -> None:
+    module, data = Two(), batches()
+    chosen = rg.Task(module, data, outputs="logits").evaluate(module.state_dict())
+    plain = rg.Task(module.layer, data).evaluate(module.layer.state_dict())
+    assert chosen == plain
 
 
 def test_batches_that_can_be_read_once() -> None:

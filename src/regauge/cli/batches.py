@@ -1,7 +1,6 @@
-"""What DATA means: batches from a factory or a file, and the loss of a model on them."""
+"""What DATA means: batches from a factory or a file, and the task of a model on them."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
+import regauge as rg
 from regauge.cli.errors import UsageError
 from regauge.cli.models import call_factory
-from regauge.core.outputs import output_tensors
+from regauge.core.task import Batch, cross_entropy
 
 FILE_SUFFIXES = (".npz", ".safetensors")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Inputs (a tensor, a tuple or a mapping of them) and targets."""
-
-    inputs: Any
-    targets: Tensor
 
 
 def load_batches(text: str, size: int) -> list[Batch]:
@@ -46,7 +39,7 @@ def load_batches(text: str, size: int) -> list[Batch]:
         if len(inputs) != len(targets) or len(inputs) == 0:
             raise UsageError(f"{text!r} has {len(inputs)} inputs and {len(targets)} targets; it needs one for each")
         pairs = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
-        return [Batch(x, y) for x, y in pairs]
+        return list(pairs)
     found = call_factory(text, "DATA")
     if not isinstance(found, Iterable):
         raise UsageError(f"the factory {text!r} returned a {type(found).__name__}, but batches are needed")
@@ -56,39 +49,17 @@ def load_batches(text: str, size: int) -> list[Batch]:
     return batches
 
 
-def batch_evaluator(
-    module: nn.Module, batches: list[Batch], *, loss: str, outputs: tuple[str, ...]
-) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
-    """A function from parameters to the mean loss over all targets, and the accuracy for the cross entropy.
+def task_of(
+    module: nn.Module, batches: list[Batch], *, loss: str, outputs: tuple[str, ...], dtype: torch.dtype
+) -> rg.Task:
+    """The task of a model on these batches; floating-point inputs are converted to the dtype of its parameters."""
+    converted = [(pytree.tree_map_only(Tensor, lambda t: _like(t, dtype), x), y) for x, y in batches]
+    return rg.Task(module, converted, _squared_error if loss == "mse" else _cross_entropy, outputs or None)
 
-    Floating-point inputs are converted to the dtype of the parameters.
-    """
-    module = module.eval()
 
-    def evaluate(params: Mapping[str, Tensor]) -> dict[str, float]:
-        dtype = next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
-        total = correct = 0.0
-        count = 0
-        with torch.no_grad():
-            for batch in batches:
-                args, kwargs = _arguments(batch.inputs, dtype)
-                result = torch.func.functional_call(module, dict(params), args, kwargs, tie_weights=False)
-                output = output_tensors(result, outputs or None)[0].float()
-                targets = batch.targets
-                if loss == "mse":
-                    _require_same_shape(output, targets)
-                    total += float(functional.mse_loss(output, targets.float(), reduction="sum"))
-                    count += targets.numel()
-                else:
-                    logits, targets = output.reshape(-1, output.shape[-1]), targets.reshape(-1).long()
-                    _require_classes(logits, targets)
-                    total += float(functional.cross_entropy(logits, targets, reduction="sum"))
-                    correct += int((logits.argmax(-1) == targets).sum())
-                    count += int((targets >= 0).sum())
-        values = {"loss": total / count}
-        return values if loss == "mse" else values | {"accuracy": correct / count}
-
-    return evaluate
+def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:
+    """The first floating-point dtype of some parameters."""
+    return next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
 
 
 def _arrays(path: Path) -> dict[str, Tensor]:
@@ -105,37 +76,33 @@ def _arrays(path: Path) -> dict[str, Tensor]:
 
 def _batch(item: Any, text: str) -> Batch:
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Tensor):
-        return Batch(item[0], item[1])
+        return item[0], item[1]
     raise UsageError(
         f"the factory {text!r} returned a {type(item).__name__} as a batch; a batch is (inputs, targets), where "
         "targets is a tensor"
     )
 
 
-def _arguments(inputs: Any, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    def convert(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    if isinstance(inputs, Mapping):
-        return (), {name: convert(value) for name, value in inputs.items()}
-    if isinstance(inputs, tuple | list):
-        return tuple(convert(value) for value in inputs), {}
-    return (convert(inputs),), {}
+def _like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _require_same_shape(output: Tensor, targets: Tensor) -> None:
+def _squared_error(output: Tensor, targets: Tensor) -> Tensor:
     if output.shape != targets.shape:
         raise UsageError(
             f"the model's output has shape {tuple(output.shape)}, but the targets have {tuple(targets.shape)}; "
             "choose another output with --outputs, or other data"
         )
+    return functional.mse_loss(output.float(), targets.float())
 
 
-def _require_classes(logits: Tensor, targets: Tensor) -> None:
-    if len(logits) != len(targets):
+def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    classes = output.shape[-1]
+    if output.shape[:-1] != targets.shape:
         raise UsageError(
-            f"the model's output has {len(logits)} rows of {logits.shape[-1]} logits, but there are {len(targets)} "
-            "targets; choose another output with --outputs, or other data"
+            f"the model's output has shape {tuple(output.shape)}, with {classes} logits in each row, but the "
+            f"targets have {tuple(targets.shape)}; choose another output with --outputs, or other data"
         )
-    if int(targets.max()) >= logits.shape[-1]:
-        raise UsageError(f"a target is class {int(targets.max())}, but the model has {logits.shape[-1]} outputs")
+    if int(targets.max()) >= classes:
+        raise UsageError(f"a target is class {int(targets.max())}, but the model has {classes} outputs")
+    return cross_entropy(output.float(), targets.long())

@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 import regauge as rg
 from regauge.checkpoints.reading import load, match
 from regauge.checkpoints.writing import require_writable
-from regauge.cli.batches import Batch, batch_evaluator, load_batches
+from regauge.cli.batches import dtype_of, load_batches, task_of
 from regauge.cli.errors import UsageError
 from regauge.cli.models import load_module
 from regauge.cli.options import Line
 from regauge.core.params import Params
+from regauge.core.task import arguments
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 
@@ -32,15 +33,15 @@ def run(options: Line) -> None:
         params_a = match(load(options.a), state, str(options.a))
         params_b = match(load(options.b), state, str(options.b))
         batches = load_batches(options.data, options.batch)
-    evaluate = batch_evaluator(module, batches, loss=options.loss, outputs=options.outputs)
-    prepare = _prepare(module, batches)
+    task = task_of(module, batches, loss=options.loss, outputs=options.outputs, dtype=dtype_of(params_a))
+    prepare = _prepare(task)
     columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=options.points)
+        bar = progress.add_task("", total=options.points)
 
         def counted(params: Mapping[str, Tensor]) -> dict[str, float]:
-            values = evaluate(params)
-            progress.advance(task)
+            values = task.evaluate(params)
+            progress.advance(bar)
             return values
 
         curve = rg.line(counted, params_a, params_b, points=options.points, prepare=prepare)
@@ -55,17 +56,17 @@ def run(options: Line) -> None:
         print(f"written: {options.output}")
 
 
-def _prepare(module: nn.Module, batches: list[Batch]) -> Callable[[Params], Params] | None:
+def _prepare(task: rg.Task) -> Callable[[Params], Params] | None:
     """Recomputes the statistics of batch normalization, in models that have it and take positional inputs."""
-    if not any(name.endswith("running_mean") for name in module.state_dict()):
+    if not any(name.endswith("running_mean") for name in task.module.state_dict()):
         return None
-    inputs = [batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,) for batch in batches]
-    if any(isinstance(values[0], Mapping) for values in inputs):
+    calls = [arguments(inputs) for inputs, _ in task.batches]
+    if any(kwargs for _, kwargs in calls):
         raise UsageError(
             "the model has batch normalization, whose statistics must be recomputed between the networks; give inputs "
             "as a tensor or a tuple of tensors, not by name"
         )
-    return lambda params: rg.reset_batchnorm(module, params, inputs)
+    return lambda params: rg.reset_batchnorm(task.module, params, [args for args, _ in calls])
 
 
 def _table(rows: Sequence[Mapping[str, float]]) -> Table:

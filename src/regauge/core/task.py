@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.core.outputs import Outputs, output_tensors
+
 Batch = tuple[Any, Any]
 """Inputs (a tensor, a tuple of positional or a mapping of keyword arguments) and targets."""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross entropy, in nats, of logits `[..., classes]` and classes `[...]`; targets of -100 do not count."""
+    logits = outputs.reshape(-1, outputs.shape[-1])
+    return functional.cross_entropy(logits, targets.reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -21,8 +29,9 @@ class Task:
         module: How to run parameters; its own are not used. It always runs in evaluation mode.
         batches: Pairs (inputs, targets); inputs are a tensor, a tuple of positional or a mapping of keyword
             arguments. They are read several times, so give a list, a data loader, or another collection.
-        criterion: From outputs and targets to the mean loss of a batch, differentiable; cross entropy in nats
-            unless given.
+        criterion: From the output and the targets to the mean loss of a batch, differentiable.
+        outputs: Which output is compared with the targets: a field name, or a function of what the module returns;
+            its first tensor unless given.
 
     Raises:
         ValueError: `batches` is an iterator, which can be read only once.
@@ -30,7 +39,8 @@ class Task:
 
     module: nn.Module
     batches: Iterable[Batch]
-    criterion: Callable[[Any, Any], Tensor] = functional.cross_entropy
+    criterion: Callable[[Tensor, Any], Tensor] = cross_entropy
+    outputs: Outputs = None
 
     def __post_init__(self) -> None:
         if iter(self.batches) is self.batches:
@@ -39,21 +49,22 @@ class Task:
                 "a data loader"
             )
 
-    def outputs(self, params: Mapping[str, Tensor], inputs: Any) -> Any:
-        """What the network with these parameters returns; differentiable, and `torch.func.vmap` applies."""
+    def run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
+        """The output of the network with these parameters; differentiable, and `torch.func.vmap` applies."""
         args, kwargs = arguments(inputs)
         with evaluating(self.module):
-            return torch.func.functional_call(self.module, dict(params), args, kwargs)
+            result = torch.func.functional_call(self.module, dict(params), args, kwargs)
+        return output_tensors(result, self.outputs)[0]
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss of one batch."""
         inputs, targets = batch
-        return self.criterion(self.outputs(params, inputs), targets)
+        return self.criterion(self.run(params, inputs), targets)
 
     def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.
 
-        Where targets are classes and outputs have one more axis than they, "accuracy" is reported too.
+        Where targets are classes and the output has one more axis than they, "accuracy" is reported too.
 
         Raises:
             ValueError: There are no batches.
@@ -62,12 +73,13 @@ class Task:
         count = classified = 0
         with torch.no_grad():
             for inputs, targets in self.batches:
-                outputs = self.outputs(params, inputs)
-                loss += float(self.criterion(outputs, targets)) * len(targets)
-                count += len(targets)
-                if _are_classes(outputs, targets):
-                    correct += int((outputs.argmax(-1) == targets).sum())
-                    classified += targets.numel()
+                output = self.run(params, inputs)
+                counted = _counted(targets)
+                loss += float(self.criterion(output, targets)) * counted
+                count += counted
+                if _are_classes(output, targets):
+                    correct += int((output.argmax(-1) == targets).sum())
+                    classified += counted
         if not count:
             raise ValueError("the task has no batches to evaluate on")
         return {"loss": loss / count} | ({"accuracy": correct / classified} if classified else {})
@@ -92,10 +104,12 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _are_classes(outputs: Any, targets: Any) -> bool:
-    return (
-        isinstance(outputs, Tensor)
-        and isinstance(targets, Tensor)
-        and not targets.is_floating_point()
-        and outputs.shape[:-1] == targets.shape
-    )
+def _counted(targets: Any) -> int:
+    """Over how many targets the loss of a batch is a mean; negative ones (-100) do not count."""
+    if isinstance(targets, Tensor) and not targets.is_floating_point():
+        return int((targets >= 0).sum())
+    return len(targets)
+
+
+def _are_classes(output: Tensor, targets: Any) -> bool:
+    return isinstance(targets, Tensor) and not targets.is_floating_point() and output.shape[:-1] == targets.shape
