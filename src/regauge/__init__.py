@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regauge.align import AlignResult, WeightMatching, align
+    from regauge.align import AlignPairsResult, AlignResult, WeightMatching, align, align_pairs
     from regauge.connect import Curve, line, reset_batchnorm
     from regauge.core.element import Element, Value
     from regauge.core.groups import Group, Placement
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AlignPairsResult": "regauge.align",
     "AlignResult": "regauge.align",
     "Check": "regauge.core.verification",
     "Curve": "regauge.connect",
@@ -39,6 +40,7 @@ _HOMES = {
     "Value": "regauge.core.element",
     "WeightMatching": "regauge.align",
     "align": "regauge.align",
+    "align_pairs": "regauge.align",
     "discover": "regauge.discover",
     "line": "regauge.connect",
     "merge": "regauge.merge",
@@ -49,6 +51,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AlignPairsResult",
     "AlignResult",
     "Check",
     "Curve",
@@ -65,6 +68,7 @@ __all__ = [
     "WeightMatching",
     "__version__",
     "align",
+    "align_pairs",
     "discover",
     "line",
     "merge",

@@ -1,7 +1,19 @@
 """Alignment: the element of a symmetry that brings one network closest to another."""
 
 from regauge.align.align import AlignResult, align
+from regauge.align.align_pairs import AlignPairsResult, align_pairs
 from regauge.align.matching import Matching, Method
+from regauge.align.pairs import PairsMatching, PairsMethod
 from regauge.align.weight_matching import WeightMatching
 
-__all__ = ["AlignResult", "Matching", "Method", "WeightMatching", "align"]
+__all__ = [
+    "AlignPairsResult",
+    "AlignResult",
+    "Matching",
+    "Method",
+    "PairsMatching",
+    "PairsMethod",
+    "WeightMatching",
+    "align",
+    "align_pairs",
+]

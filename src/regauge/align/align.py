@@ -89,7 +89,7 @@ def align(
         if params_b[name].ndim != len(symmetry.shapes[name]):
             raise ValueError(
                 f"{name!r} has shape {tuple(params_b[name].shape)}, with a leading model axis: these are populations; "
-                "align their networks one pair at a time"
+                "align them with `regauge.align_pairs`, all pairs at once"
             )
     method = WeightMatching() if method is None else method
     found = method.match(params_a, params_b, symmetry, task=task, generator=generator)
