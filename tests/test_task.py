@@ -1,5 +1,7 @@
 """A task runs parameters in evaluation mode and averages its loss over examples."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -87,6 +89,16 @@ class Two(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"features": x, "logits": self.layer(x)}
+
+
+def test_halfway_between_two() -> None:
+    module = nn.Linear(4, 3)
+    a, b = ({name: torch.full_like(t, k) for name, t in module.state_dict().items()} for k in (1.0, 3.0))
+    task = rg.Task(module, batches())
+    middle = {name: torch.full_like(t, 2.0) for name, t in a.items()}
+    assert task.midpoint_loss(a, b) == pytest.approx(task.evaluate(middle)["loss"])
+    prepared = rg.Task(module, batches(), prepare=lambda params: {name: 0 * t for name, t in params.items()})
+    assert prepared.midpoint_loss(a, b) == pytest.approx(math.log(3))
 
 
 def test_the_output_that_counts() -> None:

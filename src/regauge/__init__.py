@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regauge.align import AlignPairsResult, AlignResult, WeightMatching, align, align_pairs
+    from regauge.align import AlignPairsResult, AlignResult, BestOf, WeightMatching, align, align_pairs
     from regauge.connect import Curve, line, reset_batchnorm
     from regauge.core.element import Element, Value
     from regauge.core.groups import Group, Placement
@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AlignPairsResult": "regauge.align",
     "AlignResult": "regauge.align",
+    "BestOf": "regauge.align",
     "Check": "regauge.core.verification",
     "Curve": "regauge.connect",
     "Element": "regauge.core.element",
@@ -53,6 +54,7 @@ _HOMES = {
 __all__ = [
     "AlignPairsResult",
     "AlignResult",
+    "BestOf",
     "Check",
     "Curve",
     "Element",

@@ -2,6 +2,7 @@
 
 from regauge.align.align import AlignResult, align
 from regauge.align.align_pairs import AlignPairsResult, align_pairs
+from regauge.align.best_of import BestOf
 from regauge.align.matching import Matching, Method
 from regauge.align.pairs import PairsMatching, PairsMethod
 from regauge.align.weight_matching import WeightMatching
@@ -9,6 +10,7 @@ from regauge.align.weight_matching import WeightMatching
 __all__ = [
     "AlignPairsResult",
     "AlignResult",
+    "BestOf",
     "Matching",
     "Method",
     "PairsMatching",

@@ -1,6 +1,7 @@
 """`regauge line`: the loss along the straight line between two checkpoints."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -34,7 +35,7 @@ def run(options: Line) -> None:
         params_b = match(load(options.b), state, str(options.b))
         batches = load_batches(options.data, options.batch)
     task = task_of(module, batches, loss=options.loss, outputs=options.outputs, dtype=dtype_of(params_a))
-    prepare = _prepare(task)
+    task = replace(task, prepare=_prepare(task))
     columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=options.points)
@@ -44,10 +45,10 @@ def run(options: Line) -> None:
             progress.advance(bar)
             return values
 
-        curve = rg.line(counted, params_a, params_b, points=options.points, prepare=prepare)
+        curve = rg.line(counted, params_a, params_b, points=options.points, prepare=task.prepare)
     Console().print(_table(curve.table))
     print(curve)
-    if prepare is not None:
+    if task.prepare is not None:
         print("between the ends the statistics of batch normalization were recomputed from these data")
     if options.output is not None:
         from regauge.report.figures import line_figure

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regauge.core.outputs import Outputs, output_tensors
+from regauge.core.params import Params
 
 Batch = tuple[Any, Any]
 """Inputs (a tensor, a tuple of positional or a mapping of keyword arguments) and targets."""
@@ -32,6 +33,8 @@ class Task:
         criterion: From the output and the targets to the mean loss of a batch, differentiable.
         outputs: Which output is compared with the targets: a field name, or a function of what the module returns;
             its first tensor unless given.
+        prepare: What is done to an average of networks before it is judged, such as `reset_batchnorm`; nothing
+            unless given.
 
     Raises:
         ValueError: `batches` is an iterator, which can be read only once.
@@ -41,6 +44,7 @@ class Task:
     batches: Iterable[Batch]
     criterion: Callable[[Tensor, Any], Tensor] = cross_entropy
     outputs: Outputs = None
+    prepare: Callable[[Params], Params] | None = None
 
     def __post_init__(self) -> None:
         if iter(self.batches) is self.batches:
@@ -60,6 +64,14 @@ class Task:
         """The mean loss of one batch."""
         inputs, targets = batch
         return self.criterion(self.run(params, inputs), targets)
+
+    def midpoint_loss(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> float:
+        """The mean loss of the network halfway between two, over all batches."""
+        middle = {
+            name: torch.lerp(tensor, params_b[name].to(tensor), 0.5) if tensor.is_floating_point() else tensor
+            for name, tensor in params_a.items()
+        }
+        return self.evaluate(middle if self.prepare is None else self.prepare(middle))["loss"]
 
     def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.
