@@ -59,6 +59,7 @@ class Ascent:
         self._a = dict(a)
         self._b = dict(b)
         self._owned: set[str] = set()  # What may be written in place; everything else still belongs to the caller.
+        self.changed: set[str] = set()  # What moved since the last `aim_at`.
         if start is not None:
             self._b = _act.act(symmetry.groups, sites, start, self._b, {name: t.ndim for name, t in b.items()})
         self._symmetry, self._start = symmetry, b
@@ -70,7 +71,7 @@ class Ascent:
             self.initial += self._objective_of(name)
         self._averages: dict[str, dict[Averaged, Pair]] = {name: {} for name in a}
         self._energies = {(name, Averaged()): norm for name, norm in self._norms.items()}
-        self._tolerance = tolerance * sum(self._norms.values())
+        self._share, self._tolerance = tolerance, tolerance * sum(self._norms.values())
         self.families = families(symmetry.groups, sites)
         self._neighbors = {
             one.root.name: [
@@ -108,6 +109,29 @@ class Ascent:
                 scores.pop(neighbor.root.name, None)
         self.families = order
         self._averages = {name: {} for name in self._a}
+
+    def aim_at(self, a: Tensors) -> None:
+        """Go on from here with other tensors in the first network; the names that `a` lacks stay as they are.
+
+        Only families that act on these names will be looked at again, from the potentials of their last search.
+        `initial` and `gained` go on counting what they counted.
+        """
+        self.changed.clear()
+        for name, tensor in a.items():
+            self._a[name] = tensor
+            self._averages[name].clear()
+            self._norms[name] = float(torch.linalg.vector_norm(tensor) * torch.linalg.vector_norm(self._b[name]))
+        self._tolerance = self._share * sum(self._norms.values())
+        for family in self.families:
+            if family.sites.keys() & a.keys():
+                self._dirty.add(family.root.name)
+                if not family.is_nested:
+                    self._running[family.root.name].forget()
+
+    @property
+    def second(self) -> Tensors:
+        """The tensors of the second network as they are now; later steps may write into them."""
+        return self._b
 
     def moved(self) -> dict[str, Tensor]:
         """The tensors of the second network where the action would give the same bits: no shifts, no rotations."""
@@ -230,6 +254,7 @@ class Ascent:
     def _apply(self, family: Family, relative: Element, changes: list[Change]) -> None:
         root = family.root.name
         for change in changes:
+            self.changed.add(change.name)
             self._averages[change.name].clear()
             for neighbor in self._neighbors[root]:
                 if change.name in neighbor.sites:

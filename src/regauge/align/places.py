@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, ShiftCost, character
 from regauge.core.groups import Group, Placement
+from regauge.core.symmetry import Symmetry
 
 Sites = Mapping[str, Sequence[Site]]
 Tensors = Mapping[str, Tensor]
@@ -70,6 +72,19 @@ def has_choice(group: Group) -> bool:
     return (group.is_permuted and group.size > 1) or bool(group.signs or group.shifts) or group.matrix != "none"
 
 
+def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, Tensor]]:
+    """What counts in each network: the parameters that the symmetry moves, in float32 or float64 and on one device."""
+    result: list[dict[str, Tensor]] = [{} for _ in networks]
+    for name in symmetry.sites:
+        tensors = [params[name] for params in networks]
+        if name in symmetry.buffers or not all(t.is_floating_point() for t in tensors):
+            continue
+        dtype = reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
+        for into, tensor in zip(result, tensors, strict=True):
+            into[name] = tensor.detach().to(device=tensors[0].device, dtype=dtype)
+    return result
+
+
 def unfold(tensor: Tensor, site: Site, lead: int = 0) -> Tensor:
     """`[*lead, units, everything else]`: the values that each unit of a site owns."""
     axis = lead + site.placement.axis
@@ -121,21 +136,34 @@ def barycentre(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor |
     such that inner products stay right; None means that nothing is left.
     """
     for site in sites:
-        axis, n = lead + site.placement.axis, site.group.size
-        positions, placement = site.positions.to(tensor.device), site.placement
-        is_all = positions.numel() == tensor.shape[axis]
-        if site.group.matrix != "none" or any(e % 2 for e in placement.sign) or any(placement.parity):
-            if is_all:
-                return None
-            tensor = tensor.index_fill(axis, positions, 0.0)
-        elif site.group.is_permuted and is_all and positions.numel() == n:
+        axis, n, length = lead + site.placement.axis, site.group.size, site.positions.numel()
+        is_all = length == tensor.shape[axis]
+        if is_all and _averages_to_zero(site):
+            return None
+        if is_all and length == n and site.group.is_permuted:
             tensor = tensor.sum(axis, keepdim=True) / n**0.5
-        elif site.group.is_permuted:
-            last = tensor.movedim(axis, -1)
-            picked = last[..., positions].reshape(*last.shape[:-1], n, -1)
-            mean = picked.mean(-2, keepdim=True).expand_as(picked).flatten(-2)
-            tensor = last.index_copy(last.ndim - 1, positions, mean).movedim(-1, axis)
+        else:
+            tensor = average(tensor, site, lead)
     return tensor
+
+
+def average(tensor: Tensor, site: Site, lead: int = 0) -> Tensor:
+    """The mean of a tensor over all elements of the group of one site, in the tensor's own shape."""
+    axis, positions = lead + site.placement.axis, site.positions.to(tensor.device)
+    if _averages_to_zero(site):
+        return tensor.index_fill(axis, positions, 0.0)
+    if not site.group.is_permuted:
+        return tensor
+    last = tensor.movedim(axis, -1)
+    picked = last[..., positions].reshape(*last.shape[:-1], site.group.size, -1)
+    mean = picked.mean(-2, keepdim=True).expand_as(picked).flatten(-2)
+    return last.index_copy(last.ndim - 1, positions, mean).movedim(-1, axis)
+
+
+def _averages_to_zero(site: Site) -> bool:
+    """Whether rotations or signs act at a site."""
+    placement = site.placement
+    return site.group.matrix != "none" or any(e % 2 for e in placement.sign) or any(placement.parity)
 
 
 def _without_freedom(group: Group) -> Group:

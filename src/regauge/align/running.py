@@ -49,6 +49,12 @@ class RunningCost:
         self._sums: dict[Character, Tensor] = {}
         self._potentials: Floats | None = None
 
+    def forget(self) -> None:
+        """Compute every term anew next time; the potentials stay."""
+        self._sums.clear()
+        for term in self._terms:
+            term.is_present = False
+
     def closest(self, cost: Cost) -> Closest:
         """The best value, from the potentials of the last search."""
         found = closest(self._group, cost, potentials=self._potentials, is_repeated=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regauge.align.ascent import Ascent
 from regauge.align.matching import Matching, require_generator
+from regauge.align.places import compared
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -62,7 +63,7 @@ class WeightMatching:
         generator: torch.Generator | None,
     ) -> Matching:
         """See `align`; the task is not looked at."""
-        a, b = _compared(params_a, params_b, symmetry)
+        a, b = compared([params_a, params_b], symmetry)
         climbs = [self._climb(symmetry, a, b, self.start, None)]
         for _ in range(self.restarts):
             chance = require_generator(generator, f"restarts={self.restarts} begin at random elements")
@@ -109,21 +110,6 @@ class _Climb:
     history: tuple[float, ...]
     is_converged: bool
     moved: Mapping[str, Tensor]
-
-
-def _compared(
-    params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], symmetry: Symmetry
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What counts: the parameters that the symmetry moves, in float32 or float64 and on one device."""
-    a, b = {}, {}
-    for name in symmetry.sites:
-        x, y = params_a[name], params_b[name]
-        if name in symmetry.buffers or not (x.is_floating_point() and y.is_floating_point()):
-            continue
-        dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
-        a[name] = x.detach().to(dtype)
-        b[name] = y.detach().to(device=x.device, dtype=dtype)
-    return a, b
 
 
 def _is_alike(x: Tensor, y: Tensor) -> bool:
