@@ -1,0 +1,383 @@
+"""Relaxed elements: matrices on units in place of permutations, and their differentiable action.
+
+A hard element moves values, `x'[u] = factor[u] x[perm[u]]`; that is a product with a signed permutation
+matrix. A relaxed element has any matrices instead, `x'[u] = sum_v M[u, v] x[v]`: doubly stochastic ones, convex
+combinations of hard ones, or whatever a method optimizes. The action is linear in each matrix and never larger
+than units: positions, kernel entries and flattened images are carried along.
+
+A group that is repeated within others has one matrix for all of it, on the pairs (block, unit), blocks first:
+`J[(b, u), (c, v)] = P[b, c] Q_bc[u, v]`, with P the matrix of the block group. Where two such groups act on one
+tensor within the same blocks (a grouped convolution), the action has P once: `J_1 J_2 / P`.
+
+Positive scales and shifts are no part of a relaxed element: methods move the second network by an initial
+element first, and relax relative to it.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import EllipsisType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regauge.core.act import Site
+from regauge.core.closest import Character, character
+from regauge.core.element import Element
+from regauge.core.groups import Group
+from regauge.core.symmetry import Symmetry
+
+Key = tuple[str, Character]
+"""A group and how signs act at a place: the characters of the groups that it is within, in order, then its own.
+
+The character of a linear group is (1,) where the inverse transpose acts and (0,) elsewhere.
+"""
+
+Matrices = Mapping[Key, Tensor]
+"""A matrix `[*batch, N, N]` for each key; N counts the units in all blocks, blocks first."""
+
+
+class RelaxedAction:
+    """How relaxed elements act on some tensors, worked out once for many of them.
+
+    Args:
+        symmetry: With every size known.
+        names: Tensors that move; those that no group acts on pass through.
+        groups: Groups that have matrices; the others stay as they are. All, unless given.
+
+    Raises:
+        ValueError: Two groups overlap on an axis without being its factors.
+    """
+
+    def __init__(self, symmetry: Symmetry, names: Iterable[str], groups: Collection[str] | None = None) -> None:
+        self._groups = {group.name: group for group in symmetry.groups}
+        present = set(self._groups if groups is None else groups)
+        self._lengths = {key: block_sizes(symmetry, key) for key in self._groups}
+        self._tensors = {
+            name: _steps(symmetry.sites[name], symmetry.shapes[name], present)
+            for name in names
+            if name in symmetry.sites
+        }
+        self._shapes = symmetry.shapes
+        found = (operand.key for steps in self._tensors.values() for step in steps for operand in step.operands())
+        self.keys: tuple[Key, ...] = tuple(dict.fromkeys(found))
+
+    def __call__(self, matrices: Matrices, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors moved; see `act_relaxed`."""
+        blocks = {key: self._blocks(key, matrices) for key in self.keys}
+        moved = dict(tensors)
+        for name, steps in self._tensors.items():
+            tensor = tensors[name]
+            for step in steps:
+                tensor = step.apply(tensor, tensor.ndim - len(self._shapes[name]), blocks)
+            moved[name] = tensor
+        return moved
+
+    def _blocks(self, key: Key, matrices: Matrices) -> Tensor:
+        """The matrix of a key as `[*batch, bases..., unit, bases..., unit]`; the identity of a group that stays."""
+        sizes = self._lengths[key[0]]
+        n = int(np.prod(sizes))
+        if key not in matrices:
+            if any(name == key[0] for name, _ in matrices):
+                raise KeyError(f"the relaxed element has no matrix for {key}; it has {list(matrices)[:5]}")
+            return torch.eye(n).reshape(*sizes, *sizes)
+        matrix = matrices[key]
+        if matrix.shape[-2:] != (n, n):
+            raise ValueError(
+                f"the matrix of {key} has shape {tuple(matrix.shape)}; group {key[0]!r} has {n} units in all its "
+                f"blocks, so it must end in ({n}, {n})"
+            )
+        return matrix.reshape(*matrix.shape[:-2], *sizes, *sizes)
+
+
+def act_relaxed(symmetry: Symmetry, matrices: Matrices, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Move tensors by a relaxed element; differentiable, and `torch.func.vmap` applies.
+
+    It is linear in every tensor, and `act_relaxed(s, matrices_of(s, g), p) == s.act(g, p)` for an element g
+    without scales and shifts.
+
+    Args:
+        symmetry: With every size known.
+        matrices: For each group that moves, one matrix per character that occurs; groups without any stay.
+        tensors: Parameters, `[*batch, *shape]`. Names that no group acts on pass through.
+
+    Returns:
+        New tensors of the same names and dtypes. Batch axes of matrices and tensors are broadcast.
+
+    Raises:
+        KeyError: A group has matrices, but not for every character that occurs.
+        ValueError: A matrix does not have the group's size.
+    """
+    return RelaxedAction(symmetry, tensors, {name for name, _ in matrices})(matrices, tensors)
+
+
+def matrices_of(symmetry: Symmetry, element: Element, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+    """A hard element as matrices, float64 `[*batch, N, N]`; scales and shifts are left out.
+
+    Args:
+        symmetry: With every size known.
+        element: One value per group.
+        keys: Which matrices; those that the whole symmetry needs, unless given.
+    """
+    keys = RelaxedAction(symmetry, symmetry.sites).keys if keys is None else keys
+    return {key: _matrix_of(symmetry, element, key) for key in keys}
+
+
+def block_sizes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
+    """The sizes of the groups that a group is repeated within, then its own; their product is N."""
+    group = symmetry[name]
+    return (*(symmetry[base].size for base in group.within), group.size)
+
+
+def split_character(symmetry: Symmetry, key: Key) -> dict[str, Character]:
+    """The part of a key's character that belongs to each group of its bases and to the group itself."""
+    parts, rest = {}, key[1]
+    for name in (*symmetry[key[0]].within, key[0]):
+        count = _families(symmetry[name])
+        parts[name], rest = rest[:count], rest[count:]
+    return parts
+
+
+def _families(group: Group) -> int:
+    return 1 if group.matrix == "linear" else group.signs + group.shifts
+
+
+def _own_character(site: Site) -> Character:
+    return (int(site.placement.is_inverse),) if site.group.matrix == "linear" else character(site.placement)
+
+
+def _matrix_of(symmetry: Symmetry, element: Element, key: Key) -> Tensor:
+    group, sizes, batch = symmetry[key[0]], block_sizes(symmetry, key[0]), element.batch
+    names = (*group.within, group.name)
+    along = [[-1 if j == k else 1 for j in range(len(sizes))] for k in range(len(sizes))]
+    grid: dict[str, Tensor] = {
+        name: torch.arange(n).reshape(shape) for name, n, shape in zip(names, sizes, along, strict=True)
+    }
+    source = torch.zeros(*batch, *sizes, dtype=torch.int64)
+    factor = torch.ones(*batch, *sizes, dtype=torch.float64)
+    for name, n in zip(names, sizes, strict=True):
+        value = element[name]
+        here: tuple[EllipsisType | Tensor, ...] = (..., *(grid[base] for base in symmetry[name].within), grid[name])
+        source = source * n + (grid[name] if value.perm is None else value.perm[here])
+        for family, exponent in enumerate(split_character(symmetry, key)[name][: symmetry[name].signs]):
+            if exponent and value.sign is not None:
+                factor = factor * value.sign[..., family, :][here]
+    total = int(np.prod(sizes))
+    source, factor = source.reshape(*batch, total, 1), factor.reshape(*batch, total, 1)
+    moved = torch.zeros(*batch, total, total, dtype=torch.float64).scatter(-1, source, factor)
+    rotation = element[group.name].matrix
+    if rotation is None:
+        return moved
+    if key[1][-1:] == (1,) and group.matrix == "linear":
+        rotation = torch.linalg.inv(rotation).mT
+    n = group.size
+    rotation = rotation.reshape(*batch, total // n, n, n)
+    blocks = moved.reshape(*batch, total // n, n, total)
+    return (rotation @ blocks).reshape(*batch, total, total)
+
+
+@dataclass(frozen=True)
+class _Label:
+    """A group that acts on one axis of a tensor, and the axes on which the blocks that it is within are read."""
+
+    name: str
+    axis: int
+    character: Character
+    bases: tuple[tuple[str, int], ...]
+    size: int
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.name, self.axis
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Positions of an axis on which the same groups act, ordered by their units: `[*units, rest]`."""
+
+    positions: Tensor
+    labels: tuple[_Label, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        sizes = [label.size for label in self.labels]
+        return (*sizes, self.positions.numel() // int(np.prod(sizes)))
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A matrix in an Einstein sum, to the power 1 or a negative one."""
+
+    key: Key
+    letters: str
+    power: int
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One segment on each of some axes, and the sum that moves the values there; None where nothing acts."""
+
+    equation: str
+    operands: tuple[_Operand, ...]
+    tensor_at: int
+
+    def apply(self, tensor: Tensor, blocks: Mapping[Key, Tensor]) -> Tensor:
+        terms = [_power(blocks[o.key].to(tensor), o.power) for o in self.operands]
+        terms.insert(self.tensor_at, tensor)
+        return torch.einsum(self.equation, *terms)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Axes that move together, their segments, and one cell for each choice of segments."""
+
+    axes: tuple[int, ...]
+    segments: tuple[tuple[_Segment, ...], ...]
+    cells: Mapping[tuple[int, ...], _Cell | None]
+
+    def operands(self) -> Iterable[_Operand]:
+        return (operand for cell in self.cells.values() if cell is not None for operand in cell.operands)
+
+    def apply(self, tensor: Tensor, lead: int, blocks: Mapping[Key, Tensor]) -> Tensor:
+        return self._assemble(tensor, lead, blocks, ())
+
+    def _assemble(self, tensor: Tensor, lead: int, blocks: Mapping[Key, Tensor], chosen: tuple[int, ...]) -> Tensor:
+        """Cut one axis after the other into its segments, move each cell, and put them together again."""
+        if len(chosen) == len(self.axes):
+            cell = self.cells[chosen]
+            return tensor if cell is None else self._moved(cell, tensor, lead, blocks, chosen)
+        # Counted from the end: matrices may bring batch axes that the tensor does not have yet.
+        ndim, order = tensor.ndim - lead, self._orders[len(chosen)]
+        axis, segments = self.axes[len(chosen)] - ndim, self.segments[len(chosen)]
+        if order is not None:
+            tensor = tensor.index_select(tensor.ndim + axis, order[0].to(tensor.device))
+        pieces = torch.split_with_sizes(tensor, [segment.positions.numel() for segment in segments], axis)
+        moved = [self._assemble(piece, lead, blocks, (*chosen, k)) for k, piece in enumerate(pieces)]
+        batch = np.broadcast_shapes(*(tuple(piece.shape[: piece.ndim - ndim]) for piece in moved))
+        moved = [piece.expand(*batch, *piece.shape[piece.ndim - ndim :]) for piece in moved]
+        result = moved[0] if len(moved) == 1 else torch.cat(moved, axis)
+        return result if order is None else result.index_select(result.ndim + axis, order[1].to(tensor.device))
+
+    @cached_property
+    def _orders(self) -> list[tuple[Tensor, Tensor] | None]:
+        """For each axis its positions segment by segment, and the way back; None where they are in order."""
+        orders = [torch.cat([segment.positions for segment in several]) for several in self.segments]
+        return [None if bool((o == torch.arange(len(o))).all()) else (o, o.argsort()) for o in orders]
+
+    def _moved(
+        self, cell: _Cell, tensor: Tensor, lead: int, blocks: Mapping[Key, Tensor], chosen: tuple[int, ...]
+    ) -> Tensor:
+        shape: list[int] = list(tensor.shape[lead:])
+        split: list[int] = []
+        picked = {axis: several[k] for axis, several, k in zip(self.axes, self.segments, chosen, strict=True)}
+        for axis, length in enumerate(shape):
+            split += picked[axis].shape if axis in picked else (length,)
+        moved = cell.apply(tensor.reshape(*tensor.shape[:lead], *split), blocks)
+        return moved.reshape(*moved.shape[: moved.ndim - len(split)], *shape)
+
+
+def _steps(sites: Sequence[Site], shape: tuple[int, ...], present: set[str]) -> list[_Step]:
+    """What moves a tensor, one set of linked axes after the other; the order does not matter."""
+    linked: list[set[int]] = []
+    for site in sites:
+        own = site.placement.axis
+        axes = {own, *(own if axis is None else axis for axis, _ in site.bases)}
+        for others in [others for others in linked if others & axes]:
+            linked.remove(others)
+            axes |= others
+        linked.append(axes)
+    steps = []
+    for axes in linked:
+        ordered = tuple(sorted(axes))
+        segments = tuple(tuple(_segments([s for s in sites if s.placement.axis == k], shape[k])) for k in ordered)
+        cells: dict[tuple[int, ...], _Cell | None] = {}
+        for chosen in np.ndindex(*(len(several) for several in segments)):
+            picked = {k: several[c] for k, several, c in zip(ordered, segments, chosen, strict=True)}
+            cells[chosen] = _cell(picked, len(shape), present)
+        if any(cell is not None for cell in cells.values()):
+            steps.append(_Step(ordered, segments, cells))
+    return steps
+
+
+def _segments(sites: Sequence[Site], length: int) -> list[_Segment]:
+    """The positions of an axis, by the sites that cover them."""
+    sites = sorted(sites, key=lambda site: len(site.group.within))
+    units = np.full((len(sites), length), -1)
+    for k, site in enumerate(sites):
+        units[k, site.positions.numpy()] = site.units.numpy()
+    patterns, which = np.unique(units >= 0, axis=1, return_inverse=True)
+    result = []
+    for p in range(patterns.shape[1]):
+        here = [k for k in range(len(sites)) if patterns[k, p]]
+        positions = np.flatnonzero(which.ravel() == p)
+        labels = tuple(_label(sites[k]) for k in here)
+        sizes = [label.size for label in labels]
+        if here:
+            joint = np.ravel_multi_index(tuple(units[k, positions] for k in here), sizes)
+            counts = np.bincount(joint, minlength=int(np.prod(sizes)))
+            if (counts != counts[0]).any():
+                raise ValueError(
+                    f"groups {[label.name for label in labels]} overlap on an axis of "
+                    f"{sites[here[0]].placement.parameter!r} without being factors of it; relaxed elements cannot act "
+                    "there: leave that tensor out or drop one of the groups"
+                )
+            positions = positions[joint.argsort(kind="stable")]
+        result.append(_Segment(torch.from_numpy(positions), labels))
+    return sorted(result, key=lambda segment: int(segment.positions[0]))
+
+
+def _label(site: Site) -> _Label:
+    own = site.placement.axis
+    axes = [own if axis is None else axis for axis, _ in site.bases]
+    bases = tuple(zip(site.group.within, axes, strict=True))
+    return _Label(site.group.name, own, _own_character(site), bases, site.group.size)
+
+
+def _cell(segments: Mapping[int, _Segment], ndim: int, present: set[str]) -> _Cell | None:
+    """The sum for one segment on each axis; None where no group with a matrix acts."""
+    labels = {label.place: label for segment in segments.values() for label in segment.labels}
+    needed = {place for place in labels if place[0] in present}
+    needed |= {base for place in needed for base in labels[place].bases}
+    if not needed:
+        return None
+    # Each group's own factor counts once; a matrix holds those of its bases too, so these are divided out.
+    powers: dict[tuple[str, int], int] = {}
+    for place in sorted(needed, key=lambda p: -len(labels[p].bases)):
+        powers[place] = 1 - sum(power for other, power in powers.items() if place in labels[other].bases)
+    letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    source, target = {}, {}
+    for place in labels:
+        source[place] = next(letters)
+        target[place] = next(letters) if place in needed else source[place]
+    into = out = ""
+    for axis in range(ndim):
+        if axis in segments:
+            places = [label.place for label in segments[axis].labels]
+            rest = next(letters)
+            into += "".join(source[p] for p in places) + rest
+            out += "".join(target[p] for p in places) + rest
+        else:
+            rest = next(letters)
+            into, out = into + rest, out + rest
+    operands = []
+    for place, power in powers.items():
+        if power:
+            chain = [*labels[place].bases, place]
+            joint = tuple(e for p in chain for e in labels[p].character)
+            indices = "".join(target[p] for p in chain) + "".join(source[p] for p in chain)
+            operands.append(_Operand((place[0], joint), indices, power))
+    # What is divided out first, and the tensor after the first product: sums then are taken as early as can be.
+    operands.sort(key=lambda operand: operand.power)
+    at = 1 + sum(operand.power < 0 for operand in operands)
+    terms = ["..." + operand.letters for operand in operands]
+    terms.insert(at, "..." + into)
+    return _Cell(",".join(terms) + "->..." + out, tuple(operands), at)
+
+
+def _power(matrix: Tensor, power: int) -> Tensor:
+    """The matrix, or entry by entry a negative power of it with zero in place of what is not finite."""
+    if power == 1:
+        return matrix
+    is_zero = matrix == 0
+    return torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, matrix) ** power)
