@@ -10,7 +10,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regauge.align import AlignPairsResult, AlignResult, BestOf, WeightMatching, align, align_pairs
+    from regauge.align import (
+        AlignPairsResult,
+        AlignResult,
+        BestOf,
+        GaussianMatching,
+        StackMatching,
+        WeightMatching,
+        align,
+        align_pairs,
+    )
     from regauge.connect import Curve, line, reset_batchnorm
     from regauge.core.element import Element, Value
     from regauge.core.groups import Group, Placement
@@ -31,10 +40,12 @@ _HOMES = {
     "Curve": "regauge.connect",
     "Element": "regauge.core.element",
     "Frozen": "regauge.core.symmetry",
+    "GaussianMatching": "regauge.align",
     "Group": "regauge.core.groups",
     "Nullity": "regauge.discover",
     "Params": "regauge.core.params",
     "Placement": "regauge.core.groups",
+    "StackMatching": "regauge.align",
     "Symmetry": "regauge.core.symmetry",
     "Task": "regauge.core.task",
     "TraceError": "regauge.discover",
@@ -59,10 +70,12 @@ __all__ = [
     "Curve",
     "Element",
     "Frozen",
+    "GaussianMatching",
     "Group",
     "Nullity",
     "Params",
     "Placement",
+    "StackMatching",
     "Symmetry",
     "Task",
     "TraceError",

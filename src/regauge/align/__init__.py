@@ -3,18 +3,23 @@
 from regauge.align.align import AlignResult, align
 from regauge.align.align_pairs import AlignPairsResult, align_pairs
 from regauge.align.best_of import BestOf
+from regauge.align.gaussian_matching import GaussianMatching
 from regauge.align.matching import Matching, Method
 from regauge.align.pairs import PairsMatching, PairsMethod
+from regauge.align.stack_matching import StackMatching, StackMethod
 from regauge.align.weight_matching import WeightMatching
 
 __all__ = [
     "AlignPairsResult",
     "AlignResult",
     "BestOf",
+    "GaussianMatching",
     "Matching",
     "Method",
     "PairsMatching",
     "PairsMethod",
+    "StackMatching",
+    "StackMethod",
     "WeightMatching",
     "align",
     "align_pairs",

@@ -2,25 +2,31 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 
-from regauge.align.matching import Method
+from regauge.align.matching import Matching, Method
+from regauge.align.stack_matching import Stack, StackMethod, move_stack
 from regauge.align.weight_matching import WeightMatching
 from regauge.core.element import Element
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
+Moved = TypeVar("Moved")
+StackType = TypeVar("StackType", bound=Stack)
+
 
 @dataclass(frozen=True)
-class AlignResult:
+class AlignResult(Generic[Moved]):
     """The outcome of an alignment.
 
     Attributes:
         element: The element that moves the second network.
-        params: The moved network, `act(element, params_b)`; it computes the same function.
+        params: The moved network, `act(element, params_b)`; it computes the same function. Of a stack, the moved
+            stack, of the same type.
         objective: What the method maximizes, at `element`.
         initial: The same at the identity; never larger than `objective`.
         history: Objective at the start of the best climb and after each of its sweeps; it never falls.
@@ -29,7 +35,7 @@ class AlignResult:
     """
 
     element: Element
-    params: Params
+    params: Moved
     objective: float
     initial: float
     history: tuple[float, ...]
@@ -53,6 +59,7 @@ class AlignResult:
         return self.report
 
 
+@overload
 def align(
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
@@ -61,14 +68,38 @@ def align(
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
-) -> AlignResult:
+) -> AlignResult[Params]: ...
+
+
+@overload
+def align(
+    params_a: StackType,
+    params_b: StackType,
+    symmetry: Symmetry,
+    *,
+    method: StackMethod,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> AlignResult[StackType]: ...
+
+
+def align(
+    params_a: Mapping[str, Tensor] | Stack,
+    params_b: Mapping[str, Tensor] | Stack,
+    symmetry: Symmetry,
+    *,
+    method: Method | StackMethod | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> AlignResult[Any]:
     """Move the second network along its orbit, as close to the first as the method gets.
 
     The result is never worse than the identity on the method's own objective, and `params` computes the same
     function as `params_b`.
 
     Args:
-        params_a: The network that stays.
+        params_a: The network that stays; for methods that take stacks (`GaussianMatching`, `StackMatching`) a
+            tuple of dictionaries.
         params_b: The network that moves, unchanged itself. Buffers move with it.
         symmetry: Of the architecture of both.
         method: How; `WeightMatching()` unless given.
@@ -78,9 +109,60 @@ def align(
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
+        TypeError: The method takes a stack and got single networks, or the other way around.
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
             populations; or the method needs a task or a generator.
     """
+    method = WeightMatching() if method is None else method
+    if isinstance(method, StackMethod):
+        return _align_stacks(params_a, params_b, symmetry, method, task, generator)
+    if not isinstance(params_a, Mapping) or not isinstance(params_b, Mapping):
+        raise TypeError(
+            f"{type(method).__name__} aligns one dictionary of parameters with another, not "
+            f"{type(params_a).__name__} with {type(params_b).__name__}; for means and standard deviations use "
+            "`regauge.GaussianMatching()`, for other tuples of dictionaries `regauge.StackMatching(roles)`"
+        )
+    symmetry = _checked(params_a, params_b, symmetry)
+    found = method.match(params_a, params_b, symmetry, task=task, generator=generator)
+    return _result(found, {**symmetry.act(found.element, params_b, skip=found.moved), **found.moved})
+
+
+def _align_stacks(
+    stack_a: Mapping[str, Tensor] | Stack,
+    stack_b: Mapping[str, Tensor] | Stack,
+    symmetry: Symmetry,
+    method: StackMethod,
+    task: Task | None,
+    generator: torch.Generator | None,
+) -> AlignResult[Stack]:
+    count = len(method.roles)
+    for stack in (stack_a, stack_b):
+        if not isinstance(stack, tuple) or len(stack) != count:
+            given = f"a tuple of {len(stack)}" if isinstance(stack, tuple) else f"a {type(stack).__name__}"
+            raise TypeError(
+                f"{type(method).__name__} aligns tuples of {count} dictionaries ({', '.join(method.roles)}), not "
+                f"{given}; give both networks as such tuples"
+            )
+    a, b = cast(Stack, stack_a), cast(Stack, stack_b)
+    symmetry = _checked(a[0], b[0], symmetry)
+    for k in range(1, count):
+        label = f"entry {k} of the stack of the"
+        require_same_shapes(a[k], b[k])
+        require_finite(a[k], f"{label} first network")
+        require_finite(b[k], f"{label} second network")
+        for name, tensor in b[k].items():
+            if name not in b[0] or tensor.shape != b[0][name].shape:
+                known = f"shape {tuple(b[0][name].shape)}" if name in b[0] else "no tensor of that name"
+                raise ValueError(
+                    f"{name!r} has shape {tuple(tensor.shape)} in entry {k} of the stacks, but entry 0 has {known}; "
+                    "all dictionaries of a stack belong to one architecture"
+                )
+    found = method.match(a, b, symmetry, task=task, generator=generator)
+    return _result(found, move_stack(symmetry, method.roles, found.element, b))
+
+
+def _checked(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], symmetry: Symmetry) -> Symmetry:
+    """The symmetry with every size known; both networks are fit to be matched under it."""
     require_same_shapes(params_a, params_b)
     require_finite(params_a, "the first network")
     require_finite(params_b, "the second network")
@@ -91,11 +173,13 @@ def align(
                 f"{name!r} has shape {tuple(params_b[name].shape)}, with a leading model axis: these are populations; "
                 "align them with `regauge.align_pairs`, all pairs at once"
             )
-    method = WeightMatching() if method is None else method
-    found = method.match(params_a, params_b, symmetry, task=task, generator=generator)
+    return symmetry
+
+
+def _result(found: Matching, params: Moved) -> AlignResult[Moved]:
     return AlignResult(
         element=found.element,
-        params={**symmetry.act(found.element, params_b, skip=found.moved), **found.moved},
+        params=params,
         objective=found.objective,
         initial=found.initial,
         history=found.history,

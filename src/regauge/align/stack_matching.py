@@ -1,0 +1,197 @@
+"""Matching of stacks: several dictionaries of parameters that one element moves together, each in its own way.
+
+A role says how a dictionary is moved. The stack becomes one dictionary with one name for each tensor of each
+entry, on a symmetry with the placements of all of them; any method that compares parameters can match it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from regauge.align.matching import Matching, Method
+from regauge.align.weight_matching import WeightMatching
+from regauge.core.element import Element
+from regauge.core.groups import Group, Placement
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+
+Role = Literal["parameters", "magnitudes"]
+"""How a dictionary is moved: as parameters, or as numbers that keep no sign (standard deviations)."""
+Stack = tuple[Mapping[str, Tensor], ...]
+
+
+@runtime_checkable
+class StackMethod(Protocol):
+    """A way to align two stacks: what a method is, and a role for each dictionary."""
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """How each dictionary is moved."""
+        ...
+
+    def match(
+        self,
+        params_a: Stack,
+        params_b: Stack,
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> Matching:
+        """The element that brings one stack close to the other; both are checked and the symmetry is bound."""
+        ...
+
+
+@dataclass(frozen=True)
+class StackMatching:
+    """Match stacks of parameter dictionaries: one element moves all of them, and each counts with its weight.
+
+    It hands `sum_k weights[k] <a_k, g b_k>` to `method`, where `g` acts on dictionary k according to its role:
+
+    | role | permutations | positive scales | signs | shifts | rotations |
+    | --- | --- | --- | --- | --- | --- |
+    | parameters | move it | multiply it | multiply it | are added | rotate it |
+    | magnitudes | move it | multiply it | - | - | not possible |
+
+    Orthogonal and linear groups therefore stay at the identity as soon as one dictionary has magnitudes: the
+    standard deviations of a rotated diagonal Gaussian depend on its correlations, which are gone.
+
+    The first dictionary is complete, with buffers. The others may lack names of it; what they lack does not count.
+
+    Attributes:
+        roles: Of each dictionary, in order; the first is "parameters".
+        weights: Of each dictionary, not negative, 1 unless given. A dictionary of weight 0 is moved only.
+        method: What matches the stack: one that compares parameters, without data.
+
+    Raises:
+        ValueError: A role is unknown, the first is not "parameters", or the weights do not fit the roles.
+    """
+
+    roles: tuple[Role, ...]
+    weights: tuple[float, ...] | None = None
+    method: Method = field(default_factory=WeightMatching)
+
+    def __post_init__(self) -> None:
+        unknown = [role for role in self.roles if role not in get_args(Role)]
+        if unknown or not self.roles or self.roles[0] != "parameters":
+            raise ValueError(
+                f"roles is {self.roles!r}; give 'parameters' for the first dictionary and 'parameters' or 'magnitudes' "
+                "for each further one"
+            )
+        if self.weights is not None and len(self.weights) != len(self.roles):
+            raise ValueError(f"{len(self.roles)} roles need as many weights, not {len(self.weights)}")
+        if self.weights is not None and not (min(self.weights) >= 0 < max(self.weights) < float("inf")):
+            raise ValueError(f"weights is {self.weights}; they must not be negative, and one must be positive")
+
+    def match(
+        self,
+        params_a: Stack,
+        params_b: Stack,
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> Matching:
+        """See `align`.
+
+        Raises:
+            ValueError: A dictionary of magnitudes has a negative number.
+        """
+        for params, label in ((params_a, "first"), (params_b, "second")):
+            for role, one in zip(self.roles, params, strict=True):
+                if role == "magnitudes":
+                    _require_magnitudes(one, symmetry, label)
+        weights = (1.0,) * len(self.roles) if self.weights is None else self.weights
+        views = [role_symmetry(symmetry, role, one) for role, one in zip(self.roles, params_b, strict=True)]
+        is_fixed = "magnitudes" in self.roles
+        free = tuple(group for group in symmetry.groups if not (is_fixed and group.matrix != "none"))
+        stacked = _stacked_symmetry(free, views, weights)
+        a, b = _stacked(params_a, weights), _stacked(params_b, weights)
+        found = self.method.match(a, b, stacked, task=task, generator=generator)
+        rest = symmetry.identity()
+        element = Element({g.name: (found.element if g in free else rest)[g.name] for g in symmetry.groups})
+        return replace(found, element=element, moved={})
+
+
+def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) -> Symmetry:
+    """The symmetry as it acts on a dictionary of some role that may lack names.
+
+    Elements of the whole symmetry act through it; what it leaves out of them does nothing to such a dictionary.
+    """
+    groups = symmetry.groups
+    if role == "magnitudes":
+        groups = tuple(_unsigned(group) for group in groups if group.matrix == "none")
+    present = tuple(
+        replace(group, placements=tuple(p for p in group.placements if p.parameter in params)) for group in groups
+    )
+    return replace(symmetry, groups=present, buffers=tuple(n for n in symmetry.buffers if n in params), tied=())
+
+
+def move_stack(symmetry: Symmetry, roles: Sequence[Role], element: Element, stack: Stack) -> Stack:
+    """Every dictionary moved by one element according to its role; a named tuple stays what it is."""
+    moved: list[Params] = [
+        role_symmetry(symmetry, role, params).act(element, params) for role, params in zip(roles, stack, strict=True)
+    ]
+    return stack._make(moved) if hasattr(stack, "_make") else tuple(moved)
+
+
+def _unsigned(group: Group) -> Group:
+    """The group without what its signs and shifts do; their families stay, so that its elements fit."""
+    return replace(
+        group,
+        placements=tuple(
+            replace(p, sign=(0,) * group.signs, parity=(0,) * group.shifts, shift=(0.0,) * group.shifts)
+            for p in group.placements
+        ),
+    )
+
+
+def _stacked_symmetry(free: Sequence[Group], views: Sequence[Symmetry], weights: Sequence[float]) -> Symmetry:
+    """One symmetry for all dictionaries; weights are shared evenly between both networks."""
+    placements: dict[str, list[Placement]] = {group.name: [] for group in free}
+    shapes: dict[str, tuple[int, ...]] = {}
+    buffers: list[str] = []
+    for k, (view, weight) in enumerate(zip(views, weights, strict=True)):
+        names = dict.fromkeys(p.parameter for group in view.groups for p in group.placements)
+        shapes.update({_name(k, name): view.shapes[name] for name in names})
+        buffers.extend(_name(k, name) for name in (view.buffers if weight else names))
+        for group in view.groups:
+            if group.name in placements:
+                placements[group.name].extend(
+                    replace(
+                        p,
+                        parameter=_name(k, p.parameter),
+                        shift=tuple(amount * (weight**0.5 if weight else 1.0) for amount in p.shift),
+                    )
+                    for p in group.placements
+                )
+    groups = tuple(replace(group, placements=tuple(placements[group.name])) for group in free)
+    return Symmetry(groups, shapes, buffers=tuple(buffers))
+
+
+def _stacked(stack: Stack, weights: Sequence[float]) -> Params:
+    result = {}
+    for k, (params, weight) in enumerate(zip(stack, weights, strict=True)):
+        for name, tensor in params.items():
+            if weight not in (0.0, 1.0) and tensor.is_floating_point():
+                tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * weight**0.5
+            result[_name(k, name)] = tensor
+    return result
+
+
+def _name(k: int, name: str) -> str:
+    return f"{k}/{name}"
+
+
+def _require_magnitudes(params: Mapping[str, Tensor], symmetry: Symmetry, label: str) -> None:
+    for name, tensor in params.items():
+        if name not in symmetry.buffers and bool((tensor < 0).any()):
+            raise ValueError(
+                f"{name!r} of a dictionary of magnitudes of the {label} network holds "
+                f"{int((tensor < 0).sum())} negative numbers (of {tensor.numel()}); give that dictionary the role "
+                "'parameters', or its absolute values"
+            )

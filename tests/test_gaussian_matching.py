@@ -1,0 +1,220 @@
+"""Gaussian matching: means and standard deviations move together, and both decide."""
+
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_align import BY_HAND, drawn, every_element, experts, generator, mlp_symmetry, normalized_groups
+
+import regauge as rg
+from regauge import Element, GaussianMatching, Group, Params, Placement, StackMatching, Symmetry, WeightMatching
+
+Pair = tuple[Params, Params]
+DISCRETE = [name for name in BY_HAND if name not in ("orthogonal", "linear", "attention")]
+
+
+class Posterior(NamedTuple):
+    mean: Params
+    std: Params
+
+
+def gaussian(symmetry: Symmetry, seed: int) -> Pair:
+    noise = drawn(symmetry, seed + 10**6)
+    return drawn(symmetry, seed), {name: 0.1 + tensor.abs() for name, tensor in noise.items()}
+
+
+def moved(symmetry: Symmetry, g: Element, pair: Pair) -> Pair:
+    """Written out: standard deviations are what one moves by the magnitudes of the factors."""
+    unsigned = {
+        name: rg.Value(
+            v.perm, v.scale, None if v.sign is None else v.sign.abs(), None if v.shift is None else 0 * v.shift
+        )
+        for name, v in g.items()
+    }
+    return symmetry.act(g, pair[0]), symmetry.act(Element(unsigned), pair[1])
+
+
+def wasserstein(a: Pair, b: Pair) -> float:
+    return sum(float((x[name] - y[name]).square().sum()) for x, y in zip(a, b, strict=True) for name in x)
+
+
+def is_close(a: Pair, b: Pair, atol: float = 1e-9) -> bool:
+    return all(torch.allclose(x[name], y[name], atol=atol) for x, y in zip(a, b, strict=True) for name in x)
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_it_never_falls_and_the_distance_falls_by_twice_what_it_gains(name: str) -> None:
+    symmetry = BY_HAND[name]
+    for seed in range(3):
+        a, b = gaussian(symmetry, seed), gaussian(symmetry, seed + 100)
+        result = rg.align(a, b, symmetry, method=GaussianMatching())
+        assert result.objective >= result.initial
+        assert all(x <= y for x, y in itertools.pairwise(result.history))
+        fallen = wasserstein(a, b) - wasserstein(a, result.params)
+        assert result.objective - result.initial == pytest.approx(fallen / 2, abs=1e-8)
+        expected = moved(symmetry, result.element, b)
+        assert all(torch.equal(x[n], y[n]) for x, y in zip(result.params, expected, strict=True) for n in x)
+
+
+@settings(deadline=None, derandomize=True, max_examples=20)
+@given(kind=st.sampled_from(["permutation", "signed", "dihedral"]), n=st.integers(1, 30), seed=st.integers(0, 10**6))
+def test_one_hidden_layer_recovers_what_was_planted(kind: str, n: int, seed: int) -> None:
+    symmetry = mlp_symmetry(3, n, 2, kind=kind)
+    a = gaussian(symmetry, seed)
+    b = moved(symmetry, symmetry.random(generator(seed), ("permutation", "sign", "shift")), a)
+    assert is_close(rg.align(a, b, symmetry, method=GaussianMatching()).params, a)
+
+
+def test_the_distance_does_not_change_when_both_move() -> None:
+    for kind in ("permutation", "signed", "dihedral"):
+        symmetry = mlp_symmetry(3, 6, 5, 2, kind=kind)
+        a, b = gaussian(symmetry, 0), gaussian(symmetry, 1)
+        g = symmetry.random(generator(2), ("permutation", "sign", "shift"))
+        both = wasserstein(moved(symmetry, g, a), moved(symmetry, g, b))
+        assert both == pytest.approx(wasserstein(a, b))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_uncertainty_tells_units_apart_that_have_one_mean(value: float) -> None:
+    symmetry = mlp_symmetry(3, 12, 2)
+    means, std = gaussian(symmetry, 0)
+    means = {name: torch.full_like(tensor, value) for name, tensor in means.items()}
+    b = moved(symmetry, symmetry.random(generator(1)), (means, std))
+    assert is_close(rg.align((means, std), b, symmetry, method=GaussianMatching()).params, (means, std))
+    blind = rg.align((means, std), b, symmetry, method=GaussianMatching(cost="mean")).params
+    assert not is_close(blind, (means, std))
+
+
+def test_equal_uncertainty_everywhere_leaves_weight_matching() -> None:
+    symmetry = mlp_symmetry(4, 15, 3, kind="signed")
+    for seed in range(5):
+        a, b = drawn(symmetry, seed), drawn(symmetry, seed + 50)
+        std = {name: torch.full_like(tensor, 0.3) for name, tensor in a.items()}
+        with_std = rg.align((a, std), (b, std), symmetry, method=GaussianMatching())
+        alone = rg.align(a, b, symmetry)
+        assert all(torch.equal(with_std.params[0][name], alone.params[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", ["signed", "stream", "normalized groups"])
+def test_the_mean_alone_is_weight_matching_and_moves_the_rest(name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = gaussian(symmetry, 3), gaussian(symmetry, 4)
+    result = rg.align(a, b, symmetry, method=GaussianMatching(cost="mean"))
+    alone = rg.align(a[0], b[0], symmetry)
+    assert result.history == alone.history
+    assert all(torch.equal(result.params[0][key], alone.params[key]) for key in a[0])
+    assert is_close(result.params, moved(symmetry, alone.element, b), atol=0)
+
+
+@pytest.mark.parametrize(
+    "symmetry",
+    [mlp_symmetry(2, 5, 3), mlp_symmetry(2, 3, 3, kind="signed"), experts(2, 3, 3), normalized_groups(2, 3, 2)],
+    ids=["units", "signs", "experts", "groups"],
+)
+def test_a_single_family_is_solved_exactly(symmetry: Symmetry) -> None:
+    for seed in range(3):
+        a, b = gaussian(symmetry, seed), gaussian(symmetry, seed + 50)
+        best = min(wasserstein(a, moved(symmetry, g, b)) for g in every_element(symmetry))
+        found = rg.align(a, b, symmetry, method=GaussianMatching())
+        assert wasserstein(a, found.params) == pytest.approx(best, abs=1e-8)
+
+
+def test_scales_multiply_standard_deviations_and_signs_do_not() -> None:
+    """The method inside may choose any element; what it chose moves both dictionaries."""
+    places = (Placement("w", 0, scale=(1,), sign=(1,)), Placement("v", 1, scale=(-1,), sign=(1,)))
+    symmetry = Symmetry((Group("h", 3, places, scales=1, signs=1),), {"w": (3, 4), "v": (2, 3)})
+    planted = symmetry.random(generator(0))
+
+    class Planted:
+        def match(self, params_a, params_b, symmetry, *, task, generator):  # type: ignore[no-untyped-def]
+            found = WeightMatching().match(params_a, params_b, symmetry, task=task, generator=generator)
+            return type(found)(**{**found.__dict__, "element": planted})
+
+    a = gaussian(symmetry, 0)
+    result = rg.align(a, a, symmetry, method=GaussianMatching(method=Planted()))
+    assert is_close(result.params, moved(symmetry, planted, a), atol=0)
+    assert all(bool((tensor > 0).all()) for tensor in result.params[1].values())
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "linear", "attention"])
+def test_rotations_stay_at_the_identity(name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = gaussian(symmetry, 0), gaussian(symmetry, 1)
+    result = rg.align(a, b, symmetry, method=GaussianMatching())
+    for value in result.element.values():
+        if value.matrix is not None:
+            assert torch.equal(value.matrix, torch.eye(value.matrix.shape[-1]).double().expand_as(value.matrix))
+    assert wasserstein(a, result.params) <= wasserstein(a, b)
+    rotated = rg.align((a[0],), (b[0],), symmetry, method=StackMatching(("parameters",)))
+    assert rotated.objective == pytest.approx(rg.align(a[0], b[0], symmetry).objective)
+
+
+def test_three_dictionaries_with_weights() -> None:
+    """A mean, its standard deviations and a second sample: the objective is their weighted sum."""
+    for kind in ("permutation", "signed", "dihedral"):
+        symmetry = mlp_symmetry(3, 9, 8, 2, kind=kind)
+        (a, s), (b, t), c, d = gaussian(symmetry, 0), gaussian(symmetry, 1), drawn(symmetry, 2), drawn(symmetry, 3)
+        method = StackMatching(("parameters", "magnitudes", "parameters"), weights=(1.0, 0.5, 3.0))
+        result = rg.align((a, s, c), (b, t, d), symmetry, method=method)
+        fallen = [
+            sum(float((x[n] - y[n]).square().sum() - (x[n] - z[n]).square().sum()) for n in x) / 2
+            for x, y, z in zip((a, s, c), (b, t, d), result.params, strict=True)
+        ]
+        expected = fallen[0] + 0.5 * fallen[1] + 3.0 * fallen[2]
+        assert result.objective - result.initial == pytest.approx(expected, abs=1e-8)
+        assert expected > 0
+
+
+def test_named_tuples_stay_what_they_are() -> None:
+    symmetry = mlp_symmetry(3, 6, 2)
+    a, b = Posterior(*gaussian(symmetry, 0)), Posterior(*gaussian(symmetry, 1))
+    result = rg.align(a, b, symmetry, method=GaussianMatching())
+    assert isinstance(result.params, Posterior)
+    assert all(bool((tensor > 0).all()) for tensor in result.params.std.values())
+
+
+def test_buffers_and_certain_parameters_need_no_standard_deviation() -> None:
+    symmetry = Symmetry.from_axes({"w": ("h", None), "v": (None, "h"), "mean": ("h",)}, buffers=["mean"])
+    g = generator(0)
+    mean = {"w": torch.randn(6, 4, generator=g), "v": torch.randn(3, 6, generator=g), "mean": torch.arange(6.0)}
+    std = {"w": torch.rand(6, 4, generator=g) + 0.1}
+    perm = torch.randperm(6, generator=g)
+    b = {"w": mean["w"][perm], "v": mean["v"][:, perm], "mean": mean["mean"][perm]}, {"w": std["w"][perm]}
+    result = rg.align((mean, std), b, symmetry, method=GaussianMatching())
+    assert all(torch.equal(x[n], y[n]) for x, y in zip(result.params, (mean, std), strict=True) for n in y)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    symmetry = mlp_symmetry(2, 3, 2)
+    mean, std = gaussian(symmetry, 0)
+    pair = (mean, std)
+    with pytest.raises(TypeError, match=r"WeightMatching aligns one dictionary .* not tuple with tuple"):
+        rg.align(pair, pair, symmetry, method=WeightMatching())  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"GaussianMatching aligns tuples of 2 dictionaries .*, not a dict"):
+        rg.align(mean, mean, symmetry, method=GaussianMatching())  # type: ignore[type-var]
+    with pytest.raises(TypeError, match=r"not a tuple of 3"):
+        rg.align((mean, std, std), (mean, std, std), symmetry, method=GaussianMatching())
+    for bad in (0.0, -1.0):
+        wrong = {**std, "0.weight": torch.full_like(std["0.weight"], bad)}
+        with pytest.raises(ValueError, match=r"'0.weight' of the second posterior hold 6 numbers .* not positive"):
+            rg.align(pair, (mean, wrong), symmetry, method=GaussianMatching())
+    negative = {**std, "0.weight": -std["0.weight"]}
+    with pytest.raises(ValueError, match=r"of the first network holds 6 negative numbers"):
+        rg.align((mean, negative), pair, symmetry, method=StackMatching(("parameters", "magnitudes")))
+    nan = {**std, "0.weight": std["0.weight"] * float("nan")}
+    with pytest.raises(ValueError, match=r"'0.weight' of entry 1 of the stack of the first network holds 6 values"):
+        rg.align((mean, nan), pair, symmetry, method=GaussianMatching())
+    other = {**std, "fc": torch.ones(2)}
+    with pytest.raises(ValueError, match=r"'fc' has shape \(2,\) in entry 1 .* no tensor of that name"):
+        rg.align((mean, other), (mean, other), symmetry, method=GaussianMatching())
+    with pytest.raises(ValueError, match="cost is 'kl'; choose 'wasserstein' or 'mean'"):
+        GaussianMatching(cost="kl")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="give 'parameters' for the first dictionary"):
+        StackMatching(("magnitudes",))
+    with pytest.raises(ValueError, match="2 roles need as many weights, not 1"):
+        StackMatching(("parameters", "parameters"), weights=(1.0,))
+    with pytest.raises(ValueError, match="they must not be negative, and one must be positive"):
+        StackMatching(("parameters", "parameters"), weights=(0.0, 0.0))
