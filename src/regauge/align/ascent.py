@@ -129,6 +129,11 @@ class Ascent:
                     self._running[family.root.name].forget()
 
     @property
+    def first(self) -> Tensors:
+        """The tensors of the first network, as they were aimed at last."""
+        return self._a
+
+    @property
     def second(self) -> Tensors:
         """The tensors of the second network as they are now; later steps may write into them."""
         return self._b

@@ -1,0 +1,165 @@
+"""Many networks into one universe by coordinate ascent: each is matched to the mean of the others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regauge.align.ascent import Ascent
+from regauge.align.many import ManyMatching, move, universe_objective
+from regauge.align.matching import require_generator
+from regauge.align.places import Tensors, compared
+from regauge.align.weight_matching import WeightMatching
+from regauge.core.element import Element
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+
+
+@dataclass(frozen=True)
+class MergeMany:
+    """Match each network to the mean of the others, until no network moves any more.
+
+    It maximizes the sum over pairs of the inner products of the moved networks (`universe_objective`); a step
+    of one network gains K - 1 times what its inner product with the mean of the others gains, so the objective
+    never falls. The result is a local optimum: no single group of a single network can be improved.
+
+    Departures from the paper: networks are placed one after the other at first, each matched to the mean of
+    those that are placed already (the mean of networks that are not aligned knows little); they are then
+    visited in a fixed order, and a network is looked at again only where others moved.
+
+    Attributes:
+        inner: How a network is placed; its `max_sweeps` and `tolerance` hold for the later rounds too.
+        start: Place the networks in "sequence", or begin at the "identity" as published. Whatever the start, the
+            identity is tried when the result would be worse than it.
+        restarts: Further climbs with the networks in random order; the best is kept.
+        max_rounds: Most rounds over the networks in each climb.
+
+    References:
+        Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, appendix A.10, algorithm 2 (MergeMany).
+    """
+
+    inner: WeightMatching = WeightMatching()
+    start: Literal["sequence", "identity"] = "sequence"
+    restarts: int = 0
+    max_rounds: int = 100
+
+    def __post_init__(self) -> None:
+        if self.start not in ("sequence", "identity"):
+            raise ValueError(f"start is {self.start!r}; choose 'sequence' or 'identity'")
+        if self.restarts < 0 or self.max_rounds < 1:
+            raise ValueError(
+                f"restarts={self.restarts}, max_rounds={self.max_rounds}: restarts must not be negative, and at least "
+                "one round is needed"
+            )
+
+    def match_many(
+        self,
+        networks: Sequence[Mapping[str, Tensor]],
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> ManyMatching:
+        """See `align_many`; the task is not looked at."""
+        tensors, order = compared(networks, symmetry), list(range(len(networks)))
+        blank = [symmetry.identity()] * len(networks)
+        initial = universe_objective(tensors, tensors, symmetry)
+        climbs = [self._climb(networks, tensors, symmetry, order, generator)]
+        for _ in range(self.restarts):
+            chance = require_generator(generator, f"restarts={self.restarts} visit the networks in random order")
+            shuffled = torch.randperm(len(order), generator=chance, device=chance.device).tolist()
+            climbs.append(self._climb(networks, tensors, symmetry, shuffled, generator))
+        if self.start != "identity" and max(climb.objective for climb in climbs) < initial:
+            climbs.append(improved(tensors, symmetry, blank, self, order))
+        best = max(climbs, key=lambda climb: climb.objective)
+        return ManyMatching(
+            elements=best.elements,
+            objective=best.objective,
+            initial=initial,
+            history=best.history,
+            is_converged=best.is_converged,
+            starts=tuple(climb.objective for climb in climbs),
+        )
+
+    def _climb(
+        self,
+        networks: Sequence[Mapping[str, Tensor]],
+        tensors: Sequence[Tensors],
+        symmetry: Symmetry,
+        order: Sequence[int],
+        generator: torch.Generator | None,
+    ) -> "Rounds":
+        elements = [symmetry.identity()] * len(networks)
+        if self.start == "sequence":
+            total = dict(tensors[order[0]])
+            for count, k in enumerate(order[1:], start=1):
+                mean = {**networks[k], **{name: tensor / count for name, tensor in total.items()}}
+                found = self.inner.match(mean, networks[k], symmetry, task=None, generator=generator)
+                elements[k] = found.element
+                placed = move(symmetry, found.element, tensors[k])
+                total = {name: tensor + placed[name] for name, tensor in total.items()}
+        return improved(tensors, symmetry, elements, self, order)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Where rounds over the networks ended; the fields are those of `ManyMatching`."""
+
+    elements: tuple[Element, ...]
+    objective: float
+    history: tuple[float, ...]
+    is_converged: bool
+
+
+def improved(
+    tensors: Sequence[Tensors],
+    symmetry: Symmetry,
+    elements: Sequence[Element],
+    settings: MergeMany,
+    order: Sequence[int],
+) -> Rounds:
+    """Rounds in which each network climbs towards the mean of the others, from given elements on.
+
+    Every network keeps its ascent, so that a later visit looks only at what others moved, starting from the
+    potentials of the visit before.
+    """
+    others, inner = len(tensors) - 1, settings.inner
+    placed = [move(symmetry, element, network) for element, network in zip(elements, tensors, strict=True)]
+    total = {name: torch.stack([p[name] for p in placed]).sum(0) for name in placed[0]}
+    ascents: dict[int, Ascent] = {}
+    moved_at, seen_at = dict.fromkeys(total, 0), dict.fromkeys(order, -1)
+    gained, clock, is_moving = [0.0], 0, True
+    while is_moving and len(gained) <= settings.max_rounds:
+        gained.append(gained[-1])
+        for k in order:
+            clock += 1
+            now = ascents[k].second if k in ascents else placed[k]
+            stale = [name for name, when in moved_at.items() if when > seen_at[k]]
+            aims = {name: (total[name] - now[name]) / others for name in stale}
+            if k in ascents:
+                ascents[k].aim_at(aims)
+            else:
+                ascents[k] = Ascent(symmetry, aims, tensors[k], start=elements[k], tolerance=inner.tolerance)
+            gained[-1] += others * _climb(ascents[k], inner.max_sweeps)
+            seen_at[k] = clock
+            for name in ascents[k].changed:
+                total[name] = others * ascents[k].first[name] + ascents[k].second[name]
+                moved_at[name] = clock
+        is_moving = gained[-1] > gained[-2]
+    reached = universe_objective([ascents[k].second for k in range(len(tensors))], tensors, symmetry)
+    return Rounds(
+        elements=tuple(ascents[k].element for k in range(len(tensors))),
+        objective=reached,
+        history=tuple(reached - (gained[-1] - gain) for gain in gained),
+        is_converged=not is_moving,
+    )
+
+
+def _climb(ascent: Ascent, max_sweeps: int) -> float:
+    """What sweeps gain until nothing moves."""
+    before, sweeps = ascent.gained, 1
+    while ascent.sweep() and sweeps < max_sweeps:
+        sweeps += 1
+    return ascent.gained - before
