@@ -1,0 +1,169 @@
+"""The Sinkhorn operator: from logits to a doubly stochastic matrix, with the gradient of its fixed point.
+
+Nothing of the iterations is kept for the gradient, and its cost does not depend on their number.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+RANGE = 12.0
+"""Scalings are absorbed into the potentials before their logarithms leave this range."""
+CHECKED = 5
+"""Multiplicative iterations between two looks at the marginals."""
+SPREAD = 16.0
+"""Logits that spread further (in units of the temperature) are first normalized at higher temperatures."""
+ROUGH = 1e-2
+"""The tolerance at these."""
+RIDGE = 8.0
+"""Added to the normalized system, in units of the precision and the root of its size."""
+
+
+def sinkhorn(
+    logits: Tensor,
+    temperature: float = 1.0,
+    *,
+    potentials: Tensor | None = None,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+) -> tuple[Tensor, Tensor]:
+    """The doubly stochastic `P = diag(exp f) exp(logits / temperature) diag(exp g)`.
+
+    It is the plan that maximizes `<P, logits> + temperature * entropy(P)`; at small temperatures it tends to
+    the permutation of the assignment on the logits. Columns sum to one up to rounding, rows up to `tolerance`.
+
+    The gradient is that of the limit, by the implicit function theorem: with H = P * G for the incoming
+    gradient G and the marginals a = P 1, b = P' 1,
+
+        (diag(a) - P diag(1/b) P') x = H 1 - P diag(1/b) H' 1,   y = (H' 1 - P' x) / b,
+        grad = (H - P * (x 1' + 1 y')) / temperature
+
+    The matrix is the Laplacian of a graph on the rows. It is built from its weights and solved by Cholesky
+    after scaling it to a unit diagonal; differences that cancel where a plan saturates are sums over the other
+    entries instead, so that even vanishing gradients keep their direction. The gradient itself cannot be
+    differentiated again.
+
+    Args:
+        logits: `[..., n, n]`.
+        temperature: Positive.
+        potentials: g of similar logits, `[..., n]`, to start from.
+        tolerance: Largest deviation of a row sum from one.
+        max_iterations: Stop there in any case; small temperatures need many.
+
+    Returns:
+        The plan, and its potentials g for the next call (without gradient).
+
+    Raises:
+        ValueError: The matrices are not square, or the temperature or the tolerance is not positive.
+
+    References:
+        Cuturi (2013); Eisenberger et al. (2022), theorem 3; Pena et al. (2023), section 3.
+    """
+    if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2]:
+        raise ValueError(f"logits have shape {tuple(logits.shape)}; plans need square matrices `[..., n, n]`")
+    if not (temperature > 0 and tolerance > 0 and max_iterations > 0):
+        raise ValueError(
+            f"temperature={temperature}, tolerance={tolerance}, max_iterations={max_iterations}: all must be positive"
+        )
+    plan, found = _Sinkhorn.apply(logits / temperature, potentials, tolerance, max_iterations)  # type: ignore[no-untyped-call]
+    return plan, found
+
+
+class _Sinkhorn(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        logits: Tensor, potentials: Tensor | None, tolerance: float, max_iterations: int
+    ) -> tuple[Tensor, Tensor]:
+        if potentials is None:
+            potentials = _annealed(logits, max_iterations)
+        return _normalized(logits, potentials, tolerance, max_iterations)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[0])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+        (plan,) = ctx.saved_tensors
+        return _gradient(plan, gradient), None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Sequence[int | None], logits: Tensor, potentials: Tensor | None, tolerance: float, most: int
+    ) -> tuple[Any, tuple[int, int]]:
+        tensors = [
+            None if t is None else t.expand(info.batch_size, *t.shape) if axis is None else t.movedim(axis, 0)
+            for t, axis in zip((logits, potentials), in_dims, strict=False)
+        ]
+        return _Sinkhorn.apply(*tensors, tolerance, most), (0, 0)  # type: ignore[no-untyped-call]
+
+
+def _annealed(logits: Tensor, max_iterations: int) -> Tensor:
+    """Potentials to start from: those of higher temperatures, halved until the one that is wanted."""
+    g = torch.zeros_like(logits[..., 0, :])
+    spread = float(logits.amax() - logits.amin()) if logits.numel() else 0.0
+    doublings = max(0, math.ceil(math.log2(max(spread, 1.0) / SPREAD)))
+    for k in range(doublings, 0, -1):
+        g = 2 * _normalized(logits / 2**k, g, ROUGH, max_iterations)[1]
+    return g
+
+
+def _normalized(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
+    """The plan and its potentials g; multiplicative iterations where they stay in range, logarithms elsewhere."""
+    done = 0
+    while True:
+        f = -torch.logsumexp(logits + g.unsqueeze(-2), -1)
+        moved = logits + f.unsqueeze(-1)
+        g = -torch.logsumexp(moved, -2)
+        plan = (moved + g.unsqueeze(-2)).exp()
+        done += 1
+        is_in_range = True
+        while is_in_range:
+            rows = plan.sum(-1)
+            if done >= max_iterations or not bool(((rows - 1).abs() > tolerance).any()):
+                return plan, g
+            # u scales rows and v columns of the plan; both stay one where the potentials are right already.
+            u, v = rows, torch.ones_like(rows)
+            for _ in range(CHECKED):
+                u = 1 / (plan @ v.unsqueeze(-1)).squeeze(-1)
+                v = 1 / (plan.mT @ u.unsqueeze(-1)).squeeze(-1)
+            done += CHECKED
+            step = v.log()
+            is_in_range = bool((u.log().abs() < RANGE).all()) and bool((step.abs() < RANGE).all())
+            if is_in_range:
+                plan, g = plan * u.unsqueeze(-1) * v.unsqueeze(-2), g + step
+
+
+def _gradient(plan: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with respect to the logits; its rows and columns sum to zero."""
+    n = plan.shape[-1]
+    h = plan * gradient
+    b = plan.sum(-2, keepdim=True)
+    # In a row and a column there is at most one entry above one half: what cancels does so there.
+    is_large = plan > 0.5
+    small, small_h = plan.masked_fill(is_large, 0), h.masked_fill(is_large, 0)
+    others = torch.where(is_large, small.sum(-2, keepdim=True), b - plan)
+    others_h = torch.where(is_large, small_h.sum(-2, keepdim=True), h.sum(-2, keepdim=True) - h)
+    right = (plan / b * (gradient * others - others_h)).sum(-1, keepdim=True)
+
+    weights = (plan / b) @ plan.mT
+    weights = weights - torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))
+    tiny = torch.finfo(plan.dtype).tiny
+    scale = (weights.sum(-1) + tiny).rsqrt()
+    normal = -weights * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    ridge = RIDGE * n**0.5 * torch.finfo(plan.dtype).eps
+    normal = normal + torch.eye(n, dtype=plan.dtype, device=plan.device) * (1 + ridge)
+    # Constants are in the kernel, and which one is added does not matter.
+    kernel = 1 / scale.unsqueeze(-1)
+    kernel = kernel / torch.linalg.vector_norm(kernel, dim=-2, keepdim=True)
+    factor, _ = torch.linalg.cholesky_ex(normal + kernel @ kernel.mT)
+    x = torch.cholesky_solve(right * scale.unsqueeze(-1), factor) * scale.unsqueeze(-1)
+    y = (h.sum(-2, keepdim=True) - (plan * x).sum(-2, keepdim=True)) / b
+    found = plan * (gradient - x - y)
+    small_found = found.masked_fill(is_large, 0)
+    return torch.where(is_large, -small_found.sum(-1, keepdim=True), found)
