@@ -4,11 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regauge.core import assignment
-from regauge.core.assignment import assign
+from regauge.core.assignment import assign, assign_many
 
 SOLVERS = ["installed", "scipy"]
 
@@ -96,3 +97,44 @@ def test_refuses_what_is_not_finite(bad: float) -> None:
 def test_refuses_rectangles() -> None:
     with pytest.raises(ValueError, match=r"square matrix of profits; this one has shape \(2, 3\)"):
         assign(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 40, 64])
+def test_many_problems_are_solved_as_one_by_one(solver: str, n: int) -> None:
+    profits = np.stack([heavy_tailed(n, seed) for seed in range(6)])
+    best = [total(p, assignment._scipy(-p)) for p in profits]
+    first = assign_many(torch.from_numpy(profits))
+    assert [total(p, c.numpy()) for p, c in zip(profits, first.columns, strict=True)] == pytest.approx(best, rel=1e-12)
+    changed = np.stack([p + 0.05 * heavy_tailed(n, seed + 10) for seed, p in enumerate(profits)])
+    best = [total(p, assignment._scipy(-p)) for p in changed]
+    for start in (first.potentials, torch.randn(6, n, generator=torch.Generator().manual_seed(0)).double() * 100):
+        warm = assign_many(torch.from_numpy(changed), start, current=first.columns)
+        reached = [total(p, c.numpy()) for p, c in zip(changed, warm.columns, strict=True)]
+        assert reached == pytest.approx(best, rel=1e-12)
+
+
+def test_many_problems_keep_columns_that_gain_at_most_the_slack_by_another_choice() -> None:
+    profits = torch.from_numpy(np.stack([heavy_tailed(20, seed) for seed in range(4)]))
+    solved = assign_many(profits)
+    swapped = solved.columns.clone()
+    swapped[2:, [0, 1]] = swapped[2:, [1, 0]]
+    lost = [
+        total(p, c) - total(p, s)
+        for p, c, s in zip(*(t.numpy() for t in (profits, solved.columns, swapped)), strict=True)
+    ]
+    assert min(lost[2:]) > 1e-6
+    strict = assign_many(profits, solved.potentials, current=swapped, slack=torch.full((4,), 1e-9))
+    assert torch.equal(strict.columns, solved.columns)
+    bound = [float(profits.abs().sum())] * 4
+    assert torch.equal(assign_many(profits, current=swapped, slack=torch.tensor(bound)).columns, swapped)
+
+
+def test_many_problems_say_how_many_profits_are_not_finite() -> None:
+    profits = torch.zeros(3, 4, 4)
+    profits[1, 2, 3] = float("nan")
+    with pytest.raises(ValueError, match=r"1 of 48 profits of these assignments are NaN or Inf"):
+        assign_many(profits)
+
+
+def test_many_equal_profits_keep_the_identity() -> None:
+    assert torch.equal(assign_many(torch.ones(2, 7, 7)).columns, torch.arange(7).expand(2, 7))

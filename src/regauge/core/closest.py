@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from regauge.core.assignment import Floats, assign
+from regauge.core.assignment import Floats, assign, assign_many
 from regauge.core.element import Value
 from regauge.core.groups import Group, Placement
 from regauge.core.signs import SignCode
@@ -54,6 +54,28 @@ class Cost:
     def at_identity(self) -> Tensor:
         """The objective of the identity, `[...]`."""
         return torch.stack([_diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()
+
+    def at(self, value: Value) -> Tensor:
+        """The objective of any value without positive factors, float64 `[...]`."""
+        if value.matrix is not None:
+            matrices = torch.stack([m.double().cpu() for m in self.matrices.values()]).sum(0)
+            return (matrices * value.matrix).sum((-1, -2))
+        picked = self if value.perm is None else _picked(self, value.perm)
+        total: Tensor | None = None
+        for key, matrix in picked.matrices.items():
+            own = matrix.squeeze(-1).double()
+            factor = _unit_signs(key, value)
+            own = own if factor is None else own * factor
+            total = own if total is None else total + own
+        assert total is not None
+        for s in picked.shifts:
+            assert value.shift is not None
+            factor = _unit_signs(s.character, value)
+            source = s.source.double() if factor is None else s.source.double() * factor
+            amounts = torch.tensor(s.amounts, dtype=torch.float64)
+            moved = (amounts.unsqueeze(-1) * value.shift).sum(-2)
+            total = total + moved * (s.target.double() - source) - s.count * moved**2 / 2
+        return total.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -114,12 +136,12 @@ def closest(
     if not group.is_permuted:
         value, objective = _signs_and_shifts(group, cost)
         return Closest(value, objective)
-    profit = _best_over_signs(group, cost)
-    flat = profit.reshape(-1, group.size, group.size).numpy()
-    solved = [assign(p, potentials, is_repeated=is_repeated) for p in flat]
-    perm = torch.stack([torch.from_numpy(s.columns) for s in solved]).reshape(*lead, group.size)
-    value, objective = _signs_and_shifts(group, _picked(cost, perm))
-    return Closest(replace(value, perm=perm), objective, solved[0].potentials if len(solved) == 1 else None)
+    flat = profits(group, cost).reshape(-1, group.size, group.size)
+    if len(flat) == 1:
+        solved = assign(flat[0].numpy(), potentials, is_repeated=is_repeated)
+        found = with_order(group, cost, torch.from_numpy(solved.columns).reshape(*lead, group.size))
+        return replace(found, potentials=solved.potentials)
+    return with_order(group, cost, assign_many(flat).columns.reshape(*lead, group.size))
 
 
 def _single(group: Group, matrix: Tensor) -> Cost:
@@ -142,8 +164,15 @@ def _procrustes(group: Group, c: Tensor) -> Closest:
     return Closest(Value(matrix=u @ vh), s.sum(-1))
 
 
-def _best_over_signs(group: Group, cost: Cost) -> Tensor:
-    """For every pair the largest profit over sign patterns and shifts, `[..., n, n]`."""
+def with_order(group: Group, cost: Cost, perm: Tensor) -> Closest:
+    """The best signs and shifts for given permutations `[..., n]`."""
+    picked = _picked(cost, perm)
+    value, objective = _signs_and_shifts(group, replace(picked, matrices=_doubles(picked.matrices)))
+    return Closest(replace(value, perm=perm), objective)
+
+
+def profits(group: Group, cost: Cost) -> Tensor:
+    """For every pair of units the largest profit over sign patterns and shifts, `[..., n, n]`."""
     if group.shifts:
         return _enumerate(group, cost)[0]
     if not group.signs:
@@ -226,6 +255,27 @@ def _picked(cost: Cost, perm: Tensor) -> Cost:
     """The cost of the pairs `(i, perm[i])` alone, `[..., n, 1]`."""
     matrices = {key: matrix.gather(-1, perm.unsqueeze(-1)) for key, matrix in cost.matrices.items()}
     return Cost(matrices, tuple(replace(s, source=s.source.gather(-1, perm)) for s in cost.shifts))
+
+
+def _doubles(matrices: Mapping[Character, Tensor]) -> dict[Character, Tensor]:
+    return {key: matrix.double() for key, matrix in matrices.items()}
+
+
+def _unit_signs(key: Character, value: Value) -> Tensor | None:
+    """What a character multiplies each unit by, `[..., n]`; None for one."""
+    signs = 0 if value.sign is None else value.sign.shape[-2]
+    factor: Tensor | None = None
+    for k, exponent in enumerate(key):
+        if not exponent % 2:
+            continue
+        if k < signs:
+            assert value.sign is not None
+            row = value.sign[..., k, :].double()
+        else:
+            assert value.shift is not None
+            row = 1.0 - 2 * (value.shift[..., k - signs, :] % 2).double()
+        factor = row if factor is None else factor * row
+    return factor
 
 
 def _on_cpu(s: ShiftCost) -> ShiftCost:
