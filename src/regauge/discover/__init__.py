@@ -1,8 +1,18 @@
 """Which transformations of a model's parameters leave its function unchanged?"""
 
+from regauge.discover.activations import Activations, activations
 from regauge.discover.discover import discover
 from regauge.discover.nullity import Nullity, nullity
 from regauge.discover.registry import register_leaf, register_rule
 from regauge.discover.trace import TraceError
 
-__all__ = ["Nullity", "TraceError", "discover", "nullity", "register_leaf", "register_rule"]
+__all__ = [
+    "Activations",
+    "Nullity",
+    "TraceError",
+    "activations",
+    "discover",
+    "nullity",
+    "register_leaf",
+    "register_rule",
+]

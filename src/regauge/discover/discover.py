@@ -11,10 +11,8 @@ from torch.utils import _pytree as pytree
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Frozen, Symmetry
 from regauge.core.verification import verify as verify_numerically
-from regauge.discover.builder import Builder
 from regauge.discover.emit import frozen_axes, groups_of
-from regauge.discover.interpret import interpret
-from regauge.discover.record import Value
+from regauge.discover.interpret import Pass, interpret
 from regauge.discover.registry import leaves_as_operators, registered_rules
 from regauge.discover.slots import write_out
 from regauge.discover.solve import solve
@@ -68,16 +66,8 @@ def discover(
     if is_meta:
         inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))
     with leaves_as_operators(module):
-        program = trace(module, inputs, kwargs, outputs)
-        builder, params = _run(program)
-        if builder.unknown:
-            # Second chance: write what has no rule in terms of operators that have one.
-            names = frozenset(name.split(" ")[0].split("::")[-1] for name in builder.unknown)
-            simpler = trace(module, inputs, kwargs, outputs, decompose=names)
-            again, again_params = _run(simpler)
-            if len(again.unknown) < len(builder.unknown):
-                program, builder, params = simpler, again, again_params
-    symmetry = _symmetry(program, builder, params)
+        program, result = traced(module, inputs, kwargs, outputs)
+    symmetry = _symmetry(program, result)
     count = sum(p.numel() for p in module.parameters())
     if _has_single_batch(inputs, kwargs):
         symmetry = replace(symmetry, notes=(*symmetry.notes, SINGLE_BATCH))
@@ -91,17 +81,34 @@ def _has_single_batch(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(t.ndim > 1 and t.shape[0] == 1 for t in tensors)
 
 
-def _run(program: Program) -> tuple[Builder, dict[str, Value]]:
+def traced(
+    module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs = None
+) -> tuple[Program, Pass]:
+    """A module as a program, and what its operators record; within `leaves_as_operators`."""
+    program = trace(module, inputs, kwargs, outputs)
+    result = _run(program)
+    if result.builder.unknown:
+        # Second chance: write what has no rule in terms of operators that have one.
+        names = frozenset(name.split(" ")[0].split("::")[-1] for name in result.builder.unknown)
+        simpler = trace(module, inputs, kwargs, outputs, decompose=names)
+        again = _run(simpler)
+        if len(again.builder.unknown) < len(result.builder.unknown):
+            return simpler, again
+    return program, result
+
+
+def _run(program: Program) -> Pass:
     unrolled: frozenset[tuple[str, int]] = frozenset()
     for _ in range(MAX_PASSES):
-        builder, params = interpret(program, unrolled, registered_rules())
-        if builder.requests <= unrolled:
+        result = interpret(program, unrolled, registered_rules())
+        if result.builder.requests <= unrolled:
             break
-        unrolled |= builder.requests
-    return builder, params
+        unrolled |= result.builder.requests
+    return result
 
 
-def _symmetry(program: Program, builder: Builder, params: Mapping[str, Value]) -> Symmetry:
+def _symmetry(program: Program, result: Pass) -> Symmetry:
+    builder, params = result.builder, result.params
     slots = write_out(builder.records, params)
     groups = groups_of(solve(slots), slots, program.aliases)
     used = {place.name for place in slots.places.values()}

@@ -13,8 +13,25 @@ from regauge.discover.solve import Freedom
 
 
 def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
-    """Groups in order of their first parameter; a base comes before what is repeated within it."""
-    return _Emitter(freedoms, slots.places, aliases).run()
+    """Groups in order of their first parameter; a base comes before what is repeated within it.
+
+    Where values are watched, groups have placements on these as well.
+    """
+    return _Emitter(freedoms, {**slots.places, **slots.watched}, aliases).run()
+
+
+def unplaced(freedoms: Sequence[Freedom], slots: Slots) -> set[str]:
+    """Watched values on which some group acts in a way that no placement says: the index of a base is not there."""
+    refused = set(slots.unread)
+    for freedom in freedoms:
+        bases = [freedom.bases, *(bases for _, bases in (*freedom.scales, *freedom.signs))]
+        covered = {slot: part.bases for part in freedom.matrices for slot in part.watched}
+        for slot in freedom.watched:
+            place = slots.watched[slot]
+            needed = [covered[slot]] if slot in covered else bases
+            if not all(some <= place.beside for some in needed):
+                refused.add(place.name)
+    return refused
 
 
 def frozen_axes(params: Mapping[str, Value], groups: Sequence[Group]) -> tuple[Frozen, ...]:
@@ -87,10 +104,11 @@ class _Emitter:
         has_order: bool,
         is_base: bool,
     ) -> Group:
-        covered = set() if is_base else {slot for part in freedom.matrices for slot in part.slots}
+        parts = [] if is_base else freedom.matrices
+        covered = {slot for part in parts for slot in (*part.slots, *part.watched)}
         shifts = freedom.shifts if has_order else []
         placements = []
-        for slot in freedom.slots:
+        for slot in (*freedom.slots, *freedom.watched):
             if slot in covered:
                 continue
             scale = tuple(freedom.scales[k][0].get(slot, 0) for k in scales)
@@ -116,7 +134,9 @@ class _Emitter:
         groups = []
         for part in freedom.matrices:
             placements = [
-                p for slot, parity in part.slots.items() for p in self._placements(slot, is_inverse=parity < 0)
+                p
+                for slot, parity in (*part.slots.items(), *part.watched.items())
+                for p in self._placements(slot, is_inverse=parity < 0)
             ]
             name = self._name(freedom, list(part.slots))
             groups.append(

@@ -57,14 +57,28 @@ class Squared:
         return self.base.shape
 
 
-def interpret(
-    program: Program, unrolled: frozenset[tuple[str, int]], extra: Mapping[str, Rule]
-) -> tuple[Builder, dict[str, Value]]:
-    """One pass over a program: what its operators record, and the parameters and buffers as values."""
+@dataclass(frozen=True)
+class Pass:
+    """One pass over a program.
+
+    Attributes:
+        builder: What the operators recorded.
+        params: Parameters and buffers.
+        values: What the operators of the outermost graph return, where this is one tensor.
+    """
+
+    builder: Builder
+    params: dict[str, Value]
+    values: dict[Node, Value]
+
+
+def interpret(program: Program, unrolled: frozenset[tuple[str, int]], extra: Mapping[str, Rule]) -> Pass:
+    """One pass over a program."""
     run = _Run(program, Builder(unrolled), extra)
     run.graph(program.graph, run.placeholders())
     run.finish()
-    return run.b, run.params
+    values = {n: v for n, v in run.values.items() if n.op == "call_function" and isinstance(v, Value)}
+    return Pass(run.b, run.params, values)
 
 
 class _Run:

@@ -54,12 +54,16 @@ class Slots:
         ties: For each atom, its ties.
         blocked: Slots that nothing may act on, except reordering.
         places: For each slot of a parameter: name, axis, first index, stride, other factors of its block.
+        watched: The same for the slots of intermediate values that were asked for.
+        unread: Intermediate values that were asked for, but of which no operator says how they move.
         atoms: The atom of each slot.
     """
 
     ties: dict[Atom, list[Tie]] = field(default_factory=lambda: defaultdict(list))
     blocked: set[int] = field(default_factory=set)
     places: dict[int, "Place"] = field(default_factory=dict)
+    watched: dict[int, "Place"] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
     atoms: list[Atom] = field(default_factory=list)
 
 
@@ -96,19 +100,27 @@ Block = tuple[int, tuple[tuple[Atom, int], ...]]
 """First index of a block, and its leaves with their slots (-1 for atoms that no parameter has)."""
 
 
-def write_out(records: Iterable[Record], params: Mapping[str, Value]) -> Slots:
-    """Expand all records. Call it when no axis changes any more."""
-    return _Writer(params).run(records)
+def write_out(
+    records: Iterable[Record], params: Mapping[str, Value], watched: Mapping[str, Value] | None = None
+) -> Slots:
+    """Expand all records. Call it when no axis changes any more.
+
+    Args:
+        records: What the operators said.
+        params: Parameters and buffers, on which groups act.
+        watched: Intermediate values of which the places are wanted too; they change nothing.
+    """
+    return _Writer(params, watched or {}).run(records)
 
 
 class _Writer:
-    def __init__(self, params: Mapping[str, Value]) -> None:
+    def __init__(self, params: Mapping[str, Value], watched: Mapping[str, Value]) -> None:
         self.slots = Slots()
         self.index: dict[Key, int] = {}
         self.blocks: dict[tuple[int, int], list[Block]] = {}
         self.repeated: dict[int, frozenset[Atom]] = {}
         self.keep: list[Value] = []
-        self.params = params
+        self.params, self.watched = params, watched
         self.interesting = {atom for value in params.values() for layout in value.layouts for atom in leaves(layout)}
 
     def run(self, records: Iterable[Record]) -> Slots:
@@ -116,7 +128,11 @@ class _Writer:
             self._record(record)
         read = {slot for ties in self.slots.ties.values() for tie in ties for slot in tie.slots} | self.slots.blocked
         for name, value in self.params.items():
-            self._place(name, value, read)
+            self.slots.places |= self._places(name, value, read)
+        for name, value in self.watched.items():
+            self.slots.watched |= self._places(name, value, read)
+            if not self._is_read(value, read):
+                self.slots.unread.add(name)
         return self.slots
 
     def _axis(self, value: Value, dim: int) -> list[Block]:
@@ -237,13 +253,19 @@ class _Writer:
     def _block(self, places: Iterable[tuple[Atom, int]]) -> None:
         self.slots.blocked.update(slot for _, slot in places if slot >= 0)
 
-    def _place(self, name: str, value: Value, read: set[int]) -> None:
-        """Say where the slots of a parameter lie, those that some operator reads."""
+    def _is_read(self, value: Value, read: set[int]) -> bool:
+        """Whether operators say how every piece of a tensor moves that parameters have too."""
+        found = [slot for dim in range(value.ndim) for _, places in self._axis(value, dim) for _, slot in places]
+        return all(slot in read for slot in found if slot >= 0)
+
+    def _places(self, name: str, value: Value, read: set[int]) -> dict[int, Place]:
+        """Where the slots of a tensor lie, those that some operator reads."""
+        result: dict[int, Place] = {}
         numel = 1
         for n in value.shape:
             numel *= n
         if not any((id(value), dim) in self.blocks for dim in range(value.ndim)):
-            return  # No operator reads it.
+            return result  # No operator reads it.
         whole = [_in_every_block([self._axis(value, dim)]) for dim in range(value.ndim)]
         for dim in range(value.ndim):
             elsewhere = [atom for k, atoms in enumerate(whole) if k != dim for atom in atoms]
@@ -254,7 +276,7 @@ class _Writer:
                         continue
                     others = tuple((a.size, s) for i, (a, s) in enumerate(factors) if i != j and a.size > 1)
                     mates = tuple(a for i, (a, _) in enumerate(factors) if i != j and a.size > 1)
-                    self.slots.places[slot] = Place(
+                    result[slot] = Place(
                         name=name,
                         axis=dim,
                         term=t,
@@ -266,6 +288,7 @@ class _Writer:
                         is_whole=len(terms(value.layouts[dim])) == 1,
                         numel_elsewhere=numel // max(value.shape[dim], 1),
                     )
+        return result
 
 
 def _aligned(expanded: list[list[Block]]) -> bool:

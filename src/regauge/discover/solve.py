@@ -35,15 +35,20 @@ class MatrixPart:
     kind: Literal["orthogonal", "linear"]
     slots: Mapping[int, int]
     bases: frozenset[Atom]
+    watched: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
 class Freedom:
     """Everything that may act on one atom.
 
+    Families name the slots of parameters and of watched values alike; which of them exist is decided on the
+    parameters alone.
+
     Attributes:
         atom: The axis piece.
         slots: Its occurrences in parameters.
+        watched: Its occurrences in intermediate values that were asked for.
         is_permuted: Whether its units can be reordered.
         bases: Atoms on which the order (or, where there is none, a family) may depend.
         scales: Exponents of each family of positive scales, with the bases of each.
@@ -54,6 +59,7 @@ class Freedom:
 
     atom: Atom
     slots: list[int]
+    watched: list[int] = field(default_factory=list)
     is_permuted: bool = False
     bases: frozenset[Atom] = frozenset()
     scales: list[tuple[Vector, frozenset[Atom]]] = field(default_factory=list)
@@ -67,39 +73,41 @@ def solve(slots: Slots) -> list[Freedom]:
     by_atom: dict[Atom, list[int]] = defaultdict(list)
     for slot in slots.places:
         by_atom[slots.atoms[slot]].append(slot)
-    result = [_solve_atom(atom, own, slots) for atom, own in by_atom.items()]
+    watched: dict[Atom, list[int]] = defaultdict(list)
+    for slot in slots.watched:
+        watched[slots.atoms[slot]].append(slot)
+    result = [_solve_atom(atom, own, watched[atom], slots) for atom, own in by_atom.items()]
     _make_acyclic(result)
     _drop_redundant(result, slots.places)
     _drop_uniform(result, slots.places)
     return result
 
 
-def _solve_atom(atom: Atom, own: list[int], slots: Slots) -> Freedom:
+def _solve_atom(atom: Atom, own: list[int], watched: list[int], slots: Slots) -> Freedom:
     ties = slots.ties[atom]
     blocked = {s for tie in ties for s in tie.slots if s in slots.blocked} | {s for s in own if s in slots.blocked}
-    freedom = Freedom(atom, own)
+    freedom = Freedom(atom, own, watched)
     freedom.is_permuted = atom.frozen is None and atom.size > 1
     beside = {slot: slots.places[slot].beside for slot in own}
     freedom.bases = _common([*beside.values(), *_around(ties, range(len(slots.atoms)))])
     if atom.size > 1:
-        freedom.matrices = _matrices(ties, beside, blocked)
-    covered = {slot for part in freedom.matrices for slot in part.slots}
-    rest = [slot for slot in own if slot not in covered]
+        freedom.matrices = _matrices(ties, beside, watched, blocked)
+    covered = {slot for part in freedom.matrices for slot in (*part.slots, *part.watched)}
+    rest = {slot for slot in own if slot not in covered}
+    kept = rest | {slot for slot in watched if slot not in covered}
 
     everywhere = list(dict.fromkeys([*own, *(slot for tie in ties for slot in tie.slots)]))
 
     families = scale_families(_scale_unknowns(ties, blocked), everywhere)
-    inside = [{s: e for s, e in family.items() if s in rest} for family in families]
-    for k in independent(inside):
-        freedom.scales.append((inside[k], _bases_touching(ties, set(families[k]), beside)))
+    for k in independent([_within(family, rest) for family in families]):
+        freedom.scales.append((_within(families[k], kept), _bases_touching(ties, set(families[k]), beside)))
 
     translations, periods = _shift_unknowns(ties, blocked, own, slots.places)
     steps = _steps(translations, periods, rest)
-    signs, shifts = _signs(ties, blocked, own, everywhere, translations, steps)
-    within = [family & frozenset(rest) for family in signs]
-    for k in independent_signs(within):
-        freedom.signs.append((within[k], _bases_touching(ties, signs[k], beside)))
-    freedom.shifts = [replace(shift, parity=shift.parity & frozenset(rest)) for shift in shifts]
+    signs, shifts = _signs(ties, blocked, own, watched, everywhere, translations, steps)
+    for k in independent_signs([family & rest for family in signs]):
+        freedom.signs.append((signs[k] & kept, _bases_touching(ties, signs[k], beside)))
+    freedom.shifts = [replace(shift, parity=shift.parity & kept) for shift in shifts]
     return freedom
 
 
@@ -120,7 +128,9 @@ def _scale_unknowns(ties: Sequence[Tie], blocked: set[int]) -> Weighted:
     return unknowns
 
 
-def _matrices(ties: Sequence[Tie], beside: Mapping[int, frozenset[Atom]], blocked: set[int]) -> list[MatrixPart]:
+def _matrices(
+    ties: Sequence[Tie], beside: Mapping[int, frozenset[Atom]], watched: Sequence[int], blocked: set[int]
+) -> list[MatrixPart]:
     system = Matrices()
     for slot in beside:
         system.find(slot)
@@ -144,6 +154,10 @@ def _matrices(ties: Sequence[Tie], beside: Mapping[int, frozenset[Atom]], blocke
         root, parity = system.find(slot)
         if root not in system.blocked:
             components[root][slot] = parity
+    seen: dict[int, dict[int, int]] = defaultdict(dict)
+    for slot in watched:
+        root, parity = system.find(slot)
+        seen[root][slot] = parity
     members: dict[int, set[int]] = defaultdict(set)
     for tie in ties:
         for slot in tie.slots:
@@ -153,7 +167,12 @@ def _matrices(ties: Sequence[Tie], beside: Mapping[int, frozenset[Atom]], blocke
         sign = next(iter(slots.values()))
         kind: Literal["orthogonal", "linear"] = "orthogonal" if root in system.metric else "linear"
         parts.append(
-            MatrixPart(kind, {s: p * sign for s, p in slots.items()}, _bases_touching(ties, members[root], beside))
+            MatrixPart(
+                kind,
+                {s: p * sign for s, p in slots.items()},
+                _bases_touching(ties, members[root], beside),
+                {s: p * sign for s, p in seen[root].items()},
+            )
         )
     return parts
 
@@ -194,7 +213,7 @@ def _shift_unknowns(
     return unknowns, periods
 
 
-def _steps(translations: Weighted, periods: Sequence[int], own: Sequence[int]) -> dict[int, Fraction]:
+def _steps(translations: Weighted, periods: Sequence[int], own: Iterable[int]) -> dict[int, Fraction]:
     """The translations that can move in half periods: by root, the size of one step in units of pi."""
     carriers = {translations.find(slot)[0] for slot in own if translations.value(slot)[1]}
     steps: dict[int, Fraction] = {}
@@ -210,6 +229,7 @@ def _signs(
     ties: Sequence[Tie],
     blocked: set[int],
     own: list[int],
+    watched: list[int],
     everywhere: list[int],
     translations: Weighted,
     steps: Mapping[int, Fraction],
@@ -243,12 +263,16 @@ def _signs(
             signs.append(slots)
             continue
         amounts = {}
-        for slot in carriers:
+        for slot in (*carriers, *watched):
             root, weight = translations.value(slot)
-            if root in roots:
+            if weight and root in roots:
                 amounts[slot] = float(weight * steps[root]) * math.pi
         shifts.append(ShiftFamily(amounts, slots))
     return signs, shifts
+
+
+def _within(exponents: Mapping[int, int], slots: Container[int]) -> Vector:
+    return {slot: e for slot, e in exponents.items() if slot in slots}
 
 
 def _common(sets: Iterable[frozenset[Atom]]) -> frozenset[Atom]:
@@ -328,9 +352,10 @@ def _drop_redundant(freedoms: list[Freedom], places: Mapping[int, Place]) -> Non
             for base in bases:
                 known_signs[base].append(frozenset(_lifted(dict.fromkeys(signs, 1), by_atom[base], places)))
     for freedom in freedoms:
-        kept = independent([family for family, _ in freedom.scales], known_scales[freedom.atom])
+        own = frozenset(freedom.slots)
+        kept = independent([_within(family, own) for family, _ in freedom.scales], known_scales[freedom.atom])
         freedom.scales = [freedom.scales[k] for k in kept]
-        odd = independent_signs([family for family, _ in freedom.signs], known_signs[freedom.atom])
+        odd = independent_signs([family & own for family, _ in freedom.signs], known_signs[freedom.atom])
         freedom.signs = [freedom.signs[k] for k in odd]
 
 
@@ -340,6 +365,8 @@ def _drop_uniform(freedoms: list[Freedom], places: Mapping[int, Place]) -> None:
     def whole(exponents: Vector) -> Vector | None:
         result: Vector = {}
         for slot, exponent in exponents.items():
+            if slot not in places:
+                continue
             if not places[slot].is_whole:
                 return None
             key = names.setdefault(places[slot].name, len(names))
@@ -378,7 +405,7 @@ def _drop_uniform(freedoms: list[Freedom], places: Mapping[int, Place]) -> None:
 def _lifted(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, Place]) -> Vector:
     """What a family that is the same for all units within each block does to the block as a whole."""
     result: Vector = {}
-    for slot, exponent in exponents.items():
+    for slot, exponent in _within(exponents, places).items():
         inner = places[slot]
         for other in base.slots:
             outer = places[other]

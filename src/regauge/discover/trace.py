@@ -29,7 +29,9 @@ class Program:
     Attributes:
         graph: The operators.
         states: Placeholder name to parameter or buffer name; only floating-point ones that can be moved.
-        constants: Other placeholders with the tensors that they hold.
+        constants: Other placeholders with the tensors that they hold, except buffers that the model updates.
+        held: The same with these buffers.
+        inputs: Placeholders of the leaves of the inputs, in their order.
         outputs: Nodes that the model returns.
         written: Output node of each buffer that the model updates.
         aliases: All names of a tensor that has several (tied weights), by its first name.
@@ -40,6 +42,8 @@ class Program:
     graph: GraphModule
     states: Mapping[str, str]
     constants: Mapping[str, Tensor]
+    held: Mapping[str, Tensor]
+    inputs: tuple[str, ...]
     outputs: tuple[Node, ...]
     written: tuple[tuple[Node, str], ...]
     aliases: Mapping[str, tuple[str, ...]]
@@ -151,6 +155,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
             constant = program.constants[spec.target]
             if isinstance(constant, Tensor):
                 constants[placeholder] = constant
+    everything = dict(constants)
     results = next(node for node in program.graph.nodes if node.op == "output").args[0]
     by_name = {node.name: node for node in results if isinstance(node, Node)}
     out, written = [], []
@@ -168,6 +173,8 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         program.graph_module,
         states,
         constants,
+        everything,
+        tuple(getattr(s.arg, "name", "") for s in signature.input_specs if s.kind == InputKind.USER_INPUT),
         tuple(out),
         tuple(written),
         {names[0]: tuple(names) for names in aliases.values()},

@@ -1,0 +1,200 @@
+"""From one description of a symmetry to another: groups are recognized by what they do to parameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regauge.core.act import covered
+from regauge.core.groups import Group, Placement
+from regauge.core.symmetry import Symmetry
+
+Floats = NDArray[np.float64]
+Axis = tuple[str, int]
+"""A parameter and one of its axes."""
+
+
+def carried_over(
+    symmetry: Symmetry, found: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """The groups of a symmetry placed on the values on which discovery placed its own groups.
+
+    A group corresponds to the one that was found which has the same units on the same parameters; its families are
+    written as combinations of those found, and act on the values by the same combinations.
+
+    Args:
+        symmetry: Part of what was found, under any names.
+        found: Groups with placements on parameters and on values.
+        shapes: The values, with their shapes.
+
+    Returns:
+        Groups with placements on values only, and a sentence for each group that corresponds to none.
+    """
+    owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
+    theirs = [(group, _owners(group, symmetry.shapes)) for group in found]
+    partner: dict[str, str] = {}
+    groups, notes = [], []
+    for group in symmetry.groups:
+        bare = replace(group, placements=())
+        for other, there in theirs:
+            bases = {partner.get(base, "") for base in group.within}
+            if not bases <= set(other.within) or not _has_same_units(group, owners[group.name], other, there, symmetry):
+                continue
+            translate = _translation(group, other, symmetry)
+            if translate is not None:
+                partner[group.name] = other.name
+                placements = [translate(p) for p in other.placements if p.parameter in shapes]
+                bare = replace(group, placements=tuple(p for p in placements if p is not None))
+                break
+        else:
+            notes.append(
+                f"group {group.name!r} is none of the groups that discovery finds in this module, so it is not known "
+                "how it acts on intermediate values; use the symmetry that `regauge.discover` returns, or a part of it"
+            )
+        groups.append(bare)
+    return tuple(groups), tuple(notes)
+
+
+def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[Axis, Tensor]:
+    """For every axis of a parameter on which a group acts, the unit that owns each index; -1 for none."""
+    result: dict[Axis, Tensor] = {}
+    for place in group.placements:
+        if place.parameter in shapes:
+            key, shape = (place.parameter, place.axis), shapes[place.parameter]
+            positions, units = covered(group, place, shape)
+            result.setdefault(key, torch.full((shape[place.axis],), -1))[positions] = units
+    return result
+
+
+def _has_same_units(
+    group: Group, here: Mapping[Axis, Tensor], other: Group, there: Mapping[Axis, Tensor], symmetry: Symmetry
+) -> bool:
+    if group.size != other.size or not here or not here.keys() <= there.keys():
+        return False
+    if (group.matrix == "none") != (other.matrix == "none") or (group.is_permuted and not other.is_permuted):
+        return False
+    if group.matrix == "linear" and other.matrix != "linear":
+        return False
+    if group.is_permuted or group.is_base or group.matrix != "none":
+        # Of tied parameters one name is enough.
+        tied = {name: names for names in symmetry.tied for name in names}
+        known = {(name, axis) for parameter, axis in here for name in tied.get(parameter, (parameter,))}
+        return there.keys() <= known and all(torch.equal(here[key], there[key]) for key in here)
+    return all(torch.equal(units[units >= 0], there[key][units >= 0]) for key, units in here.items())
+
+
+@dataclass(frozen=True)
+class _Translation:
+    """The families of one group in terms of those of another one with the same units.
+
+    An element with factors s, signs e and shifts k of the first is the element of the second with the logarithms
+    of factors `log s @ scale`, the shifts `k @ shift` and the signs `e @ sign + k @ parity` (counted modulo two).
+    """
+
+    group: Group
+    is_turned: bool
+    scale: Floats
+    sign: Floats
+    parity: Floats
+    shift: Floats
+
+    def __call__(self, place: Placement) -> Placement | None:
+        """The first group at a place of the second one; None where it does nothing there."""
+        exponents = self.scale @ np.array(place.scale, dtype=float)
+        amounts = self.shift @ np.array(place.shift, dtype=float)
+        own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
+        result = replace(
+            place,
+            is_inverse=place.is_inverse != self.is_turned,
+            scale=tuple(int(e) for e in exponents.round()),
+            sign=tuple(int(e) for e in (self.sign @ own).round() % 2),
+            parity=tuple(int(e) for e in (self.shift @ steps + self.parity @ own).round() % 2),
+            shift=tuple(float(a) for a in amounts),
+        )
+        group = self.group
+        is_still = group.matrix == "none" and not (group.is_permuted or group.is_base)
+        if is_still and not any((*result.scale, *result.sign, *result.parity, *result.shift)):
+            return None
+        return result
+
+
+def _translation(group: Group, other: Group, symmetry: Symmetry) -> _Translation | None:
+    """How the first group acts where the second one does; None where its families are not among the other's."""
+    mine, its = _tables(group, other, symmetry)
+    scale, shift = _combination(mine["scale"], its["scale"]), _combination(mine["shift"], its["shift"])
+    sign = _combination_mod_2(mine["sign"], its["sign"])
+    if scale is None or shift is None or sign is None:
+        return None
+    parity = _combination_mod_2((mine["parity"] - shift @ its["parity"]).round() % 2, its["sign"])
+    ways = {
+        a.is_inverse != b.is_inverse
+        for a in group.placements
+        for b in other.placements
+        if (a.parameter, a.axis, a.start) == (b.parameter, b.axis, b.start)
+    }
+    if parity is None or (group.matrix == "linear" and len(ways) != 1):
+        return None
+    return _Translation(group, ways == {True}, scale, sign, parity, shift)
+
+
+def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """What the families of two groups do to the indices of parameters that the first unit owns."""
+    names = {p.parameter for p in group.placements}
+    spared = {name for tied in symmetry.tied if names & set(tied) for name in tied} - names
+    columns: dict[tuple[str, int, int], int] = {}
+    entries: list[list[tuple[int, Placement]]] = [[], []]
+    for into, source in zip(entries, (group, other), strict=True):
+        for place in source.placements:
+            if place.parameter not in symmetry.shapes or place.parameter in spared:
+                continue
+            positions, units = covered(source, place, symmetry.shapes[place.parameter])
+            for position in positions[units == 0].tolist():
+                where = (place.parameter, place.axis, position)
+                into.append((columns.setdefault(where, len(columns)), place))
+    tables = []
+    for source, listed in zip((group, other), entries, strict=True):
+        counts = {"scale": source.scales, "sign": source.signs, "parity": source.shifts, "shift": source.shifts}
+        table = {key: np.zeros((count, len(columns))) for key, count in counts.items()}
+        for column, place in listed:
+            exponents = {"scale": place.scale, "sign": place.sign, "parity": place.parity, "shift": place.shift}
+            for key, row in exponents.items():
+                table[key][:, column] = row
+        tables.append(table)
+    return tables[0], tables[1]
+
+
+def _combination(rows: Floats, basis: Floats) -> Floats | None:
+    """Coefficients c with `c @ basis == rows`; None where there are none."""
+    if not basis.size or not rows.size:
+        return None if rows.any() else np.zeros((len(rows), len(basis)))
+    found = np.linalg.lstsq(basis.T, rows.T, rcond=None)[0].T.astype(np.float64)
+    return found if np.allclose(found @ basis, rows, atol=1e-9) else None
+
+
+def _combination_mod_2(rows: Floats, basis: Floats) -> Floats | None:
+    """The same over the field of two elements, by elimination."""
+    table = np.concatenate([basis % 2, np.eye(len(basis))], 1)
+    width, rank, pivots = basis.shape[1], 0, []
+    for column in range(width):
+        with_one = np.flatnonzero(table[rank:, column]) + rank
+        if not len(with_one):
+            continue
+        table[[rank, with_one[0]]] = table[[with_one[0], rank]]
+        for row in range(len(table)):
+            if row != rank and table[row, column]:
+                table[row] = np.abs(table[row] - table[rank])
+        pivots.append(column)
+        rank += 1
+    found: Floats = np.zeros((len(rows), len(basis)))
+    for k, row in enumerate(rows % 2):
+        left = row.copy()
+        for r, column in enumerate(pivots):
+            if left[column]:
+                left = (left + table[r, :width]) % 2
+                found[k] = (found[k] + table[r, width:]) % 2
+        if left.any():
+            return None
+    return found
