@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from regauge.cli.errors import UsageError
-from regauge.cli.options import Align, Apply, Demo, Discover, Line, Options
+from regauge.cli.options import Align, Apply, Demo, Discover, Line, Options, Reproduce
 
 DESCRIPTION = "The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."
 
@@ -19,6 +19,7 @@ MODULES: dict[type, str] = {
     Align: "regauge.cli.align",
     Apply: "regauge.cli.apply",
     Line: "regauge.cli.line",
+    Reproduce: "regauge.cli.reproduce",
 }
 """Each has a function `run(options)`; it is imported when the command is known."""
 
@@ -28,6 +29,7 @@ Command = (
     | Annotated[Align, tyro.conf.subcommand("align")]
     | Annotated[Apply, tyro.conf.subcommand("apply")]
     | Annotated[Line, tyro.conf.subcommand("line")]
+    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
 )
 
 

@@ -127,4 +127,23 @@ class Line:
     """Name of the model's output that is compared with the targets, for example logits; the first where left out."""
 
 
-Options = Demo | Discover | Align | Apply | Line
+@dataclass(frozen=True)
+class Reproduce:
+    """Run an experiment of a paper: a table with the paper's numbers beside ours, and a picture.
+
+    Without an experiment: the list of all. An interrupted run goes on where it stopped.
+    """
+
+    paper: Annotated[Positional[str], arg(metavar="[PAPER]", help="000 to 004, or extra.")] = ""
+    experiment: Annotated[Positional[str], arg(metavar="[EXPERIMENT]", help="Its name in the list.")] = ""
+    scale: Literal["smoke", "cpu", "paper"] = "smoke"
+    """To see that it works, in seconds; what a laptop does in minutes or hours; everything that the paper did."""
+    seed: int = 0
+    """Where all chance comes from."""
+    out: Path = Path("out/reproduce")
+    """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
+    jobs: int = 1
+    """How many steps run at the same time, each with one thread."""
+
+
+Options = Demo | Discover | Align | Apply | Line | Reproduce

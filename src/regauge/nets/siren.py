@@ -6,6 +6,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from regauge.core.params import Params
+
 
 class Siren(nn.Module):
     """`x -> W_k sin(omega (W_{k-1} ... sin(omega (W_0 x + b_0)) ...)) + b_k`.
@@ -49,3 +51,23 @@ class Siren(nn.Module):
             x = torch.sin(self.omega * layer(x))
         result: Tensor = self.layers[-1](x)
         return result
+
+
+def plain_population(module: Siren, count: int, *, generator: torch.Generator) -> Params:
+    """Initial parameters of many networks, as the data sets of sine networks that metanetworks read were made.
+
+    Every layer's weights are uniform with bound sqrt(6 / fan in) / omega, the first layer's too, and biases are zero.
+
+    Returns:
+        New parameters with a leading model axis; the module keeps its own.
+
+    References:
+        Navon et al. (2023), appendix; the initialization of their released sine networks.
+    """
+    params = {}
+    for name, tensor in module.state_dict().items():
+        params[name] = torch.zeros(count, *tensor.shape)
+        if tensor.ndim == 2:
+            bound = math.sqrt(6 / tensor.shape[1]) / module.omega
+            params[name].uniform_(-bound, bound, generator=generator)
+    return params

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +13,21 @@ from regauge.core.params import Params
 
 @dataclass(frozen=True)
 class Training:
-    """How a classifier is trained: Adam with a learning rate that rises and falls once.
+    """How a classifier is trained: Adam, in epochs over shuffled data.
 
     Attributes:
         epochs: Passes over the data.
         batch: Examples per step.
         lr: Largest learning rate.
-        weight_decay: Decoupled from the gradient (AdamW).
+        weight_decay: Decoupled from the gradient (AdamW); plain Adam without it.
+        schedule: Whether the learning rate rises and falls once over the whole training, or stays.
     """
 
     epochs: int = 5
     batch: int = 256
     lr: float = 2e-3
     weight_decay: float = 1e-2
+    schedule: Literal["cycle", "constant"] = "cycle"
 
     def __post_init__(self) -> None:
         if min(self.epochs, self.batch) < 1 or self.lr <= 0 or self.weight_decay < 0:
@@ -91,7 +94,11 @@ def train(
     buffers = {name: tensor.clone() for name, tensor in params.items() if name not in learned}
     optimizer = torch.optim.AdamW(learned.values(), lr=training.lr, weight_decay=training.weight_decay)
     total = training.steps(len(labels))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=training.lr, total_steps=total)
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    if training.schedule == "cycle":
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=training.lr, total_steps=total)
+    else:
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1, total_iters=0)
     was_training = module.training
     module.train()
     for _ in range(training.epochs):

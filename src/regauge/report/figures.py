@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Row = Mapping[str, float]
 
 INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
-COLORS = ("#d1495b", "#00798c", "#8a6fb0", "#c58b2a")
+COLORS = ("#d1495b", "#00798c", "#8a6fb0", "#c58b2a", "#4c956c", "#33415c", "#d77fa1", "#7f8c8d")
 """Before, after, and further curves."""
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -44,12 +44,13 @@ STYLE: Any = {
 WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
 
 
-def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss") -> Figure:
+def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss", title: str | None = None) -> Figure:
     """A metric along the line between two networks; for the loss with the barrier of the first curve marked.
 
     Args:
         curves: For each label, rows with "t" (0 is the first network, 1 the second) and the metric.
         metric: What is drawn.
+        title: What the metric is, where its name does not say it.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 3.2), layout="constrained")
@@ -58,7 +59,7 @@ def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss") -> Fi
             t, values = [row["t"] for row in rows], [row[metric] for row in rows]
             axes.plot(t, values, color=color, linewidth=2.2, label=label, solid_capstyle="round")
             axes.plot(t[:: len(t) - 1], values[:: len(t) - 1], "o", color=color, markersize=5)
-        axes.set_title(WORDS.get(metric, metric))
+        axes.set_title(title or WORDS.get(metric, metric))
         axes.set_xticks([0, 0.5, 1], ["A", "midpoint", "B"])
         axes.margins(x=0.03)
         if metric == "accuracy":

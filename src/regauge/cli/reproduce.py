@@ -1,0 +1,122 @@
+"""`regauge reproduce`: an experiment of a paper, its table and its picture."""
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as Printed
+
+import regauge as rg
+from regauge.cli.demo import one_thread
+from regauge.cli.errors import UsageError
+from regauge.cli.options import Reproduce
+from regauge.papers.experiment import Experiment
+from regauge.papers.registry import EXPERIMENTS
+from regauge.papers.run import Run, write_text
+from regauge.papers.table import Table
+from regauge.report.figures import line_figure
+
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+    TextColumn("left:"),
+    TimeRemainingColumn(),
+)
+ESTIMATE_SECONDS = 600
+"""The estimate of the time left looks at the steps of so many last seconds."""
+
+
+def run(options: Reproduce) -> None:
+    """Run the experiment, print its table and write it, its numbers and its picture; or print the list."""
+    if not options.experiment and options.paper in ("", *EXPERIMENTS):
+        print(listing(options.paper))
+        return
+    experiment = choose(options.paper, options.experiment)
+    if options.jobs < 1:
+        raise UsageError(f"--jobs is {options.jobs}; at least one step must run at a time")
+    options.out.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    with one_thread(), Progress(*COLUMNS, console=console, speed_estimate_period=ESTIMATE_SECONDS) as progress:
+
+        def watch(label: str, steps: int) -> Callable[[], None]:
+            task = progress.add_task(label, total=steps)
+            return lambda: progress.advance(task)
+
+        table = experiment(Run(options.scale, options.seed, options.out, options.jobs, watch))
+    table = replace(table, notes=(f"`{command(options)}`, regauge {rg.__version__}", *table.notes))
+    show(printed(table))
+    for note in table.notes:
+        print(f"- {note}")
+    write(table, options)
+
+
+def choose(paper: str, name: str) -> Experiment:
+    """The experiment of that name.
+
+    Raises:
+        UsageError: There is none; the sentence names those that there are.
+    """
+    if paper not in EXPERIMENTS:
+        raise UsageError(f"there are no experiments of paper {paper!r}; there are: {named()}")
+    if name not in EXPERIMENTS[paper]:
+        raise UsageError(f"paper {paper!r} has no experiment {name!r}; there are: {named()}")
+    return EXPERIMENTS[paper][name]
+
+
+def named() -> str:
+    """All experiments in one sentence."""
+    return "; ".join(f"{paper} {name}" for paper, experiments in EXPERIMENTS.items() for name in experiments)
+
+
+def listing(paper: str) -> str:
+    """One line for each experiment, of one paper or of all."""
+    rows = [
+        (f"{key} {name}", experiment.summary)
+        for key, experiments in EXPERIMENTS.items()
+        if paper in ("", key)
+        for name, experiment in experiments.items()
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"regauge reproduce {name:<{width}}  {summary}" for name, summary in rows)
+
+
+def command(options: Reproduce) -> str:
+    """What to type for the same numbers."""
+    words = ["regauge", "reproduce", options.paper, options.experiment, "--scale", options.scale]
+    return shlex.join([*words, "--seed", str(options.seed)])
+
+
+def show(table: Printed) -> None:
+    """Print a table: as wide as it needs to be where no terminal limits it."""
+    console = Console()
+    width = console.width if console.is_terminal else console.measure(table).maximum
+    Console(width=max(1, width)).print(table)
+
+
+def printed(table: Table) -> Printed:
+    """The table for the terminal."""
+    result = Printed(title=table.title, title_justify="left")
+    for title in table.header():
+        result.add_column(title, justify="right" if result.columns else "left")
+    for cells in table.cells():
+        result.add_row(*cells)
+    return result
+
+
+def write(table: Table, options: Reproduce) -> None:
+    """Numbers as JSON, the table as Markdown, and the mean lines as a picture where there are any."""
+    stem = options.out / f"{options.paper}-{options.experiment}-{options.scale}"
+    what = {"paper": options.paper, "experiment": options.experiment, "scale": options.scale, "seed": options.seed}
+    write_text(json.dumps(what | table.to_json(), indent=1) + "\n", stem.with_suffix(".json"))
+    write_text(table.markdown(), stem.with_suffix(".md"))
+    written = [".json", ".md"]
+    curves = {row.label: row.curve for row in table.rows if row.curve}
+    if curves:
+        line_figure(curves, title=table.loss).savefig(stem.with_suffix(".svg"), metadata={"Date": None})
+        written.append(".svg")
+    print(f"written: {stem}" + ", ".join(written))

@@ -1,0 +1,199 @@
+"""Populations of image classifiers, and methods compared on pairs of them."""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.align import Method
+from regauge.connect import Curve
+from regauge.core.params import Params
+from regauge.data.images import ImageData, cifar10, digits, has_mnist, mnist
+from regauge.nets.training import Training, initialize, train
+from regauge.papers.run import Record, Run
+from regauge.papers.table import Row, Values
+
+DataName = Literal["digits", "MNIST", "CIFAR-10"]
+
+EVALUATION_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Population:
+    """Classifiers of one architecture, trained on the same images from different seeds.
+
+    Attributes:
+        data: The images.
+        architecture: In words; networks are stored under it.
+        make: Builds the module.
+        training: How each is trained.
+        examples: The first so many training images are used.
+    """
+
+    data: DataName
+    architecture: str
+    make: Callable[[], nn.Module] = field(repr=False, compare=False)
+    training: Training
+    examples: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a comparison.
+
+    Attributes:
+        label: Its name in the table.
+        method: How the second network is aligned; None leaves it as it was trained.
+        batch: Images per batch of what the method reads.
+        paper: What the paper prints, by quantity.
+    """
+
+    label: str
+    method: Method | None
+    batch: int = 1000
+    paper: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on independent pairs: no network is in two of them.
+
+    Attributes:
+        population: The networks.
+        entries: The methods.
+        pairs: How many, for each seed.
+        seeds: How many independent sets of pairs.
+        points: Networks on each line, both ends included.
+        test: The first so many test images are evaluated.
+    """
+
+    population: Population
+    entries: tuple[Entry, ...]
+    pairs: int
+    seeds: int
+    points: int
+    test: int = 10_000
+
+
+def load_images(name: DataName) -> ImageData:
+    """The images of that name."""
+    return {"digits": digits, "MNIST": mnist, "CIFAR-10": cifar10}[name]()
+
+
+def small_images() -> DataName:
+    """What experiments run on that only show that everything works: MNIST where it is there, else the digits."""
+    return "MNIST" if has_mnist() else "digits"
+
+
+def networks(population: Population, data: ImageData, seeds: int, count: int, run: Run) -> list[list[Params]]:
+    """That many trained networks for each seed."""
+
+    def one(seed: int, index: int) -> Params:
+        def make() -> Params:
+            generator = run.generator("network", population, seed, index)
+            module = population.make()
+            images, labels = data.train_images[: population.examples], data.train_labels[: population.examples]
+            start = initialize(module, generator)
+            return train(module, start, images, labels, population.training, generator=generator)
+
+        return run.network(population, f"{seed}-{index}", make)
+
+    steps = [functools.partial(one, seed, index) for seed in range(seeds) for index in range(count)]
+    found = run.each(f"training {population.architecture} on {data.name}", steps)
+    return [found[seed * count : (seed + 1) * count] for seed in range(seeds)]
+
+
+def compare(comparison: Comparison, data: ImageData, run: Run) -> tuple[Row, ...]:
+    """Train the networks, align each pair with every method, and evaluate the line between the two.
+
+    The quantities are "barrier" and "AUC", the area under the excess, both on the test images and not below zero,
+    "midpoint" (the loss there), "weight distance" (Euclidean) and "CPU s" (of the alignment).
+    """
+    trained = networks(comparison.population, data, comparison.seeds, 2 * comparison.pairs, run)
+    symmetry = rg.discover(comparison.population.make(), (data.test_images[:4],))
+    test = tuple(
+        zip(
+            torch.split(data.test_images[: comparison.test], EVALUATION_BATCH),
+            torch.split(data.test_labels[: comparison.test], EVALUATION_BATCH),
+            strict=True,
+        )
+    )
+    cells = [
+        (entry, seed, pair)
+        for seed in range(comparison.seeds)
+        for pair in range(comparison.pairs)
+        for entry in comparison.entries
+    ]
+
+    def one(entry: Entry, seed: int, pair: int) -> Record:
+        settings = (comparison.population, entry.method, entry.batch, comparison.points, comparison.test)
+
+        def make() -> Record:
+            task = rg.Task(comparison.population.make(), _training_batches(comparison.population, data, entry.batch))
+            a, b = trained[seed][2 * pair], trained[seed][2 * pair + 1]
+            generator = run.generator("alignment", entry.method, seed, pair)
+            began = time.thread_time()
+            moved = align(entry.method, a, b, symmetry, task, generator)
+            seconds = time.thread_time() - began
+            judge = rg.Task(comparison.population.make(), test)
+            curve = rg.line(judge.evaluate, a, moved, points=comparison.points)
+            return {"seconds": seconds, "distance": distance(a, moved), "line": list(curve.table)}
+
+        return run.record(settings, f"{seed}-{pair}", make)
+
+    records = run.each("aligning", [functools.partial(one, *cell) for cell in cells])
+    return tuple(
+        _row(entry, comparison, [r for (other, _, _), r in zip(cells, records, strict=True) if other is entry])
+        for entry in comparison.entries
+    )
+
+
+def align(
+    method: Method | None, a: Params, b: Params, symmetry: rg.Symmetry, task: rg.Task, generator: torch.Generator
+) -> Params:
+    """The second network where the method brings it; as it is without a method."""
+    if method is None:
+        return b
+    return rg.align(a, b, symmetry, method=method, task=task, generator=generator).params
+
+
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Euclidean distance of two networks."""
+    return float(sum(float((a[name].double() - b[name].double()).square().sum()) for name in a) ** 0.5)
+
+
+def mean_curve(curves: Sequence[Curve]) -> tuple[dict[str, float], ...]:
+    """The mean of every metric at every point of several lines."""
+    return tuple(
+        {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
+        for rows in zip(*(curve.table for curve in curves), strict=True)
+    )
+
+
+def _training_batches(population: Population, data: ImageData, batch: int) -> list[tuple[Tensor, Tensor]]:
+    images, labels = data.train_images[: population.examples], data.train_labels[: population.examples]
+    return list(zip(torch.split(images, batch), torch.split(labels, batch), strict=True))
+
+
+def _row(entry: Entry, comparison: Comparison, records: Sequence[Record]) -> Row:
+    curves = [Curve(tuple(record["line"])) for record in records]
+    per_seed = comparison.pairs
+
+    def grouped(values: Sequence[float]) -> Values:
+        return [values[k : k + per_seed] for k in range(0, len(values), per_seed)]
+
+    values = {
+        "barrier": grouped([curve.barrier for curve in curves]),
+        "AUC": grouped([max(0.0, curve.auc) for curve in curves]),
+        "midpoint": grouped([curve.table[len(curve.table) // 2]["loss"] for curve in curves]),
+        "weight distance": grouped([record["distance"] for record in records]),
+    }
+    if entry.method is not None:
+        values["CPU s"] = grouped([record["seconds"] for record in records])
+    return Row(entry.label, values, entry.paper, mean_curve(curves))

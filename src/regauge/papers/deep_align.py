@@ -1,0 +1,177 @@
+"""Paper 001, Equivariant Deep Weight Space Alignment (Deep-Align): what is aligned without learning to align.
+
+References:
+    Navon et al. (2024), tables 1, 2 and 4, section 6 and appendix E.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import regauge as rg
+from regauge.nets.mlp import mlp
+from regauge.nets.training import Training
+from regauge.nets.vgg import VGG
+from regauge.papers.classifiers import Comparison, DataName, Entry, Population, compare, load_images, small_images
+from regauge.papers.experiment import Experiment
+from regauge.papers.run import Run, Scale
+from regauge.papers.table import Quantity, Table
+
+Printed = Mapping[str, tuple[str, str]]
+"""For each method the barrier and the AUC as the paper prints them."""
+
+TABLE_1_MNIST = {
+    "Naive": ("2.007 ± 0.00", "0.835 ± 0.00"),
+    "Weight Matching": ("0.047 ± 0.00", "0.011 ± 0.00"),
+    "Activation Matching": ("0.024 ± 0.00", "0.007 ± 0.00"),
+    "Sinkhorn": ("0.027 ± 0.00", "0.002 ± 0.00"),
+    "WM + Sinkhorn": ("0.012 ± 0.00", "0.000 ± 0.00"),
+}
+TABLE_1_CIFAR10 = {
+    "Naive": ("0.927 ± 0.00", "0.493 ± 0.00"),
+    "Weight Matching": ("0.156 ± 0.00", "0.068 ± 0.00"),
+    "Activation Matching": ("0.066 ± 0.00", "0.024 ± 0.00"),
+    "Sinkhorn": ("0.183 ± 0.00", "0.072 ± 0.00"),
+    "WM + Sinkhorn": ("0.137 ± 0.00", "0.050 ± 0.00"),
+}
+TABLE_2_CIFAR10 = {
+    "Naive": ("1.124 ± 0.01", "0.524 ± 0.00"),
+    "Weight Matching": ("0.661 ± 0.02", "0.178 ± 0.01"),
+    "Activation Matching": ("0.238 ± 0.01", "0.000 ± 0.00"),
+    "Sinkhorn": ("0.313 ± 0.01", "0.000 ± 0.00"),
+    "WM + Sinkhorn": ("0.333 ± 0.01", "0.000 ± 0.00"),
+}
+
+PIXELS: Mapping[DataName, int] = {"digits": 64, "MNIST": 784, "CIFAR-10": 3072}
+EXAMPLES: Mapping[DataName, int] = {"digits": 1000, "MNIST": 54_000, "CIFAR-10": 45_000}
+"""Training images without the tenth that the paper keeps for validation, which nothing here looks at."""
+MLP_TRAINING = Training(epochs=5, batch=128, lr=5e-3, weight_decay=0.0, schedule="constant")
+"""The paper says 5 epochs, batches of 128 and 5e-3, but not which optimizer; this is Adam."""
+CNN_TRAINING = Training(epochs=20, batch=128, lr=1e-4, weight_decay=0.0, schedule="constant")
+"""The paper says 20 epochs of Adam with 1e-4; the batch size is that of the MLPs."""
+
+
+@dataclass(frozen=True)
+class Classifiers:
+    """One half of table 1 or 2.
+
+    Attributes:
+        comparison: Networks, methods, pairs.
+        notes: What the scale changes.
+    """
+
+    comparison: Comparison
+    notes: tuple[str, ...] = ()
+
+
+def table1_config(scale: Scale) -> Classifiers:
+    """MLPs on MNIST, 20 pairs for each seed; the paper's scale has 500, its 1,000 test networks."""
+    if scale == "smoke":
+        return _smoke(small_images(), TABLE_1_MNIST)
+    population = mlps("MNIST")
+    pairs = 20 if scale == "cpu" else 500
+    return Classifiers(Comparison(population, _entries(TABLE_1_MNIST), pairs, seeds=3, points=25))
+
+
+def table1_cifar10_config(scale: Scale) -> Classifiers:
+    """MLPs on CIFAR-10, 5 pairs for each seed; the paper's scale has 500."""
+    if scale == "smoke":
+        return _smoke("digits", TABLE_1_CIFAR10)
+    population = mlps("CIFAR-10")
+    pairs = 5 if scale == "cpu" else 500
+    return Classifiers(Comparison(population, _entries(TABLE_1_CIFAR10), pairs, seeds=3, points=25))
+
+
+def table2_config(scale: Scale) -> Classifiers:
+    """The CNN of table 4 on CIFAR-10; on a CPU trained shortly, on a fifth of the images."""
+    if scale == "smoke":
+        quick = Training(epochs=1, batch=128, lr=1e-3, weight_decay=0.0, schedule="constant")
+        population = cnns("digits", quick, examples=500, narrow=8)
+        entries = _entries(TABLE_2_CIFAR10, iterations=2)
+        return Classifiers(Comparison(population, entries, pairs=1, seeds=1, points=3, test=100), (_SMOKE,))
+    if scale == "cpu":
+        short = Training(epochs=4, batch=128, lr=1e-3, weight_decay=0.0, schedule="constant")
+        population = cnns("CIFAR-10", short, examples=10_000)
+        entries = _entries(TABLE_2_CIFAR10, iterations=100)
+        notes = (
+            "reduced: 10,000 training images, 4 epochs of Adam with 1e-3 (the paper: 20 epochs with 1e-4 on all), "
+            "100 iterations of Sinkhorn (1,000), 2,000 test images, 2 pairs",
+        )
+        return Classifiers(Comparison(population, entries, pairs=2, seeds=1, points=11, test=2000), notes)
+    population = cnns("CIFAR-10", CNN_TRAINING, examples=EXAMPLES["CIFAR-10"])
+    return Classifiers(Comparison(population, _entries(TABLE_2_CIFAR10), pairs=125, seeds=3, points=25))
+
+
+def mlps(data: DataName, *, width: int = 128, training: Training = MLP_TRAINING) -> Population:
+    """MLPs with three hidden layers of that width."""
+    widths = (PIXELS[data], width, width, width, 10)
+    return Population(data, f"MLP {'-'.join(map(str, widths))}", lambda: mlp(*widths), training, EXAMPLES[data])
+
+
+def cnns(data: DataName, training: Training, *, examples: int, narrow: int = 1) -> Population:
+    """The network of table 4, or one with fewer channels."""
+    channels = [c // narrow for c in (16, 32, 32, 64, 64, 128, 128)]
+    image, in_channels = (32, 3) if data == "CIFAR-10" else (8, 1)
+    plan: list[int | Literal["pool"]] = [*channels[:3], "pool", *channels[3:5], "pool", *channels[5:], "pool"]
+
+    def make() -> VGG:
+        return VGG(plan, (), 10, image=image, in_channels=in_channels, norm="none")
+
+    return Population(data, f"CNN {'-'.join(map(str, plan))}", make, training, examples)
+
+
+def measure(config: Classifiers, run: Run) -> Table:
+    """Every method on every pair."""
+    comparison = config.comparison
+    population = comparison.population
+    data = load_images(population.data)
+    rows = compare(comparison, data, run)
+    training = population.training
+    networks = 2 * comparison.pairs
+    notes = (
+        f"{population.architecture} on {data.name}, images in [0, 1], {population.examples:,} of them for training; "
+        f"{training.epochs} epochs of Adam with {training.lr:g}, batches of {training.batch}",
+        f"{comparison.seeds} x {comparison.pairs} pairs of {networks} networks each, none in two pairs; losses are "
+        f"cross entropies in nats on {min(comparison.test, len(data.test_labels)):,} test images, at "
+        f"{comparison.points} equally spaced points of each line",
+        "barrier: largest excess of the loss over the straight line between the losses of the two networks; AUC: its "
+        "integral, not below zero",
+        *config.notes,
+    )
+    return Table(
+        f"{population.architecture} on {data.name}",
+        notes,
+        (Quantity("barrier"), Quantity("AUC"), Quantity("CPU s", 2)),
+        rows,
+        "test cross entropy (nats)",
+    )
+
+
+_SMOKE = "a test run on small networks, which are hardly trained: these numbers say nothing about the methods"
+
+
+def _smoke(data: DataName, printed: Printed) -> Classifiers:
+    quick = Training(epochs=2, batch=128, lr=5e-3, weight_decay=0.0, schedule="constant")
+    population = mlps(data, width=16, training=quick)
+    comparison = Comparison(population, _entries(printed, iterations=3), pairs=2, seeds=1, points=5, test=500)
+    return Classifiers(comparison, (_SMOKE,))
+
+
+def _entries(printed: Printed, *, iterations: int = 1000) -> tuple[Entry, ...]:
+    """The rows that need no learning."""
+
+    def entry(label: str, method: rg.WeightMatching | None, batch: int = 1000) -> Entry:
+        barrier, auc = printed[label]
+        return Entry(label, method, batch, {"barrier": barrier, "AUC": auc})
+
+    return (
+        entry("Naive", None),
+        entry("Weight Matching", rg.WeightMatching()),
+    )
+
+
+EXPERIMENTS = {
+    "table1": Experiment("MLPs on MNIST: barrier and AUC of five methods", table1_config, measure),
+    "table1-cifar10": Experiment("MLPs on CIFAR-10: barrier and AUC of five methods", table1_cifar10_config, measure),
+    "table2": Experiment("the CNN of table 4 on CIFAR-10: barrier and AUC of five methods", table2_config, measure),
+}

@@ -1,0 +1,108 @@
+"""A run of an experiment: where its finished steps are kept, where its chance comes from, and who is told."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from regauge.checkpoints.reading import load
+from regauge.checkpoints.writing import save
+from regauge.core.params import Params
+
+T = TypeVar("T")
+Scale = Literal["smoke", "cpu", "paper"]
+Record = dict[str, Any]
+"""What one step found, ready for JSON."""
+Watch = Callable[[str, int], Callable[[], None]]
+"""Is told what begins and in how many steps, and returns what to call after each."""
+
+
+def unwatched(label: str, steps: int) -> Callable[[], None]:
+    """A `Watch` that tells nobody."""
+    return lambda: None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, which may continue an earlier one: a step whose file is in the folder is not done again.
+
+    A file is named after the settings that it depends on, and appears only when it is complete. So a run that was
+    interrupted goes on where it stopped, and steps with other settings do not get in its way.
+
+    Attributes:
+        scale: How large the experiment is: to see that it works, on a laptop, or as in the paper.
+        seed: Where all chance comes from.
+        folder: For networks and finished steps.
+        jobs: How many steps run at the same time, each in a thread of its own.
+        watch: Is told about the progress.
+    """
+
+    scale: Scale
+    seed: int
+    folder: Path
+    jobs: int = 1
+    watch: Watch = unwatched
+
+    def generator(self, *names: object) -> torch.Generator:
+        """Chance for one purpose, the same in every run with this seed."""
+        digest = hashlib.sha256(repr((self.seed, *names)).encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+    def network(self, settings: object, key: str, make: Callable[[], Params]) -> Params:
+        """The network of that key, trained by `make` unless an earlier run did."""
+        path = self._path("networks", (self.seed, settings), f"{key}.safetensors")
+        if path.exists():
+            return load(path)
+        params = make()
+        save(params, path, overwrite=True, metadata={"settings": repr(settings), "seed": str(self.seed)})
+        return params
+
+    def record(self, settings: object, key: str, make: Callable[[], Record]) -> Record:
+        """What the step of that key found, now or in an earlier run."""
+        path = self._path("steps", (self.seed, settings), f"{key}.json")
+        if path.exists():
+            found: Record = json.loads(path.read_text(encoding="utf-8"))
+            return found
+        record = make()
+        write_text(json.dumps(record) + "\n", path)
+        return record
+
+    def each(self, label: str, steps: Sequence[Callable[[], T]]) -> list[T]:
+        """Do all steps, at most `jobs` at the same time; the first error stops what has not begun."""
+        advance = self.watch(label, len(steps))
+
+        def counted(step: Callable[[], T]) -> T:
+            result = step()
+            advance()
+            return result
+
+        if self.jobs == 1:
+            return [counted(step) for step in steps]
+        pool = ThreadPoolExecutor(self.jobs)
+        try:
+            futures = [pool.submit(counted, step) for step in steps]
+            return [future.result() for future in futures]
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _path(self, kind: str, settings: object, name: str) -> Path:
+        digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+        folder = self.folder / kind / digest
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a file that appears under its name only when it is complete; an earlier one is replaced."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
