@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regauge.align.places import Family, Tensors, coupled_tensors, group_cost, inner_products, shift_cost, unfold
-from regauge.align.problems import Problems, where
+from regauge.align.problems import solved, where
 from regauge.align.splitting import Blocks, split
 from regauge.core import element as _element
 from regauge.core.closest import Character, Cost, ShiftCost, character, closest
@@ -135,7 +135,7 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
         if len(together) == 1 and not coupled_tensors(together[0]):
             element, gain = solve_family(together[0], flat_a, flat_b)
         else:
-            element, gain = Problems(together, flat_a, flat_b, solve_family).solved()
+            element, gain = solved(together, flat_a, flat_b, solve_family)
         shape = (-1, size, v)
         members = [group.name for family in together for group in family.members]
         values = {name: _reshaped(element[name], shape) for name in members}
