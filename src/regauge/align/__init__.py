@@ -3,6 +3,7 @@
 from regauge.align.align import AlignResult, align
 from regauge.align.align_pairs import AlignPairsResult, align_pairs
 from regauge.align.best_of import BestOf
+from regauge.align.correspondence import Correspondence, correspond
 from regauge.align.gaussian_matching import GaussianMatching
 from regauge.align.matching import Matching, Method
 from regauge.align.pairs import PairsMatching, PairsMethod
@@ -13,6 +14,7 @@ __all__ = [
     "AlignPairsResult",
     "AlignResult",
     "BestOf",
+    "Correspondence",
     "GaussianMatching",
     "Matching",
     "Method",
@@ -23,4 +25,5 @@ __all__ = [
     "WeightMatching",
     "align",
     "align_pairs",
+    "correspond",
 ]

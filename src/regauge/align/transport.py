@@ -1,0 +1,136 @@
+"""Optimal transport between the units of two layers: uniform masses, a matrix of profits, exact or entropic."""
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+from scipy.sparse import eye_array, kron, vstack
+from torch import Tensor
+
+from regauge.core.assignment import Floats, assign
+
+REPLICAS = 4
+"""Units are split until both sides have equally many if that makes them at most this many times more."""
+COOLING = 0.5
+"""The entropic problem is solved at falling regularization; each is this share of the one before."""
+CHUNK = 50
+"""Iterations on a kernel before its scalings go into the potentials and a new kernel is computed."""
+WARM_TOLERANCE = 1e-2
+"""How right the marginals must be before the regularization falls."""
+
+
+def transport(
+    profit: Tensor, regularization: float = 0.0, *, tolerance: float = 1e-8, max_iterations: int = 5000
+) -> Tensor:
+    """The plan T that maximizes `<T, profit> + regularization * entropy(T)`.
+
+    Rows of T sum to 1/n and columns to 1/m, `entropy(T) = -sum T log T`. Without regularization the optimum is
+    exact: an assignment where n = m, so that n T is a permutation; an assignment of split units where n and m have
+    a small common multiple; else a linear program. With it, Sinkhorn's iteration in logarithms at falling
+    regularization, then the nearby plan whose marginals are right.
+
+    Args:
+        profit: `[n, m]`.
+        regularization: Not negative.
+        tolerance: Sinkhorn's iteration ends when the marginals are wrong by less than this in total.
+        max_iterations: Most iterations at each regularization.
+
+    Returns:
+        The plan, float64 `[n, m]`.
+
+    Raises:
+        ValueError: The profits are no matrix or not finite, or the regularization is negative.
+
+    References:
+        Cuturi (2013), Sinkhorn distances; Schmitzer (2019), stabilized scaling; Altschuler et al. (2017), algorithm 2.
+    """
+    if profit.ndim != 2 or not bool(profit.isfinite().all()):
+        raise ValueError(
+            f"the profits of a transport must be a matrix of finite numbers; these have shape {tuple(profit.shape)} "
+            f"and {int((~profit.isfinite()).sum())} entries that are NaN or Inf"
+        )
+    if not 0 <= regularization < math.inf:
+        raise ValueError(f"regularization is {regularization}; it must be finite and not negative")
+    profit = profit.detach().double().cpu()
+    if regularization:
+        return _marginals_corrected(_sinkhorn(profit, regularization, tolerance, max_iterations))
+    n, m = profit.shape
+    common = math.lcm(n, m)
+    if common <= REPLICAS * max(n, m):
+        return _split_units(profit.numpy(), common)
+    return _marginals_corrected(_linear_program(profit.numpy()))
+
+
+def in_order(n: int, m: int) -> Tensor:
+    """The plan that pairs the units of both sides in their order: `eye(n) / n` where n = m."""
+    cuts = [torch.arange(size + 1) * other for size, other in ((n, m), (m, n))]  # In units of 1 / (n m).
+    upper = torch.minimum(cuts[0][1:].unsqueeze(1), cuts[1][1:].unsqueeze(0))
+    lower = torch.maximum(cuts[0][:-1].unsqueeze(1), cuts[1][:-1].unsqueeze(0))
+    return (upper - lower).clamp_min(0).double() / (n * m)
+
+
+def entropy(plan: Tensor) -> float:
+    """`-sum T log T` in nats, with `0 log 0 = 0`."""
+    return -float(torch.xlogy(plan, plan).sum())
+
+
+def _split_units(profit: Floats, common: int) -> Tensor:
+    n, m = profit.shape
+    rows, columns = np.arange(common) // (common // n), np.arange(common) // (common // m)
+    taken = columns[assign(profit[rows][:, columns]).columns]
+    counts = np.zeros((n, m))
+    np.add.at(counts, (rows, taken), 1.0)
+    return torch.from_numpy(counts / common)
+
+
+def _linear_program(profit: Floats) -> Tensor:
+    n, m = profit.shape
+    marginals = vstack([kron(eye_array(n), np.ones((1, m))), kron(np.ones((1, n)), eye_array(m))]).tocsr()
+    masses = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
+    scale = np.abs(profit).max() or 1.0
+    solved = linprog(  # type: ignore[call-overload]  # The stubs admit no sparse constraints.
+        -profit.ravel() / scale, A_eq=marginals, b_eq=masses, method="highs-ds"
+    )
+    return torch.from_numpy(np.asarray(solved.x, dtype=np.float64).reshape(n, m)).clamp_min(0)
+
+
+def _sinkhorn(profit: Tensor, regularization: float, tolerance: float, max_iterations: int) -> Tensor:
+    """Potentials in logarithms; between two of their updates, `CHUNK` iterations on the scaled kernel."""
+    n, m = profit.shape
+    f, g = torch.zeros(n, 1, dtype=torch.float64), torch.zeros(1, m, dtype=torch.float64)
+    spread = float(profit.max() - profit.min())
+    coolings = max(0, math.ceil(math.log(spread / regularization, 1 / COOLING))) if spread > regularization else 0
+    kernel = torch.empty(0)
+    for k in range(coolings, -1, -1):
+        temperature = regularization / COOLING**k
+        for _ in range(0, max_iterations, CHUNK):
+            f = -temperature * (((profit + g) / temperature).logsumexp(1, keepdim=True) + math.log(n))
+            g = -temperature * (((profit + f) / temperature).logsumexp(0, keepdim=True) + math.log(m))
+            kernel = ((profit + f + g) / temperature).exp()
+            if float((kernel.sum(1) - 1 / n).abs().sum()) < (tolerance if k == 0 else WARM_TOLERANCE):
+                break
+            u, v = _scalings(kernel, CHUNK)
+            if bool(u.isfinite().all() and v.isfinite().all() and (u > 0).all() and (v > 0).all()):
+                f, g = f + temperature * u.log(), g + temperature * v.log()
+    return kernel
+
+
+def _scalings(kernel: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    n, m = kernel.shape
+    v, across = torch.ones(m, 1, dtype=torch.float64), kernel.T.contiguous()
+    u = torch.ones(n, 1, dtype=torch.float64)
+    for _ in range(iterations):
+        u = 1 / (n * (kernel @ v))
+        v = 1 / (m * (across @ u))
+    return u, v.T
+
+
+def _marginals_corrected(plan: Tensor) -> Tensor:
+    """The plan scaled down to at most the right marginals, and what is missing added as a product."""
+    n, m = plan.shape
+    plan = plan * (1 / (n * plan.sum(1, keepdim=True))).clamp_max(1)
+    plan = plan * (1 / (m * plan.sum(0, keepdim=True))).clamp_max(1)
+    rows, columns = 1 / n - plan.sum(1, keepdim=True), 1 / m - plan.sum(0, keepdim=True)
+    missing = float(rows.sum())
+    return plan if missing <= 0 else plan + rows.clamp_min(0) * columns.clamp_min(0) / missing
