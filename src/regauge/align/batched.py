@@ -76,6 +76,10 @@ class BatchAscent:
         solve: Solves a family in which something is nested.
         start: Where to begin, a batch of elements; the identity unless given.
         tolerance: A step must gain more than this share of `sum |a| |b|` of its pair.
+
+    Attributes:
+        gained: What all steps gained so far, float64 `[pairs]`.
+        rest: What tensors contribute for which nothing is chosen, float64 `[pairs]`.
     """
 
     def __init__(
@@ -115,9 +119,9 @@ class BatchAscent:
         self._energies: dict[tuple[str, frozenset[tuple[str, int]]], Tensor] = {}
         self._order = torch.arange(len(self.families)).expand(self.pairs, -1).clone()
         self._dirty = torch.ones(self.pairs, len(self.families), dtype=torch.bool)
-        self._rest = torch.zeros(self.pairs, dtype=torch.float64)
+        self.rest = torch.zeros(self.pairs, dtype=torch.float64)
         for name in a.keys() - self._sites.keys():
-            self._rest += _dots(a[name], b[name])
+            self.rest += dots(a[name], b[name])
         self.gained = torch.zeros(self.pairs, dtype=torch.float64)
 
     # --- what is public ----------------------------------------------------------------------------------------
@@ -158,11 +162,11 @@ class BatchAscent:
 
     def objectives(self, rows: Tensor | None = None) -> Tensor:
         """The objective, summed anew from tensors that are moved by the current element, float64 `[rows]`."""
-        return self.objectives_of(self.moved(rows), rows) + _at(self._rest, rows)
+        return self.objectives_of(self.moved(rows), rows) + _at(self.rest, rows)
 
     def initial(self) -> Tensor:
         """The objective of the identity, float64 `[pairs]`."""
-        return self.objectives_of({name: self._b[name] for name in self._sites}) + self._rest
+        return self.objectives_of({name: self._b[name] for name in self._sites}) + self.rest
 
     def moved(self, rows: Tensor | None = None) -> dict[str, Tensor]:
         """The tensors of the second networks that anything is chosen for, moved by the current element."""
@@ -172,10 +176,10 @@ class BatchAscent:
         """`<a, moved> - (|moved|^2 - |b|^2) / 2` over the tensors in `moved`; only shifts change the second part."""
         total = torch.zeros(self.pairs if rows is None else len(rows), dtype=torch.float64)
         for name, y in moved.items():
-            total += _dots(_at(self._a[name], rows), y)
+            total += dots(_at(self._a[name], rows), y)
             if any(any(site.placement.shift) for _, site in self._sites[name]):
                 z = _at(self._b[name], rows)
-                total -= (_dots(y, y) - _dots(z, z)) / 2
+                total -= (dots(y, y) - dots(z, z)) / 2
         return total
 
     def moved_by(
@@ -470,7 +474,7 @@ def _selected(element: Element, mask: Tensor) -> dict[str, Value]:
     return {name: map_value(value, lambda t: t[mask]) for name, value in element.items()}
 
 
-def _dots(x: Tensor, y: Tensor) -> Tensor:
+def dots(x: Tensor, y: Tensor) -> Tensor:
     """Inner products of each pair: rows in their own precision, the sum over rows in float64."""
     rows = 1 if x.ndim < 3 else 2
     products: Tensor = torch.linalg.vecdot(x.flatten(rows), y.flatten(rows))

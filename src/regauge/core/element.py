@@ -7,7 +7,7 @@ Everything is stored in target coordinates. With bases b and unit i, `act(g, x)`
 so that multiplying two elements gathers the right one by the left one and combines entry by entry.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,6 +87,20 @@ def stack(elements: list[Element]) -> Element:
         }
         values[name] = Value(**fields)
     return Element(values, (len(elements), *first.batch))
+
+
+def concatenate(elements: Sequence[Element]) -> Element:
+    """One batch from several batches of the same symmetry, one after the other along the first axis."""
+    first = elements[0]
+    values = {}
+    for name in first:
+        fields = {
+            key: torch.cat([getattr(e[name], key) for e in elements])
+            for key in ("perm", "scale", "sign", "shift", "matrix")
+            if getattr(first[name], key) is not None
+        }
+        values[name] = Value(**fields)
+    return Element(values, (sum(e.batch[0] for e in elements), *first.batch[1:]))
 
 
 def identity(groups: tuple[Group, ...], batch: tuple[int, ...] = ()) -> Element:
