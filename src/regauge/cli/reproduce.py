@@ -27,6 +27,8 @@ COLUMNS = (
     TextColumn("left:"),
     TimeRemainingColumn(),
 )
+UNLIMITED = 10_000
+"""Characters in a line."""
 ESTIMATE_SECONDS = 600
 """The estimate of the time left looks at the steps of so many last seconds."""
 
@@ -94,8 +96,9 @@ def command(options: Reproduce) -> str:
 def show(table: Printed) -> None:
     """Print a table: as wide as it needs to be where no terminal limits it."""
     console = Console()
-    width = console.width if console.is_terminal else console.measure(table).maximum
-    Console(width=max(1, width)).print(table)
+    if not console.is_terminal:
+        console.width = Console(width=UNLIMITED).measure(table).maximum
+    console.print(table)
 
 
 def printed(table: Table) -> Printed:

@@ -56,18 +56,20 @@ STARTS: dict[str, Method] = {
 
 def measure_planted(config: Planted, run: Run) -> Table:
     """How often the permutation is found again, all of it."""
+    modules = {b: ResidualMLP(config.anchor, config.stream, config.hidden, b, config.anchor) for b in config.blocks}
+    example = (torch.zeros(2, config.anchor),)
+    symmetries = {b: permutations_only(rg.discover(module, example)) for b, module in modules.items()}
     cells = [
-        (label, method, blocks, noise, trial)
-        for label, method in STARTS.items()
+        (method, blocks, noise, trial)
+        for method in STARTS.values()
         for blocks in config.blocks
         for noise in config.noises
         for trial in range(config.trials)
     ]
 
-    def one(label: str, method: Method, blocks: int, noise: float, trial: int) -> Record:
+    def one(method: Method, blocks: int, noise: float, trial: int) -> Record:
         def make() -> Record:
-            module = ResidualMLP(config.anchor, config.stream, config.hidden, blocks, config.anchor)
-            symmetry = permutations_only(rg.discover(module, (torch.randn(2, config.anchor),), verify=False))
+            module, symmetry = modules[blocks], symmetries[blocks]
             chance = run.generator("planted", blocks, noise, trial)
             a = _normal(module, chance)
             element = symmetry.random(chance)

@@ -113,8 +113,8 @@ def measure(config: SineWaves, run: Run) -> Table:
     notes = (
         f"{config.pairs} waves sin(a x) on [-pi, pi] with a uniform in [0.5, 10], each fitted by two networks "
         f"1-32-32-1 with sin(30 z), from different initial values (uniform, biases zero); {config.fitting.steps:,} "
-        f"steps of Adam with {config.fitting.lr:g} on {config.points} points, then mean squared errors of {ends[0]:.2g} and "
-        f"{ends[1]:.2g}",
+        f"steps of Adam with {config.fitting.lr:g} on {config.points} points, then mean squared errors of "
+        f"{ends[0]:.2g} and {ends[1]:.2g}",
         f"barrier and AUC of the mean squared error halfway between these points, at {config.line} points of each "
         "line; weight distance: Euclidean",
         "copies recovered: share of the networks found again after a random element of the whole symmetry (order, "

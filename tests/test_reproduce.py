@@ -1,0 +1,272 @@
+"""`regauge reproduce`: every experiment from end to end in small, resumption, tables, and what it says."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regauge as rg
+from regauge.cli.main import main
+from regauge.nets.siren import Siren
+from regauge.papers import classifiers
+from regauge.papers.classifiers import mean_curve
+from regauge.papers.registry import EXPERIMENTS
+from regauge.papers.run import Run, write_text
+from regauge.papers.symmetries import permutations_only, without_shifts
+from regauge.papers.table import Quantity, Row, Table, summarize
+
+NAMES = [(paper, name) for paper, experiments in EXPERIMENTS.items() for name in experiments]
+
+
+@pytest.fixture(autouse=True)
+def _without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+
+
+def results(folder: Path, paper: str, name: str) -> dict[str, Any]:
+    return dict(json.loads((folder / f"{paper}-{name}-smoke.json").read_text()))
+
+
+# --- from end to end --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("paper", "name"), NAMES, ids=lambda text: text)
+def test_every_experiment_runs_in_small(
+    paper: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["reproduce", paper, name, "--out", str(tmp_path), "--seed", "1"])
+    printed = capsys.readouterr().out
+    found = results(tmp_path, paper, name)
+    markdown = (tmp_path / f"{paper}-{name}-smoke.md").read_text()
+    assert f"regauge reproduce {paper} {name} --scale smoke --seed 1" in found["notes"][0]
+    assert (found["paper"], found["experiment"], found["scale"], found["seed"]) == (paper, name, "smoke", 1)
+    for row in found["rows"]:
+        assert row["label"] in printed
+        assert f"| {row['label']} |" in markdown
+        assert all(number in markdown for number in row["paper"].values())
+        for values in row["values"].values():
+            assert all(torch.tensor(values).isfinite().flatten())
+        if row["curve"]:
+            assert row["curve"][0]["t"] == 0
+            assert row["curve"][-1]["t"] == 1
+            assert row["summary"]["barrier"]["mean"] >= 0
+            assert row["summary"]["AUC"]["mean"] >= 0
+    has_curves = any(row["curve"] for row in found["rows"])
+    assert (tmp_path / f"{paper}-{name}-smoke.svg").is_file() == has_curves
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_the_digits_stand_in_and_the_table_says_so(tmp_path: Path) -> None:
+    main(["reproduce", "001", "table1", "--out", str(tmp_path)])
+    found = results(tmp_path, "001", "table1")
+    assert found["title"].endswith("on digits")
+    assert any("say nothing about the methods" in note for note in found["notes"])
+    naive = found["rows"][0]
+    assert naive["label"] == "Naive"
+    assert naive["paper"] == {"barrier": "2.007 ± 0.00", "AUC": "0.835 ± 0.00"}
+    assert "CPU s" not in naive["values"]
+
+
+def test_only_the_whole_group_finds_copies_of_sine_networks_again(tmp_path: Path) -> None:
+    main(["reproduce", "001", "figure4a", "--out", str(tmp_path)])
+    recovered = {
+        row["label"]: row["summary"]["copies recovered"]["mean"] for row in results(tmp_path, "001", "figure4a")["rows"]
+    }
+    assert recovered["as fitted"] == 0
+    assert recovered["weight matching, permutations"] == 0
+    assert recovered["weight matching, permutations and signs"] == 0
+    assert recovered["weight matching, all that discovery finds"] == 1
+
+
+# --- resumption -------------------------------------------------------------------------------------------------
+
+
+def interrupting(label: str, after: int) -> Callable[[str, int], Callable[[], None]]:
+    """A watch that interrupts a part of the run after so many steps."""
+    done = 0
+
+    def watch(name: str, steps: int) -> Callable[[], None]:
+        def advance() -> None:
+            nonlocal done
+            done += name.startswith(label)
+            if done == after:
+                raise KeyboardInterrupt
+
+        return advance
+
+    return watch
+
+
+@pytest.mark.parametrize(("part", "after", "left"), [("training", 3, (1, 4)), ("aligning", 3, (0, 1))])
+def test_an_interrupted_run_goes_on_where_it_stopped(
+    part: str, after: int, left: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = EXPERIMENTS["001"]["table1"]
+    config = experiment.config("smoke")
+    entries = config.comparison.entries[:2]
+    config = type(config)(type(config.comparison)(**{**vars(config.comparison), "entries": entries}), config.notes)
+    whole = experiment.measure(config, Run("smoke", 0, tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        experiment.measure(config, Run("smoke", 0, tmp_path / "cut", watch=interrupting(part, after)))
+
+    counts = {"train": 0, "line": 0}
+    train, line = classifiers.train, rg.line
+
+    def counted_train(*args: Any, **kwargs: Any) -> Any:
+        counts["train"] += 1
+        return train(*args, **kwargs)
+
+    def counted_line(*args: Any, **kwargs: Any) -> Any:
+        counts["line"] += 1
+        return line(*args, **kwargs)
+
+    monkeypatch.setattr(classifiers, "train", counted_train)
+    monkeypatch.setattr(rg, "line", counted_line)
+    again = experiment.measure(config, Run("smoke", 0, tmp_path / "cut"))
+    assert (counts["train"], counts["line"]) == left
+    for one, other in zip(whole.rows, again.rows, strict=True):
+        assert one.values["barrier"] == other.values["barrier"]
+        assert one.curve == other.curve
+
+
+def test_more_jobs_give_the_same_numbers(tmp_path: Path) -> None:
+    tables = [EXPERIMENTS["extra"]["residual"](Run("smoke", 0, tmp_path / f"{n}", jobs=n)) for n in (1, 3)]
+    for one, other in zip(tables[0].rows, tables[1].rows, strict=True):
+        assert one.values["barrier"] == other.values["barrier"]
+        assert one.values["weight distance"] == other.values["weight distance"]
+
+
+def test_steps_are_kept_by_seed_settings_and_key(tmp_path: Path) -> None:
+    run, calls = Run("smoke", 0, tmp_path), []
+
+    def step(value: int) -> dict[str, Any]:
+        calls.append(value)
+        return {"value": value}
+
+    assert run.record(("a", 1), "x", lambda: step(1)) == {"value": 1}
+    assert run.record(("a", 1), "x", lambda: step(2)) == {"value": 1}
+    assert run.record(("a", 1), "y", lambda: step(3)) == {"value": 3}
+    assert run.record(("a", 2), "x", lambda: step(4)) == {"value": 4}
+    assert Run("smoke", 1, tmp_path).record(("a", 1), "x", lambda: step(5)) == {"value": 5}
+    assert calls == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_in_a_step_stops_the_run(jobs: int, tmp_path: Path) -> None:
+    begun = []
+
+    def step(k: int) -> int:
+        begun.append(k)
+        if k == 1:
+            raise RuntimeError("step 1 fails")
+        return k
+
+    steps = [lambda k=k: step(k) for k in range(200)]  # type: ignore[misc]
+    with pytest.raises(RuntimeError, match="step 1 fails"):
+        Run("smoke", 0, tmp_path, jobs).each("steps", steps)
+    assert len(begun) < 200
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_text("old", path)
+    with pytest.raises(UnicodeEncodeError):
+        write_text("\ud800", path)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_chance_depends_on_the_seed_and_the_purpose(tmp_path: Path) -> None:
+    draws = [
+        torch.rand(4, generator=Run("smoke", seed, tmp_path).generator(*names))
+        for seed, names in [(0, ("a", 1)), (0, ("a", 1)), (0, ("a", 2)), (1, ("a", 1))]
+    ]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert not torch.equal(draws[0], draws[3])
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+
+def test_summaries() -> None:
+    several = summarize([[1.0, 3.0], [5.0, 7.0]])
+    assert (several.mean, several.count) == (4.0, 4)
+    assert several.standard_error == pytest.approx((20 / 3) ** 0.5 / 2)
+    assert several.deviation == pytest.approx(8**0.5)
+    one = summarize([[2.0]])
+    assert (one.mean, one.standard_error, one.deviation) == (2.0, None, None)
+
+
+def test_a_table_as_markdown() -> None:
+    rows = (
+        Row("Naive", {"barrier": [[1.0, 2.0], [3.0, 4.0]]}, {"barrier": "2.007"}),
+        Row("other", {"barrier": [[0.5, 0.5], [0.5, 0.5]], "s": [[1.0, 1.0], [1.0, 1.0]]}),
+    )
+    table = Table("Title", ("a note",), (Quantity("barrier", 2), Quantity("s", 1)), rows)
+    assert table.markdown().splitlines() == [
+        "## Title",
+        "",
+        "|  | barrier | over seeds | paper | s | over seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| Naive | 2.50 ± 0.65 | 1.41 | 2.007 |  |  |",
+        "| other | 0.50 ± 0.00 | 0.00 |  | 1.0 ± 0.0 | 0.0 |",
+        "",
+        "- a note",
+    ]
+    assert json.loads(json.dumps(table.to_json(), allow_nan=False))["rows"][0]["summary"]["barrier"]["mean"] == 2.5
+
+
+def test_mean_curves() -> None:
+    curves = [rg.Curve(({"t": 0.0, "loss": x}, {"t": 0.5, "loss": 2 * x}, {"t": 1.0, "loss": x})) for x in (1.0, 3.0)]
+    assert [row["loss"] for row in mean_curve(curves)] == [2.0, 4.0, 2.0]
+
+
+def test_smaller_symmetries_are_subgroups() -> None:
+    module, x = Siren(1, 8, 1, generator=torch.Generator().manual_seed(0)).double(), torch.linspace(-1, 1, 9).double()
+    whole = rg.discover(module, (x[:, None],))
+    params = dict(module.state_dict())
+    for smaller, kind in ((without_shifts(whole), "signed"), (permutations_only(whole), "permutation")):
+        assert {group.kind for group in smaller.groups} == {kind}
+        moved = smaller.act(smaller.random(torch.Generator().manual_seed(1)), params)
+        outputs = [torch.func.functional_call(module, p, (x[:, None],)) for p in (params, moved)]
+        assert torch.allclose(*outputs, atol=1e-12)
+        assert not torch.equal(moved["layers.1.weight"], params["layers.1.weight"])
+
+
+# --- what it says -----------------------------------------------------------------------------------------------
+
+
+def test_without_an_experiment_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["reproduce"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(NAMES)
+    for (paper, name), line in zip(NAMES, lines, strict=True):
+        assert line.startswith(f"regauge reproduce {paper} {name} ")
+        assert line.endswith(EXPERIMENTS[paper][name].summary)
+    main(["reproduce", "extra"])
+    assert len(capsys.readouterr().out.splitlines()) == len(EXPERIMENTS["extra"])
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["001", "table99"], r"paper '001' has no experiment 'table99'; there are: 001 table1; "),
+        (["007", "table1"], r"there are no experiments of paper '007'; there are: 001 table1; "),
+        (["007"], r"there are no experiments of paper '007'"),
+        (["001", "table1", "--jobs", "0"], r"--jobs is 0; at least one step must run at a time"),
+        (["001", "table1", "--scale", "cpu"], r"MNIST does not ship with regauge: set REGAUGE_DATA"),
+    ],
+)
+def test_what_cannot_run_is_one_sentence(
+    args: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", *args, "--out", str(tmp_path)])
+    assert stop.value.code == 2
+    printed = capsys.readouterr().err.strip()
+    assert "\n" not in printed
+    assert sentence in printed
