@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regauge.align import (
+        ActivationMatching,
         AlignPairsResult,
         AlignResult,
         BestOf,
         Correspondence,
         GaussianMatching,
+        MixedMatching,
         StackMatching,
         WeightMatching,
         align,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ActivationMatching": "regauge.align",
     "AlignPairsResult": "regauge.align",
     "AlignResult": "regauge.align",
     "BestOf": "regauge.align",
@@ -45,6 +48,7 @@ _HOMES = {
     "Frozen": "regauge.core.symmetry",
     "GaussianMatching": "regauge.align",
     "Group": "regauge.core.groups",
+    "MixedMatching": "regauge.align",
     "Nullity": "regauge.discover",
     "Params": "regauge.core.params",
     "Placement": "regauge.core.groups",
@@ -67,6 +71,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ActivationMatching",
     "AlignPairsResult",
     "AlignResult",
     "BestOf",
@@ -77,6 +82,7 @@ __all__ = [
     "Frozen",
     "GaussianMatching",
     "Group",
+    "MixedMatching",
     "Nullity",
     "Params",
     "Placement",

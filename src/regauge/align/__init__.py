@@ -1,5 +1,6 @@
 """Alignment: the element of a symmetry that brings one network closest to another."""
 
+from regauge.align.activation_matching import ActivationMatching, MixedMatching
 from regauge.align.align import AlignResult, align
 from regauge.align.align_pairs import AlignPairsResult, align_pairs
 from regauge.align.best_of import BestOf
@@ -11,6 +12,7 @@ from regauge.align.stack_matching import StackMatching, StackMethod
 from regauge.align.weight_matching import WeightMatching
 
 __all__ = [
+    "ActivationMatching",
     "AlignPairsResult",
     "AlignResult",
     "BestOf",
@@ -18,6 +20,7 @@ __all__ = [
     "GaussianMatching",
     "Matching",
     "Method",
+    "MixedMatching",
     "PairsMatching",
     "PairsMethod",
     "StackMatching",

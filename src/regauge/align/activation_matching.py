@@ -1,0 +1,191 @@
+"""Activation matching, and mixtures of activation and weight matching."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.align.activation_costs import ActivationCosts, Statistic, activation_costs
+from regauge.align.ascent import Ascent
+from regauge.align.matching import Matching, require_task
+from regauge.align.places import Tensors, compared
+from regauge.core.element import Element
+from regauge.core.outputs import Outputs
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+
+TIES = 1e-4
+"""Share of the parameters in activation matching."""
+TOLERANCE = 1e-11
+"""A step must gain more than this share of the norms involved."""
+
+
+@dataclass(frozen=True)
+class ActivationMatching:
+    """The element under which the units of two networks respond most alike to the same inputs.
+
+    It maximizes the sum over all units of the correlation (or covariance) between a unit of the first network and
+    the unit, with its sign, that the element puts in its place. All groups that discovery finds take part, with
+    what they do to the values that layers read: outputs of activation functions, every state of a residual stream,
+    queries, keys and values of attention heads. Values on which a group acts alike are summed. Entries of all other
+    axes (images, positions, tokens) are samples; units that a rotation mixes are compared by covariances divided by
+    their mean variance, so that the result does not depend on the basis.
+
+    The data are read once, for both networks and all groups; what is held is one matrix of units against units for
+    each value. Groups are independent of one another here, so that nothing depends on an order.
+
+    Departure from the papers: where activations leave a choice, the parameters decide, with a share of 1e-4 in the
+    objective. Units that never respond, and the sign of a sine unit against half a period, would otherwise be
+    chosen arbitrarily, which does harm halfway between the networks.
+
+    Attributes:
+        statistic: Pearson's "correlation", in which all units count alike, or "covariance", in which units count
+            by how much they vary.
+        max_sweeps: Most sweeps over the groups.
+        outputs: Which outputs of the module count, as it was given to `discover`.
+
+    References:
+        Li et al. (2016), Convergent learning, section 3; Ainsworth et al. (2023), section 3.1.
+    """
+
+    statistic: Statistic = "correlation"
+    max_sweeps: int = 100
+    outputs: Outputs = None
+
+    def __post_init__(self) -> None:
+        _require_sense(self.statistic, self.max_sweeps)
+
+    def match(
+        self,
+        params_a: Mapping[str, Tensor],
+        params_b: Mapping[str, Tensor],
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> Matching:
+        """See `align`."""
+        costs = activation_costs(
+            params_a, params_b, symmetry, require_task(task, self), statistic=self.statistic, outputs=self.outputs
+        )
+        return _matched(params_a, params_b, symmetry, costs, TIES, self.max_sweeps)
+
+
+@dataclass(frozen=True)
+class MixedMatching:
+    """Activation matching and weight matching in one objective.
+
+    It maximizes
+
+        share * <activations> / reach + (1 - share) * <a, g b> / sum |a| |b|
+
+    where the first term is the objective of `ActivationMatching` divided by what it could be at most (every unit
+    correlated perfectly), and the second that of `WeightMatching` divided by its largest value (every tensor of the
+    second network parallel to that of the first). Activations are matched first, which is no matter of local optima;
+    coordinate ascent on the sum goes on from there.
+
+    On networks that learn the same function with different features the weights alone are a poor guide, most of all
+    in residual networks; activations alone ignore how units are connected. The sum is better than either.
+
+    Attributes:
+        share: Of the activations, from 0 to 1.
+        statistic: As in `ActivationMatching`.
+        max_sweeps: Most sweeps over the groups.
+        outputs: Which outputs of the module count, as it was given to `discover`.
+    """
+
+    share: float = 0.5
+    statistic: Statistic = "correlation"
+    max_sweeps: int = 100
+    outputs: Outputs = None
+
+    def __post_init__(self) -> None:
+        _require_sense(self.statistic, self.max_sweeps)
+        if not 0 < self.share < 1:
+            raise ValueError(
+                f"share is {self.share}, but must lie between 0 and 1; for activations or weights alone use "
+                "ActivationMatching or WeightMatching"
+            )
+
+    def match(
+        self,
+        params_a: Mapping[str, Tensor],
+        params_b: Mapping[str, Tensor],
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> Matching:
+        """See `align`."""
+        costs = activation_costs(
+            params_a, params_b, symmetry, require_task(task, self), statistic=self.statistic, outputs=self.outputs
+        )
+        return _matched(params_a, params_b, symmetry, costs, 1 - self.share, self.max_sweeps)
+
+
+def _require_sense(statistic: str, max_sweeps: int) -> None:
+    if statistic not in ("correlation", "covariance"):
+        raise ValueError(f"statistic is {statistic!r}; choose 'correlation' or 'covariance'")
+    if max_sweeps < 1:
+        raise ValueError(f"max_sweeps is {max_sweeps}, but at least one sweep is needed")
+
+
+def _matched(
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    costs: ActivationCosts,
+    weight: float,
+    max_sweeps: int,
+) -> Matching:
+    """Ascent on the mixture, from the best element for the activations alone, or from the identity if it is better."""
+    a, b = compared([params_a, params_b], symmetry)
+    norm = sum(float(torch.linalg.vector_norm(a[k])) * float(torch.linalg.vector_norm(b[k])) for k in a) or 1.0
+    # The parameters keep their units, because shifts of periodic units add constants to them.
+    ratio = (1 - weight) / weight * norm / (costs.reach or 1.0)
+    first = Ascent(costs.symmetry, costs.a, costs.b, tolerance=TOLERANCE)
+    _climbed(first, max_sweeps)
+    a |= {name: ratio * matrix for name, matrix in costs.a.items()}
+    b |= costs.b
+    climbs = [_climb(costs.symmetry, a, b, first.element, max_sweeps)]
+    if climbs[0].reached < climbs[0].initial:
+        climbs.append(_climb(costs.symmetry, a, b, None, max_sweeps))
+    best = max(climbs, key=lambda climb: climb.reached)
+    unit = weight / norm
+    moved = {name: t for name, t in best.ascent.moved().items() if name in params_b}
+    return Matching(
+        element=best.ascent.element,
+        objective=unit * best.reached,
+        initial=unit * best.initial,
+        history=tuple(unit * value for value in best.history),
+        is_converged=best.is_converged,
+        starts=tuple(unit * climb.reached for climb in climbs),
+        moved={n: t for n, t in moved.items() if t.dtype == params_b[n].dtype and t.device == params_b[n].device},
+    )
+
+
+@dataclass(frozen=True)
+class _Climb:
+    ascent: Ascent
+    initial: float
+    reached: float
+    history: tuple[float, ...]
+    is_converged: bool
+
+
+def _climb(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None, max_sweeps: int) -> _Climb:
+    ascent = Ascent(symmetry, a, b, start=start, tolerance=TOLERANCE)
+    gained, is_converged = _climbed(ascent, max_sweeps)
+    reached = ascent.exact_objective()
+    history = tuple(reached - (gained[-1] - gain) for gain in gained)
+    return _Climb(ascent, ascent.initial, reached, history, is_converged)
+
+
+def _climbed(ascent: Ascent, max_sweeps: int) -> tuple[list[float], bool]:
+    """Sweep until nothing moves: what was gained after each sweep, and whether it ended."""
+    gained, is_moving = [0.0], True
+    while is_moving and len(gained) <= max_sweeps:
+        is_moving = ascent.sweep()
+        gained.append(ascent.gained)
+    return gained, not is_moving
