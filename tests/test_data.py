@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from regauge.data.images import MNIST_SHA256, digits, has_mnist, mnist
+from regauge.data.images import CIFAR10_SHA256, MNIST_SHA256, cifar10, digits, has_cifar10, has_mnist, mnist
+from regauge.data.waves import waves
 
+needs_cifar10 = pytest.mark.skipif(not has_cifar10(), reason="REGAUGE_DATA names no folder with cifar10/")
 needs_mnist = pytest.mark.skipif(not has_mnist(), reason="REGAUGE_DATA names no folder with mnist/")
 
 
@@ -63,3 +65,44 @@ def test_mnist_that_is_damaged(tmp_path: Path, content: bytes) -> None:
         (tmp_path / f"{name}.gz").write_bytes(content)
     with pytest.raises(ValueError, match="is damaged"):
         mnist(tmp_path)
+
+
+@pytest.mark.slow
+@needs_cifar10
+def test_cifar10() -> None:
+    data = cifar10()
+    assert data.train_images.shape == (50000, 3, 32, 32)
+    assert data.test_images.shape == (10000, 3, 32, 32)
+    assert (float(data.train_images.min()), float(data.train_images.max())) == (0.0, 1.0)
+    assert data.train_labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
+    assert data.train_labels.bincount().tolist() == [5000] * 10
+    assert data.test_labels.bincount().tolist() == [1000] * 10
+
+
+def test_cifar10_that_is_not_there_or_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+    assert not has_cifar10()
+    with pytest.raises(FileNotFoundError, match=r"CIFAR-10 does not ship.*cifar10_jpeg_test.npz in cifar10/"):
+        cifar10()
+    monkeypatch.setenv("REGAUGE_DATA", str(tmp_path))
+    assert not has_cifar10()
+    with pytest.raises(FileNotFoundError, match=r"cifar10_jpeg_train.npz' is not there; CIFAR-10 has two such files"):
+        cifar10()
+    for name in CIFAR10_SHA256:
+        (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(ValueError, match="is not the file of CIFAR-10: its content has SHA-256"):
+        cifar10(tmp_path)
+
+
+def test_waves_are_sines_on_two_grids() -> None:
+    data = waves(7, 32, generator=torch.Generator().manual_seed(0))
+    assert data.targets.shape == (7, 32, 1)
+    assert data.test_targets.shape == (7, 31, 1)
+    assert bool(((data.frequencies >= 0.5) & (data.frequencies <= 10)).all())
+    for k in range(7):
+        assert torch.allclose(data.targets[k], torch.sin(data.frequencies[k] * data.inputs))
+        assert torch.allclose(data.test_targets[k], torch.sin(data.frequencies[k] * data.test_inputs))
+    assert float(data.inputs[-1]) == pytest.approx(torch.pi)
+    assert not torch.isin(data.test_inputs, data.inputs).any()
+    with pytest.raises(ValueError, match=r"sampled at both ends.*points=1"):
+        waves(1, 1, generator=torch.Generator())

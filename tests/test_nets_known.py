@@ -10,10 +10,12 @@ from regauge.nets.convnext import convnext
 from regauge.nets.densenet import densenet
 from regauge.nets.mobilenet import mobilenet_v2
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
+from regauge.nets.residual_mlp import ResidualMLP
 from regauge.nets.resnet import resnet20, resnet50
-from regauge.nets.siren import Siren
+from regauge.nets.siren import Siren, plain_population
 from regauge.nets.unet import UNet
 from regauge.nets.vgg import vgg16
+from regauge.papers.deep_align import CNN_TRAINING, cnns, mlps
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,13 @@ from regauge.nets.vgg import vgg16
         (mobilenet_v2, 3_504_872),
         (densenet, 7_978_856),
         (convnext, 28_589_128),
+        (lambda: ResidualMLP(784, 128, 256, 6, 10), 785 * 128 + 6 * (129 * 256 + 257 * 128) + 129 * 10),
+        (mlps("MNIST").make, 134_794),
+        # Deep-Align's table 4: seven 3 x 3 convolutions, three times pooled, and a linear layer on 2,048 features.
+        (
+            cnns("CIFAR-10", CNN_TRAINING, examples=1).make,
+            28 * 16 + 145 * 32 + 289 * 32 + 289 * 64 + 577 * 64 + 577 * 128 + 1153 * 128 + 2049 * 10,
+        ),
         # SDXL's 2,567,463,684 without its embedding of sizes and crops, 2816 -> 1280 -> 1280.
         (
             lambda: UNet(4, channels=(320, 640, 1280), depths=(0, 2, 10), head_size=64, context=2048),
@@ -74,6 +83,27 @@ def test_filter_response_norm_follows_its_formula() -> None:
         power = (x[:, c] ** 2).mean((1, 2), keepdim=True)
         expected = layer.weight[c] * x[:, c] / (power + 1e-6).sqrt() + layer.bias[c]
         assert torch.allclose(layer(x)[:, c], expected.clamp(min=float(layer.threshold[c].detach())), atol=1e-6)
+
+
+def test_residual_blocks_add_to_the_stream() -> None:
+    net = ResidualMLP(4, 6, 5, 2, 3)
+    x = torch.randn(2, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    stream = net.embed(x.flatten(1))
+    for block in net.blocks:
+        stream = stream + block.down(block.up(stream).clamp(min=0))
+    assert torch.allclose(net(x), net.head(stream))
+
+
+def test_plain_sirens_differ_and_stay_within_their_bounds() -> None:
+    net = Siren(2, 16, 1, omega=10.0)
+    params = plain_population(net, 5, generator=torch.Generator().manual_seed(0))
+    for k, fan_in in enumerate((2, 16, 16)):
+        weight, bias = params[f"layers.{k}.weight"], params[f"layers.{k}.bias"]
+        bound = (6 / fan_in) ** 0.5 / 10
+        assert weight.shape[0] == bias.shape[0] == 5
+        assert 0.8 * bound < float(weight.abs().max()) <= bound
+        assert not bias.any()
+        assert not torch.equal(weight[0], weight[1])
 
 
 def test_siren_keeps_unit_variance_inside_and_refuses_no_frequency() -> None:

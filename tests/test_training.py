@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from regauge.nets.cnn import CNN
+from regauge.nets.fitting import Fitting, fit_signals
 from regauge.nets.mlp import mlp
+from regauge.nets.siren import Siren, plain_population
 from regauge.nets.training import Training, evaluator, initialize, train
 
 
@@ -35,6 +37,40 @@ def test_training_learns_and_repeats() -> None:
     assert evaluate(runs[0])["loss"] < 0.2 < evaluate(start)["loss"]
 
 
+def test_a_constant_schedule_is_plain_adam() -> None:
+    inputs, labels = _blobs()
+    module = mlp(6, 5, 3)
+    start = initialize(module, torch.Generator().manual_seed(3))
+    training = Training(epochs=2, batch=300, lr=1e-2, weight_decay=0.0, schedule="constant")
+    found = train(module, start, inputs, labels, training, generator=torch.Generator().manual_seed(4))
+    module.load_state_dict(start)
+    adam = torch.optim.Adam(module.parameters(), lr=1e-2)
+    for _ in range(2):
+        adam.zero_grad()
+        nn.functional.cross_entropy(module(inputs), labels).backward()
+        adam.step()
+    assert all(torch.allclose(found[name], tensor, atol=1e-6) for name, tensor in module.state_dict().items())
+
+
+def test_networks_that_are_fitted_together_do_not_see_one_another() -> None:
+    x = torch.linspace(-1, 1, 40).unsqueeze(1)
+    targets = torch.stack([torch.sin(2 * x), torch.cos(3 * x), x])
+    module, steps = Siren(1, 8, 1, omega=5.0), []
+    start = plain_population(module, 3, generator=torch.Generator().manual_seed(0))
+    fitting = Fitting(steps=60, lr=5e-3)
+    together = fit_signals(module, start, x, targets, fitting, on_step=lambda: steps.append(1))
+    assert len(steps) == 60
+    for k in range(3):
+        alone = fit_signals(module, {n: t[k : k + 1] for n, t in start.items()}, x, targets[k : k + 1], fitting)
+        for name in start:
+            assert torch.allclose(alone[name][0], together[name][k], atol=1e-4)
+        error = [
+            float((torch.func.functional_call(module, params, (x,)) - targets[k]).detach().square().mean())
+            for params in ({n: t[k] for n, t in start.items()}, {n: t[0] for n, t in alone.items()})
+        ]
+        assert error[1] < 0.2 * error[0]
+
+
 def test_evaluator_is_the_mean_over_all_batches() -> None:
     inputs, labels = _blobs()
     module = mlp(6, 4, 3)
@@ -59,6 +95,8 @@ def test_refusals() -> None:
         initialize(nn.Sequential(nn.LayerNorm(3)), torch.Generator())
     with pytest.raises(ValueError, match="epochs and batch must be at least 1"):
         Training(epochs=0)
+    with pytest.raises(ValueError, match="at least one step"):
+        Fitting(steps=0)
     with pytest.raises(ValueError, match=r"multiple of 4, not 10"):
         CNN((4, 8), 16, 10, image=10)
     with pytest.raises(ValueError, match="at least inputs and outputs"):
