@@ -1,0 +1,287 @@
+"""Positive scales of a network balanced: the point of smallest norm on its orbit under scales."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import lcm
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regauge.core.act import Site
+from regauge.core.element import Element
+from regauge.core.symmetry import Symmetry
+
+TOLERANCE = 1e-12
+"""Balancing ends when no factor changes by more than this share."""
+MAX_SWEEPS = 2000
+"""Most sweeps over all families."""
+MEMORY = 6
+"""Sweeps that an extrapolation looks back on."""
+
+
+def balance(symmetry: Symmetry, params: Mapping[str, Tensor], *, buffers: Literal["move", "keep"] = "move") -> Element:
+    """The scales that bring a network to the point of smallest norm that they can reach.
+
+    The result has scales only, and `act(balance(p), p)` minimizes the sum of squares of all parameters over the
+    positive factors of every unit. In the logarithms of the factors that sum is convex (each entry contributes
+    the exponential of a linear function), so the point is unique, and all copies of a network under scales are
+    balanced to the same one. For a unit of a plain ReLU network it makes the norm of what comes in, bias
+    included, equal to the norm of what goes out.
+
+    One family after another takes an exact step. Where a family has more than two exponents, or acts on two
+    axes of one tensor, the step goes to the minimum of a bound that touches the sum at the current point.
+
+    A unit that has nothing but zeros on one of its two sides has no finite minimum. A linear term in the
+    logarithm of its factor then makes the minimum finite: the sum of squares of what it has, each weighted by
+    its exponent, becomes one. A unit that has only zeros keeps its factors.
+
+    Args:
+        symmetry: Of the architecture.
+        params: One network, or a population with a leading model axis.
+        buffers: They never count; "keep" uses only those combinations of families that leave every buffer as
+            it is. Batch normalization in evaluation mode lets a filter and its gain scale oppositely while the
+            running mean moves along, but that is undone by half when the statistics are computed anew.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        ValueError: Shapes do not match, or the norm of the parameters is not finite.
+
+    References:
+        Stock et al. (2019), Equi-normalization of neural networks, section 3, for plain ReLU networks.
+    """
+    symmetry = symmetry.bind(params)
+    lead: tuple[int, ...] = ()
+    for name, shape in symmetry.shapes.items():
+        if name in symmetry.sites:
+            lead = tuple(params[name].shape[: params[name].ndim - len(shape)])
+            break
+    element = symmetry.identity(lead)
+    directions = _directions(symmetry, buffers)
+    squares = {
+        name: _squares(params[name], symmetry.sites[name], len(lead))
+        for name in dict.fromkeys(place.name for direction in directions for place in direction.places)
+    }
+    if not all(bool(s.isfinite().all()) for s in squares.values()):
+        raise ValueError("the squares of the parameters are not finite, so no scales balance them")
+    logs = _minimized(directions, squares, torch.Size(lead).numel())
+    sizes = {group.name: group.size for group in symmetry.groups}
+    for group in symmetry.groups:
+        own = [(d.weights, t) for d, t in zip(directions, logs, strict=True) if d.group == group.name]
+        if own:
+            shape = (*lead, *(sizes[base] for base in group.within), group.size)
+            rows = torch.stack([torch.tensor(weights, dtype=torch.float64) for weights, _ in own])
+            steps = torch.stack([t.reshape(shape) for _, t in own], dim=-2)
+            scale = (rows.T @ steps).exp()
+            element = element.replace(group.name, replace(element[group.name], scale=scale))
+    return element
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a direction acts on the squares of one tensor, `[batch, *shape]`.
+
+    Attributes:
+        name: The tensor.
+        exponent: A step t multiplies the squares by `exp(exponent * t)`.
+        shared: Number of axes of the tensor on which the direction acts.
+        axes: Axes on which the unit of an entry depends, its own axis last, counted without the batch axis.
+        positions: Indices on the own axis, `[m]`.
+        index: Which entry of a step belongs there, `[*other axes, m]`.
+    """
+
+    name: str
+    exponent: float
+    shared: int
+    axes: tuple[int, ...]
+    positions: Tensor
+    index: Tensor
+
+    def weights(self, squares: Tensor, count: int) -> Tensor:
+        """The squares that each unit owns, summed, `[batch, count]`."""
+        view = self._view(squares)
+        rest = view.ndim - 1 - len(self.axes)
+        sums = view.sum(tuple(range(1, 1 + rest))) if rest else view
+        picked = sums.index_select(-1, self.positions).flatten(1)
+        return torch.zeros(len(squares), count, dtype=picked.dtype).index_add_(1, self.index.flatten(), picked)
+
+    def multiply(self, squares: Tensor, step: Tensor) -> None:
+        """Move the squares by a step, in place."""
+        view = self._view(squares)
+        factor = (self.exponent * step)[:, self.index].exp()
+        rest = view.ndim - 1 - len(self.axes)
+        factor = factor.reshape(len(squares), *([1] * rest), *self.index.shape)
+        if len(self.positions) == view.shape[-1]:
+            order = self.positions.argsort()
+            view *= factor[..., order]
+        else:
+            view[..., self.positions] *= factor
+
+    def _view(self, squares: Tensor) -> Tensor:
+        rest = [axis for axis in range(squares.ndim - 1) if axis not in self.axes]
+        return squares.permute(0, *(1 + axis for axis in (*rest, *self.axes)))
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """A combination of the families of one group that is balanced as one.
+
+    Attributes:
+        group: Its name.
+        weights: How much each family moves, integers.
+        count: Number of units in all copies.
+        places: Where it acts on what counts.
+    """
+
+    group: str
+    weights: tuple[int, ...]
+    count: int
+    places: tuple[_Place, ...]
+
+
+def _directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> list[_Direction]:
+    """The families of every group, or the combinations of them that keep the buffers."""
+    sizes = {group.name: group.size for group in symmetry.groups}
+    result = []
+    for group in symmetry.groups:
+        count = group.size * torch.Size([sizes[base] for base in group.within]).numel()
+        rows = {p.scale for p in group.placements if p.parameter in symmetry.buffers} if buffers == "keep" else set()
+        for weights in _null_space(sorted(rows), group.scales):
+            places: list[_Place] = []
+            for name, local in symmetry.sites.items():
+                if name in symmetry.buffers:
+                    continue
+                here = [site for site in local if site.group.name == group.name and _exponent(site, weights)]
+                shared = len({site.placement.axis for site in here})
+                places.extend(_place(name, site, _exponent(site, weights), shared, sizes) for site in here)
+            if places:
+                result.append(_Direction(group.name, weights, count, tuple(places)))
+    return result
+
+
+def _exponent(site: Site, weights: Sequence[int]) -> int:
+    return sum(e * w for e, w in zip(site.placement.scale, weights, strict=True))
+
+
+def _place(name: str, site: Site, exponent: int, shared: int, sizes: Mapping[str, int]) -> _Place:
+    others = tuple(sorted({axis for axis, _ in site.bases if axis is not None}))
+    key: list[Tensor] = []
+    for axis, base in site.bases:
+        key.append(base if axis is None else base.reshape([-1 if a == axis else 1 for a in others] + [1]))
+    group = site.group
+    shape = (*(sizes[base] for base in group.within), group.size)
+    units = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    index = units[(*key, site.units)]
+    return _Place(name, 2.0 * exponent, shared, (*others, site.placement.axis), site.positions, index)
+
+
+def _squares(tensor: Tensor, sites: Sequence[Site], lead: int) -> Tensor:
+    """Squares `[batch, *shape]`, summed over the axes on which no group acts."""
+    squares = tensor.detach().to(device="cpu", dtype=torch.float64).square()
+    squares = squares.reshape(torch.Size(tensor.shape[:lead]).numel(), *tensor.shape[lead:])
+    used = {site.placement.axis for site in sites} | {axis for site in sites for axis, _ in site.bases}
+    free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in used)
+    return squares.sum(free, keepdim=True) if free else squares
+
+
+def _minimized(directions: Sequence[_Direction], squares: dict[str, Tensor], batch: int) -> list[Tensor]:
+    """The logarithms of the factors of every direction, `[batch, count]`.
+
+    Coordinate descent alone is slow in deep chains, where whole layers trade factors with their neighbors. After
+    each sweep a combination of the last ones is tried that would cancel their steps if the sweep were linear
+    (Anderson's acceleration); it is taken back when the next sweep steps further than the last one did.
+    """
+    counts = [direction.count for direction in directions]
+    logs = torch.zeros(batch, sum(counts), dtype=torch.float64)
+    visited: list[tuple[Tensor, Tensor]] = []  # Points after a sweep, and the steps that led there.
+    jump = torch.zeros_like(logs)
+    for _ in range(MAX_SWEEPS):
+        steps = torch.cat([_descend(direction, squares, batch) for direction in directions], dim=1)
+        length = float(steps.abs().max()) if steps.numel() else 0.0
+        logs = logs + jump + steps
+        if length <= TOLERANCE:
+            break
+        if visited and length > float(visited[-1][1].abs().max()):
+            back, visited = visited[-1][0] - logs, []
+            _jump(directions, squares, torch.split(back, counts, dim=1))
+            logs, jump = logs + back, torch.zeros_like(logs)
+            continue
+        visited = [*visited[-MEMORY:], (logs, steps)]
+        jump = _extrapolated(visited) - logs
+        _jump(directions, squares, torch.split(jump, counts, dim=1))
+    return list(torch.split(logs, counts, dim=1))
+
+
+def _extrapolated(visited: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The affine combination of the points whose steps cancel best, by least squares."""
+    points = torch.stack([point for point, _ in visited], dim=-1)
+    steps = torch.stack([step for _, step in visited], dim=-1)
+    if len(visited) == 1:
+        return points[..., -1]
+    moves = steps.diff(dim=-1)
+    gram = moves.mT @ moves
+    ridge = 1e-12 * gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] * torch.eye(gram.shape[-1]).double()
+    mix: Tensor = torch.linalg.lstsq(gram + ridge, moves.mT @ steps[..., -1:]).solution
+    return points[..., -1] - (points.diff(dim=-1) @ mix).squeeze(-1)
+
+
+def _descend(direction: _Direction, squares: dict[str, Tensor], batch: int) -> Tensor:
+    """Take the step of one direction."""
+    step = _step(direction, squares, batch)
+    _jump([direction], squares, [step])
+    return step
+
+
+def _jump(directions: Sequence[_Direction], squares: dict[str, Tensor], steps: Sequence[Tensor]) -> None:
+    for direction, step in zip(directions, steps, strict=True):
+        for place in direction.places:
+            place.multiply(squares[place.name], step)
+
+
+def _step(direction: _Direction, squares: Mapping[str, Tensor], batch: int) -> Tensor:
+    """How far each unit's factor moves, `[batch, count]`.
+
+    With weights W and exponents e the slope of `sum W exp(e t)` vanishes where the logarithms of its rising and
+    of its falling part meet. Their difference grows at most by the largest rising plus the largest falling
+    exponent, so that dividing by these never goes too far, and goes all the way where there is one of each.
+    An entry that moves along d axes is bounded by the mean of d entries with d times the exponent.
+    """
+    slopes = {1: torch.zeros(batch, direction.count, dtype=torch.float64)}
+    slopes[-1] = slopes[1].clone()
+    steepest = {1: 0.0, -1: 0.0}
+    for place in direction.places:
+        side = 1 if place.exponent > 0 else -1
+        steepest[side] = max(steepest[side], abs(place.exponent) * place.shared)
+        slopes[side] += abs(place.exponent) * place.weights(squares[place.name], direction.count)
+    up, down = slopes[1] > 0, slopes[-1] > 0
+    difference = slopes[-1].clamp_min(torch.finfo(torch.float64).tiny).log()
+    difference -= slopes[1].clamp_min(torch.finfo(torch.float64).tiny).log()
+    step = difference / (steepest[1] + steepest[-1])
+    alone = {side: (slopes[side] / 2).clamp_min(torch.finfo(torch.float64).tiny).log() for side in (1, -1)}
+    step = torch.where(up & ~down, -alone[1] / (steepest[1] or 1.0), step)
+    step = torch.where(down & ~up, alone[-1] / (steepest[-1] or 1.0), step)
+    return torch.where(up | down, step, 0.0)
+
+
+def _null_space(rows: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
+    """Integer vectors that span what all rows are orthogonal to."""
+    reduced: list[tuple[int, list[Fraction]]] = []  # Rows with a leading one, each alone in its column.
+    for row in rows:
+        rest = [Fraction(x) for x in row]
+        for pivot, other in reduced:
+            rest = [x - rest[pivot] * y for x, y in zip(rest, other, strict=True)]
+        if not any(rest):
+            continue
+        lead = next(k for k, x in enumerate(rest) if x)
+        rest = [x / rest[lead] for x in rest]
+        reduced = [(pivot, [y - other[lead] * x for x, y in zip(rest, other, strict=True)]) for pivot, other in reduced]
+        reduced.append((lead, rest))
+    result = []
+    for free in sorted(set(range(count)) - {pivot for pivot, _ in reduced}):
+        vector = [Fraction(int(k == free)) for k in range(count)]
+        for pivot, other in reduced:
+            vector[pivot] = -other[free]
+        scale = lcm(*(x.denominator for x in vector))
+        result.append(tuple(int(x * scale) for x in vector))
+    return result

@@ -1,0 +1,248 @@
+"""Balanced scales: a stationary point, the smallest norm of the orbit, the same for every copy of a network."""
+
+import pytest
+import torch
+from models import GatedMLP
+from test_align import drawn, generator, mlp_symmetry
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge import Element, Group, Params, Placement, Symmetry, WeightMatching
+from regauge.align.balanced import balanced
+from regauge.align.places import compared
+from regauge.core.scales import balance
+from regauge.nets.resnet import resnet20
+
+
+def recurrent(units: int) -> Symmetry:
+    """One family on both axes of a tensor."""
+    axes = {"ih": ("h", None), "hh": ("h", "h"), "out": (None, "h")}
+    bound = Symmetry.from_axes(axes, kinds={"h": "scaled"})
+    shapes = {"ih": (units, 5), "hh": (units, units), "out": (2, units)}
+    return bound.bind({n: torch.zeros(s) for n, s in shapes.items()})
+
+
+def experts(count: int, units: int, features: int) -> Symmetry:
+    """Scales of their own in every expert, on two axes of a tensor with three."""
+    base = Group("e", count, tuple(Placement(n, 0) for n in ("w1", "w2", "router")), is_base=True)
+    places = (Placement("w1", 1, scale=(1,)), Placement("w2", 2, scale=(-1,)))
+    inner = Group("i", units, places, scales=1, within=("e",))
+    shapes = {"w1": (count, units, features), "w2": (count, features, units), "router": (count, features)}
+    return Symmetry((base, inner), shapes)
+
+
+def three_exponents(units: int) -> Symmetry:
+    """A squared activation: what goes out is divided by the square; two families share an axis."""
+    places = (
+        Placement("in", 0, scale=(1, 0)),
+        Placement("gate", 0, scale=(0, 1)),
+        Placement("mixed", 1, scale=(-3, -1)),
+        Placement("out", 1, scale=(-2, -1)),
+    )
+    shapes = {"in": (units, 4), "gate": (units, 3), "mixed": (2, units), "out": (5, units)}
+    return Symmetry((Group("h", units, places, scales=2),), shapes)
+
+
+def fused(units: int) -> Symmetry:
+    """Two families on blocks of one axis, as in a fused gate."""
+    places = (
+        Placement("w", 0, scale=(1, 0)),
+        Placement("w", 0, start=units, scale=(0, 1)),
+        Placement("v", 1, scale=(-1, -1)),
+    )
+    return Symmetry((Group("h", units, places, scales=2),), {"w": (2 * units, 3), "v": (4, units)})
+
+
+SYMMETRIES = {
+    "chain": mlp_symmetry(4, 9, 7, 8, 3, kind="scaled"),
+    "recurrent": recurrent(7),
+    "experts": experts(3, 5, 4),
+    "three exponents": three_exponents(6),
+    "fused": fused(5),
+}
+
+
+def norm(symmetry: Symmetry, params: Params) -> float:
+    return sum(float(params[n].square().sum()) for n in symmetry.sites if n not in symmetry.buffers)
+
+
+def scaled_by(symmetry: Symmetry, share: float, seed: int) -> Element:
+    """Random scales whose logarithms are of the size of `share`."""
+    element = symmetry.random(generator(seed), ("scale",))
+    for group in symmetry.groups:
+        value = element[group.name]
+        if value.scale is not None:
+            element = element.replace(group.name, rg.Value(perm=value.perm, sign=value.sign, scale=value.scale**share))
+    return element
+
+
+@pytest.mark.parametrize("name", SYMMETRIES)
+def test_no_other_scales_have_a_smaller_norm_and_nearby_ones_differ_in_second_order(name: str) -> None:
+    symmetry = SYMMETRIES[name]
+    params = drawn(symmetry, 1)
+    best = symmetry.act(balance(symmetry, params), params)
+    smallest = norm(symmetry, best)
+    for seed in range(20):
+        for share in (1e-3, 0.1, 1.0, 3.0):
+            assert norm(symmetry, symmetry.act(scaled_by(symmetry, share, seed), best)) >= smallest
+        step = scaled_by(symmetry, 1e-5, seed)
+        there, back = symmetry.act(step, best), symmetry.act(symmetry.inverse(step), best)
+        assert abs(norm(symmetry, there) - norm(symmetry, back)) < 1e-11 * smallest
+
+
+@pytest.mark.parametrize("name", SYMMETRIES)
+def test_all_copies_are_balanced_to_the_same_point(name: str) -> None:
+    symmetry = SYMMETRIES[name]
+    params = drawn(symmetry, 2)
+    best = symmetry.act(balance(symmetry, params), params)
+    for seed in range(5):
+        copy = symmetry.act(scaled_by(symmetry, 3.0, seed), params)
+        again = symmetry.act(balance(symmetry, copy), copy)
+        assert all(torch.allclose(again[n], best[n], rtol=1e-9, atol=1e-9) for n in best)
+
+
+@pytest.mark.parametrize("name", SYMMETRIES)
+def test_a_population_is_balanced_network_by_network(name: str) -> None:
+    symmetry = SYMMETRIES[name]
+    networks = [drawn(symmetry, seed) for seed in range(3)]
+    together = balance(symmetry, {n: torch.stack([p[n] for p in networks]) for n in networks[0]})
+    assert together.batch == (3,)
+    for k, params in enumerate(networks):
+        alone = balance(symmetry, params)
+        for group in symmetry.groups:
+            one, many = alone[group.name].scale, together[group.name].scale
+            if one is not None:
+                assert many is not None
+                assert torch.allclose(many[k], one, rtol=1e-9)
+
+
+def test_norms_of_what_comes_in_and_goes_out_are_equal_in_a_plain_network() -> None:
+    symmetry = mlp_symmetry(4, 9, 7, 3, kind="scaled")
+    params = drawn(symmetry, 0)
+    best = symmetry.act(balance(symmetry, params), params)
+    for k in (0, 1):
+        incoming = best[f"{k}.weight"].square().sum(1) + best[f"{k}.bias"].square()
+        assert torch.allclose(incoming, best[f"{k + 1}.weight"].square().sum(0))
+
+
+def test_deep_chains_take_few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regauge.core.scales.MAX_SWEEPS", 60)
+    symmetry = mlp_symmetry(3, *[6] * 20, 2, kind="scaled")
+    params = symmetry.act(scaled_by(symmetry, 3.0, 0), drawn(symmetry, 0))
+    best = symmetry.act(balance(symmetry, params), params)
+    incoming = best["9.weight"].square().sum(1) + best["9.bias"].square()
+    assert torch.allclose(incoming, best["10.weight"].square().sum(0), rtol=1e-9)
+
+
+def test_units_with_one_side_get_norm_one_and_units_without_weights_keep_their_factors() -> None:
+    symmetry = mlp_symmetry(3, 6, 5, 2, kind="scaled")
+    params = drawn(symmetry, 0)
+    for name, row in (("0.weight", 1), ("0.bias", 1), ("0.weight", 2), ("0.bias", 2)):
+        params[name][row] = 0
+    params["1.weight"][:, 2] = 0
+    params["2.weight"][:, 4] = 0
+    copy = symmetry.act(scaled_by(symmetry, 3.0, 1), params)
+    one, two = (symmetry.act(balance(symmetry, p), p) for p in (params, copy))
+    assert float(one["1.weight"][:, 1].norm()) == pytest.approx(1)
+    assert float(one["1.weight"][4].square().sum() + one["1.bias"][4].square()) == pytest.approx(1)
+    assert float(balance(symmetry, params)["h1"].scale[0, 2]) == 1  # type: ignore[index]
+    assert all(torch.allclose(one[n], two[n], rtol=1e-9, atol=1e-9) for n in one)
+
+
+def batch_normalized() -> tuple[nn.Module, Symmetry, Params, Tensor]:
+    module = resnet20(in_channels=1, blocks=1).double().eval()
+    images = torch.randn(4, 1, 8, 8, generator=generator(0), dtype=torch.float64)
+    symmetry = rg.discover(module, (images,), verify=False)
+    g = generator(1)
+    params = {
+        n: t + 0.1 * torch.rand(t.shape, generator=g, dtype=torch.float64) if t.is_floating_point() else t
+        for n, t in module.state_dict().items()
+    }
+    return module, symmetry, params, images
+
+
+@pytest.mark.parametrize("buffers", ["move", "keep"])
+def test_batch_normalization_computes_the_same_and_statistics_stay_where_asked(buffers: str) -> None:
+    module, symmetry, params, images = batch_normalized()
+    moved = symmetry.act(balance(symmetry, params, buffers=buffers), params)  # type: ignore[arg-type]
+    before, after = (torch.func.functional_call(module, p, (images,)) for p in (params, moved))
+    assert torch.allclose(before, after, rtol=1e-9)
+    assert norm(symmetry, moved) < norm(symmetry, params)
+    is_kept = all(torch.allclose(moved[n], params[n], rtol=1e-12) for n in symmetry.buffers)
+    assert is_kept == (buffers == "keep")
+    assert not torch.allclose(moved["stem.1.weight"], params["stem.1.weight"])
+
+
+def test_gates_have_scales_of_their_own() -> None:
+    module, x = GatedMLP().double(), torch.randn(3, 5, dtype=torch.float64, generator=generator(0))
+    symmetry = rg.discover(module, (x,), verify=False)
+    params = dict(module.state_dict())
+    moved = symmetry.act(balance(symmetry, params), params)
+    assert torch.allclose(module(x), torch.func.functional_call(module, moved, (x,)))
+    assert norm(symmetry, moved) < norm(symmetry, params)
+
+
+def test_norms_that_are_not_finite_are_refused() -> None:
+    symmetry = mlp_symmetry(2, 3, 2, kind="scaled")
+    params = drawn(symmetry, 0)
+    params["1.weight"][0, 0] = 1e200
+    with pytest.raises(ValueError, match="squares of the parameters are not finite"):
+        balance(symmetry, params)
+
+
+# --- matching --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SYMMETRIES)
+def test_the_aligned_network_does_not_depend_on_the_scales_of_the_second_one(name: str) -> None:
+    symmetry = SYMMETRIES[name]
+    a, b = drawn(symmetry, 3), drawn(symmetry, 4)
+    first = rg.align(a, b, symmetry)
+    second = rg.align(a, symmetry.act(scaled_by(symmetry, 3.0, 5), b), symmetry)
+    assert second.objective == pytest.approx(first.objective)
+    assert all(torch.allclose(first.params[n], second.params[n], rtol=1e-8, atol=1e-8) for n in b)
+
+
+@pytest.mark.parametrize("name", SYMMETRIES)
+def test_the_second_network_takes_over_the_scales_of_the_first(name: str) -> None:
+    """Scales of the first network move the whole line, so that nothing computed on it changes."""
+    symmetry = SYMMETRIES[name]
+    a, b, scales = drawn(symmetry, 6), drawn(symmetry, 7), scaled_by(symmetry, 3.0, 8)
+    plain = rg.align(a, b, symmetry).params
+    moved = rg.align(symmetry.act(scales, a), b, symmetry).params
+    expected = symmetry.act(scales, plain)
+    assert all(torch.allclose(moved[n], expected[n], rtol=1e-8, atol=1e-8) for n in b)
+
+
+def test_planted_scales_are_undone() -> None:
+    symmetry = mlp_symmetry(4, 12, 3, kind="scaled")
+    a = drawn(symmetry, 0)
+    b = symmetry.act(symmetry.random(generator(1)), a)
+    assert all(torch.allclose(t, a[n], rtol=1e-9) for n, t in rg.align(a, b, symmetry).params.items())
+    kept = rg.align(a, b, symmetry, method=WeightMatching(scales="keep"))
+    assert kept.element["h1"].scale is not None
+    assert bool((kept.element["h1"].scale == 1).all())
+    assert not torch.allclose(kept.params["0.weight"], a["0.weight"], rtol=0.1)
+
+
+def test_it_is_never_worse_than_the_identity() -> None:
+    """Single units that agree on one side only: balancing moves them apart, so the identity stays."""
+    symmetry = mlp_symmetry(2, 1, 2, kind="scaled")
+    is_worse = []
+    for seed in range(20):
+        a, b = drawn(symmetry, seed), drawn(symmetry, seed + 100)
+        counted = compared([a, b], symmetry)
+        frame = balanced(a, b, counted[0], counted[1], symmetry)
+        result = rg.align(a, b, symmetry)
+        assert result.initial == pytest.approx(float(frame.identity_objective(symmetry)))
+        assert result.objective >= result.initial
+        is_worse.append(result.initial > sum(float((frame.a[n] * frame.b[n]).sum()) for n in frame.a) + 1e-9)
+        assert is_worse[-1] == all(torch.allclose(result.params[n], b[n], rtol=1e-12) for n in b)
+        assert len(result.starts) == 1 + is_worse[-1]
+    assert any(is_worse)
+    assert not all(is_worse)
+
+
+def test_the_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="choose 'balance' or 'keep'"):
+        WeightMatching(scales="match")  # type: ignore[arg-type]
