@@ -1,14 +1,19 @@
 """Sinkhorn: plans are doubly stochastic and their gradients right, also near saturation; matching never loses."""
 
+import importlib
 import itertools
 import math
 
 import mpmath
 import pytest
 import torch
-from test_align import generator
-from torch import Tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_align import BY_HAND, drawn, experts, generator, mlp_symmetry, normalized_groups
+from torch import Tensor, nn
 
+import regauge as rg
+from regauge import Params, Sinkhorn, Symmetry, WeightMatching
 from regauge.align.sinkhorn_layer import sinkhorn
 
 
@@ -148,3 +153,151 @@ def test_what_is_no_plan_is_refused() -> None:
         sinkhorn(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="temperature=0, tolerance=1e-06, max_iterations=1000: all must be positive"):
         sinkhorn(torch.zeros(2, 2), 0)
+
+
+# --- matching --------------------------------------------------------------------------------------------------
+
+PARTS = ("permutation", "sign", "linear")
+SHORT = {"steps": 6, "checks": 3}
+
+
+def distance(a: Params, b: Params) -> float:
+    return sum(float((a[n] - b[n]).square().sum()) for n in a)
+
+
+def network(seed: int, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Symmetry, Params, Params, rg.Task]:
+    """Two networks that fit the same teacher, and the task that they share."""
+    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2)).to(dtype)
+    symmetry = rg.discover(module, (torch.zeros(1, 3, dtype=dtype),), verify=False)
+    a = drawn(symmetry, seed, dtype)
+    moved = symmetry.act(symmetry.random(generator(seed), PARTS), a)
+    b = {n: t + 0.2 * drawn(symmetry, seed + 1, dtype)[n] for n, t in moved.items()}
+    inputs = normal(40, 3, seed=seed, dtype=dtype)
+    targets = torch.func.functional_call(module, a, (inputs,)).detach()
+    batches = list(zip(inputs.split(10), targets.split(10), strict=True))
+    return module, symmetry, a, b, rg.Task(module, batches, nn.functional.mse_loss)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_it_never_falls_nor_ends_below_its_start_and_reports_what_it_reaches(name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = drawn(symmetry, 0), drawn(symmetry, 1)
+    for start in (None, symmetry.random(generator(0), PARTS), WeightMatching()):
+        result = rg.align(a, b, symmetry, method=Sinkhorn(loss="l2", init=start, **SHORT))
+        if isinstance(start, rg.Element):
+            assert result.objective >= -distance(a, symmetry.act(start, b)) - 1e-9
+        assert result.objective >= result.initial == pytest.approx(-distance(a, b))
+        assert result.objective == pytest.approx(-distance(a, result.params))
+        assert all(x <= y for x, y in itertools.pairwise(result.history))
+        assert len(result.history) == (1 if name in ("orthogonal", "linear") else 4)
+        moved = symmetry.act(result.element, b)
+        assert all(torch.equal(moved[key], result.params[key]) for key in b)
+
+
+@pytest.mark.parametrize(
+    "symmetry",
+    [mlp_symmetry(6, 7, 4), mlp_symmetry(6, 7, 4, kind="signed"), experts(3, 4, 6), normalized_groups(3, 4, 12)],
+    ids=["permutation", "signed", "experts", "normalized groups"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_recovers_what_was_planted_from_the_identity(symmetry: Symmetry, dtype: torch.dtype) -> None:
+    for seed in range(3):
+        a = drawn(symmetry, seed, dtype)
+        b = symmetry.act(symmetry.random(generator(seed), PARTS), a)
+        result = rg.align(a, b, symmetry, method=Sinkhorn(loss="l2", init=None, steps=80, lr=0.3))
+        assert all(torch.equal(result.params[key], a[key]) for key in a)
+        assert result.params["w1" if "w1" in a else next(iter(a))].dtype == dtype
+
+
+@settings(deadline=None, derandomize=True, max_examples=10)
+@given(n=st.integers(2, 12), seed=st.integers(0, 10**6))
+def test_moving_the_second_network_first_changes_nothing(n: int, seed: int) -> None:
+    """align(a, g b) is align(a, b): weight matching finds the same start."""
+    symmetry = mlp_symmetry(3, n, 4, kind="signed")
+    a, b = drawn(symmetry, seed), drawn(symmetry, seed + 1)
+    moved = symmetry.act(symmetry.random(generator(seed), PARTS), b)
+    first, second = (rg.align(a, x, symmetry, method=Sinkhorn(loss="l2", **SHORT)) for x in (b, moved))
+    assert all(torch.allclose(first.params[key], second.params[key]) for key in b)
+
+
+@pytest.mark.parametrize("loss", ["midpoint", "random"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_loss_between_the_networks_falls(loss: str, dtype: torch.dtype) -> None:
+    gained = 0
+    for seed in range(3):
+        _, symmetry, a, b, task = network(10 * seed, dtype)
+        start = symmetry.random(generator(seed), PARTS)
+        method = Sinkhorn(loss=loss, init=start, steps=40)  # type: ignore[arg-type]
+        result = rg.align(a, b, symmetry, method=method, task=task, generator=generator(0))
+        points = (0.5,) if loss == "midpoint" else (0.25, 0.5, 0.75)
+
+        def judged(moved: Params, task: rg.Task = task, a: Params = a, points: tuple[float, ...] = points) -> float:
+            between = [{n: torch.lerp(a[n], moved[n], t) for n in a} for t in points]
+            return -sum(task.evaluate(p)["loss"] for p in between) / len(points)
+
+        assert result.objective == pytest.approx(judged(result.params), rel=1e-5)
+        assert result.initial == pytest.approx(judged(b), rel=1e-5)
+        assert result.objective >= max(result.initial, judged(symmetry.act(start, b)) - 1e-6)
+        gained += result.objective > result.history[0]
+    assert gained == 3
+
+
+def test_many_pairs_are_the_single_ones() -> None:
+    _, symmetry, a, b, task = network(0)
+    others = [symmetry.act(symmetry.random(generator(k), PARTS), b) for k in range(3)]
+    many = {n: torch.stack([other[n] for other in others]) for n in b}
+    starts = symmetry.random(generator(5), PARTS, batch=(3,))
+    for loss in ("l2", "midpoint"):
+        method = Sinkhorn(loss=loss, init=starts, **SHORT)  # type: ignore[arg-type]
+        together = rg.align_pairs(a, many, symmetry, method=method, task=task)
+        for k, other in enumerate(others):
+            alone = Sinkhorn(loss=loss, init=starts.item(k), **SHORT)  # type: ignore[arg-type]
+            single = rg.align(a, other, symmetry, method=alone, task=task)
+            assert float(together.objective[k]) == pytest.approx(single.objective)
+            assert together.history[:, k].tolist() == pytest.approx(list(single.history))
+            assert all(torch.allclose(together.params[n][k], single.params[n]) for n in b)
+
+
+def test_pairs_that_take_turns_are_those_of_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    symmetry = BY_HAND["signed experts"]
+    a = {n: torch.stack([t, 2 * t, -t]) for n, t in drawn(symmetry, 0).items()}
+    b = {n: torch.stack([t, t.flip(0), t + 1]) for n, t in drawn(symmetry, 1).items()}
+    whole = rg.align_pairs(a, b, symmetry, method=Sinkhorn(loss="l2", **SHORT))
+    size = sum(t[0].numel() for t in b.values())
+    monkeypatch.setattr(importlib.import_module("regauge.align.sinkhorn"), "PROGRAM", 2 * size)
+    parts = rg.align_pairs(a, b, symmetry, method=Sinkhorn(loss="l2", **SHORT))
+    assert torch.allclose(whole.objective, parts.objective)
+    assert torch.allclose(whole.history, parts.history)
+    assert all(torch.allclose(whole.params[n], parts.params[n]) for n in b)
+
+
+def test_buffers_move_but_do_not_count_and_half_precision_is_kept() -> None:
+    symmetry = Symmetry.from_axes({"w": ("h", None), "v": (None, "h"), "mean": ("h",)}, buffers=["mean"])
+    a = {n: normal(*s, seed=k, dtype=torch.bfloat16) for k, (n, s) in enumerate({"w": (6, 9), "v": (3, 6)}.items())}
+    order = torch.randperm(6, generator=generator(0))
+    b = {"w": a["w"][order], "v": a["v"][:, order], "mean": torch.arange(6).bfloat16()}
+    result = rg.align(
+        {**a, "mean": torch.zeros(6).bfloat16()}, b, symmetry, method=Sinkhorn(loss="l2", init=None, lr=0.3)
+    )
+    assert torch.equal(result.params["w"], a["w"])
+    assert torch.equal(result.params["mean"], b["mean"][order.argsort()])
+
+
+def test_nothing_to_choose() -> None:
+    symmetry, params = Symmetry((), {"w": (2,)}), {"w": torch.ones(2)}
+    result = rg.align(params, {"w": torch.zeros(2)}, symmetry, method=Sinkhorn(loss="l2"))
+    assert torch.equal(result.params["w"], torch.zeros(2))
+
+
+def test_methods_are_checked() -> None:
+    _, symmetry, a, b, task = network(0)
+    with pytest.raises(ValueError, match=r"Sinkhorn needs data: give align a `task=regauge.Task"):
+        rg.align(a, b, symmetry, method=Sinkhorn())
+    with pytest.raises(ValueError, match=r"loss='random' takes the loss at random points of the line; give align a"):
+        rg.align(a, b, symmetry, method=Sinkhorn(loss="random"), task=task)
+    with pytest.raises(ValueError, match="the task has no batches"):
+        rg.align(a, b, symmetry, method=Sinkhorn(), task=rg.Task(task.module, []))
+    with pytest.raises(ValueError, match="loss is 'middle'; choose 'l2', 'midpoint' or 'random'"):
+        Sinkhorn(loss="middle")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"steps=1, checks=2, .*: there must be as many steps as checks"):
+        Sinkhorn(steps=1)

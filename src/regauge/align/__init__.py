@@ -8,6 +8,7 @@ from regauge.align.correspondence import Correspondence, correspond
 from regauge.align.gaussian_matching import GaussianMatching
 from regauge.align.matching import Matching, Method
 from regauge.align.pairs import PairsMatching, PairsMethod
+from regauge.align.sinkhorn import Sinkhorn
 from regauge.align.stack_matching import StackMatching, StackMethod
 from regauge.align.weight_matching import WeightMatching
 
@@ -23,6 +24,7 @@ __all__ = [
     "MixedMatching",
     "PairsMatching",
     "PairsMethod",
+    "Sinkhorn",
     "StackMatching",
     "StackMethod",
     "WeightMatching",

@@ -117,53 +117,54 @@ def _normalized(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int
     """The plan and its potentials g; multiplicative iterations where they stay in range, logarithms elsewhere."""
     done = 0
     while True:
-        f = -torch.logsumexp(logits + g.unsqueeze(-2), -1)
-        moved = logits + f.unsqueeze(-1)
-        g = -torch.logsumexp(moved, -2)
-        plan = (moved + g.unsqueeze(-2)).exp()
+        plan = torch.softmax(logits + g.unsqueeze(-2), -1)
+        columns = plan.sum(-2)
+        if bool((columns > math.exp(-RANGE)).all()):
+            plan, g = plan / columns.unsqueeze(-2), g - columns.log()
+        else:
+            moved = logits - torch.logsumexp(logits + g.unsqueeze(-2), -1, keepdim=True)
+            g = -torch.logsumexp(moved, -2)
+            plan = (moved + g.unsqueeze(-2)).exp()
         done += 1
         is_in_range = True
         while is_in_range:
             rows = plan.sum(-1)
             if done >= max_iterations or not bool(((rows - 1).abs() > tolerance).any()):
                 return plan, g
-            # u scales rows and v columns of the plan; both stay one where the potentials are right already.
-            u, v = rows, torch.ones_like(rows)
+            # u scales rows and v columns. Vectors stand on the left: products of many matrices are slow with columns.
+            v = torch.ones_like(rows).unsqueeze(-2)
             for _ in range(CHECKED):
-                u = 1 / (plan @ v.unsqueeze(-1)).squeeze(-1)
-                v = 1 / (plan.mT @ u.unsqueeze(-1)).squeeze(-1)
+                u = (v @ plan.mT).reciprocal()
+                v = (u @ plan).reciprocal()
             done += CHECKED
             step = v.log()
             is_in_range = bool((u.log().abs() < RANGE).all()) and bool((step.abs() < RANGE).all())
             if is_in_range:
-                plan, g = plan * u.unsqueeze(-1) * v.unsqueeze(-2), g + step
+                plan, g = plan * u.mT * v, g + step.squeeze(-2)
 
 
 def _gradient(plan: Tensor, gradient: Tensor) -> Tensor:
     """The gradient with respect to the logits; its rows and columns sum to zero."""
-    n = plan.shape[-1]
-    h = plan * gradient
+    n, eps, tiny = plan.shape[-1], torch.finfo(plan.dtype).eps, torch.finfo(plan.dtype).tiny
     b = plan.sum(-2, keepdim=True)
+    h = (plan * gradient).sum(-2, keepdim=True)
     # In a row and a column there is at most one entry above one half: what cancels does so there.
-    is_large = plan > 0.5
-    small, small_h = plan.masked_fill(is_large, 0), h.masked_fill(is_large, 0)
-    others = torch.where(is_large, small.sum(-2, keepdim=True), b - plan)
-    others_h = torch.where(is_large, small_h.sum(-2, keepdim=True), h.sum(-2, keepdim=True) - h)
-    right = (plan / b * (gradient * others - others_h)).sum(-1, keepdim=True)
+    is_large = (plan > 0.5).to(plan.dtype)
+    large = plan * is_large
+    small = plan - large
+    small_h = (small * gradient).sum(-2, keepdim=True)
+    right = small * (gradient - h / b) + large * (gradient * (small.sum(-2, keepdim=True) / b) - small_h / b)
+    right = right.sum(-1, keepdim=True)
 
     weights = (plan / b) @ plan.mT
     weights = weights - torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))
-    tiny = torch.finfo(plan.dtype).tiny
-    scale = (weights.sum(-1) + tiny).rsqrt()
-    normal = -weights * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    ridge = RIDGE * n**0.5 * torch.finfo(plan.dtype).eps
-    normal = normal + torch.eye(n, dtype=plan.dtype, device=plan.device) * (1 + ridge)
+    scale = (weights.sum(-1, keepdim=True) + tiny).rsqrt()
     # Constants are in the kernel, and which one is added does not matter.
-    kernel = 1 / scale.unsqueeze(-1)
+    kernel = 1 / scale
     kernel = kernel / torch.linalg.vector_norm(kernel, dim=-2, keepdim=True)
-    factor, _ = torch.linalg.cholesky_ex(normal + kernel @ kernel.mT)
-    x = torch.cholesky_solve(right * scale.unsqueeze(-1), factor) * scale.unsqueeze(-1)
-    y = (h.sum(-2, keepdim=True) - (plan * x).sum(-2, keepdim=True)) / b
-    found = plan * (gradient - x - y)
-    small_found = found.masked_fill(is_large, 0)
-    return torch.where(is_large, -small_found.sum(-1, keepdim=True), found)
+    ridge = (1 + RIDGE * n**0.5 * eps) * torch.eye(n, dtype=plan.dtype, device=plan.device)
+    factor, _ = torch.linalg.cholesky_ex(kernel * kernel.mT - weights * scale * scale.mT + ridge)
+    x = torch.cholesky_solve(right * scale, factor) * scale
+    y = (h - (x.mT @ plan)) / b
+    found = small * (gradient - x - y)
+    return found - is_large * found.sum(-1, keepdim=True)
