@@ -37,7 +37,7 @@ def is_close(a: Mapping[str, Tensor], b: Mapping[str, Tensor], atol: float = 1e-
 # --- equal widths ----------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(deadline=None, derandomize=True, max_examples=12)
 @given(kind=st.sampled_from(["permutation", "signed", "scaled"]), n=st.integers(1, 30), seed=st.integers(0, 10**6))
 def test_equal_widths_recover_the_planted_element_exactly(kind: str, n: int, seed: int) -> None:
     symmetry = mlp_symmetry(3, n, 2, kind=kind)
@@ -63,7 +63,7 @@ def test_equal_widths_of_one_layer_are_weight_matching(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["permutation", "signed"])
 def test_the_permutation_is_the_limit_of_soft_plans(kind: str) -> None:
     """Two hidden layers under noise: less regularization comes closer to the permutation of weight matching."""
-    symmetry = mlp_symmetry(12, 20, 15, 8, kind=kind)
+    symmetry = mlp_symmetry(8, 10, 9, 6, kind=kind)
     a, noise = drawn(symmetry, 0), drawn(symmetry, 1)
     planted = symmetry.random(generator(2), ("permutation", "sign"))
     b = {name: tensor + 0.1 * noise[name] for name, tensor in symmetry.act(planted, a).items()}
@@ -75,14 +75,14 @@ def test_the_permutation_is_the_limit_of_soft_plans(kind: str) -> None:
         moved = found.apply(b)
         away.append(max(float((tensor - matched.params[n]).norm()) for n, tensor in moved.items()))
     assert all(x > y for x, y in itertools.pairwise(away))
-    assert away[-2] < 1e-6
+    assert away[-2] < 1e-4
     assert away[-1] == 0
 
 
 # --- copies ----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(deadline=None, derandomize=True, max_examples=12)
 @given(
     kind=st.sampled_from(["permutation", "signed"]), n=st.integers(1, 9), k=st.integers(2, 4), seed=st.integers(0, 999)
 )
@@ -158,7 +158,7 @@ INPUTS: dict[Callable[[int], nn.Module], Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("build", INPUTS)
-@pytest.mark.parametrize("widths", [(8, 4), (9, 3), (4, 4)], ids=str)
+@pytest.mark.parametrize("widths", [(6, 2), (3, 3)], ids=str)
 def test_a_wider_network_can_compute_what_a_narrow_one_does(
     build: Callable[[int], nn.Module], widths: tuple[int, int]
 ) -> None:

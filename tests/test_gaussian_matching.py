@@ -68,6 +68,14 @@ def test_one_hidden_layer_recovers_what_was_planted(kind: str, n: int, seed: int
     assert is_close(rg.align(a, b, symmetry, method=GaussianMatching()).params, a)
 
 
+def test_posteriors_that_differ_by_scales_are_recovered_where_these_are_balanced() -> None:
+    symmetry = mlp_symmetry(3, 9, 8, 2, kind="scaled")
+    a = gaussian(symmetry, 0)
+    b = moved(symmetry, symmetry.random(generator(1)), a)
+    assert is_close(rg.align(a, b, symmetry, method=GaussianMatching(method=WeightMatching())).params, a)
+    assert not is_close(rg.align(a, b, symmetry, method=GaussianMatching()).params, a)
+
+
 def test_the_distance_does_not_change_when_both_move() -> None:
     for kind in ("permutation", "signed", "dihedral"):
         symmetry = mlp_symmetry(3, 6, 5, 2, kind=kind)

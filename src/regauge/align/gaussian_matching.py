@@ -32,7 +32,9 @@ class GaussianMatching:
 
     Attributes:
         cost: "wasserstein", or "mean" to compare means alone and only move the standard deviations.
-        method: What matches the pair: one that compares parameters, without data.
+        method: What matches the pair: one that compares parameters, without data. Unless given, weight matching
+            that leaves positive scales as they are, so that the distance itself is minimized; `WeightMatching()`
+            makes the outcome independent of how the posteriors are scaled.
 
     References:
         Rossi et al. (2023), On permutation symmetries in Bayesian neural network posteriors, equations 17 to 19
@@ -40,7 +42,7 @@ class GaussianMatching:
     """
 
     cost: Literal["wasserstein", "mean"] = "wasserstein"
-    method: Method = field(default_factory=WeightMatching)
+    method: Method = field(default_factory=lambda: WeightMatching(scales="keep"))
 
     def __post_init__(self) -> None:
         if self.cost not in ("wasserstein", "mean"):
@@ -60,7 +62,7 @@ class GaussianMatching:
         task: Task | None,
         generator: torch.Generator | None,
     ) -> Matching:
-        """See `align`.
+        """See `align`; the task is not looked at.
 
         Raises:
             ValueError: A standard deviation is not positive.

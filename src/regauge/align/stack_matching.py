@@ -65,7 +65,8 @@ class StackMatching:
     Attributes:
         roles: Of each dictionary, in order; the first is "parameters".
         weights: Of each dictionary, not negative, 1 unless given. A dictionary of weight 0 is moved only.
-        method: What matches the stack: one that compares parameters, without data.
+        method: What matches the stack: one that compares parameters, without data. Weight matching that leaves
+            positive scales as they are, unless given.
 
     Raises:
         ValueError: A role is unknown, the first is not "parameters", or the weights do not fit the roles.
@@ -73,7 +74,7 @@ class StackMatching:
 
     roles: tuple[Role, ...]
     weights: tuple[float, ...] | None = None
-    method: Method = field(default_factory=WeightMatching)
+    method: Method = field(default_factory=lambda: WeightMatching(scales="keep"))
 
     def __post_init__(self) -> None:
         unknown = [role for role in self.roles if role not in get_args(Role)]
@@ -96,7 +97,7 @@ class StackMatching:
         task: Task | None,
         generator: torch.Generator | None,
     ) -> Matching:
-        """See `align`.
+        """See `align`; the task is not looked at, since it runs networks and not stacks.
 
         Raises:
             ValueError: A dictionary of magnitudes has a negative number.
@@ -111,7 +112,7 @@ class StackMatching:
         free = tuple(group for group in symmetry.groups if not (is_fixed and group.matrix != "none"))
         stacked = _stacked_symmetry(free, views, weights)
         a, b = _stacked(params_a, weights), _stacked(params_b, weights)
-        found = self.method.match(a, b, stacked, task=task, generator=generator)
+        found = self.method.match(a, b, stacked, task=None, generator=generator)
         rest = symmetry.identity()
         element = Element({g.name: (found.element if g in free else rest)[g.name] for g in symmetry.groups})
         return replace(found, element=element, moved={})
