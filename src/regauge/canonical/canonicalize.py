@@ -1,0 +1,119 @@
+"""`canonicalize`: one network for each orbit."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from regauge.align import Method, align, align_pairs
+from regauge.canonical.element import carry_out
+from regauge.canonical.plan import LinearStep, Plan, RotationStep, ScaleStep, plan
+from regauge.core.element import PARTS, Element, require_parts
+from regauge.core.params import Params, require_finite
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+
+
+def canonicalize(
+    params: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    *,
+    parts: Sequence[str] | None = None,
+    reference: Mapping[str, Tensor] | None = None,
+    method: Method | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> Params:
+    """The canonical form of a network: the same for all networks on its orbit, and of the same function.
+
+    `canonicalize(act(g, p)) == canonicalize(p)` up to rounding, for every element g.
+
+    | freedom | how it is fixed |
+    | --- | --- |
+    | scales | the incoming weights of each unit have norm one; the bias is scaled along and does not count |
+    | signs | the sum of the incoming weights is positive; where it is zero, the sum of their cubes, then others |
+    | half periods | the bias of a sine unit with frequency w lies in (-pi / 2 w, pi / 2 w] |
+    | rotations | the Gram matrix of all that a rotation acts on is diagonal, largest entry first |
+    | invertible matrices | the Gram matrices of both sides (queries and keys) are equal and diagonal |
+    | order | ascending sums of the incoming weights, then of their squares and cubes, then entry by entry |
+
+    Layers are treated in the order in which the signal passes them, and each only by values that nothing still
+    free can change; what no values determine is left as it is, `canonical_manifold(symmetry).left` names it. The
+    scales of normalization layers are fixed by their gains and biases (norm one of the pair, or of the gain
+    alone), those of a residual stream by the writers that no hidden unit feeds. Batch normalization counts in
+    evaluation mode: running statistics move along, and computing them anew afterwards changes the function.
+
+    Limits. A unit without incoming weights has its bias scaled to one, and keeps its scale when that is zero too:
+    the scale of its outgoing weights then remains. Equal units keep their order, which is the same network.
+    Matrices need full rank, and rotations distinct eigenvalues; otherwise the result computes the same function
+    but depends on where on the orbit the network was. The same holds, up to rounding, where a comparison is
+    nearly a tie.
+
+    Args:
+        params: A network, or a population with one leading model axis. Unchanged itself.
+        symmetry: Of the architecture.
+        parts: Which freedom is fixed: some of "permutation", "sign", "scale", "shift", "linear"; all unless given.
+            The law then holds for the elements of these parts.
+        reference: A network of the same architecture. What is then fixed by alignment to it, instead of sums and
+            sorting, are signs, half periods, rotations and order; the reference's own scales and invertible
+            matrices are fixed for that.
+        method: How the network is aligned to the reference; `WeightMatching()` unless given.
+        task: For methods that use one.
+        generator: For methods that use chance.
+
+    Returns:
+        `act(canonical_element(params, symmetry, ...), params)`, with dtypes and devices kept.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        ValueError: Parameters do not fit the symmetry or are not finite; a part is unknown; `parts` or a method were
+            given in a way that does not go with the reference.
+
+    References:
+        Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
+    """
+    element = canonical_element(
+        params, symmetry, parts=parts, reference=reference, method=method, task=task, generator=generator
+    )
+    return symmetry.act(element, params)
+
+
+def canonical_element(
+    params: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    *,
+    parts: Sequence[str] | None = None,
+    reference: Mapping[str, Tensor] | None = None,
+    method: Method | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> Element:
+    """The element that `canonicalize` acts with; a batch of them for a population. See there."""
+    chosen = PARTS if parts is None else tuple(parts)
+    require_parts(chosen)
+    if reference is None and not (method is None and task is None and generator is None):
+        raise ValueError("method, task and generator are for the alignment to a reference; give one, or leave them out")
+    if reference is not None and parts is not None:
+        raise ValueError("a reference fixes all parts at once; leave out either `parts` or `reference`")
+    symmetry = symmetry.bind(params)
+    require_finite(params, "the network")
+    steps = plan(symmetry)
+    element = carry_out(steps, symmetry, params, chosen)
+    if reference is None:
+        return element
+    # Aligning the sorted network, not the given one, makes the outcome the same for the whole orbit even where
+    # matching ends in a local optimum.
+    require_finite(reference, "the reference")
+    anchor = symmetry.act(carry_out(_continuous(steps), symmetry, reference, PARTS), reference)
+    moved = symmetry.act(element, params)
+    if element.batch:
+        found = align_pairs(anchor, moved, symmetry, method=method, task=task, generator=generator).element
+    else:
+        found = align(anchor, moved, symmetry, method=method, task=task, generator=generator).element
+    return symmetry.compose(found, element)
+
+
+def _continuous(steps: Plan) -> Plan:
+    """Scales, matrices and rotations alone."""
+    kept = tuple(step for step in steps.steps if isinstance(step, ScaleStep | LinearStep | RotationStep))
+    return Plan(kept, steps.left)

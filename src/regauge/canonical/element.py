@@ -1,0 +1,262 @@
+"""The element that brings a network to its canonical form: the plan carried out on values, in float64."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regauge.align.places import unfold
+from regauge.canonical.plan import (
+    LinearStep,
+    OrderStep,
+    Place,
+    Plan,
+    RotationStep,
+    ScaleStep,
+    ShiftStep,
+    SignStep,
+    Step,
+)
+from regauge.canonical.units import gather, unit_index
+from regauge.core import element as _element
+from regauge.core.element import Element, Value
+from regauge.core.groups import Group, Placement
+from regauge.core.symmetry import Symmetry
+
+SINGULAR = 1e-10
+"""Singular values below this share of the largest are taken for zero."""
+
+
+def carry_out(plan: Plan, symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str]) -> Element:
+    """The element that takes the steps of a plan which belong to the given parts.
+
+    Args:
+        plan: Of the symmetry.
+        symmetry: With every size known.
+        params: One network, or a population with leading model axes.
+        parts: Some of the names that `Symmetry.random` takes.
+    """
+    work = _Work(symmetry, params)
+    for step in plan.steps:
+        match step:
+            case ScaleStep() if "scale" in parts:
+                work.take(step, work.scale(step))
+            case LinearStep() if "linear" in parts:
+                work.take(step, work.balance(step))
+            case RotationStep() if "linear" in parts:
+                work.take(step, work.rotate(step))
+            case ShiftStep() if "shift" in parts:
+                work.take(step, work.shift(step))
+            case SignStep(flips=()) if "linear" in parts:
+                work.take(step, Value(matrix=torch.diag_embed(work.signs(step))))
+            case SignStep(flips=(_, *_)) if "sign" in parts:
+                work.take(step, work.flip(step))
+            case OrderStep() if "permutation" in parts:
+                work.take(step, Value(perm=work.order(step)))
+            case _:
+                pass
+    return work.element
+
+
+class _Work:
+    """The element so far, and what counts of the network moved by it."""
+
+    def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> None:
+        self.symmetry = symmetry
+        counted = [name for name in symmetry.sites if name not in symmetry.buffers]
+        first = counted[0] if counted else next(iter(symmetry.sites), None)
+        ndim = 0 if first is None else params[first].ndim - len(symmetry.shapes[first])
+        self.lead = () if first is None else tuple(params[first].shape[:ndim])
+        self.tensors = {name: params[name].detach().to(device="cpu", dtype=torch.float64) for name in counted}
+        self.precision = max((torch.finfo(params[name].dtype).eps for name in counted), default=0.0)
+        self.element = symmetry.identity(self.lead)
+        self.regular: dict[str, Tensor] = {}
+
+    def take(self, step: Step, value: Value) -> None:
+        """Move the network by a value of one group; what the value leaves out stays as it is."""
+        name, is_order = step.group, isinstance(step, OrderStep)
+        names = (name, *self.symmetry[name].within)
+        fixed = tuple(replace(self.symmetry[key], is_permuted=is_order and key == name) for key in names)
+        local = _moved_by(step, fixed, self.symmetry.shapes, self.tensors)
+        move = _element.identity(fixed, self.lead)
+        move = move.replace(name, _filled(move[name], value))
+        self.tensors |= local.act(move, {key: self.tensors[key] for key in local.sites})
+        if is_order:
+            blank = self.symmetry.identity(self.lead)
+            self.element = self.symmetry.compose(blank.replace(name, move[name]), self.element)
+        else:
+            # All orders come after this kind of step, so that no group moves what another one says.
+            so_far = Element({key: replace(self.element[key], perm=None) for key in names}, self.lead)
+            product = _element.compose(fixed, move, so_far)[name]
+            self.element = self.element.replace(name, replace(product, perm=self.element[name].perm))
+
+    def values(self, place: Place) -> Tensor:
+        """`[*lead, *bases, size, values]`."""
+        name, site = place
+        if not site.bases:
+            return unfold(self.tensors[name], site, len(self.lead))
+        values = gather(self.tensors[name], unit_index(self.symmetry, name, site), len(self.symmetry.shapes[name]))
+        return values.reshape(*self.lead, *self._bases(site.group), site.group.size, values.shape[-1])
+
+    def _bases(self, group: Group) -> tuple[int, ...]:
+        return tuple(self.symmetry[base].size for base in group.within)
+
+    def scale(self, step: ScaleStep) -> Value:
+        """Norm one for every unit; one that has nothing but zeros keeps its scale."""
+        norm, spare = (self._norms(places) for places in (step.places, step.spare))
+        norm = torch.where(norm > 0, norm, spare)
+        factor = torch.where(norm > 0, 1 / norm, 1.0)
+        return Value(scale=torch.stack([factor**power for power in step.direction], dim=-2))
+
+    def _norms(self, places: Sequence[Place]) -> Tensor:
+        if not places:
+            return torch.zeros(())
+        norms: Tensor = torch.linalg.vector_norm(torch.cat([self.values(place) for place in places], dim=-1), dim=-1)
+        return norms
+
+    def balance(self, step: LinearStep) -> Value:
+        """With `F' = Q R`, `V' = P S` and `R S' = U D W'`: `A = sqrt(D) U' R^-T`; both Gram matrices become D.
+
+        Where only one side is at hand, its Gram matrix becomes the identity.
+        """
+        sides = [self._root(places) for places in (step.forward, step.inverse) if places]
+        roots = [side for side in sides if side is not None]
+        if len(roots) < len(sides):
+            self.regular[step.group] = torch.zeros((), dtype=torch.bool)
+            return Value()
+        is_good = torch.stack([_is_regular(root) for root in roots]).all(0)
+        self.regular[step.group] = is_good
+        blank = torch.eye(roots[0].shape[-1], dtype=torch.float64)
+        first = torch.where(is_good[..., None, None], roots[0], blank)
+        if len(roots) == 2:
+            u, d, _ = torch.linalg.svd(first @ roots[1].mT)
+            matrix = (u * d.sqrt().unsqueeze(-2)).mT @ torch.linalg.inv(first).mT
+        else:
+            matrix = torch.linalg.inv(first).mT if step.forward else first
+        return Value(matrix=self._where_regular(step.group, matrix))
+
+    def _where_regular(self, group: str, matrix: Tensor) -> Tensor:
+        """The matrices of the copies whose values have full rank; the others stay as they are."""
+        is_good = self.regular[group]
+        return torch.where(is_good[..., None, None], matrix, torch.eye(matrix.shape[-1], dtype=torch.float64))
+
+    def _root(self, places: Sequence[Place]) -> Tensor | None:
+        """The triangular R of `X' = Q R`, `[..., n, n]`; None where there are too few values for one."""
+        if not places:
+            return None
+        values = torch.cat([self.values(place) for place in places], dim=-1)
+        return None if values.shape[-1] < values.shape[-2] else torch.linalg.qr(values.mT, mode="r").R
+
+    def rotate(self, step: RotationStep) -> Value:
+        """The eigenvectors of the Gram matrix as rows, largest eigenvalue first."""
+        values = torch.cat([self.values(place) for place in step.places], dim=-1)
+        squares, vectors = torch.linalg.eigh(values @ values.mT)
+        # Directions in which there are no values may be turned into each other, all others must differ.
+        smallest = SINGULAR * squares[..., -1:]
+        is_distinct = ((squares.diff(dim=-1) > smallest) | (squares[..., 1:] <= smallest)).all(-1)
+        is_good = self.regular.get(step.group, torch.ones((), dtype=torch.bool))
+        self.regular[step.group] = is_good & is_distinct
+        return Value(matrix=self._where_regular(step.group, vectors.flip(-1).mT))
+
+    def signs(self, step: SignStep) -> Tensor:
+        """Signs `[*lead, *bases, size]`: of the first odd power sum that is not zero."""
+        signs = torch.zeros((), dtype=torch.float64)
+        for place in step.places:
+            values = self.values(place)
+            for power in (1, 3):
+                total, scale = values.pow(power).sum(-1), values.abs().pow(power).sum(-1)
+                is_certain = total.abs() > 64 * self.precision * scale
+                signs = torch.where((signs == 0) & is_certain, total.sign(), signs)
+        signs += signs == 0
+        return signs
+
+    def flip(self, step: SignStep) -> Value:
+        """The chosen families flip, the others do not."""
+        signs = self.signs(step).to(torch.int8)
+        families = range(self.symmetry[step.group].signs)
+        return Value(sign=torch.stack([signs if f in step.flips else torch.ones_like(signs) for f in families], dim=-2))
+
+    def shift(self, step: ShiftStep) -> Value:
+        """Half periods that bring the mean into the cell around zero."""
+        amount = step.place[1].placement.shift[step.family]
+        steps = -torch.ceil(self.values(step.place).mean(-1) / amount - 0.5).to(torch.int64)
+        families = range(self.symmetry[step.group].shifts)
+        return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
+
+    def order(self, step: OrderStep) -> Tensor:
+        """Units in ascending order, `[*lead, *bases, size]`."""
+        group = self.symmetry[step.group]
+        shape = (*self.lead, *self._bases(group), group.size)
+        copies = torch.arange(torch.Size(shape[:-1]).numel()).repeat_interleave(group.size)
+        classes = _Classes(copies.numpy().copy(), group.size, 64 * self.precision)
+        for place, is_entries in [*((p, False) for p in step.sums), *((p, True) for p in step.entries)]:
+            if classes.is_distinct:
+                break
+            values = self.values(place).flatten(0, -2)
+            if is_entries:
+                columns = ((column, values.abs().amax(-1)) for column in values.unbind(-1))
+            else:
+                columns = ((values.pow(k).sum(-1), values.abs().pow(k).sum(-1)) for k in (1, 2, 3))
+            for column, scales in columns:
+                classes.refine(column, scales)
+                if classes.is_distinct:
+                    break
+        return (torch.from_numpy(classes.order()) - copies * group.size).reshape(shape)
+
+
+class _Classes:
+    """Rows in ever finer classes, lexicographically; values closer than a tolerance are taken for equal."""
+
+    def __init__(self, classes: np.ndarray, size: int, tolerance: float) -> None:
+        self._classes, self._size, self._tolerance = classes, size, tolerance
+
+    @property
+    def is_distinct(self) -> bool:
+        """Whether every row has a class of its own."""
+        return self._size == 1 or len(np.unique(self._classes)) == len(self._classes)
+
+    def refine(self, values: Tensor, scales: Tensor) -> None:
+        """Compare rows of equal class by values, whose rounding errors are shares of `scales`."""
+        column = values.numpy()
+        order = np.lexsort((column, self._classes))
+        sizes = scales.reshape(-1, self._size).amax(-1).repeat_interleave(self._size).numpy()
+        is_new = np.diff(self._classes[order]) != 0
+        is_new |= np.diff(column[order]) > self._tolerance * sizes[order][1:]
+        self._classes[order] = np.concatenate([[0], np.cumsum(is_new)])
+
+    def order(self) -> np.ndarray:
+        """Rows by class; those that no comparison told apart stay in order."""
+        return np.argsort(self._classes, kind="stable")
+
+
+def _moved_by(
+    step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]
+) -> Symmetry:
+    """The group of a step, which comes first, and what it is repeated within, on the tensors that the step moves."""
+
+    def is_moved(place: Placement) -> bool:
+        match step:
+            case ScaleStep():
+                return any(e * power for e, power in zip(place.scale, step.direction, strict=True))
+            case SignStep(flips=(_, *_)):
+                return bool(sum(place.sign[family] for family in step.flips) % 2)
+        return True
+
+    touched = {p.parameter for p in groups[0].placements if is_moved(p)} & tensors.keys()
+    local = (replace(g, placements=tuple(p for p in g.placements if p.parameter in touched)) for g in groups)
+    return Symmetry(tuple(local), {name: shapes[name] for name in touched})
+
+
+def _filled(blank: Value, value: Value) -> Value:
+    """The value, with what it does not say taken from another."""
+    fields = ("perm", "scale", "sign", "shift", "matrix")
+    given = {key: getattr(value, key) for key in fields if getattr(value, key) is not None}
+    return replace(blank, **given)
+
+
+def _is_regular(triangular: Tensor) -> Tensor:
+    values = torch.linalg.svdvals(triangular)
+    regular: Tensor = values[..., -1] > SINGULAR * values[..., 0]
+    return regular

@@ -1,0 +1,255 @@
+"""What remains when scales are fixed: spheres, one for each unit's incoming weights, and Euclidean factors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.canonical.plan import ScaleStep, plan
+from regauge.canonical.units import gather, scatter, unit_index
+from regauge.core import sphere
+from regauge.core.params import Params, require_same_shapes
+from regauge.core.symmetry import Symmetry
+
+Pieces = tuple[tuple[str, Tensor], ...]
+
+
+@dataclass(frozen=True)
+class Spheres:
+    """The spheres of the units of one group, or of a whole tensor.
+
+    Attributes:
+        name: The group, or the tensor.
+        pieces: For every parameter that has a share in them the flat indices `[units, values]`.
+    """
+
+    name: str
+    pieces: Pieces
+
+    @property
+    def count(self) -> int:
+        """Number of units."""
+        return len(self.pieces[0][1])
+
+    @property
+    def dim(self) -> int:
+        """Length of the vectors, one more than the dimension of each sphere."""
+        return sum(index.shape[-1] for _, index in self.pieces)
+
+    @property
+    def label(self) -> str:
+        """The parameters in words."""
+        return ", ".join(dict.fromkeys(name for name, _ in self.pieces))
+
+
+@dataclass(frozen=True)
+class Manifold:
+    """Where canonical networks live: a product of unit spheres and Euclidean factors.
+
+    Points are parameters; tangent vectors are dictionaries of the same names and shapes. Distances count every
+    floating-point parameter once, in radians on the spheres; buffers and further names of one tensor follow but do
+    not count. A unit without incoming weights, which has no place on its sphere, moves straight towards or from
+    zero. Populations have a leading model axis everywhere. Nothing here aligns: signs, orders and rotations should
+    be alike, as `canonicalize` makes them.
+
+    Attributes:
+        symmetry: With every size known.
+        spheres: What lies on spheres; all other values are Euclidean.
+        left: Sentences about freedom that canonical forms keep.
+
+    References:
+        Erdogan (2025), sections 4.4 and 6.2.
+    """
+
+    symmetry: Symmetry
+    spheres: tuple[Spheres, ...]
+    left: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rows = [f"{s.count} unit spheres in {s.dim} dimensions: {s.label}" for s in self.spheres]
+        return "\n".join([*rows, "all other parameters are Euclidean", *self.left])
+
+    def distance(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Tensor:
+        """The length of the shortest geodesic, float64 `[*lead]`: the root of the sum of squares over all factors.
+
+        Raises:
+            ValueError: The networks are not canonical or not of one architecture.
+        """
+        self._require_pair(params_a, params_b)
+
+        def angle(x: Tensor, y: Tensor) -> Tensor:
+            rest = x.new_zeros(x.shape[-1] - 1).expand(*x.shape[:-1], -1)
+            return torch.cat([sphere.distance(x, y).unsqueeze(-1), rest], dim=-1)
+
+        apart = self._on_spheres((params_a, params_b), _difference(params_a, params_b), lambda _, x, y: angle(x, y))
+        ignored = {*self.symmetry.buffers, *(name for names in self.symmetry.tied for name in names[1:])}
+        lead = self._lead(params_a)
+        squares = [
+            tensor.double().square().reshape(*tensor.shape[:lead], -1).sum(-1)
+            for name, tensor in apart.items()
+            if tensor.is_floating_point() and name not in ignored
+        ]
+        return torch.stack(squares).sum(0).sqrt()
+
+    def exp(self, params: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> Params:
+        """Where the geodesic that leaves a canonical network with a velocity is after unit time.
+
+        Raises:
+            ValueError: The network is not canonical, or the velocity is not of its architecture.
+        """
+        require_same_shapes(params, velocity)
+        self._require_canonical(params)
+        straight = {n: x + velocity[n] if x.is_floating_point() else x for n, x in params.items()}
+        return self._on_spheres((params,), straight, lambda s, x: sphere.exp(x, self._vectors(s, velocity)))
+
+    def log(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Params:
+        """The velocity at the first network that reaches the second after unit time.
+
+        Raises:
+            ValueError: The networks are not canonical or not of one architecture, or two units lie opposite each
+                other, so that no geodesic between them is the shortest.
+        """
+        self._require_pair(params_a, params_b)
+        self._require_near(params_a, params_b)
+        straight = _difference(params_a, params_b)
+        return self._on_spheres((params_a, params_b), straight, lambda _, x, y: sphere.log(x, y))
+
+    def geodesic(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
+        """The network a share t of the way from the first to the second; exactly the ends at 0 and 1.
+
+        Raises:
+            ValueError: As for `log`.
+        """
+        self._require_pair(params_a, params_b)
+        self._require_near(params_a, params_b)
+        straight = {n: (1 - t) * x + t * params_b[n] if x.is_floating_point() else x for n, x in params_a.items()}
+        return self._on_spheres((params_a, params_b), straight, lambda _, x, y: sphere.geodesic(x, y, t))
+
+    def mean(self, networks: Sequence[Mapping[str, Tensor]], *, weights: Sequence[float] | None = None) -> Params:
+        """The Karcher mean of canonical networks; of two it is the point between them on the geodesic.
+
+        Args:
+            networks: At least one; on each sphere within a half sphere, or the mean need not be the only one.
+            weights: One for each network, not negative; equal unless given.
+
+        Raises:
+            ValueError: There are no networks, they are not canonical or not of one architecture, the weights do
+                not fit, or the units on a sphere cancel.
+        """
+        if not networks:
+            raise ValueError("there are no networks; a mean needs at least one")
+        given = [1.0] * len(networks) if weights is None else [float(w) for w in weights]
+        if len(given) != len(networks) or min(given) < 0 or sum(given) <= 0:
+            raise ValueError(
+                f"the weights {given} do not fit {len(networks)} networks; give one for each, none negative and not "
+                "all zero"
+            )
+        for params in networks:
+            require_same_shapes(networks[0], params)
+            self._require_canonical(params)
+        shares = [w / sum(given) for w in given]
+        straight = dict(networks[0])
+        for name, tensor in networks[0].items():
+            if tensor.is_floating_point():
+                straight[name] = torch.stack([w * p[name] for w, p in zip(shares, networks, strict=True)]).sum(0)
+        weighted = torch.tensor(shares, dtype=torch.float64)
+        return self._on_spheres(
+            networks, straight, lambda _, *points: sphere.mean(torch.stack(points, dim=-2), weighted)
+        )
+
+    def _on_spheres(
+        self, networks: Sequence[Mapping[str, Tensor]], straight: Params, function: Callable[..., Tensor]
+    ) -> Params:
+        """The Euclidean result, replaced by a function of points where all networks have a unit on its sphere."""
+        result = dict(straight)
+        for spheres in self.spheres:
+            points = [self._vectors(spheres, params) for params in networks]
+            blank = torch.zeros_like(points[0])
+            blank[..., 0] = 1
+            is_on = torch.stack([_norms(x) > 0.5 for x in points]).all(0).unsqueeze(-1)
+            moved = function(spheres, *(torch.where(is_on, x, blank) for x in points))
+            moved = torch.where(is_on, moved, self._vectors(spheres, result))
+            start = 0
+            for name, index in spheres.pieces:
+                part = moved[..., start : start + index.shape[-1]]
+                result[name] = scatter(result[name], index, part.to(result[name]), len(self.symmetry.shapes[name]))
+                start += index.shape[-1]
+        for names in self.symmetry.tied:
+            result |= {name: result[names[0]] for name in names[1:] if names[0] in result and name in result}
+        return result
+
+    def _vectors(self, spheres: Spheres, params: Mapping[str, Tensor]) -> Tensor:
+        """`[*lead, units, dim]`."""
+        pieces = [gather(params[name], index, len(self.symmetry.shapes[name])) for name, index in spheres.pieces]
+        return torch.cat(pieces, dim=-1)
+
+    def _lead(self, params: Mapping[str, Tensor]) -> int:
+        names = [name for name in self.symmetry.sites if name in params]
+        return params[names[0]].ndim - len(self.symmetry.shapes[names[0]]) if names else 0
+
+    def _require_pair(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
+        require_same_shapes(params_a, params_b)
+        self._require_canonical(params_a)
+        self._require_canonical(params_b)
+
+    def _require_canonical(self, params: Mapping[str, Tensor]) -> None:
+        self.symmetry.bind(params)
+        for spheres in self.spheres:
+            norms = _norms(self._vectors(spheres, params))
+            tolerance = max(32 * torch.finfo(norms.dtype).eps, 1e-6)
+            bad = int(((norms - 1).abs() > tolerance).logical_and(norms != 0).sum())
+            if bad:
+                raise ValueError(
+                    f"{bad} of {norms.numel()} units of {spheres.label} do not have norm one, so the network is not "
+                    "canonical; bring it there with `regauge.canonicalize` (and a head with `regauge.normalize_logits`)"
+                )
+
+    def _require_near(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
+        for spheres in self.spheres:
+            x, y = self._vectors(spheres, params_a), self._vectors(spheres, params_b)
+            bad = int((sphere.is_antipodal(x, y) & (_norms(x) > 0.5)).sum())
+            if bad:
+                raise ValueError(
+                    f"{bad} units of {spheres.label} lie opposite each other on their sphere, so that no geodesic "
+                    "between them is the shortest; align the networks first (`regauge.canonicalize` with a reference)"
+                )
+
+
+def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifold:
+    """The manifold of canonical networks of an architecture, derived from its symmetry.
+
+    Args:
+        symmetry: With every size known: discovered, or bound to parameters.
+        head: Weight of the last layer, if it was brought to norm one by `normalize_logits`: it then lies on a
+            sphere as a whole.
+
+    Raises:
+        KeyError: There is no parameter of the head's name.
+        ValueError: The head lies on other spheres already.
+    """
+    steps = plan(symmetry)
+    spheres = [
+        Spheres(step.group, tuple((name, unit_index(symmetry, name, site)) for name, site in step.places))
+        for step in steps.steps
+        if isinstance(step, ScaleStep)
+    ]
+    if head is not None:
+        if head not in symmetry.shapes:
+            raise KeyError(
+                f"there is no parameter {head!r} for a head; the symmetry knows {list(symmetry.shapes)[-5:]}"
+            )
+        if any(name == head for known in spheres for name, _ in known.pieces):
+            raise ValueError(f"{head!r} lies on spheres already, unit by unit; it cannot be the head")
+        whole = torch.arange(torch.Size(symmetry.shapes[head]).numel()).unsqueeze(0)
+        spheres.append(Spheres(head, ((head, whole),)))
+    return Manifold(symmetry, tuple(spheres), steps.left)
+
+
+def _difference(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Params:
+    return {n: params_b[n] - x if x.is_floating_point() else x for n, x in params_a.items()}
+
+
+def _norms(x: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return norms

@@ -1,0 +1,115 @@
+"""The unit sphere: distances, the exponential and the logarithm, geodesics and means, exact in float32.
+
+Points and tangent vectors lie along the last axis; leading axes are batch axes. Angles are in radians. Nothing
+here clamps an arc cosine, so that angles far below the square root of the precision come out right, and all
+gradients are finite where points coincide.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+MAX_STEPS = 100
+"""Most steps of the iteration for a mean."""
+
+
+def normalize(x: Tensor) -> Tensor:
+    """The nearest point of the sphere; zero has none and gives NaN."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / norms
+
+
+def tangent(x: Tensor, v: Tensor) -> Tensor:
+    """The part of v that is tangent to the sphere at x: `v - <x, v> x`."""
+    return v - (x * v).sum(-1, keepdim=True) * x
+
+
+def distance(x: Tensor, y: Tensor) -> Tensor:
+    """The angle between points, in [0, pi]: `2 atan2(|x - y|, |x + y|)`.
+
+    References:
+        Kahan (2006), How futile are mindless assessments of roundoff, section 12.
+    """
+    apart, together = torch.linalg.vector_norm(x - y, dim=-1), torch.linalg.vector_norm(x + y, dim=-1)
+    return 2 * torch.atan2(apart, together)
+
+
+def exp(x: Tensor, v: Tensor) -> Tensor:
+    """Where the geodesic that leaves x with velocity v is after unit time; v is tangent at x.
+
+    `exp(x, v) = cos |v| x + sin |v| v / |v|`.
+    """
+    angle = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    return torch.cos(angle) * x + torch.sinc(angle / math.pi) * v
+
+
+def log(x: Tensor, y: Tensor) -> Tensor:
+    """The velocity at x of the shortest geodesic that reaches y after unit time: `exp(x, log(x, y)) == y`.
+
+    Its length is `distance(x, y)`. From antipodal points no geodesic is the shortest, and what is returned means
+    nothing; `is_antipodal` tells.
+    """
+    angle = distance(x, y).unsqueeze(-1)
+    return tangent(x, y - x) / torch.sinc(angle / math.pi)
+
+
+def geodesic(x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
+    """The point a share t of the way along the shortest geodesic from x to y; exactly the ends at 0 and 1.
+
+    Args:
+        x: Points `[..., dim]`.
+        y: Points, not antipodal to those of x; see `log`.
+        t: A number, or one for each leading index `[...]`.
+    """
+    share = torch.as_tensor(t, dtype=x.dtype, device=x.device).unsqueeze(-1)
+    angle = distance(x, y).unsqueeze(-1) / math.pi
+    left, right = (1 - share) * torch.sinc((1 - share) * angle), share * torch.sinc(share * angle)
+    return (left * x + right * y) / torch.sinc(angle)
+
+
+def mean(points: Tensor, weights: Tensor | None = None, *, tolerance: float | None = None) -> Tensor:
+    """The Karcher mean: the point whose weighted squared distances to the points have the smallest sum.
+
+    It is the only one when all points lie within an open half sphere. There `sum_k w_k log(mean, point_k) = 0`.
+
+    Args:
+        points: `[..., points, dim]`.
+        weights: Not negative, `[..., points]` or `[points]`; equal unless given.
+        tolerance: The iteration ends when no mean moves further than this angle; by default four times the
+            precision of the dtype.
+
+    Returns:
+        Means `[..., dim]`.
+
+    Raises:
+        ValueError: The weights are negative or sum to zero, or the weighted points cancel, so that no mean is near.
+
+    References:
+        Karcher (1977), Riemannian center of mass and mollifier smoothing, definition 1.3.
+    """
+    share = torch.ones(points.shape[-2], dtype=points.dtype, device=points.device) if weights is None else weights
+    share = share.to(points)
+    total = share.sum(-1, keepdim=True)
+    if bool((share < 0).any()) or bool((total <= 0).any()):
+        raise ValueError("the weights of a mean must not be negative, and at least one must be positive")
+    share = (share / total).unsqueeze(-1)
+    center = (share * points).sum(-2)
+    precision = torch.finfo(points.dtype).eps
+    if bool((torch.linalg.vector_norm(center, dim=-1) <= 16 * precision).any()):
+        raise ValueError("the weighted points cancel, so that they have no single mean; move them closer together")
+    center = normalize(center)
+    if points.shape[-2] == 1:
+        return center
+    for _ in range(MAX_STEPS):
+        step = (share * log(center.unsqueeze(-2), points)).sum(-2)
+        center = normalize(exp(center, step))
+        if float(torch.linalg.vector_norm(step, dim=-1).max()) <= (4 * precision if tolerance is None else tolerance):
+            break
+    return center
+
+
+def is_antipodal(x: Tensor, y: Tensor) -> Tensor:
+    """Whether points are opposite up to rounding, so that no geodesic between them is the shortest, bool `[...]`."""
+    together: Tensor = torch.linalg.vector_norm(x + y, dim=-1)
+    return together <= 16 * torch.finfo(x.dtype).eps
