@@ -26,6 +26,14 @@ if TYPE_CHECKING:
         correspond,
     )
     from regauge.connect import Curve, line, reset_batchnorm
+    from regauge.canonical import (
+        Manifold,
+        canonical_element,
+        canonical_manifold,
+        canonicalize,
+        normalize_logits,
+        orbit_distance,
+    )
     from regauge.core.element import Element, Value
     from regauge.core.groups import Group, Placement
     from regauge.core.params import Params
@@ -50,6 +58,7 @@ _HOMES = {
     "GaussianMatching": "regauge.align",
     "Group": "regauge.core.groups",
     "MixedMatching": "regauge.align",
+    "Manifold": "regauge.canonical",
     "Nullity": "regauge.discover",
     "Params": "regauge.core.params",
     "Placement": "regauge.core.groups",
@@ -64,11 +73,16 @@ _HOMES = {
     "align_pairs": "regauge.align",
     "correspond": "regauge.align",
     "discover": "regauge.discover",
+    "canonical_element": "regauge.canonical",
+    "canonical_manifold": "regauge.canonical",
+    "canonicalize": "regauge.canonical",
     "line": "regauge.connect",
     "merge": "regauge.merge",
     "nullity": "regauge.discover",
     "register_leaf": "regauge.discover",
+    "normalize_logits": "regauge.canonical",
     "register_rule": "regauge.discover",
+    "orbit_distance": "regauge.canonical",
     "reset_batchnorm": "regauge.connect",
 }
 
@@ -86,6 +100,7 @@ __all__ = [
     "Group",
     "MixedMatching",
     "Nullity",
+    "Manifold",
     "Params",
     "Placement",
     "Sinkhorn",
@@ -101,11 +116,16 @@ __all__ = [
     "correspond",
     "discover",
     "line",
+    "canonical_element",
+    "canonical_manifold",
+    "canonicalize",
     "merge",
     "nullity",
     "register_leaf",
     "register_rule",
+    "normalize_logits",
     "reset_batchnorm",
+    "orbit_distance",
 ]
 
 
