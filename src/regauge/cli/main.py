@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from regauge.cli.errors import UsageError
-from regauge.cli.options import Align, Apply, Demo, Discover, Line, Options, Reproduce
+from regauge.cli.options import Align, Apply, Canonicalize, Demo, Discover, Line, Options, Reproduce
 
 DESCRIPTION = "The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."
 
@@ -17,6 +17,7 @@ MODULES: dict[type, str] = {
     Demo: "regauge.cli.demo",
     Discover: "regauge.cli.discover",
     Align: "regauge.cli.align",
+    Canonicalize: "regauge.cli.canonicalize",
     Apply: "regauge.cli.apply",
     Line: "regauge.cli.line",
     Reproduce: "regauge.cli.reproduce",
@@ -27,6 +28,7 @@ Command = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Discover, tyro.conf.subcommand("discover")]
     | Annotated[Align, tyro.conf.subcommand("align")]
+    | Annotated[Canonicalize, tyro.conf.subcommand("canonicalize")]
     | Annotated[Apply, tyro.conf.subcommand("apply")]
     | Annotated[Line, tyro.conf.subcommand("line")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]

@@ -86,6 +86,26 @@ class Align:
 
 
 @dataclass(frozen=True)
+class Canonicalize:
+    """Bring a checkpoint to its canonical form: the same for all networks on its orbit, and of the same function.
+
+    The element that does it is stored beside the output, as OUT.alignment.safetensors, for `regauge apply`.
+    """
+
+    checkpoint: Checkpoint
+    output: Output
+    """Where the canonical checkpoint goes, a .safetensors file."""
+    model: Model = None
+    symmetry: Path | None = None
+    """Use this symmetry (JSON that `regauge discover -o` wrote) instead of discovering that of MODEL."""
+    reference: Annotated[Path | None, arg(metavar="CHECKPOINT")] = None
+    """Fix signs and order by alignment to this checkpoint of the same architecture, instead of sums and sorting."""
+    overwrite: bool = False
+    """Replace the output and its element if they exist."""
+    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+
+
+@dataclass(frozen=True)
 class Apply:
     """Apply a stored alignment to another checkpoint of the same architecture, or undo it."""
 
@@ -146,4 +166,4 @@ class Reproduce:
     """How many steps run at the same time, each with one thread."""
 
 
-Options = Demo | Discover | Align | Apply | Line | Reproduce
+Options = Demo | Discover | Align | Canonicalize | Apply | Line | Reproduce
