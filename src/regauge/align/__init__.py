@@ -10,6 +10,7 @@ from regauge.align.matching import Matching, Method
 from regauge.align.pairs import PairsMatching, PairsMethod
 from regauge.align.sinkhorn import Sinkhorn
 from regauge.align.stack_matching import StackMatching, StackMethod
+from regauge.align.straight_through import StraightThrough
 from regauge.align.weight_matching import WeightMatching
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Sinkhorn",
     "StackMatching",
     "StackMethod",
+    "StraightThrough",
     "WeightMatching",
     "align",
     "align_pairs",

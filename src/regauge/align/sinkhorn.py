@@ -1,6 +1,5 @@
 """Sinkhorn re-basin: permutations relaxed to doubly stochastic plans and optimized by gradients."""
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from regauge.align.descent import are_alike, repeated
 from regauge.align.matching import Matching, Method, require_generator, require_task
 from regauge.align.pairs import PairsMatching, PairsMethod, match_each
 from regauge.align.places import compared
@@ -169,7 +169,7 @@ class Sinkhorn:
             *(symmetry, action.keys, count), confidence=self.confidence, temperature=self.temperature, like=like
         )
         optimizer = torch.optim.Adam([p.requires_grad_() for p in soft.parameters], lr=self.lr)
-        batches = None if task is None else _repeated(task)
+        batches = None if task is None else repeated(task)
         checked = {math.ceil(self.steps * (k + 1) / self.checks) for k in range(self.checks)}
         last: Element | None = None
         for step in range(1, self.steps + 1):
@@ -183,7 +183,7 @@ class Sinkhorn:
             optimizer.step()
             if step in checked:
                 hard = soft.hard()
-                is_converged = torch.zeros_like(is_converged) if last is None else _are_equal(hard, last)
+                is_converged = torch.zeros_like(is_converged) if last is None else are_alike(hard, last)
                 last = hard
                 candidate = symmetry.compose(hard, start)
                 here = self._judged(params_a, symmetry.act(candidate, params_b), symmetry, task)
@@ -256,33 +256,12 @@ def _between(task: Task, a: Params, b: Params, t: float) -> Params:
     return point if task.prepare is None else task.prepare(point)
 
 
-def _repeated(task: Task) -> Iterator[Batch]:
-    """The batches over and over."""
-    batches = iter(task.batches)
-    first = next(batches, None)
-    if first is None:
-        raise ValueError("the task has no batches to optimize on")
-    yield from itertools.chain([first], batches)
-    while True:
-        yield from task.batches
-
-
 def _part(element: Element, part: slice) -> Element:
     """Some pairs of a batch of elements."""
     return Element(
         {name: map_value(value, lambda t: t[part]) for name, value in element.items()},
         (len(range(element.batch[0])[part]),),
     )
-
-
-def _are_equal(x: Element, y: Element) -> Tensor:
-    """For which pairs two elements have the same order and the same signs."""
-    same = torch.ones(x.batch, dtype=torch.bool)
-    for name in x:
-        for left, right in ((x[name].perm, y[name].perm), (x[name].sign, y[name].sign)):
-            if left is not None and right is not None:
-                same &= (left == right).flatten(1).all(-1)
-    return same
 
 
 def _joined(parts: list[PairsMatching]) -> PairsMatching:
