@@ -64,8 +64,8 @@ def geodesic(x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
     """
     share = torch.as_tensor(t, dtype=x.dtype, device=x.device).unsqueeze(-1)
     angle = distance(x, y).unsqueeze(-1) / math.pi
-    left, right = (1 - share) * torch.sinc((1 - share) * angle), share * torch.sinc(share * angle)
-    return (left * x + right * y) / torch.sinc(angle)
+    left, right = (part * torch.sinc(part * angle) / torch.sinc(angle) for part in (1 - share, share))
+    return left * x + right * y
 
 
 def mean(points: Tensor, weights: Tensor | None = None, *, tolerance: float | None = None) -> Tensor:
