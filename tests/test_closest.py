@@ -2,14 +2,19 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
 from torch import Tensor
 
+import regauge as rg
 from regauge.core.closest import Cost, ShiftCost, closest
-from regauge.core.groups import Group
+from regauge.core.element import Element, Value
+from regauge.core.groups import Group, Kind
+from regauge.core.scales import balance
 from regauge.core.signs import SignCode
+from regauge.core.symmetry import Symmetry
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -170,3 +175,66 @@ def test_costs_that_are_not_finite_are_refused(kind: str) -> None:
     c = torch.full((2, 2), math.nan)
     with pytest.raises(ValueError, match="NaN or Inf"):
         closest(group(2, is_permuted=kind == "none", matrix=kind), c)
+
+
+# --- weight matching of networks with one hidden layer, where one group is all there is ---------------------------
+
+
+def one_layer(n: int, kind: Kind) -> Symmetry:
+    axes = {"w": ("h", None), "b": ("h",), "v": (None, "h")}
+    bound = Symmetry.from_axes(axes, kinds={"h": kind}, omegas={"h": 3.0})
+    return bound.bind({"w": torch.zeros(n, 3), "b": torch.zeros(n), "v": torch.zeros(2, n)})
+
+
+def elements(kind: Kind, n: int) -> Element:
+    """Everything that could be chosen for a layer of n units, as one batch."""
+    if kind in ("orthogonal", "linear"):
+        angles = torch.linspace(0, 2 * math.pi, 1001, dtype=torch.float64)
+        rotations = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1).reshape(-1, 2, 2)
+        both = torch.cat([rotations, rotations * torch.tensor([1.0, -1.0])])
+        return Element({"h": Value(matrix=both)}, (len(both),))
+    has_signs, has_shifts = kind in ("signed", "dihedral"), kind == "dihedral"
+    signs = sign_patterns(1, n) if has_signs else [torch.ones(1, n)]
+    shifts = [torch.tensor(k) for k in itertools.product(range(-4, 5), repeat=n)] if has_shifts else [torch.zeros(n)]
+    rows = list(itertools.product(permutations(n), signs, shifts))
+    value = Value(
+        perm=torch.stack([p for p, _, _ in rows]),
+        scale=torch.ones(len(rows), 1, n, dtype=torch.float64) if kind == "scaled" else None,
+        sign=torch.stack([s for _, s, _ in rows]).to(torch.int8) if has_signs else None,
+        shift=torch.stack([k for _, _, k in rows]).unsqueeze(1) if has_shifts else None,
+    )
+    return Element({"h": value}, (len(rows),))
+
+
+@pytest.mark.parametrize(
+    ("kind", "n"),
+    [
+        *(("permutation", n) for n in range(1, 7)),
+        *(("scaled", n) for n in range(2, 7)),
+        *(("signed", n) for n in range(1, 6)),
+        *(("dihedral", n) for n in (1, 2, 3)),
+        ("orthogonal", 2),
+        ("linear", 2),
+    ],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_weight_matching_of_one_hidden_layer_is_exact(kind: Kind, n: int, seed: int) -> None:
+    symmetry = one_layer(n, kind)
+    a, b = ({name: drawn(*shape, seed=seed + k) for name, shape in symmetry.shapes.items()} for k in (0, 50))
+    found = rg.align(a, b, symmetry)
+    x, start, reached = a, b, found.params
+    if kind == "scaled":
+        frame = balance(symmetry, a)
+        x, reached = symmetry.act(frame, a), symmetry.act(frame, reached)
+        start = symmetry.act(balance(symmetry, b), b)
+
+    def distances(y: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([(x[k] - y[k]).square().reshape(-1, x[k].numel()).sum(-1) for k in x]).sum(0)
+
+    every = elements(kind, n)
+    everywhere = {name: tensor.expand(*every.batch, *tensor.shape) for name, tensor in start.items()}
+    best = float(distances(symmetry.act(every, everywhere)).min())
+    distance = float(distances(reached))
+    assert distance == pytest.approx(best, rel=1e-4 if kind in ("orthogonal", "linear") else 1e-9)
+    constant = sum(float(x[name].square().sum() + start[name].square().sum()) for name in x)
+    assert found.objective == pytest.approx((constant - distance) / 2)
