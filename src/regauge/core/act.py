@@ -342,7 +342,15 @@ def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, 
     n = site.group.size
     copies = site.positions.numel() // n
     order = site.units.argsort(stable=True)
-    positions = site.positions[order].reshape(n, copies).T  # [copies, n]
+    positions = site.positions[order].reshape(n, copies).T.to(tensor.device)  # [copies, n]
+    last = tensor.movedim(lead + axis, -1)
+    picked = last[..., positions]  # [*lead, *remaining axes, copies, n]
+    result = last.clone()
+    if not site.bases:  # One matrix for all of them: a single product instead of one for every vector.
+        whole = matrix.to(device=tensor.device, dtype=tensor.dtype)
+        whole = whole.reshape(*whole.shape[:-2], *([1] * (lead - batch)), n, n)
+        result[..., positions] = (picked.flatten(lead, -2) @ whole.mT).reshape(picked.shape)
+        return result.movedim(-1, lead + axis)
     others = _axes(site)[:-1]
     index: list[Tensor] = []
     for other, base in site.bases:
@@ -352,18 +360,13 @@ def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, 
             k = others.index(other)
             index.append(base.reshape([-1 if j == k else 1 for j in range(len(others))] + [1]))
     key: tuple[EllipsisType | Tensor | slice, ...] = (..., *index, slice(None), slice(None))
-    blocks = matrix[key] if index else matrix.unsqueeze(-3)
+    blocks = matrix[key]
     # blocks: [*batch, *other axes, copies or 1, n, n]; work on [*lead, *others, rest, copies, n].
     blocks = blocks.to(device=tensor.device, dtype=tensor.dtype)
-    last = tensor.movedim(lead + axis, -1)
-    positions = positions.to(tensor.device)
-    picked = last[..., positions]  # [*lead, *remaining axes, copies, n]
     remaining = [k for k in range(len(shape)) if k != axis]
     wanted = [1] * len(remaining)
     for k, other in enumerate(others):
         wanted[remaining.index(other)] = blocks.shape[batch + k]
     blocks = blocks.reshape(*blocks.shape[:batch], *([1] * (lead - batch)), *wanted, *blocks.shape[-3:])
-    turned = (blocks @ picked.unsqueeze(-1)).squeeze(-1)
-    result = last.clone()
-    result[..., positions] = turned
+    result[..., positions] = (blocks @ picked.unsqueeze(-1)).squeeze(-1)
     return result.movedim(-1, lead + axis)
