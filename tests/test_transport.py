@@ -50,6 +50,13 @@ def test_split_units_and_the_linear_program_agree(n: int, m: int) -> None:
         assert float((split * profit).sum()) == pytest.approx(float((program * profit).sum()))
 
 
+def test_pricing_finds_the_optimum_of_the_whole_program() -> None:
+    """Many more pairs than the first program has, so that pairs must be added: an assignment agrees."""
+    profit = drawn(40, 50, 0) + 3 * drawn(40, 1, 1) * drawn(1, 50, 2)
+    best = float((_split_units(profit.numpy(), 200) * profit).sum())
+    assert float((_linear_program(profit.numpy()) * profit).sum()) == pytest.approx(best)
+
+
 def test_widths_without_a_small_multiple_are_solved_too() -> None:
     profit = drawn(13, 11, 0)
     plan = transport(profit)

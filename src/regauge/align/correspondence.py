@@ -121,6 +121,8 @@ def correspond(
         symmetry_b: Of the second.
         regularization: Strength of the entropy that makes plans soft. It is counted in units of the typical
             product of the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less.
+            An average of units that differ varies less than each of them, so that the mapped network computes less
+            well the softer the plans are; exact plans average as little as the widths allow.
         profits: For groups that should not be compared by weights, the profit of each pair of units,
             `[n_a, n_b]`, such as correlations of activations. They alone decide the plans of these groups; where
             units have signs, a negative profit joins a pair with the sign turned.

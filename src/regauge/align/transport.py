@@ -4,14 +4,19 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.optimize import linprog
-from scipy.sparse import eye_array, kron, vstack
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from regauge.core.assignment import Floats, assign
 
 REPLICAS = 4
 """Units are split until both sides have equally many if that makes them at most this many times more."""
+PRICED = 8
+"""A linear program begins with this many pairs for each unit, and grows by at most as many at a time."""
+PRICE_TOLERANCE = 1e-9
+"""Pairs that would gain less than this share of the largest profit are left out."""
 COOLING = 0.5
 """The entropic problem is solved at falling regularization; each is this share of the one before."""
 CHUNK = 50
@@ -85,14 +90,40 @@ def _split_units(profit: Floats, common: int) -> Tensor:
 
 
 def _linear_program(profit: Floats) -> Tensor:
+    """Exact by pricing: solved on few pairs, to which those are added that the dual solution says would gain."""
     n, m = profit.shape
-    marginals = vstack([kron(eye_array(n), np.ones((1, m))), kron(np.ones((1, n)), eye_array(m))]).tocsr()
+    cost = -profit / (np.abs(profit).max() or 1.0)
     masses = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
-    scale = np.abs(profit).max() or 1.0
-    solved = linprog(  # type: ignore[call-overload]  # The stubs admit no sparse constraints.
-        -profit.ravel() / scale, A_eq=marginals, b_eq=masses, method="highs-ds"
-    )
-    return torch.from_numpy(np.asarray(solved.x, dtype=np.float64).reshape(n, m)).clamp_min(0)
+    is_used = in_order(n, m).numpy() > 0  # These alone carry a plan, so that every program has a solution.
+    reduced = cost - cost.min(axis=1, keepdims=True)
+    reduced -= reduced.min(axis=0)
+    is_used |= _cheapest(reduced, PRICED)
+    while True:
+        rows, columns = np.nonzero(is_used)
+        at = np.arange(len(rows))
+        marginals = csr_array(
+            (np.ones(2 * len(rows)), (np.concatenate([rows, n + columns]), np.concatenate([at, at]))),
+            shape=(n + m, len(rows)),
+        )
+        solved = linprog(  # type: ignore[call-overload]  # The stubs admit no sparse constraints.
+            cost[is_used], A_eq=marginals, b_eq=masses, method="highs-ds"
+        )
+        dual = np.asarray(solved.eqlin.marginals, dtype=np.float64)
+        reduced = np.where(is_used, np.inf, cost - dual[:n, None] - dual[n:])
+        gains = reduced < -PRICE_TOLERANCE
+        if not gains.any():
+            plan = np.zeros((n, m))
+            plan[is_used] = np.maximum(solved.x, 0)
+            return torch.from_numpy(plan)
+        is_used |= gains & _cheapest(reduced, PRICED)
+
+
+def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
+    """The `count` smallest entries of every row and of every column."""
+    rows, columns = (min(count, size) - 1 for size in (cost.shape[1], cost.shape[0]))
+    in_row = cost <= np.partition(cost, rows, axis=1)[:, rows, None]
+    in_column = cost <= np.partition(cost, columns, axis=0)[columns]
+    return np.asarray(in_row | in_column)
 
 
 def _sinkhorn(profit: Tensor, regularization: float, tolerance: float, max_iterations: int) -> Tensor:
