@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
-from test_align import BY_HAND, drawn, generator, mlp_symmetry
-from torch import Tensor
+from test_align import BY_HAND, closeness, drawn, generator, mlp_symmetry, recurrent
+from torch import Tensor, nn
+from torch.nn import functional
 
 import regauge as rg
-from regauge import Params, Symmetry, WeightMatching
-from regauge.align import Matching
+from regauge import Element, Params, Symmetry, WeightMatching
+from regauge.align import Matching, pair_climbs
+from regauge.align.ascent import Ascent
+from regauge.align.places import compared
 from regauge.core.task import Task
 
 
@@ -60,6 +64,249 @@ def test_methods_for_single_pairs_are_looped_over(name: str) -> None:
         assert tuple(history[: len(one.history)]) == one.history
         assert history[len(one.history) :] == [one.history[-1]] * (len(history) - len(one.history))
         assert all(torch.allclose(result.params[n][k], one.params[n], atol=1e-12) for n in b)
+
+
+# --- a batch is a loop ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["barycentre", "identity"])
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_batch_reaches_what_single_pairs_reach(name: str, start: Literal["barycentre", "identity"]) -> None:
+    symmetry = BY_HAND[name]
+    a, b = population(symmetry, 7), population(symmetry, 7, seed=100)
+    kept = {key: (a[key].clone(), b[key].clone()) for key in b}
+    method = WeightMatching(start=start)
+    result = rg.align_pairs(a, b, symmetry, method=method)
+    assert all(torch.equal(x, a[key]) and torch.equal(y, b[key]) for key, (x, y) in kept.items())
+    moved = symmetry.act(result.element, b)
+    assert all(torch.equal(moved[key], result.params[key]) for key in b)
+    assert bool((result.history.diff(dim=0) >= 0).all())
+    assert bool((result.objective >= result.initial).all())
+    for k in range(7):
+        one = rg.align(single(a, k), single(b, k), symmetry, method=method)
+        assert float(result.initial[k]) == pytest.approx(one.initial, rel=1e-9, abs=1e-9)
+        assert float(result.objective[k]) == pytest.approx(one.objective, rel=1e-9)
+        assert bool(result.is_converged[k]) == one.is_converged
+        assert all(torch.allclose(result.params[n][k], one.params[n], atol=1e-7) for n in b)
+
+
+@pytest.mark.parametrize("name", ["signed", "dihedral", "recurrent", "stream", "experts"])
+def test_the_objective_is_what_it_says(name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = population(symmetry, 4), population(symmetry, 4, seed=100)
+    result = rg.align_pairs(a, b, symmetry)
+    for k in range(4):
+        reached = closeness(symmetry, single(a, k), single(result.params, k), single(b, k))
+        assert float(result.objective[k]) == pytest.approx(reached, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["scaled", "dihedral", "attention", "stream"])
+def test_many_networks_meet_one_reference(name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = drawn(symmetry, 3), population(symmetry, 5, seed=100)
+    together = rg.align_pairs(a, b, symmetry)
+    repeated = rg.align_pairs({n: t.expand(5, *t.shape) for n, t in a.items()}, b, symmetry)
+    assert together.objective.tolist() == pytest.approx(repeated.objective.tolist(), rel=1e-12)
+    assert all(torch.equal(together.params[n], repeated.params[n]) for n in b)
+
+
+@pytest.mark.parametrize("name", ["signed", "attention", "grouped convolution", "stream"])
+def test_portions_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    symmetry = BY_HAND[name]
+    a, b = population(symmetry, 7), population(symmetry, 7, seed=100)
+    method = WeightMatching(restarts=1)
+    whole = rg.align_pairs(a, b, symmetry, method=method, generator=generator(0))
+    monkeypatch.setattr(pair_climbs, "PORTION_PAIRS", 3)
+    parts = rg.align_pairs(a, b, symmetry, method=method, generator=generator(0))
+    assert whole.history.shape == parts.history.shape
+    assert torch.allclose(whole.history, parts.history, rtol=1e-12)
+    assert all(torch.allclose(whole.params[n], parts.params[n], atol=1e-9) for n in b)
+
+
+def test_portions_are_even_and_bound_what_is_held() -> None:
+    small = {"w": torch.zeros(1000, 10)}
+    sizes = [part.stop - part.start for part in pair_climbs.portions(small, small)]
+    assert sizes == [250] * 4
+    large = {"w": torch.zeros(1, 1).expand(5, 3 << 22)}
+    sizes = [part.stop - part.start for part in pair_climbs.portions(large, large)]
+    assert sizes == [1] * 5
+
+
+def test_buffers_move_and_do_not_count() -> None:
+    symmetry = Symmetry.from_axes({"w": ("h", None), "v": (None, "h"), "mean": ("h",)}, buffers=["mean"])
+    g = generator(0)
+    a = {"w": torch.randn(3, 6, 4, generator=g), "v": torch.randn(3, 3, 6, generator=g), "mean": torch.zeros(3, 6)}
+    a["steps"] = torch.arange(3)
+    planted = torch.stack([torch.randperm(6, generator=g) for _ in range(3)])
+    b = {
+        "w": torch.stack([x[p] for x, p in zip(a["w"], planted, strict=True)]),
+        "v": torch.stack([x[:, p] for x, p in zip(a["v"], planted, strict=True)]),
+        "mean": 1000 * torch.arange(18.0).reshape(3, 6),
+        "steps": a["steps"] + 7,
+    }
+    result = rg.align_pairs(a, b, symmetry)
+    assert torch.equal(result.params["w"], a["w"])
+    assert torch.equal(result.params["mean"], b["mean"].gather(1, planted.argsort(1)))
+    assert torch.equal(result.params["steps"], b["steps"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_matched_in_single_and_kept(dtype: torch.dtype) -> None:
+    symmetry = mlp_symmetry(20, 60, 5)
+    a = {n: t.to(dtype) for n, t in population(symmetry, 3).items()}
+    result = rg.align_pairs(a, symmetry.act(symmetry.random(generator(1), batch=(3,)), a), symmetry)
+    assert all(t.dtype == dtype and torch.equal(t, a[n]) for n, t in result.params.items())
+
+
+def test_single_precision_loses_nothing_that_counts() -> None:
+    symmetry = mlp_symmetry(20, 64, 64, 5)
+    a, b = population(symmetry, 6), population(symmetry, 6, seed=100)
+    exact = rg.align_pairs(a, b, symmetry)
+    single_precision = rg.align_pairs(*({n: t.float() for n, t in p.items()} for p in (a, b)), symmetry)
+    assert bool((single_precision.history.diff(dim=0) >= 0).all())
+    assert torch.allclose(single_precision.objective, exact.objective, rtol=1e-5)
+
+
+def test_nothing_to_choose() -> None:
+    symmetry = Symmetry((), {})
+    b = {"w": torch.arange(6.0).reshape(3, 2)}
+    result = rg.align_pairs({"w": torch.ones(3, 2)}, b, symmetry)
+    assert torch.equal(result.params["w"], b["w"])
+    assert result.objective.tolist() == [0, 0, 0]
+
+
+def test_pairs_whose_climb_ends_below_the_identity_fall_back_to_it() -> None:
+    symmetry = mlp_symmetry(1, 12, 12, 12, 1, kind="orthogonal")
+    a, noise = population(symmetry, 3, seed=22), population(symmetry, 3, seed=23)
+    close = {n: t + 0.1 * noise[n] for n, t in a.items()}
+    result = rg.align_pairs(a, close, symmetry)
+    assert bool((result.objective >= result.initial).all())
+    singles = [rg.align(single(a, k), single(close, k), symmetry) for k in range(3)]
+    assert [len(one.starts) for one in singles] == [1, 2, 1]
+    assert result.objective.tolist() == pytest.approx([one.objective for one in singles], rel=1e-9)
+    assert torch.allclose(result.history[-1], result.objective)
+
+
+# --- restarts, warm starts ---------------------------------------------------------------------------------------
+
+
+def climbed(symmetry: Symmetry, a: Params, b: Params, start: Element) -> float:
+    """A single climb from an element."""
+    ascent = Ascent(symmetry, *compared([a, b], symmetry), start=start)
+    while ascent.sweep():
+        pass
+    return ascent.exact_objective()
+
+
+@pytest.mark.parametrize("name", ["permutation", "signed", "orthogonal", "recurrent", "grouped convolution"])
+def test_restarts_as_a_batch_are_climbs_one_by_one(name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = drawn(symmetry, 1), drawn(symmetry, 2)
+    result = rg.align(a, b, symmetry, method=WeightMatching(restarts=5), generator=generator(7))
+    chance = generator(7)
+    parts = ("permutation", "sign", "linear")
+    alone = [climbed(symmetry, a, b, symmetry.random(chance, parts)) for _ in range(5)]
+    # Rotations in a chain converge slowly, so where they stop depends on rounding.
+    assert list(result.starts[1:6]) == pytest.approx(alone, rel=1e-5 if name == "orthogonal" else 1e-9)
+    assert result.objective == max(result.starts)
+
+
+def test_restarts_of_pairs_are_at_least_as_good_as_none() -> None:
+    symmetry = recurrent(10)
+    a, b = population(symmetry, 6), population(symmetry, 6, seed=100)
+    once = rg.align_pairs(a, b, symmetry)
+    many = rg.align_pairs(a, b, symmetry, method=WeightMatching(restarts=6), generator=generator(0))
+    assert bool((many.objective >= once.objective).all())
+    assert bool((many.objective > once.objective).any())
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_warm_start_goes_on_from_any_element(name: str) -> None:
+    """From an optimum nothing moves; from an element with scales and stretching matrices the climb is as usual."""
+    symmetry = BY_HAND[name]
+    a, b = drawn(symmetry, 1), drawn(symmetry, 2)
+    first = rg.align(a, b, symmetry)
+    again = rg.align(a, b, symmetry, method=WeightMatching(init=first.element))
+    assert again.objective >= first.objective - 1e-9 * abs(first.objective)
+    assert again.objective == pytest.approx(first.objective, rel=1e-3)
+    assert again.history[0] == pytest.approx(first.objective, rel=1e-9)
+    other = symmetry.random(generator(3))
+    result = rg.align(a, b, symmetry, method=WeightMatching(init=other))
+    assert result.objective >= result.initial == pytest.approx(first.initial)
+    moved = symmetry.act(result.element, b)
+    assert all(torch.equal(moved[key], result.params[key]) for key in b)
+
+
+def test_pairs_start_from_one_element_or_from_one_each() -> None:
+    symmetry = BY_HAND["signed"]
+    a, b = population(symmetry, 3), population(symmetry, 3, seed=100)
+    each = symmetry.random(generator(0), batch=(3,))
+    result = rg.align_pairs(a, b, symmetry, method=WeightMatching(init=each))
+    shared = rg.align_pairs(a, b, symmetry, method=WeightMatching(init=each.item(1)))
+    for k in range(3):
+        for found, init in ((result, each.item(k)), (shared, each.item(1))):
+            one = rg.align(single(a, k), single(b, k), symmetry, method=WeightMatching(init=init))
+            assert float(found.objective[k]) == pytest.approx(one.objective, rel=1e-9)
+
+
+def test_elements_that_do_not_fit_are_refused() -> None:
+    symmetry = mlp_symmetry(2, 3, 2)
+    a = drawn(symmetry, 0)
+    with pytest.raises(ValueError, match=r"init is a batch of elements of shape \(2,\); give a single one"):
+        rg.align(a, a, symmetry, method=WeightMatching(init=symmetry.identity((2,))))
+    many = population(symmetry, 3)
+    with pytest.raises(ValueError, match=r"init is a batch of elements of shape \(2,\) for 3 pairs"):
+        rg.align_pairs(many, many, symmetry, method=WeightMatching(init=symmetry.identity((2,))))
+    with pytest.raises(ValueError, match=r"init does not fit group 'h1' of 3 units"):
+        rg.align(a, a, symmetry, method=WeightMatching(init=mlp_symmetry(2, 4, 2).identity()))
+    with pytest.raises(ValueError, match=r"init has no value for group 'h1'; it belongs to another symmetry"):
+        rg.align(a, a, symmetry, method=WeightMatching(init=recurrent(3).identity()))
+
+
+# --- a task chooses between restarts -----------------------------------------------------------------------------
+
+
+class Tanh(nn.Module):
+    """A small network with an odd activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 6), nn.Linear(6, 5), nn.Linear(5, 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = torch.tanh(layer(x))
+        return self.layers[-1](x)  # type: ignore[no-any-return]
+
+
+def test_with_a_task_the_loss_halfway_chooses_between_climbs() -> None:
+    module = Tanh().double()
+    axes = {
+        "layers.0.weight": ("h1", None),
+        "layers.0.bias": ("h1",),
+        "layers.1.weight": ("h2", "h1"),
+        "layers.1.bias": ("h2",),
+        "layers.2.weight": (None, "h2"),
+    }
+    symmetry = Symmetry.from_axes(axes, kinds={"h1": "signed", "h2": "signed"})
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    g = generator(0)
+    a, b = ({n: torch.randn(s, generator=g, dtype=torch.float64) for n, s in shapes.items()} for _ in range(2))
+    x = torch.randn(64, 2, generator=g, dtype=torch.float64)
+    task = Task(module, [(x, torch.func.functional_call(module, a, (x,)))], criterion=functional.mse_loss)
+    method = WeightMatching(restarts=12)
+    plain = rg.align(a, b, symmetry, method=method, generator=generator(1))
+    judged = rg.align(a, b, symmetry, method=method, task=task, generator=generator(1))
+    assert judged.starts == plain.starts
+    assert judged.objective >= judged.initial
+    assert task.midpoint_loss(a, judged.params) < task.midpoint_loss(a, plain.params)
+    assert judged.objective < plain.objective
+    pairs = [stacked([p, p]) for p in (a, b)]
+    both = rg.align_pairs(*pairs, symmetry, method=method, task=task, generator=generator(1))
+    best = rg.align_pairs(*pairs, symmetry, method=method, generator=generator(1))
+    for k in range(2):
+        assert task.midpoint_loss(a, single(both.params, k)) <= task.midpoint_loss(a, single(best.params, k))
+    assert bool((both.objective >= both.initial).all())
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------

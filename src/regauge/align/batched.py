@@ -6,8 +6,8 @@ so that the closest value of a group is absolute and a tensor on which only one 
 once and is never moved. Every pair has its own order of families and its own dirty flags, and a step works on
 the pairs that need it; pairs that have converged cost nothing.
 
-Families in which something is nested, or which act along two axes of one tensor, take steps relative to where
-they are instead.
+Families in which something is nested, which rotate, or which act along two axes of one tensor take steps relative to
+where they are instead.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -195,10 +195,10 @@ class BatchAscent:
             result[name] = moved[name]
         return result
 
-    # --- families that nothing is nested in --------------------------------------------------------------------
+    # --- families of units in which nothing is nested ---------------------------------------------------------
 
     def _is_absolute(self, k: int) -> bool:
-        return not self.families[k].is_nested and not self._coupled[k]
+        return not self.families[k].is_nested and not self._coupled[k] and self.families[k].root.matrix == "none"
 
     def _improve(self, k: int, rows: Tensor) -> None:
         cost = self._cost(k, rows, ())
@@ -295,7 +295,7 @@ class BatchAscent:
         if not bool(is_open.any()):
             return
         is_open = is_open & ~self._accepted(k, rows, is_open, step, b, before, least)
-        if family.is_nested or not bool(is_open.any()):
+        if not self._coupled[k] or not bool(is_open.any()):
             return
         cost = _relative_cost(family, a, b)
         for damping in DAMPING:
@@ -350,7 +350,7 @@ class BatchAscent:
             self._write(k, rows, found.value)
         else:
             self._choose_relatively(k, rows, hidden)
-        if not any(hidden.values()):
+        if not any(hidden.values()) and not self._coupled[k]:
             self._dirty[rows, k] = False
 
     def _choose_relatively(self, k: int, rows: Tensor, hidden: Mapping[str, list[Site]]) -> None:
@@ -482,16 +482,14 @@ def dots(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _changed_share(old: Value, new: Value) -> Tensor:
-    """The share of units that a step moves; all of them where it rotates."""
+    """The share of units that a step moves."""
     changed: Tensor | None = None
     for part in ("perm", "sign", "shift"):
         x, y = getattr(old, part), getattr(new, part)
         if y is not None:
             differs = x != y if part == "perm" else (x != y).any(-2)
             changed = differs if changed is None else changed | differs
-    if changed is None:
-        assert new.matrix is not None
-        return torch.ones(new.matrix.shape[:-2], dtype=torch.float64)
+    assert changed is not None
     return changed.double().mean(-1)
 
 

@@ -119,7 +119,7 @@ class WeightMatching:
         """See `align_pairs`; the task chooses between restarts."""
         pairs = len(next(iter(params_b.values())))
         starts = [None if self.init is None else _expanded(_isometric(symmetry, self.init), pairs)]
-        starts += [_random_start(symmetry, self._chance(generator), (pairs,)) for _ in range(self.restarts)]
+        starts += [random_isometry(symmetry, self._chance(generator), (pairs,)) for _ in range(self.restarts)]
         return match_in_portions(
             params_a,
             params_b,
@@ -137,7 +137,7 @@ class WeightMatching:
         return require_generator(generator, f"restarts={self.restarts} begin at random elements")
 
     def _climbs(self, symmetry: Symmetry, a: Tensors, b: Tensors, generator: torch.Generator | None) -> list["_Climb"]:
-        """One climb, the restarts, and one from the identity where these end below it."""
+        """One climb, the restarts, and one from the identity where the first one ends below it."""
         init = None if self.init is None else _isometric(symmetry, self.init)
         if init is not None and init.batch:
             raise ValueError(
@@ -145,7 +145,7 @@ class WeightMatching:
                 "pairs at once with `regauge.align_pairs`"
             )
         climbs = [self._climb(symmetry, a, b, self.start if init is None else "identity", init)]
-        starts = [_random_start(symmetry, self._chance(generator)) for _ in range(self.restarts)]
+        starts = [random_isometry(symmetry, self._chance(generator)) for _ in range(self.restarts)]
         if starts:
             many = [{name: t.expand(len(starts), *t.shape) for name, t in tensors.items()} for tensors in (a, b)]
             for part in portions(*many):
@@ -153,7 +153,7 @@ class WeightMatching:
                 found = self._climb_pairs(symmetry, left, right, stack(starts[part]))
                 climbs += [_one(found, k) for k in range(len(found.objective))]
         worth = _inner_product(a, b)
-        if (self.start != "identity" or init is not None) and max(c.objective for c in climbs) < worth:
+        if (self.start != "identity" or init is not None) and climbs[0].objective < worth:
             climbs.append(self._climb(symmetry, a, b, "identity", None))
         return climbs
 
@@ -229,7 +229,7 @@ def _inner_product(a: Tensors, b: Tensors) -> float:
     return sum(dot(a[name], b[name]) for name in a)
 
 
-def _random_start(symmetry: Symmetry, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
+def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
     """A random element that keeps every norm: no scales, no shifts, no invertible matrices that stretch."""
     element, blank = symmetry.random(generator, ("permutation", "sign", "linear"), batch), symmetry.identity(batch)
     for group in symmetry.groups:

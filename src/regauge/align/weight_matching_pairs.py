@@ -72,25 +72,24 @@ def _matched(
     if not a:
         zero, converged = torch.zeros(pairs, dtype=torch.float64), torch.ones(pairs, dtype=torch.bool)
         return PairsMatching(symmetry.identity((pairs,)), zero, zero, zero.unsqueeze(0), converged, {})
-    if is_balanced:
-        frame = balanced(params_a, params_b, a, b, symmetry)
-        initial = frame.identity_objective(symmetry)
+    frame = balanced(params_a, params_b, a, b, symmetry) if is_balanced else None
+    if frame is None:
+        initial = worth = _inner_products(a, b)
+        climbs = [climb(a, b, start) for start in starts]
+    else:
+        initial, worth = frame.identity_objective(symmetry), _inner_products(frame.a, frame.b)
         climbs = [climb(frame.a, frame.b, start) for start in starts]
         climbs = [_moved_back(symmetry, found, frame.back, frame.scales) for found in climbs]
-    else:
-        frame, initial = None, _inner_products(a, b)
-        climbs = [climb(a, b, start) for start in starts]
-    best = _best(climbs, initial, params_a, params_b, symmetry, task)
-    rows = (best.objective < initial).nonzero().flatten()
+    first, home = climbs[0], None if frame is None else (frame.back, frame.scales)
+    left, right = (a, b) if frame is None else (frame.a, frame.b)
+    rows = (first.objective < worth).nonzero().flatten()
     if len(rows):
-        left, right = (a, b) if frame is None else (frame.a, frame.original)
-        below = climb(_at(left, rows), _at(right, rows), symmetry.identity((len(rows),)))
-        offset = initial[rows] - below.history[0]
-        below = replace(below, objective=below.objective + offset, history=below.history + offset)
-        if frame is not None:
-            back, scales = (_element_at(element, rows) for element in (frame.back, frame.original_scales))
-            below = _moved_back(symmetry, below, back, scales)
-        best = best.but(rows, below)
+        climbs.append(first.but(rows, _from_identity(symmetry, climb, left, right, rows, worth, home)))
+    rows = (torch.stack([found.objective for found in climbs]).amax(0) < initial).nonzero().flatten()
+    if frame is not None and len(rows):
+        home = (frame.back, frame.original_scales)
+        climbs.append(first.but(rows, _from_identity(symmetry, climb, left, frame.original, rows, initial, home)))
+    best = _best(climbs, initial, params_a, params_b, symmetry, task)
     alike = [n for n, t in best.moved.items() if t.dtype == params_b[n].dtype and t.device == params_b[n].device]
     return PairsMatching(
         element=best.element,
@@ -100,6 +99,22 @@ def _matched(
         is_converged=best.is_converged,
         moved={name: best.moved[name] for name in alike},
     )
+
+
+def _from_identity(
+    symmetry: Symmetry,
+    climb: Climb,
+    a: Tensors,
+    b: Tensors,
+    rows: Tensor,
+    worth: Tensor,
+    home: tuple[Element, Element] | None,
+) -> PairClimbs:
+    """Climbs of some pairs from the identity, which is worth so much; `home` leads back from a and b."""
+    found = climb(_at(a, rows), _at(b, rows), symmetry.identity((len(rows),)))
+    offset = worth[rows] - found.history[0]
+    found = replace(found, objective=found.objective + offset, history=found.history + offset)
+    return found if home is None else _moved_back(symmetry, found, *(_element_at(element, rows) for element in home))
 
 
 def _best(

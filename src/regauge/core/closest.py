@@ -12,6 +12,9 @@ from regauge.core.element import Value
 from regauge.core.groups import Group, Placement
 from regauge.core.signs import SignCode
 
+PULL = 1e-9
+"""How strongly rotations are pulled to the identity, as a share of the cost's norm; what that loses is its square."""
+
 Character = tuple[int, ...]
 """How a sign pattern acts somewhere: exponents (0 or 1) of the sign families, then of the parities of the shifts."""
 
@@ -160,8 +163,11 @@ def _procrustes(group: Group, c: Tensor) -> Closest:
             f"the cost of group {group.name!r} holds NaN or Inf; the weights or activations that it was computed "
             "from are not finite, or overflowed"
         )
-    u, s, vh = torch.linalg.svd(c)
-    return Closest(Value(matrix=u @ vh), s.sum(-1))
+    # Where C has no full rank many rotations are equally good; a weak pull chooses the one that turns least.
+    pull = PULL * torch.linalg.matrix_norm(c)[..., None, None] * torch.eye(group.size, dtype=c.dtype)
+    u, _, vh = torch.linalg.svd(c + pull)
+    matrix = u @ vh
+    return Closest(Value(matrix=matrix), (matrix * c).sum((-1, -2)))
 
 
 def with_order(group: Group, cost: Cost, perm: Tensor) -> Closest:
