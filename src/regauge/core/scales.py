@@ -59,11 +59,14 @@ def balance(symmetry: Symmetry, params: Mapping[str, Tensor], *, buffers: Litera
             break
     element = symmetry.identity(lead)
     directions = _directions(symmetry, buffers)
-    squares = {
-        name: _squares(params[name], symmetry.sites[name], len(lead))
-        for name in dict.fromkeys(place.name for direction in directions for place in direction.places)
-    }
-    if not all(bool(s.isfinite().all()) for s in squares.values()):
+    squares = _Squares({}, {})
+    for place in (place for direction in directions for place in direction.places):
+        if place.name not in squares.tensors:
+            squares.tensors[place.name] = _squares(params[place.name], symmetry.sites[place.name], len(lead))
+        tensor, fields = squares.tensors[place.name], squares.fields.setdefault(place.name, {})
+        lengths = (len(tensor), *(tensor.shape[1 + axis] for axis in place.axes))
+        fields.setdefault(place.axes, torch.zeros(lengths, dtype=torch.float64))
+    if not all(bool(tensor.sum().isfinite()) for tensor in squares.tensors.values()):
         raise ValueError("the squares of the parameters are not finite, so no scales balance them")
     logs = _minimized(directions, squares, torch.Size(lead).numel())
     sizes = {group.name: group.size for group in symmetry.groups}
@@ -80,7 +83,7 @@ def balance(symmetry: Symmetry, params: Mapping[str, Tensor], *, buffers: Litera
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a direction acts on the squares of one tensor, `[batch, *shape]`.
+    """Where a direction acts on the squares of one tensor.
 
     Attributes:
         name: The tensor.
@@ -98,29 +101,38 @@ class _Place:
     positions: Tensor
     index: Tensor
 
-    def weights(self, squares: Tensor, count: int) -> Tensor:
-        """The squares that each unit owns, summed, `[batch, count]`."""
-        view = self._view(squares)
-        rest = view.ndim - 1 - len(self.axes)
-        sums = view.sum(tuple(range(1, 1 + rest))) if rest else view
-        picked = sums.index_select(-1, self.positions).flatten(1)
-        return torch.zeros(len(squares), count, dtype=picked.dtype).index_add_(1, self.index.flatten(), picked)
+    def weights(self, squares: "_Squares", count: int) -> Tensor:
+        """The squares that each unit owns, moved and summed, `[batch, count]`."""
+        sums = squares.summed(self.name, self.axes).index_select(-1, self.positions).flatten(1)
+        return torch.zeros(len(sums), count, dtype=sums.dtype).index_add_(1, self.index.flatten(), sums)
 
-    def multiply(self, squares: Tensor, step: Tensor) -> None:
-        """Move the squares by a step, in place."""
-        view = self._view(squares)
-        factor = (self.exponent * step)[:, self.index].exp()
-        rest = view.ndim - 1 - len(self.axes)
-        factor = factor.reshape(len(squares), *([1] * rest), *self.index.shape)
-        if len(self.positions) == view.shape[-1]:
-            order = self.positions.argsort()
-            view *= factor[..., order]
-        else:
-            view[..., self.positions] *= factor
+    def move(self, squares: "_Squares", step: Tensor) -> None:
+        """Move the squares by a step of every unit, `[batch, count]`."""
+        field = squares.fields[self.name][self.axes]
+        field[..., self.positions] += self.exponent * step[:, self.index]
 
-    def _view(self, squares: Tensor) -> Tensor:
-        rest = [axis for axis in range(squares.ndim - 1) if axis not in self.axes]
-        return squares.permute(0, *(1 + axis for axis in (*rest, *self.axes)))
+
+@dataclass(frozen=True)
+class _Squares:
+    """Squares of what counts, and the logarithms of what they are multiplied by, which depend on few axes each.
+
+    Attributes:
+        tensors: `[batch, *shape]`, summed over axes that nothing scales.
+        fields: For each tensor and each tuple of its axes, `[batch, *lengths of these axes]`.
+    """
+
+    tensors: dict[str, Tensor]
+    fields: dict[str, dict[tuple[int, ...], Tensor]]
+
+    def summed(self, name: str, axes: tuple[int, ...]) -> Tensor:
+        """The moved squares of a tensor summed over all other axes, `[batch, *lengths of the axes]`."""
+        tensor = self.tensors[name]
+        operands: list[Tensor | list[int]] = [tensor, list(range(tensor.ndim))]
+        for others, field in self.fields[name].items():
+            if others != axes:
+                operands += [field.exp(), [0, *(1 + axis for axis in others)]]
+        sums: Tensor = torch.einsum(*operands, [0, *(1 + axis for axis in axes)])
+        return sums * self.fields[name][axes].exp()
 
 
 @dataclass(frozen=True)
@@ -185,7 +197,7 @@ def _squares(tensor: Tensor, sites: Sequence[Site], lead: int) -> Tensor:
     return squares.sum(free, keepdim=True) if free else squares
 
 
-def _minimized(directions: Sequence[_Direction], squares: dict[str, Tensor], batch: int) -> list[Tensor]:
+def _minimized(directions: Sequence[_Direction], squares: _Squares, batch: int) -> list[Tensor]:
     """The logarithms of the factors of every direction, `[batch, count]`.
 
     Coordinate descent alone is slow in deep chains, where whole layers trade factors with their neighbors. After
@@ -226,20 +238,20 @@ def _extrapolated(visited: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return points[..., -1] - (points.diff(dim=-1) @ mix).squeeze(-1)
 
 
-def _descend(direction: _Direction, squares: dict[str, Tensor], batch: int) -> Tensor:
+def _descend(direction: _Direction, squares: _Squares, batch: int) -> Tensor:
     """Take the step of one direction."""
     step = _step(direction, squares, batch)
     _jump([direction], squares, [step])
     return step
 
 
-def _jump(directions: Sequence[_Direction], squares: dict[str, Tensor], steps: Sequence[Tensor]) -> None:
+def _jump(directions: Sequence[_Direction], squares: _Squares, steps: Sequence[Tensor]) -> None:
     for direction, step in zip(directions, steps, strict=True):
         for place in direction.places:
-            place.multiply(squares[place.name], step)
+            place.move(squares, step)
 
 
-def _step(direction: _Direction, squares: Mapping[str, Tensor], batch: int) -> Tensor:
+def _step(direction: _Direction, squares: _Squares, batch: int) -> Tensor:
     """How far each unit's factor moves, `[batch, count]`.
 
     With weights W and exponents e the slope of `sum W exp(e t)` vanishes where the logarithms of its rising and
@@ -253,7 +265,7 @@ def _step(direction: _Direction, squares: Mapping[str, Tensor], batch: int) -> T
     for place in direction.places:
         side = 1 if place.exponent > 0 else -1
         steepest[side] = max(steepest[side], abs(place.exponent) * place.shared)
-        slopes[side] += abs(place.exponent) * place.weights(squares[place.name], direction.count)
+        slopes[side] += abs(place.exponent) * place.weights(squares, direction.count)
     up, down = slopes[1] > 0, slopes[-1] > 0
     difference = slopes[-1].clamp_min(torch.finfo(torch.float64).tiny).log()
     difference -= slopes[1].clamp_min(torch.finfo(torch.float64).tiny).log()
