@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regauge.align import Method, align, align_pairs
+from regauge.align import Method, WeightMatching, align, align_pairs
 from regauge.canonical.element import carry_out
 from regauge.canonical.plan import LinearStep, Plan, RotationStep, ScaleStep, plan
-from regauge.core.element import PARTS, Element, require_parts
+from regauge.core.element import PARTS, Element, require_parts, select_parts
 from regauge.core.params import Params, require_finite
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -57,7 +57,8 @@ def canonicalize(
         reference: A network of the same architecture. What is then fixed by alignment to it, instead of sums and
             sorting, are signs, half periods, rotations and order; the reference's own scales and invertible
             matrices are fixed for that.
-        method: How the network is aligned to the reference; `WeightMatching()` unless given.
+        method: How the network is aligned to the reference; `WeightMatching(scales="keep")` unless given. Scales
+            that a method chooses do not count.
         task: For methods that use one.
         generator: For methods that use chance.
 
@@ -106,11 +107,28 @@ def canonical_element(
     require_finite(reference, "the reference")
     anchor = symmetry.act(carry_out(_continuous(steps), symmetry, reference, PARTS), reference)
     moved = symmetry.act(element, params)
-    if element.batch:
-        found = align_pairs(anchor, moved, symmetry, method=method, task=task, generator=generator).element
-    else:
-        found = align(anchor, moved, symmetry, method=method, task=task, generator=generator).element
+    found = matched(anchor, moved, symmetry, method=method, task=task, generator=generator)
     return symmetry.compose(found, element)
+
+
+def matched(
+    anchor: Mapping[str, Tensor],
+    moved: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    *,
+    method: Method | None,
+    task: Task | None,
+    generator: torch.Generator | None,
+) -> Element:
+    """The element that aligns a canonical network, or a population of them, to another, without its scales."""
+    method = WeightMatching(scales="keep") if method is None else method
+    first = next(iter(symmetry.sites), None)
+    is_single = first is None or moved[first].ndim == len(symmetry.shapes[first])
+    if is_single:
+        found = align(anchor, moved, symmetry, method=method, task=task, generator=generator).element
+    else:
+        found = align_pairs(anchor, moved, symmetry, method=method, task=task, generator=generator).element
+    return select_parts(found, symmetry.groups, tuple(part for part in PARTS if part != "scale"))
 
 
 def _continuous(steps: Plan) -> Plan:

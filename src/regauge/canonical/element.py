@@ -25,6 +25,8 @@ from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 
+TIE, COARSEST = 64, 1e-3
+"""Values closer than this many roundings, or than this share in coarse dtypes, are taken for equal."""
 SINGULAR = 1e-10
 """Singular values below this share of the largest are taken for zero."""
 
@@ -70,7 +72,8 @@ class _Work:
         ndim = 0 if first is None else params[first].ndim - len(symmetry.shapes[first])
         self.lead = () if first is None else tuple(params[first].shape[:ndim])
         self.tensors = {name: params[name].detach().to(device="cpu", dtype=torch.float64) for name in counted}
-        self.precision = max((torch.finfo(params[name].dtype).eps for name in counted), default=0.0)
+        eps = max((torch.finfo(params[name].dtype).eps for name in counted), default=0.0)
+        self.tolerance = min(TIE * eps, COARSEST)
         self.element = symmetry.identity(self.lead)
         self.regular: dict[str, Tensor] = {}
 
@@ -167,7 +170,7 @@ class _Work:
             values = self.values(place)
             for power in (1, 3):
                 total, scale = values.pow(power).sum(-1), values.abs().pow(power).sum(-1)
-                is_certain = total.abs() > 64 * self.precision * scale
+                is_certain = total.abs() > self.tolerance * scale
                 signs = torch.where((signs == 0) & is_certain, total.sign(), signs)
         signs += signs == 0
         return signs
@@ -181,7 +184,8 @@ class _Work:
     def shift(self, step: ShiftStep) -> Value:
         """Half periods that bring the mean into the cell around zero."""
         amount = step.place[1].placement.shift[step.family]
-        steps = -torch.ceil(self.values(step.place).mean(-1) / amount - 0.5).to(torch.int64)
+        # The two ends of the cell are one point, so that a mean which rounding has moved across one stays there.
+        steps = -torch.ceil(self.values(step.place).mean(-1) / amount - 0.5 - self.tolerance).to(torch.int64)
         families = range(self.symmetry[step.group].shifts)
         return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
 
@@ -190,7 +194,7 @@ class _Work:
         group = self.symmetry[step.group]
         shape = (*self.lead, *self._bases(group), group.size)
         copies = torch.arange(torch.Size(shape[:-1]).numel()).repeat_interleave(group.size)
-        classes = _Classes(copies.numpy().copy(), group.size, 64 * self.precision)
+        classes = _Classes(copies.numpy().copy(), group.size, self.tolerance)
         for place, is_entries in [*((p, False) for p in step.sums), *((p, True) for p in step.entries)]:
             if classes.is_distinct:
                 break

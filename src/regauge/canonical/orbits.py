@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from regauge.align import Method, align
-from regauge.canonical.canonicalize import canonicalize
+from regauge.align import Method
+from regauge.canonical.canonicalize import canonicalize, matched
 from regauge.core.params import require_same_shapes
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -32,7 +32,7 @@ def orbit_distance(
         params_a: One network.
         params_b: Another network of the same architecture.
         symmetry: Of the architecture.
-        method: How the second is aligned; `WeightMatching()` unless given.
+        method: How the second is aligned; `WeightMatching(scales="keep")` unless given.
         task: For methods that use one.
         generator: For methods that use chance.
 
@@ -44,11 +44,15 @@ def orbit_distance(
     require_same_shapes(params_a, params_b)
     symmetry = symmetry.bind(params_a)
     first, second = canonicalize(params_a, symmetry), canonicalize(params_b, symmetry)
-    moved = align(first, second, symmetry, method=method, task=task, generator=generator).params
+    element = matched(first, second, symmetry, method=method, task=task, generator=generator)
+    return min(_distance(symmetry, first, b) for b in (second, symmetry.act(element, second)))
+
+
+def _distance(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     squares = [
-        float((x.double() - moved[name].double()).square().sum())
-        for name, x in first.items()
+        float((x.double() - b[name].double()).square().sum())
+        for name, x in a.items()
         if x.is_floating_point() and name not in ignored
     ]
     return float(sum(squares) ** 0.5)
