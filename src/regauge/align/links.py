@@ -78,11 +78,19 @@ class Link:
         n = perm.shape[1]
         # Positions that did not change fill up the width: their difference is zero.
         units = None if width == n else changed.byte().topk(width, dim=1, sorted=False).indices
-        new = self._rows(self.b, rows, perm, units) * _column(factor, units, self.b)
-        before = _column(self.factor[rows], units, self.b)
+        is_signed, before = any(self.character), self.factor[rows]
+        new = self._rows(self.b, rows, perm, units)
+        if is_signed:
+            new *= _column(factor, units, self.b)
         if bool(before.any()):
-            new -= self._rows(self.b, rows, self.perm[rows], units) * before
-        left = self.a[rows] if units is None else self._rows(self.a, rows, units, None)
+            old = self._rows(self.b, rows, self.perm[rows], units)
+            if is_signed or not bool(before.all()):
+                old *= _column(before, units, self.b)
+            new -= old
+        if units is None:
+            left = self.a if len(rows) == len(self.a) else self.a[rows]
+        else:
+            left = self._rows(self.a, rows, units, None)
         if self.is_diagonal:
             product = (left * new).sum((1, 3)).unsqueeze(-1)
         elif left.shape[3] == 1:

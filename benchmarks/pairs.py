@@ -1,0 +1,119 @@
+"""Many pairs at once against a loop over single pairs: 1,000 of MLPs and 10,000 of sine networks.
+
+The networks are trained: 40 classifiers on MNIST from different seeds, and 400 sine networks that fit waves of
+random direction, frequency and phase. Pairs are two different ones drawn at random. Both ways run in one process
+with one thread; times are CPU seconds (`time.process_time`). The loop is measured on a sample of the pairs and scaled;
+objectives are compared on the sample, each pair's batched one relative to the single one.
+
+    REGAUGE_DATA=... python benchmarks/pairs.py
+"""
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.data.images import mnist
+from regauge.nets.fitting import Fitting, fit_signals
+from regauge.nets.mlp import mlp
+from regauge.nets.siren import Siren
+from regauge.nets.training import Training, initialize, train
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Pairs of one architecture.
+
+    Attributes:
+        name: What the table says.
+        module: How the networks run.
+        example: Its input.
+        networks: A population.
+        pairs: How many pairs are drawn from it.
+        sample: How many of them the loop aligns.
+    """
+
+    name: str
+    module: nn.Module
+    example: Tensor
+    networks: rg.Params
+    pairs: int
+    sample: int
+
+
+def trained_mlps(count: int) -> rg.Params:
+    """Classifiers of MNIST after two epochs on 20,000 images, from different initializations and orders."""
+    images, module = mnist(), mlp(784, 128, 128, 128, 10)
+    networks = []
+    for seed in range(count):
+        generator = torch.Generator().manual_seed(seed)
+        start = initialize(module, generator)
+        inputs, labels = images.train_images[:20000], images.train_labels[:20000]
+        networks.append(train(module, start, inputs, labels, Training(epochs=2), generator=generator))
+    return {name: torch.stack([params[name] for params in networks]) for name in networks[0]}
+
+
+def fitted_sines(count: int) -> rg.Params:
+    """Sine networks, each fitted to a wave of its own, all at once."""
+    generator = torch.Generator().manual_seed(0)
+    module = Siren(2, 32, 1)
+    starts = [dict(Siren(2, 32, 1, generator=generator).state_dict()) for _ in range(count)]
+    axis = torch.linspace(-1, 1, 16)
+    points = torch.cartesian_prod(axis, axis)
+    frequencies = math.pi * (0.5 + 2 * torch.rand(count, 2, generator=generator))
+    phases = 2 * math.pi * torch.rand(count, 1, generator=generator)
+    waves = torch.sin(frequencies @ points.T + phases).unsqueeze(-1)
+    stacked = {name: torch.stack([params[name] for params in starts]) for name in starts[0]}
+    return fit_signals(module, stacked, points, waves, Fitting(steps=300, lr=1e-3))
+
+
+def measure(setting: Setting, method: rg.WeightMatching) -> tuple[str, ...]:
+    """One row of the table."""
+    symmetry = rg.discover(setting.module.eval(), (setting.example,))
+    count = len(next(iter(setting.networks.values())))
+    generator = torch.Generator().manual_seed(1)
+    first = torch.randint(count, (setting.pairs,), generator=generator)
+    second = (first + torch.randint(1, count, (setting.pairs,), generator=generator)) % count
+    a, b = ({name: t[rows] for name, t in setting.networks.items()} for rows in (first, second))
+    rg.align_pairs(*({name: t[:8] for name, t in p.items()} for p in (a, b)), symmetry, method=method)
+    start = time.process_time()
+    many = rg.align_pairs(a, b, symmetry, method=method)
+    batch = time.process_time() - start
+    singles = [tuple({name: t[k] for name, t in p.items()} for p in (a, b)) for k in range(setting.sample)]
+    start = time.process_time()
+    alone = [rg.align(x, y, symmetry, method=method).objective for x, y in singles]
+    loop = (time.process_time() - start) / setting.sample
+    objectives = torch.tensor(alone, dtype=torch.float64)
+    difference = (many.objective[: setting.sample] - objectives) / objectives.abs()
+    return (
+        setting.name,
+        symmetry.groups[0].kind,
+        method.scales if any(group.scales for group in symmetry.groups) else "none",
+        f"{setting.pairs}",
+        f"{1e3 * loop:.2f}",
+        f"{1e3 * batch / setting.pairs:.2f}",
+        f"{batch:.1f}",
+        f"{loop * setting.pairs / batch:.1f}",
+        f"{float(difference.min()):.1e} to {float(difference.max()):.1e}",
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    mlps = Setting(
+        "MLP 784-128-128-128-10", mlp(784, 128, 128, 128, 10), torch.zeros(2, 784), trained_mlps(40), 1000, 20
+    )
+    sines = Setting("sine 2-32-32-1", Siren(2, 32, 1), torch.zeros(2, 2), fitted_sines(400), 10000, 200)
+    print(
+        "| networks | groups | scales | pairs | loop, ms/pair | batch, ms/pair | batch, s | loop / batch | objective |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for setting, scales in ((mlps, "balance"), (mlps, "keep"), (sines, "balance")):
+        print("| " + " | ".join(measure(setting, rg.WeightMatching(scales=scales))) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
