@@ -2,11 +2,15 @@
 
 from regauge.align.activation_matching import ActivationMatching, MixedMatching
 from regauge.align.align import AlignResult, align
+from regauge.align.align_many import AlignManyResult, align_many
 from regauge.align.align_pairs import AlignPairsResult, align_pairs
 from regauge.align.best_of import BestOf
 from regauge.align.correspondence import Correspondence, correspond
+from regauge.align.frank_wolfe import FrankWolfe
 from regauge.align.gaussian_matching import GaussianMatching
+from regauge.align.many import ManyMatching, ManyMethod
 from regauge.align.matching import Matching, Method
+from regauge.align.merge_many import MergeMany
 from regauge.align.pairs import PairsMatching, PairsMethod
 from regauge.align.sinkhorn import Sinkhorn
 from regauge.align.stack_matching import StackMatching, StackMethod
@@ -15,12 +19,17 @@ from regauge.align.weight_matching import WeightMatching
 
 __all__ = [
     "ActivationMatching",
+    "AlignManyResult",
     "AlignPairsResult",
     "AlignResult",
     "BestOf",
     "Correspondence",
+    "FrankWolfe",
     "GaussianMatching",
+    "ManyMatching",
+    "ManyMethod",
     "Matching",
+    "MergeMany",
     "Method",
     "MixedMatching",
     "PairsMatching",
@@ -31,6 +40,7 @@ __all__ = [
     "StraightThrough",
     "WeightMatching",
     "align",
+    "align_many",
     "align_pairs",
     "correspond",
 ]

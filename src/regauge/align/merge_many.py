@@ -1,16 +1,16 @@
 """Many networks into one universe by coordinate ascent: each is matched to the mean of the others."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from regauge.align.ascent import Ascent
-from regauge.align.many import ManyMatching, move, universe_objective
+from regauge.align.many import Climb, ManyMatching, best_climb, move, universe_objective
 from regauge.align.matching import require_generator
-from regauge.align.places import Tensors, compared
+from regauge.align.places import Tensors
 from regauge.align.weight_matching import WeightMatching
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
@@ -30,17 +30,19 @@ class MergeMany:
     visited in a fixed order, and a network is looked at again only where others moved.
 
     Attributes:
-        inner: How a network is placed; its `max_sweeps` and `tolerance` hold for the later rounds too.
+        inner: How a network is placed; its `max_sweeps` and `tolerance` hold for the later rounds too, its
+            `scales` for all of it.
         start: Place the networks in "sequence", or begin at the "identity" as published. Whatever the start, the
             identity is tried when the result would be worse than it.
-        restarts: Further climbs with the networks in random order; the best is kept.
+        restarts: Further climbs with the networks in random order. The one with the largest objective is kept
+            or, given a task, the one whose mean network has the smallest loss.
         max_rounds: Most rounds over the networks in each climb.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, appendix A.10, algorithm 2 (MergeMany).
     """
 
-    inner: WeightMatching = WeightMatching()
+    inner: WeightMatching = field(default_factory=WeightMatching)
     start: Literal["sequence", "identity"] = "sequence"
     restarts: int = 0
     max_rounds: int = 100
@@ -53,6 +55,8 @@ class MergeMany:
                 f"restarts={self.restarts}, max_rounds={self.max_rounds}: restarts must not be negative, and at least "
                 "one round is needed"
             )
+        if self.inner.init is not None:
+            raise ValueError("inner.init is an element for one pair of networks; leave it out to align many")
 
     def match_many(
         self,
@@ -62,26 +66,20 @@ class MergeMany:
         task: Task | None,
         generator: torch.Generator | None,
     ) -> ManyMatching:
-        """See `align_many`; the task is not looked at."""
-        tensors, order = compared(networks, symmetry), list(range(len(networks)))
-        blank = [symmetry.identity()] * len(networks)
-        initial = universe_objective(tensors, tensors, symmetry)
-        climbs = [self._climb(networks, tensors, symmetry, order, generator)]
-        for _ in range(self.restarts):
-            chance = require_generator(generator, f"restarts={self.restarts} visit the networks in random order")
-            shuffled = torch.randperm(len(order), generator=chance, device=chance.device).tolist()
-            climbs.append(self._climb(networks, tensors, symmetry, shuffled, generator))
-        if self.start != "identity" and max(climb.objective for climb in climbs) < initial:
-            climbs.append(improved(tensors, symmetry, blank, self, order))
-        best = max(climbs, key=lambda climb: climb.objective)
-        return ManyMatching(
-            elements=best.elements,
-            objective=best.objective,
-            initial=initial,
-            history=best.history,
-            is_converged=best.is_converged,
-            starts=tuple(climb.objective for climb in climbs),
-        )
+        """See `align_many`; the task chooses between restarts."""
+        count = len(networks)
+
+        def climbs(tensors: Sequence[Tensors]) -> list[Climb]:
+            orders = [list(range(count))]
+            for _ in range(self.restarts):
+                chance = require_generator(generator, f"restarts={self.restarts} visit the networks in random order")
+                orders.append(torch.randperm(count, generator=chance, device=chance.device).tolist())
+            return [self._climb(networks, tensors, symmetry, order, generator) for order in orders]
+
+        def from_identity(tensors: Sequence[Tensors]) -> Climb:
+            return improved(tensors, symmetry, [symmetry.identity()] * count, self, range(count))
+
+        return best_climb(networks, symmetry, self.inner.scales, climbs, from_identity, task)
 
     def _climb(
         self,
@@ -90,27 +88,17 @@ class MergeMany:
         symmetry: Symmetry,
         order: Sequence[int],
         generator: torch.Generator | None,
-    ) -> "Rounds":
-        elements = [symmetry.identity()] * len(networks)
+    ) -> Climb:
+        elements, inner = [symmetry.identity()] * len(networks), replace(self.inner, scales="keep")
         if self.start == "sequence":
             total = dict(tensors[order[0]])
             for count, k in enumerate(order[1:], start=1):
-                mean = {**networks[k], **{name: tensor / count for name, tensor in total.items()}}
-                found = self.inner.match(mean, networks[k], symmetry, task=None, generator=generator)
-                elements[k] = found.element
-                placed = move(symmetry, found.element, tensors[k])
+                mean = {name: tensor / count for name, tensor in total.items()}
+                there, here = {**networks[k], **mean}, {**networks[k], **tensors[k]}
+                elements[k] = inner.match(there, here, symmetry, task=None, generator=generator).element
+                placed = move(symmetry, elements[k], tensors[k])
                 total = {name: tensor + placed[name] for name, tensor in total.items()}
         return improved(tensors, symmetry, elements, self, order)
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """Where rounds over the networks ended; the fields are those of `ManyMatching`."""
-
-    elements: tuple[Element, ...]
-    objective: float
-    history: tuple[float, ...]
-    is_converged: bool
 
 
 def improved(
@@ -119,7 +107,7 @@ def improved(
     elements: Sequence[Element],
     settings: MergeMany,
     order: Sequence[int],
-) -> Rounds:
+) -> Climb:
     """Rounds in which each network climbs towards the mean of the others, from given elements on.
 
     Every network keeps its ascent, so that a later visit looks only at what others moved, starting from the
@@ -142,14 +130,14 @@ def improved(
                 ascents[k].aim_at(aims)
             else:
                 ascents[k] = Ascent(symmetry, aims, tensors[k], start=elements[k], tolerance=inner.tolerance)
-            gained[-1] += others * _climb(ascents[k], inner.max_sweeps)
+            gained[-1] += others * _swept(ascents[k], inner.max_sweeps)
             seen_at[k] = clock
             for name in ascents[k].changed:
                 total[name] = others * ascents[k].first[name] + ascents[k].second[name]
                 moved_at[name] = clock
         is_moving = gained[-1] > gained[-2]
     reached = universe_objective([ascents[k].second for k in range(len(tensors))], tensors, symmetry)
-    return Rounds(
+    return Climb(
         elements=tuple(ascents[k].element for k in range(len(tensors))),
         objective=reached,
         history=tuple(reached - (gained[-1] - gain) for gain in gained),
@@ -157,7 +145,7 @@ def improved(
     )
 
 
-def _climb(ascent: Ascent, max_sweeps: int) -> float:
+def _swept(ascent: Ascent, max_sweeps: int) -> float:
     """What sweeps gain until nothing moves."""
     before, sweeps = ascent.gained, 1
     while ascent.sweep() and sweeps < max_sweeps:
