@@ -190,6 +190,20 @@ def test_norms_that_are_not_finite_are_refused() -> None:
         balance(symmetry, params)
 
 
+def test_where_nothing_scales_or_buffers_forbid_it_the_identity_is_left() -> None:
+    for symmetry in (mlp_symmetry(2, 3, 2), mlp_symmetry(2, 3, 2, kind="signed")):
+        params = drawn(symmetry, 0)
+        assert all(torch.equal(t, params[n]) for n, t in symmetry.act(balance(symmetry, params), params).items())
+    axes = {"w": ("h", None), "v": (None, "h"), "mean": ("h",)}
+    shapes = {"w": (4, 3), "v": (2, 4), "mean": (4,)}
+    frozen = Symmetry.from_axes(axes, kinds={"h": "scaled"}, buffers=["mean"])
+    frozen = frozen.bind({n: torch.zeros(s) for n, s in shapes.items()})
+    a, b = drawn(frozen, 0), drawn(frozen, 1)
+    assert bool((balance(frozen, a, buffers="keep")["h"].scale == 1).all())  # type: ignore[union-attr]
+    assert bool((balance(frozen, a)["h"].scale != 1).all())  # type: ignore[union-attr]
+    assert bool((rg.align(a, b, frozen).element["h"].scale == 1).all())  # type: ignore[union-attr]
+
+
 # --- matching --------------------------------------------------------------------------------------------------
 
 

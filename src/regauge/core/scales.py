@@ -59,6 +59,8 @@ def balance(symmetry: Symmetry, params: Mapping[str, Tensor], *, buffers: Litera
             break
     element = symmetry.identity(lead)
     directions = _directions(symmetry, buffers)
+    if not directions:
+        return element
     squares = _Squares({}, {})
     for place in (place for direction in directions for place in direction.places):
         if place.name not in squares.tensors:
