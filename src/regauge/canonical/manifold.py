@@ -15,7 +15,7 @@ from regauge.core.symmetry import Symmetry
 Pieces = tuple[tuple[str, Tensor], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spheres:
     """The spheres of the units of one group, or of a whole tensor.
 
@@ -43,7 +43,7 @@ class Spheres:
         return ", ".join(dict.fromkeys(name for name, _ in self.pieces))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Manifold:
     """Where canonical networks live: a product of unit spheres and Euclidean factors.
 
