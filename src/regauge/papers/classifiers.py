@@ -51,12 +51,14 @@ class Entry:
         label: Its name in the table.
         method: How the second network is aligned; None leaves it as it was trained.
         batch: Images per batch of what the method reads.
+        examples: It reads the first so many training images; None is all that the networks were trained on.
         paper: What the paper prints, by quantity.
     """
 
     label: str
     method: Method | None
     batch: int = 1000
+    examples: int | None = None
     paper: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -132,10 +134,11 @@ def compare(comparison: Comparison, data: ImageData, run: Run) -> tuple[Row, ...
     ]
 
     def one(entry: Entry, seed: int, pair: int) -> Record:
-        settings = (comparison.population, entry.method, entry.batch, comparison.points, comparison.test)
+        read = (entry.method, entry.batch, entry.examples)
+        settings = (comparison.population, read, comparison.points, comparison.test)
 
         def make() -> Record:
-            task = rg.Task(comparison.population.make(), _training_batches(comparison.population, data, entry.batch))
+            task = rg.Task(comparison.population.make(), _training_batches(comparison.population, data, entry))
             a, b = trained[seed][2 * pair], trained[seed][2 * pair + 1]
             generator = run.generator("alignment", entry.method, seed, pair)
             began = time.thread_time()
@@ -176,9 +179,10 @@ def mean_curve(curves: Sequence[Curve]) -> tuple[dict[str, float], ...]:
     )
 
 
-def _training_batches(population: Population, data: ImageData, batch: int) -> list[tuple[Tensor, Tensor]]:
-    images, labels = data.train_images[: population.examples], data.train_labels[: population.examples]
-    return list(zip(torch.split(images, batch), torch.split(labels, batch), strict=True))
+def _training_batches(population: Population, data: ImageData, entry: Entry) -> list[tuple[Tensor, Tensor]]:
+    count = population.examples if entry.examples is None else min(entry.examples, population.examples)
+    images, labels = data.train_images[:count], data.train_labels[:count]
+    return list(zip(torch.split(images, entry.batch), torch.split(labels, entry.batch), strict=True))
 
 
 def _row(entry: Entry, comparison: Comparison, records: Sequence[Record]) -> Row:

@@ -20,6 +20,9 @@ from regauge.papers.run import Record, Run, Scale
 from regauge.papers.symmetries import permutations_only
 from regauge.papers.table import Quantity, Row, Table
 
+REFINING, REFINING_BATCH = 10_000, 256
+"""Training images for the refinement of a mixed matching, and how many a step sees."""
+
 
 @dataclass(frozen=True)
 class Planted:
@@ -117,13 +120,13 @@ def trained_config(scale: Scale) -> Trained:
         name, quick = small_images(), Training(epochs=2, batch=64, lr=2e-3, weight_decay=0.0)
         population = _residual_mlps(name, 16, 16, 2, quick, examples=1000)
         return Trained(
-            Comparison(population, _entries(iterations=3), pairs=2, seeds=1, points=5, test=500),
+            Comparison(population, _entries(steps=3), pairs=2, seeds=1, points=5, test=500),
             ("a test run on small networks, which are hardly trained",),
         )
     training = Training(epochs=5, batch=128, lr=2e-3, weight_decay=0.0)
     population = _residual_mlps("MNIST", 128, 256, 6, training, examples=60_000)
     pairs = 4 if scale == "cpu" else 20
-    return Trained(Comparison(population, _entries(iterations=200), pairs=pairs, seeds=1, points=25))
+    return Trained(Comparison(population, _entries(steps=rg.Sinkhorn.steps), pairs=pairs, seeds=1, points=25))
 
 
 def measure_trained(config: Trained, run: Run) -> Table:
@@ -159,11 +162,15 @@ def _residual_mlps(
     )
 
 
-def _entries(*, iterations: int) -> tuple[Entry, ...]:
+def _entries(*, steps: int) -> tuple[Entry, ...]:
+    mixed = rg.MixedMatching()
     return (
         Entry("Naive", None),
         Entry("WM from the identity (published)", rg.WeightMatching(start="identity")),
         Entry("WM from the barycentre", rg.WeightMatching()),
+        Entry("Activation Matching", rg.ActivationMatching()),
+        Entry("Mixed Matching", mixed),
+        Entry("Mixed + Sinkhorn, midpoint", rg.Sinkhorn(init=mixed, steps=steps), REFINING_BATCH, REFINING),
     )
 
 

@@ -61,7 +61,11 @@ SYMMETRIES: Mapping[str, Callable[[rg.Symmetry], rg.Symmetry]] = {
     "permutations and signs": without_shifts,
     "all that discovery finds": lambda symmetry: symmetry,
 }
-METHODS: Mapping[str, Method] = {"weight matching": rg.WeightMatching()}
+METHODS: Mapping[str, Method] = {
+    "weight matching": rg.WeightMatching(),
+    "activation matching": rg.ActivationMatching(),
+    "mixed matching": rg.MixedMatching(),
+}
 
 
 def measure(config: SineWaves, run: Run) -> Table:
