@@ -9,8 +9,7 @@ from torch import Tensor
 from regauge.align.activation_costs import ActivationCosts, Statistic, activation_costs
 from regauge.align.ascent import Ascent
 from regauge.align.matching import Matching, require_task
-from regauge.align.places import Tensors, compared
-from regauge.core.element import Element
+from regauge.align.places import compared
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -148,16 +147,18 @@ def _matched(
     _climbed(first, max_sweeps)
     a |= {name: ratio * matrix for name, matrix in costs.a.items()}
     b |= costs.b
-    climbs = [_climb(costs.symmetry, a, b, first.element, max_sweeps)]
-    if climbs[0].reached < climbs[0].initial:
-        climbs.append(_climb(costs.symmetry, a, b, None, max_sweeps))
+    blank = Ascent(costs.symmetry, a, b, tolerance=TOLERANCE)
+    initial = blank.initial
+    climbs = [_climb(Ascent(costs.symmetry, a, b, start=first.element, tolerance=TOLERANCE), max_sweeps)]
+    if climbs[0].reached < initial:
+        climbs.append(_climb(blank, max_sweeps))
     best = max(climbs, key=lambda climb: climb.reached)
     unit = weight / norm
     moved = {name: t for name, t in best.ascent.moved().items() if name in params_b}
     return Matching(
         element=best.ascent.element,
         objective=unit * best.reached,
-        initial=unit * best.initial,
+        initial=unit * initial,
         history=tuple(unit * value for value in best.history),
         is_converged=best.is_converged,
         starts=tuple(unit * climb.reached for climb in climbs),
@@ -168,18 +169,15 @@ def _matched(
 @dataclass(frozen=True)
 class _Climb:
     ascent: Ascent
-    initial: float
     reached: float
     history: tuple[float, ...]
     is_converged: bool
 
 
-def _climb(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None, max_sweeps: int) -> _Climb:
-    ascent = Ascent(symmetry, a, b, start=start, tolerance=TOLERANCE)
+def _climb(ascent: Ascent, max_sweeps: int) -> _Climb:
     gained, is_converged = _climbed(ascent, max_sweeps)
     reached = ascent.exact_objective()
-    history = tuple(reached - (gained[-1] - gain) for gain in gained)
-    return _Climb(ascent, ascent.initial, reached, history, is_converged)
+    return _Climb(ascent, reached, tuple(reached - (gained[-1] - gain) for gain in gained), is_converged)
 
 
 def _climbed(ascent: Ascent, max_sweeps: int) -> tuple[list[float], bool]:

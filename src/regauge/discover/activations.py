@@ -1,6 +1,6 @@
 """How the groups of a known symmetry act on the intermediate values of a model."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,9 @@ COPIES = {
 }  # fmt: skip
 """Operators whose result has the values of their first operand, in evaluation mode."""
 
+ROUNDING = 0.25
+"""Values may be off by the machine epsilon to this power: networks enlarge errors, wrong placements are off by one."""
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -48,7 +51,7 @@ class Activations:
         symmetry: The groups of the model's symmetry by their names, placed on intermediate values instead of
             parameters. A group that moves no value that is reported has no placements.
         read: Values that layers read: operands of matrix products, convolutions, attention and recurrent layers,
-            each once, before copies and changes of shape.
+            each once, before copies and changes of shape. Of groups that none of these shows, all values.
         notes: What could not be said, in sentences.
     """
 
@@ -119,7 +122,7 @@ def activations(
 
     The module is discovered again for these inputs; the axes of its intermediate values that operators tie to
     axes of parameters get placements from the same solution as the parameters. Every value is also checked
-    numerically with a random element, and those that fail are left out.
+    numerically with a random element, and those that fail are left out (not on the meta device).
 
     Args:
         module: The model; it runs in evaluation mode and is left as it was.
@@ -134,9 +137,14 @@ def activations(
         KeyError: The symmetry is of another architecture.
     """
     inputs, kwargs = tuple(inputs), dict(kwargs or {})
-    bound = symmetry.bind(dict(module.state_dict()))
+    state = dict(module.state_dict())
+    bound = symmetry.bind(state)
+    is_meta = any(t.is_meta for t in state.values())
+    example = (inputs, kwargs)
+    if is_meta:
+        example = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), example)
     with leaves_as_operators(module):
-        program, found = traced(module, inputs, kwargs, outputs)
+        program, found = traced(module, *example, outputs)
     nodes = _dependent(program)
     watched = {f"%{node.name}": value for node, value in found.values.items() if node in nodes}
     slots = write_out(found.builder.records, found.params, watched)
@@ -145,16 +153,15 @@ def activations(
     shapes = {name: value.shape for name, value in watched.items() if name not in refused}
     groups, notes = carried_over(bound, groups_of(freedoms, slots, program.aliases), shapes)
     placed = _placed(groups, shapes)
-    read = _read(program, placed.shapes)
-    result = Activations(placed, read, notes, module, program)
-    failed = _failures(result, bound, inputs, kwargs)
+    result = Activations(placed, _read(program, placed), notes, module, program)
+    failed = set() if is_meta else _failures(result, bound, inputs, kwargs)
     if not failed:
         return result
     kept = {name: shape for name, shape in placed.shapes.items() if name not in failed}
     listed = ", ".join(sorted(failed)[:5])
     notes = (*notes, f"{len(failed)} values do not move as discovery says and are left out: {listed}")
     smaller = _placed(groups, kept)
-    return Activations(smaller, _read(program, smaller.shapes), notes, module, program)
+    return Activations(smaller, _read(program, smaller), notes, module, program)
 
 
 def _placed(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
@@ -186,8 +193,10 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
     after = found.values(symmetry.act(element, start), inputs, kwargs)
     values = [node.meta.get("val") for node in _dependent(found._program)]
     # Some models round inside to less than what they return.
-    tolerance = max((torch.finfo(t.dtype).eps for t in values if isinstance(t, Tensor)), default=0.0) ** 0.5
+    tolerance = max((torch.finfo(t.dtype).eps for t in values if isinstance(t, Tensor)), default=0.0) ** ROUNDING
     for name, expected in found.symmetry.act(element, before).items():
+        if not bool(before[name].isfinite().all()):
+            continue  # Inputs that the model cannot handle prove nothing.
         if not relative_change([expected], [after[name]]) <= tolerance:
             failed.add(name)
     return failed
@@ -208,8 +217,9 @@ def _dependent(program: Program) -> set[Node]:
     return {node for node in reached if node.op == "call_function" and is_floating(node)}
 
 
-def _read(program: Program, names: Container[str]) -> tuple[str, ...]:
-    """What layers read, followed back through copies as far as the values are known."""
+def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
+    """What layers read, followed back through copies as far as the values are known; all values of other groups."""
+    names = placed.shapes
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:
         if node.op != "call_function" or _operator(node) not in READERS:
@@ -221,6 +231,13 @@ def _read(program: Program, names: Container[str]) -> tuple[str, ...]:
                 last = source if f"%{source.name}" in names else last
             if f"%{last.name}" in names:
                 found[f"%{last.name}"] = None
+    originals = {
+        f"%{n.name}" for n in program.graph.graph.nodes if n.op == "call_function" and _operator(n) not in COPIES
+    }
+    for group in placed.groups:
+        there = dict.fromkeys(p.parameter for p in group.placements)
+        if not any(name in found for name in there):
+            found |= dict.fromkeys(name for name in there if name in originals)
     return tuple(found)
 
 

@@ -1,0 +1,219 @@
+"""Matching by activations: planted elements are found, for every kind of group, in one pass over any batches."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from models import CASES
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.align.activation_costs import ActivationCosts, activation_costs
+from regauge.align.statistics import CrossMoments
+from regauge.core.verification import perturbed
+
+PLANTED = (
+    *("mlp_relu", "mlp_tanh", "mlp_sine", "mlp_linear", "cnn_flatten", "glu", "lstm", "concatenation", "skip_nerf"),
+    *("tied_autoencoder", "called_twice", "shuffle_unit", "grouped_conv", "squeeze_excite", "torch_transformer"),
+    *("densenet", "hf_gpt2", "hf_llama"),
+)
+BY_NAME = {case.name: case for case in CASES}
+METHODS = (rg.ActivationMatching(), rg.ActivationMatching(statistic="covariance"), rg.MixedMatching())
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def again(value: Any, seed: int) -> Any:
+    """Another input of the same kind."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.is_floating_point():
+        return torch.randn(value.shape, generator=generator(seed), dtype=torch.float64)
+    return torch.randint(3, 17, value.shape, generator=generator(seed))
+
+
+def problem(name: str, batches: int = 5) -> tuple[rg.Task, rg.Symmetry, rg.Params]:
+    case = BY_NAME[name]
+    torch.manual_seed(0)
+    module = case.module().double().eval()
+    inputs = tuple(double(x) for x in case.inputs())
+    kwargs = {key: double(x) for key, x in case.kwargs().items()}
+    symmetry = rg.discover(module, inputs, kwargs, outputs=case.outputs, verify=False)
+    state = {key: t.detach() for key, t in module.state_dict().items()}
+    params = perturbed(state, set(symmetry.buffers), generator(1))
+    data: list[Any] = []
+    for seed in range(batches):
+        here = tuple(again(x, seed) for x in inputs)
+        data.append(({"input_ids": here[0], **kwargs} if kwargs else here, torch.zeros(2)))
+    return rg.Task(module, data, lambda out, _: out.square().mean()), symmetry, params
+
+
+def mlp(seed: int, width: int = 9) -> tuple[rg.Task, rg.Symmetry, rg.Params, rg.Params]:
+    """Two unrelated networks on ten batches."""
+    module = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    x = torch.randn(40, 4, generator=generator(seed), dtype=torch.float64)
+    symmetry = rg.discover(module, (x[:4],), verify=False)
+    state = {key: t.detach() for key, t in module.state_dict().items()}
+    a, b = (
+        {k: torch.randn(t.shape, generator=generator(seed + s), dtype=t.dtype) for k, t in state.items()}
+        for s in (10, 20)
+    )
+    return rg.Task(module, [(part, torch.zeros(4)) for part in x.split(4)]), symmetry, a, b
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_element_is_found(name: str) -> None:
+    task, symmetry, a = problem(name)
+    planted = symmetry.random(generator(2), ("permutation", "sign", "shift"))
+    b = symmetry.act(planted, a)
+    for method in (rg.ActivationMatching(), rg.MixedMatching()):
+        result = rg.align(a, b, symmetry, method=method, task=task)
+        assert result.is_converged
+        for key, tensor in a.items():
+            if tensor.is_floating_point():
+                assert torch.allclose(result.params[key], tensor, atol=1e-6), key
+
+
+def test_a_planted_rotation_is_found() -> None:
+    module = nn.Sequential(nn.Linear(9, 6), nn.Linear(6, 5), nn.Linear(5, 3)).double()
+    x = torch.randn(40, 9, generator=generator(0), dtype=torch.float64)
+    symmetry, task = rg.discover(module, (x,), verify=False), rg.Task(module, [(x, None)])
+    a = {key: t.detach() for key, t in module.state_dict().items()}
+    rotations = rg.Symmetry(
+        tuple(rg.Group(g.name, g.size, g.placements, is_permuted=False, matrix="orthogonal") for g in symmetry.groups),
+        symmetry.shapes,
+    )
+    b = rotations.act(rotations.random(generator(3)), a)
+    result = rg.align(a, b, rotations, method=rg.ActivationMatching(), task=task)
+    assert all(torch.allclose(result.params[key], a[key], atol=1e-6) for key in a)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_objective_never_falls_nor_ends_below_the_identity(method: rg.ActivationMatching, seed: int) -> None:
+    task, symmetry, a, b = mlp(seed)
+    kept = {key: t.clone() for key, t in b.items()}
+    result = rg.align(a, b, symmetry, method=method, task=task)
+    assert result.objective >= result.initial
+    assert all(x <= y for x, y in itertools.pairwise(result.history))
+    assert result.history[-1] == pytest.approx(result.objective)
+    assert all(torch.equal(result.params[key], t) for key, t in symmetry.act(result.element, b).items())
+    assert all(torch.equal(b[key], kept[key]) for key in b)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_where_the_second_network_lies_on_its_orbit_does_not_matter(method: rg.ActivationMatching) -> None:
+    task, symmetry, a, b = mlp(0)
+    moved = symmetry.act(symmetry.random(generator(4), ("permutation", "sign")), b)
+    x, y = (rg.align(a, start, symmetry, method=method, task=task) for start in (b, moved))
+    assert all(torch.allclose(x.params[key], y.params[key]) for key in b)
+    assert x.objective == pytest.approx(y.objective)
+
+
+def test_correlations_do_not_see_scales() -> None:
+    task, symmetry, a, b = mlp(1)
+    only = rg.Symmetry(symmetry.groups, symmetry.shapes)
+    stretched = only.act(only.random(generator(5), ("scale",)), b)
+    x, y = (rg.align(a, start, symmetry, method=rg.ActivationMatching(), task=task) for start in (b, stretched))
+    assert all(torch.equal(x.element[g.name].perm, y.element[g.name].perm) for g in symmetry.groups)  # type: ignore[arg-type]
+
+
+def costs(task: rg.Task, symmetry: rg.Symmetry, a: rg.Params, b: rg.Params) -> ActivationCosts:
+    return activation_costs(a, b, symmetry, task, statistic="correlation")
+
+
+def test_how_the_data_are_cut_into_batches_and_their_order_do_not_matter() -> None:
+    task, symmetry, a, b = mlp(0)
+    data = [x for x, _ in task.batches]
+    whole = costs(rg.Task(task.module, [(torch.cat(data), None)]), symmetry, a, b)
+    uneven = [torch.cat(data)[:7], torch.cat(data)[7:8], torch.cat(data)[8:]]
+    for parts in (data, data[::-1], uneven):
+        streamed = costs(rg.Task(task.module, [(part, None) for part in parts]), symmetry, a, b)
+        assert streamed.reach == pytest.approx(whole.reach)
+        assert all(torch.allclose(streamed.a[key], whole.a[key], atol=1e-12) for key in whole.a)
+
+
+def test_correlations_are_those_of_numpy() -> None:
+    x, y = (torch.randn(5, 300, generator=generator(s), dtype=torch.float64) * 3 + 100 for s in (0, 1))
+    moments = CrossMoments()
+    for k in range(0, 300, 70):
+        moments.update(x[:, k : k + 70], y[:, k : k + 70])
+    expected = torch.corrcoef(torch.cat([x, y]))[:5, 5:]
+    assert torch.allclose(moments.correlation(torch.arange(5)).matrix, expected, atol=1e-12)
+    expected = torch.cov(torch.cat([x, y]), correction=0)[:5, 5:]
+    assert torch.allclose(moments.covariance().matrix, expected, atol=1e-12)
+
+
+def test_a_large_mean_does_not_cost_precision_in_float32() -> None:
+    x, y = (torch.randn(4, 4000, generator=generator(s)) + 50 for s in (0, 1))
+    moments = CrossMoments()
+    for k in range(0, 4000, 1000):
+        moments.update(x[:, k : k + 1000], y[:, k : k + 1000])
+    expected = torch.corrcoef(torch.cat([x, y]).double())[:4, 4:]
+    assert torch.allclose(moments.correlation(torch.arange(4)).matrix, expected, atol=1e-5)
+
+
+def test_dead_units_say_nothing_and_the_weights_decide_about_them() -> None:
+    task, symmetry, a, _ = mlp(0)
+    a["0.bias"][:3] = -1e3
+    b = symmetry.act(symmetry.random(generator(6), ("permutation", "sign")), a)
+    assert all(bool(t.isfinite().all()) for t in costs(task, symmetry, a, b).a.values())
+    result = rg.align(a, b, symmetry, method=rg.ActivationMatching(), task=task)
+    assert all(torch.allclose(result.params[key], a[key]) for key in a)
+
+
+def test_values_on_which_a_group_acts_alike_share_one_tensor() -> None:
+    task, symmetry, a = problem("called_twice", 1)
+    found = costs(task, symmetry, a, a)
+    assert len(found.a) == 1
+    (matrix,) = found.a.values()
+    assert matrix.diagonal().max() == pytest.approx(3)  # The layer's units show in three values.
+
+
+def test_other_precisions_are_matched_alike() -> None:
+    task, symmetry, a, b = mlp(2)
+    single = rg.Task(task.module.float(), [(x.float(), y) for x, y in task.batches])
+    results = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        x, y = ({key: t.to(torch.bfloat16).to(dtype) for key, t in p.items()} for p in (a, b))
+        results.append(rg.align(x, y, symmetry, method=rg.ActivationMatching(), task=single))
+    for other in results[1:]:
+        for group in symmetry.groups:
+            assert torch.equal(results[0].element[group.name].perm, other.element[group.name].perm)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_matched_is_explained() -> None:
+    task, symmetry, a, b = mlp(0)
+    method = rg.ActivationMatching()
+    with pytest.raises(ValueError, match="ActivationMatching needs data"):
+        rg.align(a, b, symmetry, method=method)
+    with pytest.raises(ValueError, match="MixedMatching needs data"):
+        rg.align(a, b, symmetry, method=rg.MixedMatching())
+    with pytest.raises(ValueError, match="no batches"):
+        rg.align(a, b, symmetry, method=method, task=rg.Task(task.module, []))
+    with pytest.raises(ValueError, match="fails on the example inputs"):
+        rg.align(a, b, symmetry, method=method, task=rg.Task(task.module, [(torch.zeros(4, 3), None)]))
+    hot = rg.Task(task.module, [(torch.full((4, 4), float("nan"), dtype=torch.float64), None)])
+    with pytest.raises(ValueError, match=r"activation %relu .* of the first network is NaN or Inf"):
+        rg.align(a, b, symmetry, method=method, task=hot)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: rg.MixedMatching(share=1.0), "share is 1.0"),
+        (lambda: rg.MixedMatching(share=0.0), "share is 0.0"),
+        (lambda: rg.ActivationMatching(statistic="cosine"), "choose 'correlation' or 'covariance'"),  # type: ignore[arg-type]
+        (lambda: rg.ActivationMatching(max_sweeps=0), "at least one sweep"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
