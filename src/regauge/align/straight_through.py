@@ -27,7 +27,7 @@ class StraightThrough:
     all batches with its sign turned. The initial element, the identity and the elements at a few checks are
     judged so, and the best is returned.
 
-    Departures from the paper: theta is matched over every group of the symmetry; the learning rate is ten times
+    Departures from the paper: theta is matched over every group of the symmetry; the learning rate is thirty times
     larger and the last element is preferred to the one of the best single batch, which on MNIST ended at lower
     barriers; elements are judged on all batches.
 
@@ -45,7 +45,7 @@ class StraightThrough:
 
     init: Element | Method | None = field(default_factory=WeightMatching)
     steps: int = 200
-    lr: float = 0.1
+    lr: float = 0.3
     momentum: float = 0.9
     sweeps: int = 3
     checks: int = 4
