@@ -34,6 +34,18 @@ def test_weights_are_normalized_and_applied_after_alignment() -> None:
     assert all(torch.equal(t, a[n]) for n, t in rg.merge([a, b], SYMMETRY, weights=[2, 0]).items())
 
 
+def test_many_networks_are_aligned_with_one_another() -> None:
+    networks = [network(seed) for seed in range(4)]
+    many = rg.align_many(networks, SYMMETRY).params
+    merged = rg.merge(networks, SYMMETRY)
+    to_first = [networks[0], *(rg.align(networks[0], other, SYMMETRY).params for other in networks[1:])]
+    pairs = rg.merge(networks, SYMMETRY, method=WeightMatching())
+    for n, tensor in merged.items():
+        assert torch.allclose(tensor, torch.stack([p[n] for p in many]).mean(0))
+        assert torch.allclose(pairs[n], torch.stack([p[n] for p in to_first]).mean(0))
+    assert not torch.allclose(merged["w"], pairs["w"])
+
+
 def test_one_network_is_copied() -> None:
     a = network(0)
     merged = rg.merge([a], SYMMETRY)

@@ -1,24 +1,26 @@
-"""Align networks to the first one, and average them."""
+"""Align networks with one another, and average them."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from regauge.align import Method, align
-from regauge.core.params import Params, require_finite
+from regauge.align import ManyMethod, Method, align_many
+from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
 
 
 def merge(
     params: Sequence[Mapping[str, Tensor]],
     symmetry: Symmetry,
     *,
-    method: Method | None = None,
+    method: ManyMethod | Method | None = None,
     weights: Sequence[float] | None = None,
+    task: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> Params:
-    """The weighted mean of networks, each aligned to the first.
+    """The weighted mean of networks that are aligned with one another, in the coordinates of the first.
 
     Running statistics are averaged like weights; recompute them with `reset_batchnorm` where the model has
     batch normalization.
@@ -26,19 +28,22 @@ def merge(
     Args:
         params: The networks, one at least; all of one architecture.
         symmetry: Of that architecture.
-        method: How to align; `WeightMatching()` unless given.
-        weights: Share of each network, normalized to sum to one; equal unless given.
+        method: How to align, as in `align_many`: `MergeMany()` unless given; a method for pairs aligns every
+            network to the first.
+        weights: Share of each network in the mean, normalized to sum to one; equal unless given. The alignment
+            does not look at them.
+        task: Model, data and loss, for methods that use them.
         generator: Where chance comes from, for methods that use it.
 
     Returns:
         New parameters with the first network's dtypes, devices and integer buffers. Sums are taken in float32
-        or float64.
+        or float64. Until they are, all aligned networks are held in memory.
 
     Raises:
         ValueError: There is no network, weights do not fit, or the networks cannot be aligned.
 
     References:
-        Ainsworth et al. (2023), Git Re-Basin.
+        Ainsworth et al. (2023), Git Re-Basin; Crisostomi et al. (2024), C2M3.
     """
     if not params:
         raise ValueError("there is no network to merge; give at least one")
@@ -48,16 +53,15 @@ def merge(
             f"weights are {shares} for {len(params)} networks; give one finite weight for each, none negative and "
             "not all zero"
         )
-    first = params[0]
-    require_finite(first, "the first network")
+    aligned = align_many(params, symmetry, method=method, task=task, generator=generator).params
     total = sum(shares)
-    sums = {
-        name: tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * (shares[0] / total)
-        for name, tensor in first.items()
-        if tensor.is_floating_point()
-    }
-    for other, share in zip(params[1:], shares[1:], strict=True):
-        aligned = align(first, other, symmetry, method=method, generator=generator).params
-        for name, partial in sums.items():
-            sums[name] = partial + aligned[name].to(partial) * (share / total)
-    return {name: sums[name].to(tensor.dtype) if name in sums else tensor.clone() for name, tensor in first.items()}
+    merged: Params = {}
+    for name, tensor in params[0].items():
+        if tensor.is_floating_point():
+            sums = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+            for network, share in zip(aligned, shares, strict=True):
+                sums += network[name].to(sums) * (share / total)
+            merged[name] = sums.to(tensor.dtype)
+        else:
+            merged[name] = tensor.clone()
+    return merged
