@@ -139,6 +139,8 @@ def activations(
     inputs, kwargs = tuple(inputs), dict(kwargs or {})
     state = dict(module.state_dict())
     bound = symmetry.bind(state)
+    # A symmetry by hand does not know the shapes of what it leaves alone.
+    bound = replace(bound, shapes={**bound.shapes, **{name: tuple(t.shape) for name, t in state.items()}})
     is_meta = any(t.is_meta for t in state.values())
     example = (inputs, kwargs)
     if is_meta:
