@@ -1,12 +1,12 @@
 """Weight matching against the `rebasin` package: time, objective, and the distance to our own floor.
 
-Two pairs of trained networks: an MLP 784-512-512-512-10 on MNIST and a ResNet20 of width x4 on digits. Both
-programs match the same pairs in one process with one thread; times are CPU seconds (`time.process_time`), the
-median of several runs, without tracing. Objectives are computed by one function, the inner product of all
-parameters of the first network and the moved second one. The floor is what cannot be avoided with this method:
-the matrix products that were done plus the exact assignments that were solved. It is given twice: with every product at
-the GFLOP/s that this machine reaches on its own shape, and, stricter, with all of them at the GFLOP/s of the shape
-that dominates, which the small and thin ones cannot reach.
+Three pairs of trained networks: an MLP 784-512-512-512-10 on MNIST, a ResNet20 of width x4 on digits, and a VGG16 on
+some images of CIFAR-10. Both programs match the same pairs in one process with one thread; times are CPU seconds
+(`time.process_time`), the median of several runs, without tracing. Objectives are computed by one function, the inner
+product of all parameters of the first network and the moved second one. The floor is what cannot be avoided with this
+method: the matrix products that were done plus the exact assignments that were solved. It is given twice: with every
+product at the GFLOP/s that this machine reaches on its own shape, and, stricter, with all of them at the GFLOP/s of
+the shape that dominates, which the small and thin ones cannot reach.
 
     REGAUGE_DATA=... python benchmarks/weight_matching.py
 """
@@ -28,10 +28,11 @@ import regauge as rg
 from regauge.align import running
 from regauge.core import closest
 from regauge.core.assignment import Assignment
-from regauge.data.images import digits, mnist
+from regauge.data.images import cifar10, digits, mnist
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
 from regauge.nets.training import Training, train
+from regauge.nets.vgg import VGG, VGG16
 
 RUNS = 5
 
@@ -158,7 +159,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if importlib.util.find_spec("rebasin") is None:
         sys.exit("the package rebasin is not installed; see benchmarks/README.md for how to add it")
-    images, small = mnist(), digits()
+    images, small, colors = mnist(), digits(), cifar10()
     pairs = [
         trained_pair(
             "MLP 784-512-512-512-10, MNIST",
@@ -173,6 +174,13 @@ def main() -> None:
             small.train_images,
             small.train_labels,
             Training(epochs=4, batch=64),
+        ),
+        trained_pair(
+            "VGG16, CIFAR-10",
+            lambda: VGG(VGG16, (512, 512), 10, image=32, in_channels=3, norm="none"),
+            colors.train_images[:2048],
+            colors.train_labels[:2048],
+            Training(epochs=2, batch=64, lr=1e-3),
         ),
     ]
     print("| networks | program | objective | CPU s | floor, s | / floor | / strict floor | sweeps | rebasin / time |")

@@ -140,8 +140,10 @@ def test_discover_on_the_meta_device(folder: Path, capsys: pytest.CaptureFixture
     assert "not verified: the model has no values" in out
 
 
-def test_align_then_apply_then_undo(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["align", "a.safetensors", "b.safetensors", "--model", "mynets.py:model", "-o", "out.safetensors"])
+@pytest.mark.parametrize("scales", ["balance", "keep"])
+def test_align_then_apply_then_undo(folder: Path, capsys: pytest.CaptureFixture[str], scales: str) -> None:
+    files = ["a.safetensors", "b.safetensors", "-o", "out.safetensors"]
+    main(["align", *files, "--model", "mynets.py:model", "--scales", scales])
     assert "distance between A and B" in capsys.readouterr().out
     a, b, moved = (load(folder / f"{name}.safetensors") for name in ("a", "b", "out"))
     assert not torch.equal(moved["0.bias"], b["0.bias"])
@@ -158,7 +160,8 @@ def test_align_then_apply_then_undo(folder: Path, capsys: pytest.CaptureFixture[
     main(["apply", "out.alignment.safetensors", "out.safetensors", "--inverse", "-o", "back.safetensors"])
     for name, tensor in moved.items():
         assert torch.equal(load(folder / "again.safetensors")[name], tensor)
-        assert torch.equal(load(folder / "back.safetensors")[name], b[name])
+        assert torch.allclose(load(folder / "back.safetensors")[name], b[name], rtol=1e-6, atol=0)
+        assert scales == "balance" or torch.equal(load(folder / "back.safetensors")[name], b[name])
 
 
 def test_align_with_a_symmetry_from_a_file(folder: Path) -> None:
@@ -170,13 +173,44 @@ def test_align_with_a_symmetry_from_a_file(folder: Path) -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--refine"],
+        ["--restarts", "2"],
+        ["--method", "activations"],
+        ["--method", "straight-through"],
+        ["--method", "sinkhorn"],
+        ["--method", "frank-wolfe", "--restarts", "1"],
+    ],
+    ids=" ".join,
+)
+def test_align_with_data(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    files = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "mynets.py:model"]
+    main(["align", *files, "--data", "mynets.py:batches", *options])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("loss halfway")]
+    before, after = (float(cell) for cell in rows[0][2:])
+    assert torch.allclose(
+        _function(load(folder / "out.safetensors")), _function(load(folder / "b.safetensors")), atol=1e-4
+    )
+    if options in (["--refine"], ["--method", "straight-through"], ["--method", "sinkhorn"]):
+        assert after <= before
+
+
 def test_align_keeps_half_precision(folder: Path) -> None:
     for name in ("a", "b"):
         params = load(folder / f"{name}.safetensors")
         save({k: t.bfloat16() for k, t in params.items()}, folder / f"{name}16.safetensors")
-    main(["align", "a16.safetensors", "b16.safetensors", "--model", "mynets.py:model", "-o", "out.safetensors"])
+    options = ["--model", "mynets.py:model", "-o", "out.safetensors"]
+    main(["align", "a16.safetensors", "b16.safetensors", *options])
     moved, b = load(folder / "out.safetensors"), load(folder / "b16.safetensors")
     assert {tensor.dtype for tensor in moved.values()} == {torch.bfloat16}
+    moved, b = ({k: t.float() for k, t in params.items()} for params in (moved, b))
+    assert torch.allclose(_function(moved), _function(b), rtol=0.05, atol=0.05)
+    b = load(folder / "b16.safetensors")
+    main(["align", "a16.safetensors", "b16.safetensors", *options, "--scales", "keep", "--overwrite"])
+    moved = load(folder / "out.safetensors")
     assert torch.equal(moved["0.bias"].sort().values, b["0.bias"].sort().values)
 
 
@@ -298,6 +332,25 @@ def test_align_refuses_bad_checkpoints(
     save({name: tensor for name, tensor in params.items() if tensor is not None}, folder / "bad.safetensors")
     args = ["align", "a.safetensors", "bad.safetensors", "--model", "mynets.py:model", "-o", "out.safetensors"]
     assert sentence in refused(*args)
+    assert not (folder / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--refine"], "--refine lowers the loss halfway between A and B, which needs data: give --data"),
+        (
+            ["--method", "activations", "--restarts", "2"],
+            "--restarts is for matching weights; the method 'activations'",
+        ),
+        (["--method", "mixed", "--scales", "keep"], "--scales is for matching weights; the method 'mixed' keeps them"),
+        (["--method", "mixed"], "the method 'mixed' needs data: give --data"),
+        (["--data", "mynets.py:number"], "returned a int, but batches are needed"),
+    ],
+)
+def test_align_refuses_options(folder: Path, refused: Callable[..., str], options: list[str], sentence: str) -> None:
+    files = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "mynets.py:model"]
+    assert sentence in refused("align", *files, *options)
     assert not (folder / "out.safetensors").exists()
 
 

@@ -1,10 +1,10 @@
 """One pair of MLPs aligned by the package `sinkhorn-rebasin`, in a process of its own.
 
-The package installs the import name `rebasin`, as another benchmarked package does, so the two cannot share a process;
-`benchmarks/methods.py` starts this one with the package on its path. Settings as its authors publish: plans of 20 Sinkhorn
-iterations at temperature 1, AdamW with learning rate 0.1, batches of 1,000, the loss at the midpoint. The network
-that moves is A, toward B. At every step of `--at` the plan is rounded and the moved network kept, so that one run tells
-what each amount of time buys.
+The package installs the import name `rebasin`, as another benchmarked package does, so the two cannot share a
+process; `benchmarks/methods.py` starts this one with the package on its path. Settings as its authors publish: plans
+of 20 Sinkhorn iterations at temperature 1, AdamW with learning rate 0.1, batches of 1,000, the loss at the midpoint.
+The network that moves is A, toward B. At every step of `--at` the plan is rounded and the moved network kept, so that
+one run tells what each amount of time buys.
 
     PYTHONPATH=FOLDER python benchmarks/peers/sinkhorn_rebasin.py PAIR.safetensors OUT.safetensors --sizes 784,128,10
 """
@@ -14,6 +14,7 @@ import copy
 import json
 import time
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ BATCH = 1000
 def network(sizes: list[int], params: dict[str, Tensor]) -> nn.Module:
     """A ReLU MLP with these parameters."""
     layers: list[nn.Module] = []
-    for inside, outside in zip(sizes[:-1], sizes[1:], strict=True):
+    for inside, outside in pairwise(sizes):
         layers += [nn.Linear(inside, outside), nn.ReLU()]
     module = nn.Sequential(*layers[:-1])
     module.load_state_dict(dict(zip(module.state_dict(), (params[name] for name in names(params)), strict=True)))

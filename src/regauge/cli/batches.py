@@ -1,6 +1,7 @@
 """What DATA means: batches from a factory or a file, and the task of a model on them."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils import _pytree as pytree
 import regauge as rg
 from regauge.cli.errors import UsageError
 from regauge.cli.models import call_factory
-from regauge.core.task import Batch, cross_entropy
+from regauge.core.task import Batch, arguments, cross_entropy
 
 FILE_SUFFIXES = (".npz", ".safetensors")
 
@@ -55,6 +56,19 @@ def task_of(
     """The task of a model on these batches; floating-point inputs are converted to the dtype of its parameters."""
     converted = [(pytree.tree_map_only(Tensor, lambda t: _like(t, dtype), x), y) for x, y in batches]
     return rg.Task(module, converted, _squared_error if loss == "mse" else _cross_entropy, outputs or None)
+
+
+def with_reset(task: rg.Task) -> rg.Task:
+    """The task, with the statistics of batch normalization recomputed for every average of networks."""
+    if not any(name.endswith("running_mean") for name in task.module.state_dict()):
+        return task
+    calls = [arguments(inputs) for inputs, _ in task.batches]
+    if any(kwargs for _, kwargs in calls):
+        raise UsageError(
+            "the model has batch normalization, whose statistics must be recomputed between the networks; give inputs "
+            "as a tensor or a tuple of tensors, not by name"
+        )
+    return replace(task, prepare=lambda params: rg.reset_batchnorm(task.module, params, [args for args, _ in calls]))
 
 
 def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:

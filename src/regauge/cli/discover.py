@@ -18,7 +18,7 @@ def run(options: Discover) -> None:
     if options.output is not None:
         require_writable(options.output, overwrite=options.overwrite, suffixes=(".json",))
     with console.status("building the model"):
-        model = load_model(options.model, options.inputs, on_meta=options.meta)
+        model = load_model(options.model, options.inputs, values="never" if options.meta else "if small")
     is_verified = not (options.skip_verification or model.is_meta)
     with console.status("tracing the model" + (" and verifying what is found" if is_verified else "")):
         symmetry = find(model, options.inputs, verify=is_verified)

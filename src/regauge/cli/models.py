@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,18 +44,22 @@ class Model:
         return any(tensor.is_meta for tensor in self.module.state_dict().values())
 
 
-def load_model(text: str, options: ExampleInputs, *, on_meta: bool = False) -> Model:
+Values = Literal["never", "if small", "always"]
+"""Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
+
+
+def load_model(text: str, options: ExampleInputs, *, values: Values = "if small") -> Model:
     """Build the model that `text` names, with example inputs.
 
     Args:
         text: `package.module:factory`, `file.py:factory`, or a folder with config.json.
         options: Example inputs that replace those of the model.
-        on_meta: Whether to build it without values.
+        values: Whether it is built with values; "if small" leaves large folders without.
 
     Raises:
         UsageError: There is no such model, or it has no example inputs.
     """
-    model = load_module(text, on_meta=on_meta)
+    model = load_module(text, values=values)
     if options.input_shape:
         model = replace(model, inputs=_inputs(options, "meta" if model.is_meta else "cpu"), kwargs=None)
     if not model.inputs and not model.kwargs:
@@ -66,12 +70,12 @@ def load_model(text: str, options: ExampleInputs, *, on_meta: bool = False) -> M
     return model
 
 
-def load_module(text: str, *, on_meta: bool = False) -> Model:
+def load_module(text: str, *, values: Values = "if small") -> Model:
     """The same where example inputs are not needed."""
     folder = Path(text)
     if folder.is_dir():
-        return _from_folder(folder, on_meta=on_meta)
-    built = call_factory(text, "MODEL", torch.device("meta") if on_meta else nullcontext())
+        return _from_folder(folder, values)
+    built = call_factory(text, "MODEL", torch.device("meta") if values == "never" else nullcontext())
     if isinstance(built, nn.Module):
         return Model(built.eval())
     if isinstance(built, tuple) and len(built) in (2, 3) and isinstance(built[0], nn.Module):
@@ -156,7 +160,7 @@ def _input(shape: str, dtype: str, generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, sizes, generator=generator).to(kind)
 
 
-def _from_folder(folder: Path, *, on_meta: bool) -> Model:
+def _from_folder(folder: Path, values: Values) -> Model:
     if not (folder / "config.json").is_file():
         raise UsageError(
             f"the folder {str(folder)!r} has no config.json, so its model is unknown; name the model as "
@@ -183,7 +187,8 @@ def _from_folder(folder: Path, *, on_meta: bool) -> Model:
 
     failure = f"transformers cannot build the model of {str(folder)!r}"
     module = _run(build, failure, torch.device("meta"))
-    if not on_meta and sum(p.numel() for p in module.parameters()) <= MATERIALIZED:
+    is_small = sum(p.numel() for p in module.parameters()) <= MATERIALIZED
+    if values == "always" or (values == "if small" and is_small):
         module = _run(build, failure)
     return Model(module, (), _folder_inputs(module, config))
 

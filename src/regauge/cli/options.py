@@ -13,6 +13,10 @@ MODEL_HELP = (
 CHECKPOINT_HELP = (
     ".safetensors, .index.json of a sharded checkpoint, .pt/.pth/.bin with a state dict, or a folder with one of them."
 )
+DATA_HELP = (
+    "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
+    "with the arrays inputs and targets."
+)
 
 Model = Annotated[str | None, arg(metavar="MODEL", help=MODEL_HELP)]
 Checkpoint = Annotated[Positional[Path], arg(help=CHECKPOINT_HELP)]
@@ -76,8 +80,20 @@ class Align:
     model: Model = None
     symmetry: Path | None = None
     """Use this symmetry (JSON that `regauge discover -o` wrote) instead of discovering that of MODEL."""
+    method: Literal["auto", "weights", "activations", "mixed", "frank-wolfe", "straight-through", "sinkhorn"] = "auto"
+    """How to match; docs/alignment.md tells them apart. By itself: mixed where there is data, else weights."""
+    refine: bool = False
+    """Go on from what the method finds by Sinkhorn re-basin on the loss halfway between A and B; needs data."""
     restarts: int = 0
-    """Further matchings from random starting points; the best is kept."""
+    """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
+    scales: Literal["balance", "keep"] = "balance"
+    """Match weights where the positive scales of both networks are balanced, so that B takes over those of A; or keep
+    all scales, so that values are moved and never multiplied (but by signs)."""
+    data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
+    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
+    """What the data are judged by."""
+    batch: int = 512
+    """Examples per batch, for data from a file."""
     overwrite: bool = False
     """Replace the output and its alignment if they exist."""
     seed: int = 0
@@ -129,9 +145,7 @@ class Line:
 
     a: Checkpoint
     b: Checkpoint
-    data: Annotated[str, arg(metavar="DATA")]
-    """package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors
-    file with the arrays inputs and targets."""
+    data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
     model: Annotated[str, arg(metavar="MODEL", help=MODEL_HELP)]
     points: int = 25
     """How many networks are evaluated, the ends included."""
@@ -151,7 +165,8 @@ class Line:
 class Reproduce:
     """Run an experiment of a paper: a table with the paper's numbers beside ours, and a picture.
 
-    Without an experiment: the list of all. An interrupted run goes on where it stopped.
+    Without an experiment: the list of all. An interrupted run goes on where it stopped, and the same command in a
+    second terminal takes a share of the steps.
     """
 
     paper: Annotated[Positional[str], arg(metavar="[PAPER]", help="000 to 004, or extra.")] = ""
@@ -162,8 +177,6 @@ class Reproduce:
     """Where all chance comes from."""
     out: Path = Path("out/reproduce")
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
-    jobs: int = 1
-    """How many steps run at the same time, each with one thread."""
 
 
 Options = Demo | Discover | Align | Canonicalize | Apply | Line | Reproduce
