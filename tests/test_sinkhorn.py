@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import CASES
 from test_align import BY_HAND, drawn, experts, generator, mlp_symmetry, normalized_groups
 from torch import Tensor, nn
 
@@ -269,6 +270,36 @@ def test_pairs_that_take_turns_are_those_of_one_program(monkeypatch: pytest.Monk
     assert torch.allclose(whole.objective, parts.objective)
     assert torch.allclose(whole.history, parts.history)
     assert all(torch.allclose(whole.params[n], parts.params[n]) for n in b)
+
+
+@pytest.mark.parametrize("name", ["cnn_flatten", "grouped_conv", "torch_transformer", "lstm", "resnet20_layer_B"])
+def test_architectures(name: str) -> None:
+    """Planted under noise, from the identity: nearly all of the distance goes in a few steps."""
+    (case,) = [case for case in CASES if case.name == name]
+    symmetry = rg.discover(case.module().eval(), case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
+    a = {n: normal(*s, seed=k, dtype=torch.float32) for k, (n, s) in enumerate(symmetry.shapes.items())}
+    moved = symmetry.act(symmetry.random(generator(0), ("permutation", "sign")), a)
+    b = {n: t + 0.1 * normal(*t.shape, seed=1000 + k, dtype=torch.float32) for k, (n, t) in enumerate(moved.items())}
+    result = rg.align(a, b, symmetry, method=Sinkhorn(loss="l2", init=None, steps=8))
+    assert result.objective > 0.05 * result.initial
+
+
+def test_many_pairs_with_buffers() -> None:
+    module = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    symmetry = rg.discover(module.eval(), (torch.zeros(2, 3),), verify=False)
+    state = {n: t.float() for n, t in module.state_dict().items() if t.is_floating_point()}
+    a = {n: t + 0.3 * torch.rand(t.shape, generator=generator(k)) for k, (n, t) in enumerate(state.items())}
+    a["1.num_batches_tracked"] = torch.tensor(3)
+    b = {
+        n: torch.stack([symmetry.act(symmetry.random(generator(k), ("permutation",)), a)[n] for k in range(2)])
+        for n in a
+    }
+    inputs = normal(20, 3, seed=0, dtype=torch.float32)
+    targets = torch.func.functional_call(module, a, (inputs,)).detach()
+    task = rg.Task(module, [(inputs, targets)], nn.functional.mse_loss)
+    result = rg.align_pairs(a, b, symmetry, method=Sinkhorn(steps=4), task=task)
+    assert float(result.objective.abs().max()) < 1e-6
+    assert torch.allclose(result.params["1.running_var"], a["1.running_var"].expand(2, 6), rtol=1e-3)
 
 
 def test_buffers_move_but_do_not_count_and_half_precision_is_kept() -> None:

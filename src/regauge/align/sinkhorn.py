@@ -175,6 +175,8 @@ class Sinkhorn:
         last: Element | None = None
         for step in range(1, self.steps + 1):
             moved = action(soft.matrices(), b)
+            # Running statistics follow the plans, but operators do not differentiate with respect to them.
+            moved = {name: t.detach() if name in symmetry.buffers else t for name, t in moved.items()}
             loss = self._loss(params_a, a, moved, task, batches, generator)
             gradients = torch.autograd.grad(loss, soft.parameters, allow_unused=True)
             for parameter, gradient in zip(soft.parameters, gradients, strict=True):

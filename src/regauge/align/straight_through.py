@@ -44,7 +44,7 @@ class StraightThrough:
     """
 
     init: Element | Method | None = field(default_factory=WeightMatching)
-    steps: int = 200
+    steps: int = 100
     lr: float = 0.3
     momentum: float = 0.9
     sweeps: int = 3
