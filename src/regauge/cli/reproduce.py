@@ -39,8 +39,6 @@ def run(options: Reproduce) -> None:
         print(listing(options.paper))
         return
     experiment = choose(options.paper, options.experiment)
-    if options.jobs < 1:
-        raise UsageError(f"--jobs is {options.jobs}; at least one step must run at a time")
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     with one_thread(), Progress(*COLUMNS, console=console, speed_estimate_period=ESTIMATE_SECONDS) as progress:
@@ -49,7 +47,7 @@ def run(options: Reproduce) -> None:
             task = progress.add_task(label, total=steps)
             return lambda: progress.advance(task)
 
-        table = experiment(Run(options.scale, options.seed, options.out, options.jobs, watch))
+        table = experiment(Run(options.scale, options.seed, options.out, watch))
     table = replace(table, notes=(f"`{command(options)}`, regauge {rg.__version__}", *table.notes))
     show(printed(table))
     for note in table.notes:

@@ -95,8 +95,8 @@ def measure_planted(config: Planted, run: Run) -> Table:
     notes = (
         f"share of {config.trials} planted permutations that are found again, every unit of every group",
         f"residual MLPs {config.anchor}-{config.stream}-...-{config.anchor} with blocks of {config.hidden} hidden "
-        "units; weights and biases are standard normal, and so is the noise that is added after the permutation, times "
-        "the factor above",
+        "units; weights are standard normal, and so is the noise that is added after the permutation, times the factor "
+        "above; biases are zero",
     )
     return Table("Planted permutations in residual MLPs", notes, tuple(quantities), tuple(rows))
 
@@ -175,7 +175,11 @@ def _entries(*, steps: int) -> tuple[Entry, ...]:
 
 
 def _normal(module: torch.nn.Module, generator: torch.Generator) -> Params:
-    return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in module.state_dict().items()}
+    """Standard normal weights and no biases, each of which would tell the units of the stream apart."""
+    return {
+        name: torch.randn(tensor.shape, generator=generator) if tensor.ndim == 2 else torch.zeros_like(tensor)
+        for name, tensor in module.state_dict().items()
+    }
 
 
 def _same(found: torch.Tensor | None, planted: torch.Tensor | None) -> bool:

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
+import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -33,20 +33,19 @@ class Run:
     """One run, which may continue an earlier one: a step whose file is in the folder is not done again.
 
     A file is named after the settings that it depends on, and appears only when it is complete. So a run that was
-    interrupted goes on where it stopped, and steps with other settings do not get in its way.
+    interrupted goes on where it stopped, and steps with other settings do not get in its way. Several processes that
+    run the same experiment in the same folder share its steps: each takes them in an order of its own.
 
     Attributes:
         scale: How large the experiment is: to see that it works, on a laptop, or as in the paper.
         seed: Where all chance comes from.
         folder: For networks and finished steps.
-        jobs: How many steps run at the same time, each in a thread of its own.
         watch: Is told about the progress.
     """
 
     scale: Scale
     seed: int
     folder: Path
-    jobs: int = 1
     watch: Watch = unwatched
 
     def generator(self, *names: object) -> torch.Generator:
@@ -74,22 +73,15 @@ class Run:
         return record
 
     def each(self, label: str, steps: Sequence[Callable[[], T]]) -> list[T]:
-        """Do all steps, at most `jobs` at the same time; the first error stops what has not begun."""
+        """Do all steps, in an order that differs between processes; results are in the order of the steps."""
         advance = self.watch(label, len(steps))
-
-        def counted(step: Callable[[], T]) -> T:
-            result = step()
+        order = list(range(len(steps)))
+        random.Random(os.getpid()).shuffle(order)
+        results = {}
+        for k in order:
+            results[k] = steps[k]()
             advance()
-            return result
-
-        if self.jobs == 1:
-            return [counted(step) for step in steps]
-        pool = ThreadPoolExecutor(self.jobs)
-        try:
-            futures = [pool.submit(counted, step) for step in steps]
-            return [future.result() for future in futures]
-        finally:
-            pool.shutdown(cancel_futures=True)
+        return [results[k] for k in range(len(steps))]
 
     def _path(self, kind: str, settings: object, name: str) -> Path:
         digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
