@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
+from regauge.align.activation_matching import MixedMatching
 from regauge.align.matching import Matching, Method
 from regauge.align.stack_matching import Stack, StackMethod, move_stack
 from regauge.align.weight_matching import WeightMatching
@@ -32,6 +33,7 @@ class AlignResult(Generic[Moved]):
         history: Objective at the start of the best climb and after each of its sweeps; it never falls.
         is_converged: Whether no single group could be improved any more.
         starts: Objective that each climb reached, in the order in which they were tried.
+        is_judged: Whether a task could tell how good the result is; weights alone cannot.
     """
 
     element: Element
@@ -41,18 +43,21 @@ class AlignResult(Generic[Moved]):
     history: tuple[float, ...]
     is_converged: bool
     starts: tuple[float, ...]
+    is_judged: bool
 
     @property
     def report(self) -> str:
         """How it went, and what to try for more."""
-        sweeps = len(self.history) - 1
-        climbs = f", best of {len(self.starts)} climbs" if len(self.starts) > 1 else ""
-        gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {sweeps} sweeps{climbs}"
+        steps = len(self.history) - 1
+        tries = f", best of {len(self.starts)}" if len(self.starts) > 1 else ""
+        gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {steps} steps{tries}"
         if not self.is_converged:
-            return f"{gained}; stopped before convergence: raise max_sweeps"
+            return f"{gained}; it was still moving when it stopped: allow the method more sweeps or steps"
+        if self.is_judged:
+            return f"{gained}; a local optimum: restarts or another method may find a better one"
         return (
-            f"{gained}; a local optimum: no single group can be improved; restarts or another method may find a "
-            "better one"
+            f"{gained}; a local optimum of the method's own objective, which does not tell how high the barrier is: "
+            "measure that with `regauge.line`, or give a task, by which methods and restarts are judged"
         )
 
     def __str__(self) -> str:
@@ -102,7 +107,7 @@ def align(
             tuple of dictionaries.
         params_b: The network that moves, unchanged itself. Buffers move with it.
         symmetry: Of the architecture of both.
-        method: How; `WeightMatching()` unless given.
+        method: How; unless given `MixedMatching()` where there is a task, else `WeightMatching()`.
         task: Model, data and loss, for the methods that use them.
         generator: Where chance comes from, for methods that use it. The same generator state gives the same
             result.
@@ -113,7 +118,8 @@ def align(
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
             populations; or the method needs a task or a generator.
     """
-    method = WeightMatching() if method is None else method
+    if method is None:
+        method = WeightMatching() if task is None else MixedMatching()
     if isinstance(method, StackMethod):
         return _align_stacks(params_a, params_b, symmetry, method, task, generator)
     if not isinstance(params_a, Mapping) or not isinstance(params_b, Mapping):
@@ -124,7 +130,8 @@ def align(
         )
     symmetry = _checked(params_a, params_b, symmetry)
     found = method.match(params_a, params_b, symmetry, task=task, generator=generator)
-    return _result(found, {**symmetry.act(found.element, params_b, skip=found.moved), **found.moved})
+    moved = {**symmetry.act(found.element, params_b, skip=found.moved), **found.moved}
+    return _result(found, moved, task is not None)
 
 
 def _align_stacks(
@@ -158,7 +165,7 @@ def _align_stacks(
                     "all dictionaries of a stack belong to one architecture"
                 )
     found = method.match(a, b, symmetry, task=task, generator=generator)
-    return _result(found, move_stack(symmetry, method.roles, found.element, b))
+    return _result(found, move_stack(symmetry, method.roles, found.element, b), task is not None)
 
 
 def _checked(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], symmetry: Symmetry) -> Symmetry:
@@ -176,7 +183,7 @@ def _checked(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], sym
     return symmetry
 
 
-def _result(found: Matching, params: Moved) -> AlignResult[Moved]:
+def _result(found: Matching, params: Moved, is_judged: bool) -> AlignResult[Moved]:
     return AlignResult(
         element=found.element,
         params=params,
@@ -185,4 +192,5 @@ def _result(found: Matching, params: Moved) -> AlignResult[Moved]:
         history=found.history,
         is_converged=found.is_converged,
         starts=found.starts,
+        is_judged=is_judged,
     )

@@ -43,14 +43,11 @@ class AlignPairsResult:
         pairs, converged = len(self.objective), int(self.is_converged.sum())
         gained = (
             f"{pairs} pairs: mean objective {float(self.initial.mean()):.6g} -> {float(self.objective.mean()):.6g} "
-            f"in at most {len(self.history) - 1} sweeps"
+            f"in at most {len(self.history) - 1} steps"
         )
         if converged < pairs:
-            return f"{gained}; {pairs - converged} stopped before convergence: raise max_sweeps"
-        return (
-            f"{gained}; local optima: no single group of any pair can be improved; restarts or another method may "
-            "find better ones"
-        )
+            return f"{gained}; {pairs - converged} were still moving when they stopped: allow more sweeps or steps"
+        return f"{gained}; local optima: restarts or another method may find better ones"
 
     def __str__(self) -> str:
         return self.report
