@@ -1,15 +1,17 @@
 """Activation matching, and mixtures of activation and weight matching."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from regauge.align.activation_costs import ActivationCosts, Statistic, activation_costs
 from regauge.align.ascent import Ascent
+from regauge.align.balanced import balanced
 from regauge.align.matching import Matching, require_task
-from regauge.align.places import compared
+from regauge.align.places import compared, dot
+from regauge.core.element import Element
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -82,7 +84,8 @@ class MixedMatching:
     where the first term is the objective of `ActivationMatching` divided by what it could be at most (every unit
     correlated perfectly), and the second that of `WeightMatching` divided by its largest value (every tensor of the
     second network parallel to that of the first). Activations are matched first, which is no matter of local optima;
-    coordinate ascent on the sum goes on from there.
+    coordinate ascent on the sum goes on from there. Parameters are compared where the positive scales of both networks
+    are balanced, as in `WeightMatching`, and the element brings the second network to the scales of the first.
 
     On networks that learn the same function with different features the weights alone are a poor guide, most of all
     in residual networks; activations alone ignore how units are connected. The sum is better than either.
@@ -140,35 +143,44 @@ def _matched(
 ) -> Matching:
     """Ascent on the mixture, from the best element for the activations alone, or from the identity if it is better."""
     a, b = compared([params_a, params_b], symmetry)
-    norm = sum(float(torch.linalg.vector_norm(a[k])) * float(torch.linalg.vector_norm(b[k])) for k in a) or 1.0
+    frame = balanced(params_a, params_b, a, b, symmetry)
+    norm = (
+        sum(float(torch.linalg.vector_norm(frame.a[k])) * float(torch.linalg.vector_norm(frame.b[k])) for k in a) or 1.0
+    )
     # The parameters keep their units, because shifts of periodic units add constants to them.
     ratio = (1 - weight) / weight * norm / (costs.reach or 1.0)
     first = Ascent(costs.symmetry, costs.a, costs.b, tolerance=TOLERANCE)
     _climbed(first, max_sweeps)
-    a |= {name: ratio * matrix for name, matrix in costs.a.items()}
-    b |= costs.b
-    blank = Ascent(costs.symmetry, a, b, tolerance=TOLERANCE)
-    initial = blank.initial
-    climbs = [_climb(Ascent(costs.symmetry, a, b, start=first.element, tolerance=TOLERANCE), max_sweeps)]
-    if climbs[0].reached < initial:
-        climbs.append(_climb(blank, max_sweeps))
+    target = {**frame.a, **{name: ratio * matrix for name, matrix in costs.a.items()}}
+    climb = _climb(
+        Ascent(costs.symmetry, target, {**frame.b, **costs.b}, start=first.element, tolerance=TOLERANCE), max_sweeps
+    )
+    climbs = [replace(climb, element=symmetry.compose(frame.back, symmetry.compose(climb.element, frame.scales)))]
+    blank = Ascent(costs.symmetry, target, {**frame.original, **costs.b}, tolerance=TOLERANCE)
+    # An ascent counts from the norm of where it starts; the identity is worth less if that is the larger one.
+    offset = float(frame.identity_objective(symmetry)) - sum(dot(frame.a[k], frame.original[k]) for k in frame.a)
+    initial = blank.initial + offset
+    if climb.reached < initial:
+        climb = _climb(blank, max_sweeps)
+        element = symmetry.compose(frame.back, symmetry.compose(climb.element, frame.original_scales))
+        history = tuple(value + offset for value in climb.history)
+        climbs.append(replace(climb, element=element, reached=climb.reached + offset, history=history))
     best = max(climbs, key=lambda climb: climb.reached)
     unit = weight / norm
-    moved = {name: t for name, t in best.ascent.moved().items() if name in params_b}
     return Matching(
-        element=best.ascent.element,
+        element=best.element,
         objective=unit * best.reached,
         initial=unit * initial,
         history=tuple(unit * value for value in best.history),
         is_converged=best.is_converged,
         starts=tuple(unit * climb.reached for climb in climbs),
-        moved={n: t for n, t in moved.items() if t.dtype == params_b[n].dtype and t.device == params_b[n].device},
+        moved={},
     )
 
 
 @dataclass(frozen=True)
 class _Climb:
-    ascent: Ascent
+    element: Element
     reached: float
     history: tuple[float, ...]
     is_converged: bool
@@ -177,7 +189,7 @@ class _Climb:
 def _climb(ascent: Ascent, max_sweeps: int) -> _Climb:
     gained, is_converged = _climbed(ascent, max_sweeps)
     reached = ascent.exact_objective()
-    return _Climb(ascent, reached, tuple(reached - (gained[-1] - gain) for gain in gained), is_converged)
+    return _Climb(ascent.element, reached, tuple(reached - (gained[-1] - gain) for gain in gained), is_converged)
 
 
 def _climbed(ascent: Ascent, max_sweeps: int) -> tuple[list[float], bool]:

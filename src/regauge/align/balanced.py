@@ -63,6 +63,8 @@ def balanced(
     """
     left = balance(symmetry, params_a, buffers="keep")
     right = balance(symmetry, params_b, buffers="keep")
+    if not any(group.scales for group in symmetry.groups):
+        return Balanced(a, b, scales=right, back=left, original=b, original_scales=left)
     return Balanced(
         a=_moved(symmetry, left, a),
         b=_moved(symmetry, right, b),
