@@ -13,8 +13,8 @@ from regauge.core.act import Site
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 
-TOLERANCE = 1e-12
-"""Balancing ends when no factor changes by more than this share."""
+TOLERANCE = {torch.float64: 1e-12}
+"""Balancing ends when no factor changes by more than this share; by 1e-7 where parameters have less precision."""
 MAX_SWEEPS = 2000
 """Most sweeps over all families."""
 MEMORY = 6
@@ -70,7 +70,9 @@ def balance(symmetry: Symmetry, params: Mapping[str, Tensor], *, buffers: Litera
         fields.setdefault(place.axes, torch.zeros(lengths, dtype=torch.float64))
     if not all(bool(tensor.sum().isfinite()) for tensor in squares.tensors.values()):
         raise ValueError("the squares of the parameters are not finite, so no scales balance them")
-    logs = _minimized(directions, squares, torch.Size(lead).numel())
+    dtypes = {params[name].dtype for name in squares.tensors}
+    tolerance = max(TOLERANCE.get(dtype, 1e-7) for dtype in dtypes)
+    logs = _minimized(directions, squares, torch.Size(lead).numel(), tolerance)
     sizes = {group.name: group.size for group in symmetry.groups}
     for group in symmetry.groups:
         own = [(d.weights, t) for d, t in zip(directions, logs, strict=True) if d.group == group.name]
@@ -94,6 +96,7 @@ class _Place:
         axes: Axes on which the unit of an entry depends, its own axis last, counted without the batch axis.
         positions: Indices on the own axis, `[m]`.
         index: Which entry of a step belongs there, `[*other axes, m]`.
+        is_plain: Whether entry i of a step belongs to index i, for the whole axis.
     """
 
     name: str
@@ -102,16 +105,23 @@ class _Place:
     axes: tuple[int, ...]
     positions: Tensor
     index: Tensor
+    is_plain: bool
 
     def weights(self, squares: "_Squares", count: int) -> Tensor:
         """The squares that each unit owns, moved and summed, `[batch, count]`."""
-        sums = squares.summed(self.name, self.axes).index_select(-1, self.positions).flatten(1)
+        sums = squares.summed(self.name, self.axes)
+        if self.is_plain:
+            return sums
+        sums = sums.index_select(-1, self.positions).flatten(1)
         return torch.zeros(len(sums), count, dtype=sums.dtype).index_add_(1, self.index.flatten(), sums)
 
     def move(self, squares: "_Squares", step: Tensor) -> None:
         """Move the squares by a step of every unit, `[batch, count]`."""
         field = squares.fields[self.name][self.axes]
-        field[..., self.positions] += self.exponent * step[:, self.index]
+        if self.is_plain:
+            field += self.exponent * step
+        else:
+            field[..., self.positions] += self.exponent * step[:, self.index]
 
 
 @dataclass(frozen=True)
@@ -168,7 +178,7 @@ def _directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> list[_D
                     continue
                 here = [site for site in local if site.group.name == group.name and _exponent(site, weights)]
                 shared = len({site.placement.axis for site in here})
-                places.extend(_place(name, site, _exponent(site, weights), shared, sizes) for site in here)
+                places.extend(_place(symmetry, name, site, _exponent(site, weights), shared) for site in here)
             if places:
                 result.append(_Direction(group.name, weights, count, tuple(places)))
     return result
@@ -178,28 +188,30 @@ def _exponent(site: Site, weights: Sequence[int]) -> int:
     return sum(e * w for e, w in zip(site.placement.scale, weights, strict=True))
 
 
-def _place(name: str, site: Site, exponent: int, shared: int, sizes: Mapping[str, int]) -> _Place:
+def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int) -> _Place:
     others = tuple(sorted({axis for axis, _ in site.bases if axis is not None}))
     key: list[Tensor] = []
     for axis, base in site.bases:
         key.append(base if axis is None else base.reshape([-1 if a == axis else 1 for a in others] + [1]))
     group = site.group
-    shape = (*(sizes[base] for base in group.within), group.size)
+    shape = (*(symmetry[base].size for base in group.within), group.size)
     units = torch.arange(torch.Size(shape).numel()).reshape(shape)
     index = units[(*key, site.units)]
-    return _Place(name, 2.0 * exponent, shared, (*others, site.placement.axis), site.positions, index)
+    is_plain = site.is_plain and not site.bases and group.size == symmetry.shapes[name][site.placement.axis]
+    return _Place(name, 2.0 * exponent, shared, (*others, site.placement.axis), site.positions, index, is_plain)
 
 
 def _squares(tensor: Tensor, sites: Sequence[Site], lead: int) -> Tensor:
     """Squares `[batch, *shape]`, summed over the axes on which no group acts."""
-    squares = tensor.detach().to(device="cpu", dtype=torch.float64).square()
+    work = torch.promote_types(tensor.dtype, torch.float32)
+    squares = tensor.detach().to(device="cpu", dtype=work).square()
     squares = squares.reshape(torch.Size(tensor.shape[:lead]).numel(), *tensor.shape[lead:])
     used = {site.placement.axis for site in sites} | {axis for site in sites for axis, _ in site.bases}
     free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in used)
-    return squares.sum(free, keepdim=True) if free else squares
+    return squares.sum(free, keepdim=True, dtype=torch.float64) if free else squares.double()
 
 
-def _minimized(directions: Sequence[_Direction], squares: _Squares, batch: int) -> list[Tensor]:
+def _minimized(directions: Sequence[_Direction], squares: _Squares, batch: int, tolerance: float) -> list[Tensor]:
     """The logarithms of the factors of every direction, `[batch, count]`.
 
     Coordinate descent alone is slow in deep chains, where whole layers trade factors with their neighbors. After
@@ -214,7 +226,7 @@ def _minimized(directions: Sequence[_Direction], squares: _Squares, batch: int) 
         steps = torch.cat([_descend(direction, squares, batch) for direction in directions], dim=1)
         length = float(steps.abs().max()) if steps.numel() else 0.0
         logs = logs + jump + steps
-        if length <= TOLERANCE:
+        if length <= tolerance:
             break
         if visited and length > float(visited[-1][1].abs().max()):
             back, visited = visited[-1][0] - logs, []
