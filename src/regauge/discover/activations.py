@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from regauge.core import act as _act
@@ -21,6 +21,7 @@ from regauge.discover.registry import leaves_as_operators
 from regauge.discover.slots import write_out
 from regauge.discover.solve import solve
 from regauge.discover.trace import Program
+from regauge.discover.values import Values
 
 READERS = {
     "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "addbmm", "mv", "addmv", "dot", "einsum", "bilinear",
@@ -58,9 +59,7 @@ class Activations:
     symmetry: Symmetry
     read: tuple[str, ...]
     notes: tuple[str, ...]
-    _module: nn.Module = field(repr=False)
-    _program: Program = field(repr=False)
-    _graphs: dict[tuple[str, ...], GraphModule] = field(default_factory=dict, repr=False)
+    _values: Values = field(repr=False)
 
     def values(
         self,
@@ -78,36 +77,7 @@ class Activations:
             names: Which values.
         """
         names = list(self.symmetry.shapes) if names is None else list(names)
-        graph = self._graph(tuple(names))
-        with torch.no_grad(), leaves_as_operators(self._module):
-            return dict(zip(names, graph(*self._placeholders(params, inputs, kwargs or {})), strict=True))
-
-    def _graph(self, names: tuple[str, ...]) -> GraphModule:
-        """The program as far as these values need it."""
-        if names not in self._graphs:
-            graph = Graph()
-            copies: dict[Node, Node] = {}
-            graph.graph_copy(self._program.graph.graph, copies)
-            by_name = {f"%{old.name}": new for old, new in copies.items()}
-            graph.output(tuple(by_name[name] for name in names))
-            graph.eliminate_dead_code()
-            self._graphs[names] = GraphModule(self._program.graph, graph)
-        return self._graphs[names]
-
-    def _placeholders(
-        self, params: Mapping[str, Tensor], inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> list[Any]:
-        given = dict(zip(self._program.inputs, pytree.tree_leaves((tuple(inputs), dict(kwargs))), strict=True))
-        result = []
-        for node in self._program.graph.graph.find_nodes(op="placeholder"):
-            state = self._program.states.get(node.name)
-            if state is None:
-                held = self._program.held.get(node.name)
-                result.append(given.get(node.name) if held is None else held)
-            else:
-                names = self._program.aliases.get(state, (state,))
-                result.append(next(params[name] for name in names if name in params))
-        return result
+        return self._values(params, inputs, kwargs or {}, names)
 
 
 def activations(
@@ -155,7 +125,8 @@ def activations(
     shapes = {name: value.shape for name, value in watched.items() if name not in refused}
     groups, notes = carried_over(bound, groups_of(freedoms, slots, program.aliases), shapes)
     placed = _placed(groups, shapes)
-    result = Activations(placed, _read(program, placed), notes, module, program)
+    values = Values(module, program)
+    result = Activations(placed, _read(program, placed), notes, values)
     failed = set() if is_meta else _failures(result, bound, inputs, kwargs)
     if not failed:
         return result
@@ -163,7 +134,7 @@ def activations(
     listed = ", ".join(sorted(failed)[:5])
     notes = (*notes, f"{len(failed)} values do not move as discovery says and are left out: {listed}")
     smaller = _placed(groups, kept)
-    return Activations(smaller, _read(program, smaller), notes, module, program)
+    return Activations(smaller, _read(program, smaller), notes, values)
 
 
 def _placed(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
@@ -183,7 +154,7 @@ def _placed(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> S
 
 def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
     """Values that a random element moves otherwise than it should, at perturbed parameters."""
-    params = {name: t.detach() for name, t in found._module.state_dict().items()}
+    params = {name: t.detach() for name, t in found._values.module.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     element = symmetry.random(generator)
     failed: set[str] = set()
@@ -193,7 +164,7 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
         if all(bool(t.isfinite().all()) for t in before.values()):
             break
     after = found.values(symmetry.act(element, start), inputs, kwargs)
-    values = [node.meta.get("val") for node in _dependent(found._program)]
+    values = [node.meta.get("val") for node in _dependent(found._values.program)]
     # Some models round inside to less than what they return.
     tolerance = max((torch.finfo(t.dtype).eps for t in values if isinstance(t, Tensor)), default=0.0) ** ROUNDING
     for name, expected in found.symmetry.act(element, before).items():
