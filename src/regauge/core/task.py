@@ -57,7 +57,9 @@ class Task:
         """The output of the network with these parameters; differentiable, and `torch.func.vmap` applies."""
         args, kwargs = arguments(inputs)
         with evaluating(self.module):
-            result = torch.func.functional_call(self.module, dict(params), args, kwargs)
+            # All names of a tied tensor may be given; torch refuses that unless it is told not to tie them.
+            is_partial = not self.module.state_dict(keep_vars=True).keys() <= params.keys()
+            result = torch.func.functional_call(self.module, dict(params), args, kwargs, tie_weights=is_partial)
         return output_tensors(result, self.outputs)[0]
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -95,6 +97,37 @@ class Task:
         if not count:
             raise ValueError("the task has no batches to evaluate on")
         return {"loss": loss / count} | ({"accuracy": correct / classified} if classified else {})
+
+    def evaluate_each(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What `evaluate` says of every network of a population, all in the same calls, float64 `[models]`.
+
+        Args:
+            params: One leading model axis on every tensor.
+
+        Raises:
+            ValueError: There are no batches.
+        """
+        loss: Tensor | float = 0.0
+        correct: Tensor | float = 0.0
+        count = classified = 0
+
+        def judged(one: Params, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+            output = self.run(one, inputs)
+            return self.criterion(output, targets), output
+
+        with torch.no_grad():
+            for inputs, targets in self.batches:
+                losses, outputs = torch.func.vmap(judged, in_dims=(0, None, None))(dict(params), inputs, targets)
+                counted = _counted(targets)
+                loss = loss + losses.double() * counted
+                count += counted
+                if _are_classes(outputs[0], targets):
+                    correct = correct + (outputs.argmax(-1) == targets).flatten(1).sum(1).double()
+                    classified += counted
+        if not count:
+            raise ValueError("the task has no batches to evaluate on")
+        sums = {"loss": (loss, count)} | ({"accuracy": (correct, classified)} if classified else {})
+        return {name: torch.as_tensor(total) / number for name, (total, number) in sums.items()}
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
