@@ -1,12 +1,13 @@
-"""The line between two networks, and the barrier on it."""
+"""A path between two networks, and the barrier on it."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, overload
 
-import torch
 from torch import Tensor
 
+from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic
 from regauge.core.params import Params, require_finite, require_same_shapes
 
 
@@ -53,37 +54,74 @@ class Curve:
         return f"barrier {self.barrier:.4g} (raw {self.raw_barrier:.4g}), AUC {self.auc:.4g}, end losses {ends}"
 
 
+@overload
 def line(
     evaluate: Callable[[Params], Mapping[str, float]],
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
     points: int = 25,
     *,
+    path: Path | None = None,
     prepare: Callable[[Params], Params] | None = None,
+) -> Curve: ...
+
+
+@overload
+def line(
+    evaluate: Callable[[tuple[Params, Params]], Mapping[str, float]],
+    params_a: Gaussian,
+    params_b: Gaussian,
+    points: int = 25,
+    *,
+    path: WassersteinGeodesic,
+    prepare: Callable[[tuple[Params, Params]], tuple[Params, Params]] | None = None,
+) -> Curve: ...
+
+
+def line(
+    evaluate: Callable[[Any], Mapping[str, float]],
+    params_a: Any,
+    params_b: Any,
+    points: int = 25,
+    *,
+    path: Any = None,
+    prepare: Callable[[Any], Any] | None = None,
 ) -> Curve:
-    """Evaluate networks along the straight line from the first to the second.
+    """Evaluate networks along a path from the first to the second: the straight line unless another is given.
 
     Args:
         evaluate: From parameters to metrics, "loss" among them.
-        params_a: The network at t = 0.
+        params_a: The network at t = 0. For `WassersteinGeodesic` a pair of dictionaries, means and standard
+            deviations; `evaluate` and `prepare` are then given such pairs.
         params_b: The network at t = 1. Align it first, or the barrier says little.
-        points: Number of equally spaced points, both ends included.
+        points: Number of equally spaced values of t, both ends included.
+        path: `Straight()` unless given; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`.
         prepare: Applied to every network between the ends, which stay as they are. A model with batch
             normalization needs its statistics recomputed there: `lambda p: reset_batchnorm(module, p, batches)`.
 
     Raises:
         ValueError: The networks have different parameters or hold NaN or Inf, there are fewer than three
-            points, `evaluate` returns no loss, or a loss is NaN.
+            points, the path does not fit, `evaluate` returns no loss, or a loss is NaN.
     """
     if points < 3:
         raise ValueError(f"a line needs both ends and at least one point between them, but points={points}")
-    require_same_shapes(params_a, params_b)
-    require_finite(params_a, "the first network")
-    require_finite(params_b, "the second network")
+    path = Straight() if path is None else path
+    is_pair = isinstance(params_a, tuple)
+    if is_pair and not isinstance(path, WassersteinGeodesic):
+        raise ValueError(
+            f"the ends are tuples, but {type(path).__name__} connects single dictionaries of parameters; for Gaussians "
+            "(means and standard deviations) give path=WassersteinGeodesic()"
+        )
+    if is_pair:
+        path.at(params_a, params_b, 0.0)  # Refuses what is no pair.
+    for a, b in zip(params_a, params_b, strict=True) if is_pair else ((params_a, params_b),):
+        require_same_shapes(a, b)
+        require_finite(a, "the first network")
+        require_finite(b, "the second network")
     table = []
     for k in range(points):
         t = k / (points - 1)
-        params = interpolate(params_a, params_b, t)
+        params = path.at(params_a, params_b, t)
         if prepare is not None and 0 < k < points - 1:
             params = prepare(params)
         metrics = {name: float(value) for name, value in evaluate(params).items()}
@@ -100,24 +138,3 @@ def line(
             )
         table.append({"t": t, **metrics})
     return Curve(tuple(table))
-
-
-def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-    """`(1 - t) a + t b`, and exactly a and b at the ends.
-
-    Half precision is interpolated in float32 and rounded once. Integer buffers (counters, positions) are
-    those of the first network, at t = 1 those of the second.
-    """
-    if t == 0:
-        return dict(params_a)
-    if t == 1:
-        return dict(params_b)
-    result = {}
-    for name, a in params_a.items():
-        b = params_b[name]
-        if not a.is_floating_point():
-            result[name] = a
-            continue
-        dtype = torch.promote_types(a.dtype, torch.float32)
-        result[name] = ((1 - t) * a.to(dtype) + t * b.to(device=a.device, dtype=dtype)).to(a.dtype)
-    return result

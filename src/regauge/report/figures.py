@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
@@ -70,6 +71,57 @@ def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss", title
             _mark_barrier(axes, next(iter(curves.values())))
             if any(curves):
                 axes.legend(frameon=False, loc="upper right", fontsize=9)
+        return figure
+
+
+def plane_figure(
+    xs: NDArray[np.float64],
+    ys: NDArray[np.float64],
+    values: NDArray[np.float64],
+    points: NDArray[np.float64],
+    labels: Sequence[str] = ("A", "B", "C"),
+    title: str = "loss",
+    *,
+    levels: int = 12,
+) -> Figure:
+    """Contours of a loss over a plane, with networks marked.
+
+    Levels rise in equal ratios above the smallest value, so that both the floors of valleys and the heights between
+    them are told apart. What is not finite stays white.
+
+    Args:
+        xs: Coordinates of the columns.
+        ys: Coordinates of the rows.
+        values: `[rows, columns]`; of a log posterior give the negative.
+        points: Coordinates of the networks, `[networks, 2]`.
+        labels: Their names.
+        title: What the values are.
+        levels: Number of contours.
+
+    Raises:
+        ValueError: No value is finite.
+    """
+    known = values[np.isfinite(values)]
+    if not len(known):
+        raise ValueError(f"none of the {values.size} values is finite, so there is nothing to draw")
+    low, span = float(known.min()), float(np.quantile(known, 0.98) - known.min()) or 1.0
+    edges = [low, *(low + np.geomspace(0.01 * span, span, levels))]
+    with matplotlib.rc_context(STYLE):
+        width = 4.4
+        height = float(np.clip(width * (ys[-1] - ys[0]) / (xs[-1] - xs[0]), 2.4, 6.0))
+        figure = Figure(figsize=(width + 0.9, height + 0.4), layout="constrained")
+        axes = figure.add_subplot()
+        shades = matplotlib.colormaps["viridis_r"].resampled(levels + 1)
+        norm = BoundaryNorm(edges, shades.N, extend="max")
+        drawn = axes.contourf(xs, ys, np.ma.masked_invalid(values), levels=edges, cmap=shades, norm=norm, extend="max")
+        axes.contour(xs, ys, np.ma.masked_invalid(values), levels=edges[1:], colors="white", linewidths=0.4)
+        for (x, y), label in zip(points, labels, strict=True):
+            axes.plot(x, y, "o", color="white", markeredgecolor=INK, markersize=7)
+            axes.annotate(label, (x, y), (6, 6), textcoords="offset points", color=INK, fontweight="bold")
+        bar = figure.colorbar(drawn, ax=axes, format=lambda value, _: f"{value:.3g}")
+        bar.outline.set_visible(False)
+        axes.set(aspect="equal", title=title)
+        axes.grid(False)
         return figure
 
 

@@ -1,0 +1,151 @@
+"""Paths between two networks: small objects that say where a share t of the way is."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from regauge.canonical import Manifold
+from regauge.connect.points import combine, interpolate
+from regauge.core.params import Params
+
+Gaussian = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+"""Means and standard deviations of independent normal distributions."""
+
+
+class Path(Protocol):
+    """A way from one network (t = 0) to another (t = 1); exactly these at its ends."""
+
+    def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
+        """The network a share t of the way."""
+        ...
+
+
+@dataclass(frozen=True)
+class Straight:
+    """The straight line `(1 - t) a + t b`."""
+
+    def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
+        """See `Path`."""
+        return interpolate(params_a, params_b, t)
+
+
+@dataclass(frozen=True)
+class Geodesic:
+    """The shortest way between canonical networks: great circles on the spheres of units, straight elsewhere.
+
+    Attributes:
+        manifold: Of the canonical networks, from `canonical_manifold`.
+
+    References:
+        Erdogan (2025), section 6.2.
+    """
+
+    manifold: Manifold
+
+    def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
+        """See `Path`.
+
+        Raises:
+            ValueError: The networks are not canonical, or two units lie opposite each other.
+        """
+        inner = self.manifold.geodesic(params_a, params_b, t)
+        return dict(params_a) if t == 0 else dict(params_b) if t == 1 else inner
+
+
+@dataclass(frozen=True)
+class WassersteinGeodesic:
+    """The 2-Wasserstein geodesic between Gaussian posteriors with diagonal covariances.
+
+    `N((1 - t) m0 + t m1, ((1 - t) s0 + t s1)^2)`: means and *standard deviations* are interpolated, not variances.
+    Ends and points are pairs (means, standard deviations) of dictionaries; buffers belong to the means, and the
+    standard deviations may lack them.
+
+    References:
+        Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), section 3.
+    """
+
+    def at(self, gaussian_a: Gaussian, gaussian_b: Gaussian, t: float) -> tuple[Params, Params]:
+        """The Gaussian a share t of the way.
+
+        Raises:
+            ValueError: A standard deviation is negative, or an end is not a pair.
+        """
+        for label, gaussian in (("first", gaussian_a), ("second", gaussian_b)):
+            if not isinstance(gaussian, tuple) or len(gaussian) != 2:
+                raise ValueError(
+                    f"the {label} end is a {type(gaussian).__name__}, but a Gaussian is a tuple of two dictionaries: "
+                    "means and standard deviations"
+                )
+            for name, std in gaussian[1].items():
+                if bool((std < 0).any()):
+                    raise ValueError(
+                        f"{name!r} of the {label} Gaussian has negative standard deviations; give their absolute "
+                        "values, not logarithms or other transforms of them"
+                    )
+        (mean_a, std_a), (mean_b, std_b) = gaussian_a, gaussian_b
+        return interpolate(mean_a, mean_b, t), interpolate(std_a, std_b, t)
+
+
+@dataclass(frozen=True, eq=False)
+class ControlledPath(ABC):
+    """A path bent by inner control points, which `train_path` can move; the ends stay.
+
+    Attributes:
+        inner: The control points between the ends, in order.
+
+    References:
+        Garipov et al. (2018), Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs, section 3.
+    """
+
+    inner: tuple[Params, ...]
+
+    def __post_init__(self) -> None:
+        if not self.inner:
+            raise ValueError(f"a {type(self).__name__} without inner points is a straight line; give at least one")
+
+    @classmethod
+    def between(cls, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], *, bends: int = 1) -> Self:
+        """The straight line in this form, with so many control points equally spaced on it: where training starts."""
+        return cls(tuple(interpolate(params_a, params_b, k / (bends + 1)) for k in range(1, bends + 1)))
+
+    @abstractmethod
+    def weights(self, t: float) -> tuple[float, ...]:
+        """The share of each point, ends included, in the network at t; they sum to one."""
+
+    def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
+        """See `Path`."""
+        if t == 1:
+            return dict(params_b)
+        return combine((params_a, *self.inner, params_b), self.weights(t))
+
+
+@dataclass(frozen=True, eq=False)
+class Bezier(ControlledPath):
+    """A Bezier curve: with one control point c the quadratic `(1 - t)^2 a + 2 t (1 - t) c + t^2 b`.
+
+    References:
+        Garipov et al. (2018), equation 3.
+    """
+
+    def weights(self, t: float) -> tuple[float, ...]:
+        """The Bernstein polynomials."""
+        degree = len(self.inner) + 1
+        return tuple(math.comb(degree, k) * t**k * (1 - t) ** (degree - k) for k in range(degree + 1))
+
+
+@dataclass(frozen=True, eq=False)
+class PolygonalChain(ControlledPath):
+    """Straight pieces through the control points, each walked in the same share of t.
+
+    References:
+        Garipov et al. (2018), equation 2.
+    """
+
+    def weights(self, t: float) -> tuple[float, ...]:
+        """Nonzero for the two ends of one piece at most."""
+        position = t * (len(self.inner) + 1)
+        return tuple(max(0.0, 1 - abs(position - k)) for k in range(len(self.inner) + 2))

@@ -1,0 +1,174 @@
+"""The loss over the plane through three networks."""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regauge.connect.points import combine
+from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.task import Task
+
+TOGETHER = 2**25
+"""How many values the networks that are evaluated in one call may have together."""
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Metrics over the plane through three networks, in isotropic coordinates.
+
+    The first network is the origin, the second lies on the positive x axis, the third has y > 0. Distances in
+    the plane are Euclidean distances of the parameters.
+
+    Attributes:
+        points: Coordinates of the three networks, float64 `[3, 2]`.
+        xs: Coordinates of the grid's columns, float64 `[columns]`.
+        ys: Coordinates of the grid's rows, float64 `[rows]`.
+        values: For every metric the grid, float64 `[rows, columns]`.
+        at_points: For every metric the values of the three networks, float64 `[3]`.
+
+    References:
+        Garipov et al. (2018), appendix A.1, for the coordinates.
+    """
+
+    points: Tensor
+    xs: Tensor
+    ys: Tensor
+    values: dict[str, Tensor]
+    at_points: dict[str, Tensor]
+    _networks: tuple[Params, Params, Params] = field(repr=False)
+    _buffers: frozenset[str] = field(repr=False)
+
+    def at(self, x: float, y: float) -> Params:
+        """The network at a point of the plane: an affine combination of the three.
+
+        Buffers are combined with the same (barycentric) weights but never leave the range of the three, since a
+        variance that is extrapolated may be negative.
+        """
+        networks = self._networks
+        params = combine(networks, barycentric(self.points, torch.tensor([x, y], dtype=torch.float64)).tolist())
+        for name in self._buffers & params.keys():
+            if params[name].is_floating_point():
+                three = torch.stack([p[name].to(params[name].device) for p in networks])
+                params[name] = params[name].clamp(three.amin(0), three.amax(0))
+        return params
+
+    @property
+    def basis(self) -> tuple[Params, Params]:
+        """The directions of the axes: orthonormal vectors over the parameters (buffers left out)."""
+        (a, b, c), points = self._networks, self.points.tolist()
+        x_axis, y_axis = {}, {}
+        for name in _counted(a, self._buffers):
+            u, v = (p[name].double() - a[name].double() for p in (b, c))
+            x_axis[name] = u / points[1][0]
+            y_axis[name] = (v - points[2][0] * x_axis[name]) / points[2][1]
+        return x_axis, y_axis
+
+
+def plane(
+    judge: Task | Callable[[Params], Mapping[str, float]],
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    params_c: Mapping[str, Tensor],
+    *,
+    resolution: int = 21,
+    margin: float = 0.2,
+    buffers: Collection[str] | None = None,
+) -> Plane:
+    """Evaluate networks on a grid over the plane through three of them.
+
+    With a task the networks are evaluated many at a time (`torch.func.vmap`), with a function one by one. A task's
+    `prepare` applies to every network but the three, also one by one.
+
+    Args:
+        judge: A task, or a function from parameters to metrics.
+        params_a: The origin.
+        params_b: On the positive x axis.
+        params_c: Somewhere else. Align the second and the third to the first to see what symmetry does not hide.
+        resolution: Points along the longer side of the grid; the shorter side has the same spacing, roughly.
+        margin: How far the grid goes beyond the three networks, as a share of the longer side of their bounding box.
+        buffers: Names that do not count for distances; those of the task's module, or none, unless given.
+
+    Raises:
+        ValueError: The networks have different parameters, hold NaN or Inf or lie on one line, or the grid is
+            too small.
+    """
+    if resolution < 2 or not 0 <= margin < math.inf:
+        raise ValueError(f"resolution={resolution}, margin={margin}: at least 2 points and a finite margin are needed")
+    networks = (dict(params_a), dict(params_b), dict(params_c))
+    for label, params in zip(("first", "second", "third"), networks, strict=True):
+        require_same_shapes(params_a, params)
+        require_finite(params, f"the {label} network")
+    if buffers is None:
+        buffers = [name for name, _ in judge.module.named_buffers()] if isinstance(judge, Task) else []
+    points = _coordinates(networks, frozenset(buffers))
+    low, high = points.amin(0), points.amax(0)
+    longer = float((high - low).max())
+    low, high = low - margin * longer, high + margin * longer
+    sides = ((high - low) / (high - low).max() * (resolution - 1)).round().long().clamp(min=1) + 1
+    xs, ys = (torch.linspace(float(low[k]), float(high[k]), int(sides[k]), dtype=torch.float64) for k in range(2))
+    empty = Plane(points, xs, ys, {}, {}, networks, frozenset(buffers))
+    where = torch.stack([xs.repeat(len(ys)), ys.repeat_interleave(len(xs))], dim=1)
+    if isinstance(judge, Task) and judge.prepare is None:
+        at_points = _joined([_floats(judge.evaluate(params)) for params in networks])
+        values = _together(judge, empty, where)
+    else:
+        one = judge.evaluate if isinstance(judge, Task) else judge
+        prepare = judge.prepare if isinstance(judge, Task) and judge.prepare is not None else dict
+        at_points = _joined([_floats(one(params)) for params in networks])
+        values = _joined([_floats(one(prepare(empty.at(float(x), float(y))))) for x, y in where])
+    shaped = {name: tensor.reshape(len(ys), len(xs)) for name, tensor in values.items()}
+    return Plane(points, xs, ys, shaped, at_points, networks, frozenset(buffers))
+
+
+def barycentric(points: Tensor, where: Tensor) -> Tensor:
+    """The weights of three points `[3, 2]` whose sum is at `[..., 2]`; they sum to one, `[..., 3]`."""
+    (_, _), (width, _), (x, y) = points.tolist()
+    third = where[..., 1] / y
+    second = (where[..., 0] - third * x) / width
+    return torch.stack([1 - second - third, second, third], dim=-1)
+
+
+def _coordinates(networks: tuple[Params, Params, Params], buffers: frozenset[str]) -> Tensor:
+    """Gram-Schmidt over the differences from the first network; inner products in float64."""
+    a, b, c = networks
+    uu = uv = vv = 0.0
+    for name in _counted(a, buffers):
+        u, v = (p[name].to(a[name].device).double().flatten() - a[name].double().flatten() for p in (b, c))
+        uu, uv, vv = uu + float(u @ u), uv + float(u @ v), vv + float(v @ v)
+    width = math.sqrt(uu)
+    x = uv / width if width else 0.0
+    rest = 0.0
+    for name in _counted(a, buffers) if width else ():
+        u, v = (p[name].to(a[name].device).double().flatten() - a[name].double().flatten() for p in (b, c))
+        rest += float((v - u * (x / width)).square().sum())
+    y = math.sqrt(rest)
+    if y <= 1e-6 * max(width, math.sqrt(vv)):
+        raise ValueError(
+            "the three networks lie on one line (or two of them are the same), so that no plane is given by them; "
+            "choose another third network, or use `regauge.line`"
+        )
+    return torch.tensor([[0.0, 0.0], [width, 0.0], [x, y]], dtype=torch.float64)
+
+
+def _counted(params: Mapping[str, Tensor], buffers: Collection[str]) -> list[str]:
+    return [name for name, tensor in params.items() if tensor.is_floating_point() and name not in buffers]
+
+
+def _together(task: Task, flat: Plane, where: Tensor) -> dict[str, Tensor]:
+    size = sum(t.numel() for t in flat._networks[0].values())
+    parts = []
+    for chunk in torch.split(where, max(1, TOGETHER // max(1, size))):
+        networks = [flat.at(float(x), float(y)) for x, y in chunk]
+        parts.append(task.evaluate_each({name: torch.stack([p[name] for p in networks]) for name in networks[0]}))
+    return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+
+
+def _floats(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _joined(rows: list[dict[str, float]]) -> dict[str, Tensor]:
+    return {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
