@@ -1,0 +1,118 @@
+"""What was merged, how, and what came out: a record that prints as a model card."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regauge.core.params import Params
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class MergeRecord:
+    """What was done to merge networks, in numbers.
+
+    Attributes:
+        networks: A label for each network.
+        base: The label of the base, where there is one.
+        rule: What was done with the aligned networks.
+        alignment: The method by which they were aligned.
+        weights: Of each network in the result: shares of a mean, or factors of task vectors.
+        initial: Objective of the alignment before it.
+        objective: The same after it; larger is better.
+        before: Euclidean distance of each network to the base, or else to the first network, over all parameters
+            without running statistics.
+        after: The same for the aligned networks.
+        metrics: What each network reaches on the task; empty without a task.
+        base_metrics: What the base reaches.
+        merged_metrics: What the result reaches.
+        unaligned_metrics: What the same mean reaches without alignment; empty for task vectors.
+    """
+
+    networks: tuple[str, ...]
+    base: str | None
+    rule: str
+    alignment: str
+    weights: tuple[float, ...]
+    initial: float
+    objective: float
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    metrics: tuple[Metrics, ...] = ()
+    base_metrics: Metrics | None = None
+    merged_metrics: Metrics | None = None
+    unaligned_metrics: Metrics | None = None
+
+    @property
+    def card(self) -> str:
+        """The record as Markdown."""
+        reference = self.networks[0] if self.base is None else self.base
+        facts = [
+            ("networks", str(len(self.networks))),
+            *([] if self.base is None else [("base", _cell(self.base))]),
+            ("rule", f"`{self.rule}`"),
+            ("alignment", f"`{self.alignment}`"),
+            ("objective of the alignment", f"{self.initial:.6g} before, {self.objective:.6g} after"),
+            ("coordinates of", _cell(reference)),
+        ]
+        lines = ["# Merged network", "", "| what | value |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in facts), ""]
+        names = list(dict.fromkeys(name for metrics in self._all_metrics() for name in metrics))
+        header = ["network", "weight", "distance before", "distance after", *names]
+        lines += [_row(header), _row(["---"] * len(header))]
+        if self.base is not None:
+            lines.append(_row([_cell(self.base), "base", "0", "0", *_values(self.base_metrics, names)]))
+        for k, label in enumerate(self.networks):
+            numbers = [f"{x:.6g}" for x in (self.weights[k], self.before[k], self.after[k])]
+            metrics = self.metrics[k] if self.metrics else None
+            lines.append(_row([_cell(label), *numbers, *_values(metrics, names)]))
+        if self.merged_metrics is not None:
+            lines.append(_row(["**merged**", "", "", "", *_values(self.merged_metrics, names)]))
+        if self.unaligned_metrics is not None:
+            lines.append(_row(["the same mean without alignment", "", "", "", *_values(self.unaligned_metrics, names)]))
+        return "\n".join(lines) + "\n"
+
+    def __str__(self) -> str:
+        return self.card
+
+    def _all_metrics(self) -> list[Metrics]:
+        return [*self.metrics, *([] if self.merged_metrics is None else [self.merged_metrics])]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The outcome of a merge.
+
+    Attributes:
+        params: The merged parameters.
+        record: How they came about.
+    """
+
+    params: Params
+    record: MergeRecord
+
+    def __str__(self) -> str:
+        return self.record.card
+
+
+def distance(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], buffers: tuple[str, ...]) -> float:
+    """Euclidean distance over all floating-point tensors but those named."""
+    squares = 0.0
+    for name, tensor in params_a.items():
+        if tensor.is_floating_point() and name not in buffers:
+            squares += float((tensor.double() - params_b[name].to(tensor.device).double()).square().sum())
+    return math.sqrt(squares)
+
+
+def _values(metrics: Metrics | None, names: list[str]) -> list[str]:
+    return [f"{metrics[name]:.6g}" if metrics is not None and name in metrics else "" for name in names]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
