@@ -51,7 +51,7 @@ def planted_config(scale: Scale) -> Planted:
 
 
 STARTS: dict[str, Method] = {
-    "WM from the identity (published)": rg.WeightMatching(start="identity"),
+    "WM from the identity": rg.WeightMatching(start="identity"),
     "the same, and 10 random starts": rg.WeightMatching(start="identity", restarts=10),
     "WM from the barycentre": rg.WeightMatching(),
 }
@@ -166,7 +166,7 @@ def _entries(*, steps: int) -> tuple[Entry, ...]:
     mixed = rg.MixedMatching()
     return (
         Entry("Naive", None),
-        Entry("WM from the identity (published)", rg.WeightMatching(start="identity")),
+        Entry("WM from the identity", rg.WeightMatching(start="identity")),
         Entry("WM from the barycentre", rg.WeightMatching()),
         Entry("Activation Matching", rg.ActivationMatching()),
         Entry("Mixed Matching", mixed),
