@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import regauge as rg
 from regauge.checkpoints.alignments import load_alignment
 from regauge.checkpoints.reading import load
 from regauge.checkpoints.writing import save
@@ -363,6 +364,67 @@ def test_align_refuses(folder: Path, refused: Callable[..., str]) -> None:
     absent = ["align", "a.safetensors", "absent.pt", "--model", "mynets.py:model", "-o", "out.safetensors"]
     assert "there is no checkpoint 'absent.pt'" in refused(*absent)
     assert "there is no alignment" in refused("apply", "a.safetensors", "b.safetensors", "-o", "out.safetensors")
+
+
+def test_merge_writes_a_checkpoint_and_its_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "mynets.py:model"]
+    main(["merge", *files, "--weights", "1", "3"])
+    printed = capsys.readouterr().out
+    card = (folder / "out.md").read_text()
+    assert card in printed
+    assert "| a.safetensors | 0.25 |" in card
+    a, b = load(folder / "a.safetensors"), load(folder / "b.safetensors")
+    symmetry = rg.discover(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (torch.ones(2, 4),))
+    expected, merged = rg.merge([a, b], symmetry, weights=[1, 3]), load(folder / "out.safetensors")
+    assert all(torch.allclose(merged[n], t) for n, t in expected.items())
+    main(["merge", "a.safetensors", "a.safetensors", "a.safetensors", *files[2:], "--overwrite"])
+    assert all(torch.allclose(t, a[n]) for n, t in load(folder / "out.safetensors").items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--rule", "greedy", "--data", "mynets.py:batches"],
+        ["--rule", "greedy", "--data", "mynets.py:batches", "--method", "mixed"],
+        ["--restarts", "1", "--scales", "keep"],
+        ["--method", "weights"],
+        ["--rule", "task-arithmetic", "--base", "a.safetensors", "--scale", "0.5"],
+        ["--rule", "ties", "--base", "a.safetensors", "--density", "0.5", "--data", "mynets.py:batches"],
+        ["--rule", "dare", "--base", "a.safetensors", "--drop", "0.9"],
+        ["--rule", "dare-ties", "--base", "a.safetensors"],
+    ],
+    ids=" ".join,
+)
+def test_merge_rules(folder: Path, options: list[str]) -> None:
+    files = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "mynets.py:model"]
+    main(["merge", *files, *options])
+    merged, card = load(folder / "out.safetensors"), (folder / "out.md").read_text()
+    assert all(bool(t.isfinite().all()) for t in merged.values())
+    assert ("loss" in card) == ("--data" in options)
+    assert ("| base |" in card) == ("--base" in options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--rule", "ties"], "--rule ties combines what the checkpoints differ by from a base: give --base"),
+        (["--base", "a.safetensors"], "--rule average takes no --base"),
+        (["--rule", "greedy"], "--rule greedy chooses by the loss, which needs data: give --data"),
+        (["--density", "0.1"], "--density is for --rule ties and dare-ties"),
+        (["--method", "mixed"], "the method 'mixed' needs data: give --data"),
+        (["--weights", "1"], "give one finite weight for each"),
+        (["-o", "absent/out.safetensors"], "the folder 'absent' of the output does not exist"),
+    ],
+)
+def test_merge_refuses(folder: Path, refused: Callable[..., str], options: list[str], sentence: str) -> None:
+    out = [] if "-o" in options else ["-o", "out.safetensors"]
+    assert sentence in refused("merge", "a.safetensors", "b.safetensors", "--model", "mynets.py:model", *out, *options)
+    assert not (folder / "out.safetensors").exists()
+    assert not (folder / "out.md").exists()
+    (folder / "out.md").write_text("mine")
+    files = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "mynets.py:model"]
+    assert "'out.md' exists already" in refused("merge", *files)
+    assert "there is nothing to merge" in refused("merge", "-o", "out.safetensors")
 
 
 def test_apply_to_another_architecture(folder: Path, refused: Callable[..., str]) -> None:

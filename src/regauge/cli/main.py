@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from regauge.cli.errors import UsageError
-from regauge.cli.options import Align, Apply, Canonicalize, Demo, Discover, Line, Options, Reproduce
+from regauge.cli.options import Align, Apply, Canonicalize, Demo, Discover, Line, Merge, Options, Reproduce
 
 DESCRIPTION = "The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."
 
@@ -17,6 +17,7 @@ MODULES: dict[type, str] = {
     Demo: "regauge.cli.demo",
     Discover: "regauge.cli.discover",
     Align: "regauge.cli.align",
+    Merge: "regauge.cli.merge",
     Canonicalize: "regauge.cli.canonicalize",
     Apply: "regauge.cli.apply",
     Line: "regauge.cli.line",
@@ -28,6 +29,7 @@ Command = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Discover, tyro.conf.subcommand("discover")]
     | Annotated[Align, tyro.conf.subcommand("align")]
+    | Annotated[Merge, tyro.conf.subcommand("merge")]
     | Annotated[Canonicalize, tyro.conf.subcommand("canonicalize")]
     | Annotated[Apply, tyro.conf.subcommand("apply")]
     | Annotated[Line, tyro.conf.subcommand("line")]

@@ -66,8 +66,37 @@ class Discover:
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """How networks are matched; shared by the commands that align."""
+
+    model: Model = None
+    symmetry: Path | None = None
+    """Use this symmetry (JSON that `regauge discover -o` wrote) instead of discovering that of MODEL."""
+    method: Literal["auto", "weights", "activations", "mixed", "frank-wolfe", "straight-through", "sinkhorn"] = "auto"
+    """How to match; docs/alignment.md tells them apart. By itself: mixed where there is data, else weights; `merge`
+    matches the weights of each network to the mean of the others, or to the base."""
+    refine: bool = False
+    """Go on from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
+    restarts: int = 0
+    """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
+    scales: Literal["balance", "keep"] = "balance"
+    """Match weights where the positive scales of the networks are balanced, so that all take over those of A; or keep
+    all scales, so that values are moved and never multiplied (but by signs)."""
+    data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
+    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
+    """What the data are judged by."""
+    batch: int = 512
+    """Examples per batch, for data from a file."""
+    overwrite: bool = False
+    """Replace the output and what is written beside it if they exist."""
+    seed: int = 0
+    """Where all chance comes from."""
+    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+
+
 @dataclass(frozen=True)
-class Align:
+class Align(Matching):
     """Move checkpoint B along its orbit, next to checkpoint A; the result computes the same function as B.
 
     The alignment is stored beside the output, as OUT.alignment.safetensors, for `regauge apply`.
@@ -77,28 +106,31 @@ class Align:
     b: Checkpoint
     output: Output
     """Where the aligned B goes, a .safetensors file."""
-    model: Model = None
-    symmetry: Path | None = None
-    """Use this symmetry (JSON that `regauge discover -o` wrote) instead of discovering that of MODEL."""
-    method: Literal["auto", "weights", "activations", "mixed", "frank-wolfe", "straight-through", "sinkhorn"] = "auto"
-    """How to match; docs/alignment.md tells them apart. By itself: mixed where there is data, else weights."""
-    refine: bool = False
-    """Go on from what the method finds by Sinkhorn re-basin on the loss halfway between A and B; needs data."""
-    restarts: int = 0
-    """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
-    scales: Literal["balance", "keep"] = "balance"
-    """Match weights where the positive scales of both networks are balanced, so that B takes over those of A; or keep
-    all scales, so that values are moved and never multiplied (but by signs)."""
-    data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
-    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
-    """What the data are judged by."""
-    batch: int = 512
-    """Examples per batch, for data from a file."""
-    overwrite: bool = False
-    """Replace the output and its alignment if they exist."""
-    seed: int = 0
-    """Where the matching's chance comes from."""
-    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+
+
+@dataclass(frozen=True)
+class Merge(Matching):
+    """Align checkpoints with one another and make one of them; a model card with the numbers is written beside it.
+
+    The result is in the coordinates of the first checkpoint, or of the base. Statistics of batch normalization are
+    averaged, and recomputed where there is data.
+    """
+
+    checkpoints: Annotated[Positional[tuple[Path, ...]], arg(metavar="A B [C ...]", help=CHECKPOINT_HELP)]
+    output: Output
+    """Where the merged checkpoint goes, a .safetensors file; the card goes to the same name with .md."""
+    rule: Literal["average", "greedy", "task-arithmetic", "ties", "dare", "dare-ties"] = "average"
+    """The weighted mean; a greedy soup (needs data); or sums of task vectors relative to --base."""
+    weights: tuple[float, ...] = ()
+    """One for each checkpoint; equal where left out."""
+    base: Annotated[Path | None, arg(metavar="CHECKPOINT")] = None
+    """What the checkpoints were trained from; needed for task vectors."""
+    scale: float = 1.0
+    """Of the task vectors."""
+    density: float | None = None
+    """Share of the entries of each tensor that ties keeps; 0.2, and all after dare, unless given."""
+    drop: float = 0.5
+    """Probability of an entry of a task vector to be dropped by dare."""
 
 
 @dataclass(frozen=True)
@@ -179,4 +211,4 @@ class Reproduce:
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
 
 
-Options = Demo | Discover | Align | Canonicalize | Apply | Line | Reproduce
+Options = Demo | Discover | Align | Merge | Canonicalize | Apply | Line | Reproduce

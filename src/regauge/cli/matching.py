@@ -1,0 +1,93 @@
+"""What commands that align have in common: checkpoints with their symmetry, the task, and the method."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from torch import nn
+
+import regauge as rg
+from regauge.align import Method
+from regauge.checkpoints.reading import load, match
+from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
+from regauge.cli.discover import find
+from regauge.cli.errors import UsageError
+from regauge.cli.models import load_model
+from regauge.cli.options import Matching
+from regauge.core.params import Params, require_same_shapes
+
+NEED_DATA = ("activations", "mixed", "straight-through")
+
+
+def checkpoints_of(
+    options: Matching, paths: Sequence[Path], console: Console
+) -> tuple[rg.Symmetry, nn.Module | None, list[Params]]:
+    """Read checkpoints of one architecture, with its symmetry and, where the options name it, its model."""
+    module = None
+    with console.status("reading the checkpoints"):
+        networks = [load(path) for path in paths]
+    if options.model is not None:
+        with console.status("building the model"):
+            model = load_model(options.model, options.inputs, values="if small" if options.data is None else "always")
+        module = model.module
+        state = module.state_dict()
+        networks = [match(params, state, str(path)) for params, path in zip(networks, paths, strict=True)]
+    if options.symmetry is not None:
+        symmetry = rg.Symmetry.from_json(_text(options.symmetry))
+        for params in networks[1:]:
+            require_same_shapes(networks[0], params)
+    elif options.model is None:
+        raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
+    else:
+        with console.status("tracing the model"):
+            symmetry = find(model, options.inputs)
+    return symmetry.bind(networks[0]), module, networks
+
+
+def task_for(options: Matching, module: nn.Module | None, params: Params) -> rg.Task | None:
+    """The model on the data of the options, if there are any."""
+    if options.data is None:
+        return None
+    if module is None:
+        raise UsageError("--data needs the model that runs on them: name it with --model")
+    batches = load_batches(options.data, options.batch)
+    outputs = options.inputs.outputs
+    return with_reset(task_of(module, batches, loss=options.loss, outputs=outputs, dtype=dtype_of(params)))
+
+
+def method_of(options: Matching) -> Method | None:
+    """The method that the options ask for; None leaves it to `align`."""
+    if options.restarts and options.method not in ("auto", "weights", "frank-wolfe"):
+        raise UsageError(f"--restarts is for matching weights; the method {options.method!r} has none")
+    if options.scales == "keep" and options.method not in ("auto", "weights"):
+        raise UsageError(f"--scales is for matching weights; the method {options.method!r} keeps them anyhow")
+    if options.data is None and options.method in NEED_DATA:
+        raise UsageError(f"the method {options.method!r} needs data: give --data, or choose another one with --method")
+    if options.refine and options.data is None:
+        raise UsageError("--refine lowers the loss halfway between A and B, which needs data: give --data")
+    method = _chosen(options)
+    return rg.Sinkhorn(loss="midpoint", init=method or rg.MixedMatching()) if options.refine else method
+
+
+def _chosen(options: Matching) -> Method | None:
+    match options.method:
+        case "auto" if options.data is not None and not options.restarts:
+            return None
+        case "auto" | "weights":
+            return rg.WeightMatching(restarts=options.restarts, scales=options.scales)
+        case "activations":
+            return rg.ActivationMatching()
+        case "mixed":
+            return rg.MixedMatching()
+        case "frank-wolfe":
+            return rg.FrankWolfe(restarts=options.restarts)
+        case "straight-through":
+            return rg.StraightThrough()
+        case "sinkhorn":
+            return rg.Sinkhorn(loss="l2" if options.data is None else "midpoint")
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise UsageError(f"there is no symmetry {str(path)!r}; `regauge discover MODEL -o {path.name}` writes one")
+    return path.read_text(encoding="utf-8")
