@@ -1,6 +1,7 @@
 """What lies between networks: paths and the barriers on them, planes, and repair of interpolated networks."""
 
 from regauge.connect.batchnorm import reset_batchnorm
+from regauge.connect.collapse import LayerVariance, VarianceCollapse, variance_collapse
 from regauge.connect.line import Curve, line
 from regauge.connect.paths import (
     Bezier,
@@ -11,7 +12,9 @@ from regauge.connect.paths import (
     Straight,
     WassersteinGeodesic,
 )
+from regauge.connect.plane import Plane, plane
 from regauge.connect.points import combine, interpolate
+from regauge.connect.repair import repair
 from regauge.connect.train_path import train_path
 
 __all__ = [
@@ -19,13 +22,19 @@ __all__ = [
     "ControlledPath",
     "Curve",
     "Geodesic",
+    "LayerVariance",
     "Path",
+    "Plane",
     "PolygonalChain",
     "Straight",
+    "VarianceCollapse",
     "WassersteinGeodesic",
     "combine",
     "interpolate",
     "line",
+    "plane",
+    "repair",
     "reset_batchnorm",
     "train_path",
+    "variance_collapse",
 ]

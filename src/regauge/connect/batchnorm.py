@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.core.params import Params
-from regauge.core.task import evaluating
+from regauge.core.task import call, evaluating
 
 
 def reset_batchnorm(module: nn.Module, params: Mapping[str, Tensor], batches: Iterable[Any]) -> Params:
@@ -22,7 +22,7 @@ def reset_batchnorm(module: nn.Module, params: Mapping[str, Tensor], batches: It
     Args:
         module: How to run the parameters; its own are not used.
         params: Parameters and buffers, unchanged.
-        batches: Inputs, or tuples of positional inputs, without labels.
+        batches: Inputs without labels, or tuples of positional or mappings of keyword inputs.
 
     Returns:
         The same parameters with new statistics; equal to `params` where the module has none.
@@ -33,11 +33,7 @@ def reset_batchnorm(module: nn.Module, params: Mapping[str, Tensor], batches: It
     References:
         Ainsworth et al. (2023); Jordan et al. (2023), REPAIR.
     """
-    layers = {
-        name: layer
-        for name, layer in module.named_modules()
-        if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer.running_mean is not None
-    }
+    layers = _layers(module)
     if not layers:
         return dict(params)
     state = dict(params)
@@ -54,7 +50,7 @@ def reset_batchnorm(module: nn.Module, params: Mapping[str, Tensor], batches: It
                 layer.momentum = None  # Then torch keeps the cumulative average.
             with torch.no_grad():
                 for batch in batches:
-                    torch.func.functional_call(module, state, batch if isinstance(batch, tuple) else (batch,))
+                    call(module, state, batch)
                     seen += 1
         finally:
             for name, layer in layers.items():
@@ -65,3 +61,16 @@ def reset_batchnorm(module: nn.Module, params: Mapping[str, Tensor], batches: It
             "more than once, not an iterator"
         )
     return state
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Whether there is something for `reset_batchnorm` to recompute."""
+    return bool(_layers(module))
+
+
+def _layers(module: nn.Module) -> dict[str, _BatchNorm]:
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer.running_mean is not None
+    }

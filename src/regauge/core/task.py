@@ -55,11 +55,8 @@ class Task:
 
     def run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """The output of the network with these parameters; differentiable, and `torch.func.vmap` applies."""
-        args, kwargs = arguments(inputs)
         with evaluating(self.module):
-            # All names of a tied tensor may be given; torch refuses that unless it is told not to tie them.
-            is_partial = not self.module.state_dict(keep_vars=True).keys() <= params.keys()
-            result = torch.func.functional_call(self.module, dict(params), args, kwargs, tie_weights=is_partial)
+            result = call(self.module, params, inputs)
         return output_tensors(result, self.outputs)[0]
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -135,6 +132,14 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
+
+
+def call(module: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Any:
+    """What a module returns for parameters and the inputs of a batch. Tied tensors may come under all their names."""
+    args, kwargs = arguments(inputs)
+    # Torch refuses several names of a tied tensor, unless it is told not to tie them itself.
+    is_partial = not module.state_dict(keep_vars=True).keys() <= params.keys()
+    return torch.func.functional_call(module, dict(params), args, kwargs, tie_weights=is_partial)
 
 
 @contextmanager

@@ -1,0 +1,185 @@
+"""Affine layers of a traced model: which parameters make which intermediate value, unit by unit."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from regauge.discover.activations import COPIES, READERS
+from regauge.discover.trace import Program
+
+CONVOLUTIONS = {f"conv{k}d": k for k in (1, 2, 3)}
+TRANSPOSED = {f"conv_transpose{k}d": k for k in (1, 2, 3)}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear map or convolution with parameters of its own, and the value that it makes.
+
+    `value = weight x + bias`: multiplying the weight along its axis by c and replacing the bias by c bias + d turns
+    the value of a unit into c value + d.
+
+    Attributes:
+        name: The weight's name without ".weight".
+        weight: Name of the weight.
+        weight_axis: Its axis of units.
+        bias: Name of the bias; None if there is none, or none of its own.
+        value: Name of the value, bias included.
+        axis: The axis of units of the value, from the end.
+        normalized: Name of the value after batch normalization, where nothing else reads the value.
+        is_interior: Whether another layer reads what comes of the value; the last layer's is an output.
+        depth: Number of interior layers without batch normalization on the way to the value, itself included.
+    """
+
+    name: str
+    weight: str
+    weight_axis: int
+    bias: str | None
+    value: str
+    axis: int
+    normalized: str | None
+    is_interior: bool
+    depth: int
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether its own weights decide mean and variance of the units that later layers read."""
+        return self.is_interior and self.normalized is None
+
+
+def layers_of(program: Program) -> tuple[Layer, ...]:
+    """The affine layers of a traced model, in the order of the graph.
+
+    Layers whose weight serves elsewhere, too, are left out: what it needs here would be wrong there.
+    """
+    nodes = list(program.graph.graph.nodes)
+    read = _read_by_layers(program, nodes)
+    found = (_affine(program, node, _uses(program, nodes)) for node in nodes)
+    made = {one[0]: one for one in found if one is not None}
+    depths: dict[Node, int] = {}
+    result = []
+    for node in nodes:
+        depth = max((depths[source] for source in node.all_input_nodes), default=0)
+        if node in made:
+            _, weight, weight_axis, bias, axis = made[node]
+            users = list(node.users)
+            is_normalized = len(users) == 1 and _operator(users[0]) == "batch_norm" and users[0].args[0] is node
+            is_interior = node in read
+            depth += is_interior and not is_normalized
+            result.append(
+                Layer(
+                    name=weight.removesuffix(".weight"),
+                    weight=weight,
+                    weight_axis=weight_axis,
+                    bias=bias,
+                    value=f"%{node.name}",
+                    axis=axis,
+                    normalized=f"%{users[0].name}" if is_normalized else None,
+                    is_interior=is_interior,
+                    depth=depth,
+                )
+            )
+        depths[node] = depth
+    return tuple(result)
+
+
+def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, str, int, str | None, int] | None:
+    """Of a layer's operator: the node of its value, weight, the weight's axis of units, bias, the value's axis."""
+    operator = _operator(node)
+    if operator == "linear" or operator in CONVOLUTIONS or operator in TRANSPOSED:
+        held, axis = 1, -1 - CONVOLUTIONS.get(operator, TRANSPOSED.get(operator, 0))
+        if operator in TRANSPOSED and _argument(node, "groups", 1) != 1:
+            return None
+        weight_axis = 1 if operator in TRANSPOSED else 0
+        bias = _argument(node, "bias", None)
+    elif operator == "addmm":
+        if _argument(node, "beta", 1) != 1 or _argument(node, "alpha", 1) != 1:
+            return None
+        held, axis, weight_axis, bias = 2, -1, 1, node.args[0]
+    elif operator in ("mm", "matmul"):
+        held, axis, weight_axis, bias = 1, -1, 1, None
+    else:
+        return None
+    source: Any = node.args[held]
+    while isinstance(source, Node) and _operator(source) in ("t", "numpy_T", "transpose", "permute"):
+        if not _is_flip(source):
+            return None
+        source, weight_axis = source.args[0], 1 - weight_axis
+    weight = _own(program, source, uses)
+    if weight is None or (operator in ("mm", "matmul") and len(program.shapes[weight]) != 2):
+        return None
+    units = program.shapes[weight][weight_axis]
+    if bias is not None:
+        own = _own(program, bias, uses)
+        return node, weight, weight_axis, own if own is not None and program.shapes[own] == (units,) else None, axis
+    users = list(node.users)
+    if axis == -1 and len(users) == 1 and _operator(users[0]) == "add" and _argument(users[0], "alpha", 1) == 1:
+        for operand in users[0].args[:2]:
+            own = _own(program, operand, uses) if operand is not node else None
+            if own is not None and program.shapes[own] == (units,):
+                return users[0], weight, weight_axis, own, axis
+    return node, weight, weight_axis, None, axis
+
+
+def _uses(program: Program, nodes: list[Node]) -> Counter[str]:
+    """How many operators read each parameter, under all its names."""
+    uses: Counter[str] = Counter()
+    for node in nodes:
+        if node.op == "placeholder" and node.name in program.states:
+            uses[program.states[node.name]] += len(node.users)
+    return uses
+
+
+def _own(program: Program, source: Any, uses: Counter[str]) -> str | None:
+    """The name of a parameter that nothing else uses."""
+    if not isinstance(source, Node) or source.op != "placeholder":
+        return None
+    name = program.states.get(source.name)
+    return None if name is None or name in program.buffers or uses[name] != 1 else name
+
+
+def _is_flip(node: Node) -> bool:
+    """Whether this is the transpose of a matrix that is made for one reader."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.ndim != 2 or len(node.users) != 1:
+        return False
+    if _operator(node) == "permute":
+        return [int(axis) % 2 for axis in _argument(node, "dims", [])] == [1, 0]
+    if _operator(node) == "transpose":
+        return int(_argument(node, "dim0", 0)) % 2 != int(_argument(node, "dim1", 0)) % 2
+    return True
+
+
+def _read_by_layers(program: Program, nodes: list[Node]) -> set[Node]:
+    """What matrix products with parameters, convolutions and recurrent layers depend on."""
+    read: set[Node] = set()
+    for node in reversed(nodes):
+        is_reader = _operator(node) in READERS and any(_is_state(program, s) for s in node.all_input_nodes)
+        if is_reader or node in read:
+            read.update(node.all_input_nodes)
+    return read
+
+
+def _is_state(program: Program, node: Node) -> bool:
+    while node.op == "call_function" and _operator(node) in COPIES:
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder" and node.name in program.states
+
+
+def _argument(node: Node, name: str, default: Any) -> Any:
+    """An argument by its name in the operator's schema."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    target: Any = node.target
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == name and position < len(node.args):
+            return node.args[position]
+    return default
+
+
+def _operator(node: Node) -> str:
+    target: Any = node.target
+    return str(target._schema.name).split("::")[-1] if isinstance(target, torch._ops.OpOverload) else ""

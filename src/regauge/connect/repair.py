@@ -1,0 +1,131 @@
+"""Repair: renormalize the activations of an interpolated network."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.connect.batchnorm import has_statistics, reset_batchnorm
+from regauge.connect.layers import Layer
+from regauge.connect.statistics import Moments, Statistics
+from regauge.core.params import Params, require_finite, require_same_shapes
+
+CONSTANT = 1e-6
+"""A unit whose standard deviation is below this share of its size counts as constant."""
+
+
+def repair(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    endpoints: Sequence[Mapping[str, Tensor]],
+    batches: Iterable[Any],
+    *,
+    weights: Sequence[float] | None = None,
+) -> Params:
+    """Give every unit of an interpolated network the mean and spread that it has between the endpoints.
+
+    For each linear layer and convolution with another one behind it, each unit's value before the nonlinearity gets
+    the mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints, by rescaling the
+    unit's incoming weights and moving its bias. The network keeps its architecture. Layers are repaired in the
+    order of the graph: the statistics of a layer are measured after all layers before it were repaired, so that
+    all goals are met at the end. That takes one pass over the batches for each endpoint and one for each layer on
+    the longest way through the model, as far as that layer; statistics are over all examples and positions.
+
+    What is left as it is: the last layer; layers whose weight is used twice; the mean where a layer has no bias of
+    its own; the spread of units that are constant in the interpolated network; embeddings, and the gates of recurrent
+    layers. Blocks of residual networks are repaired at the layers that write to the stream. Layers before a batch
+    normalization keep their weights: there, running statistics are recomputed (`reset_batchnorm`), in models with
+    other layers to repair before each of these and at the end.
+
+    Args:
+        module: How to run the parameters; its own are not used.
+        params: The interpolated network, unchanged.
+        endpoints: The aligned networks between which it lies.
+        batches: Inputs without labels, or tuples of positional or mappings of keyword inputs. A few thousand examples
+            do; they are read many times.
+        weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
+
+    Returns:
+        New parameters of the same names, dtypes and devices. Where all endpoints are the network itself, these are
+        its own, but for running statistics.
+
+    Raises:
+        TraceError: The module cannot be traced.
+        ValueError: There are no batches, the networks are of different architectures or not finite, or the weights
+            do not fit.
+
+    References:
+        Jordan et al. (2023), REPAIR: Renormalizing Permuted Activations for Interpolation Repair, section 4. There
+        all layers get their goals at once, through a batch normalization that is fused afterwards.
+    """
+    shares = require_endpoints(params, endpoints, weights)
+    statistics = Statistics(module, batches, [params, *endpoints])
+    layers = [layer for layer in statistics.layers if layer.is_repaired]
+    places = {layer.value: layer.axis for layer in layers}
+    ends = [statistics.moments(p, places) for p in endpoints] if layers else []
+    result = statistics.floats(params)
+    is_normalized = has_statistics(module)
+    for depth in sorted({layer.depth for layer in layers}):
+        stage = [layer for layer in layers if layer.depth == depth]
+        if is_normalized:
+            result = reset_batchnorm(statistics.module, result, statistics)
+        now = statistics.moments(result, {layer.value: layer.axis for layer in stage})
+        for layer in stage:
+            goal = goals([end[layer.value] for end in ends], shares)
+            for name, tensor in _repaired(layer, result, now[layer.value], *goal).items():
+                result |= dict.fromkeys(statistics.aliases.get(name, (name,)), tensor)
+    if is_normalized:
+        result = reset_batchnorm(statistics.module, result, statistics)
+    return {name: tensor.to(params[name].dtype) for name, tensor in result.items()}
+
+
+def goals(ends: Sequence[Moments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """The interpolated means and standard deviations; exactly those of the endpoints where these are equal."""
+    first = ends[0]
+    rest = list(zip(ends, shares, strict=True))[1:]
+    mean = first.mean + sum(w * (end.mean - first.mean) for end, w in rest)
+    std = first.std + sum(w * (end.std - first.std) for end, w in rest)
+    return mean, std
+
+
+def require_endpoints(
+    params: Mapping[str, Tensor], endpoints: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
+) -> list[float]:
+    """The weights of the endpoints, normalized to sum to one.
+
+    Raises:
+        ValueError: There are no endpoints, they are of another architecture than the network or not finite, or the
+            weights do not fit.
+    """
+    if not endpoints:
+        raise ValueError("there are no endpoints; give the networks between which the interpolated one lies")
+    require_finite(params, "the interpolated network")
+    for k, end in enumerate(endpoints):
+        try:
+            require_same_shapes(params, end)
+        except ValueError as error:
+            raise ValueError(f"endpoint {k} does not fit the interpolated network: {error}") from None
+        require_finite(end, f"endpoint {k}")
+    shares = [1.0] * len(endpoints) if weights is None else [float(w) for w in weights]
+    if len(shares) != len(endpoints) or any(not 0 <= w < float("inf") for w in shares) or sum(shares) <= 0:
+        raise ValueError(
+            f"weights are {shares} for {len(endpoints)} endpoints; give one finite weight for each, none negative and "
+            "not all zero"
+        )
+    return [w / sum(shares) for w in shares]
+
+
+def _repaired(layer: Layer, params: Params, now: Moments, mean: Tensor, std: Tensor) -> Params:
+    """The weight and the bias of a layer that bring its units to a mean and a standard deviation."""
+    is_live = now.std > CONSTANT * (now.mean.abs() + std)
+    factor = torch.where(is_live, std / torch.where(is_live, now.std, 1.0), 1.0)
+    weight = params[layer.weight]
+    shape = [1] * weight.ndim
+    shape[layer.weight_axis] = -1
+    changed = {layer.weight: (weight.double() * factor.reshape(shape).to(weight.device)).to(weight.dtype)}
+    if layer.bias is not None:
+        bias = params[layer.bias]
+        scale, shift = factor.to(bias.device), (mean - factor * now.mean).to(bias.device)
+        changed[layer.bias] = (scale * bias.double() + shift).to(bias.dtype)
+    return changed

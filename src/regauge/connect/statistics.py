@@ -1,0 +1,156 @@
+"""Means and standard deviations of the units of a model's layers, measured on data."""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from regauge.connect.layers import Layer, layers_of
+from regauge.core.params import Params
+from regauge.core.task import arguments, evaluating
+from regauge.discover.registry import leaves_as_operators
+from regauge.discover.trace import trace
+from regauge.discover.values import Values
+
+
+@dataclass
+class Moments:
+    """Running mean and variance of every unit, float64; batches are merged pairwise.
+
+    Attributes:
+        count: Number of samples so far.
+        mean: `[units]`.
+        squares: Sums of squared deviations from it, `[units]`.
+
+    References:
+        Chan, Golub and LeVeque (1983), equations 1.5 and 3.1.
+    """
+
+    count: int = 0
+    mean: Tensor = field(default_factory=lambda: torch.zeros(()))
+    squares: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def update(self, values: Tensor) -> None:
+        """Take in one batch, `[units, samples]`."""
+        samples = values.shape[1]
+        mean = values.mean(1, dtype=torch.float64)
+        squares = (values - mean.to(values.dtype).unsqueeze(1)).square().sum(1, dtype=torch.float64)
+        if not self.count:
+            self.count, self.mean, self.squares = samples, mean, squares
+            return
+        total = self.count + samples
+        change = mean - self.mean
+        self.squares += squares + change.square() * (self.count * samples / total)
+        self.mean += change * (samples / total)
+        self.count = total
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviation over all samples, `[units]`."""
+        return (self.squares / self.count).sqrt()
+
+
+class Statistics:
+    """A module with data: measures the layers of networks of its architecture.
+
+    Values are taken over examples, positions and tokens alike. Networks run in float32, or in float64 if one of
+    them is, in evaluation mode.
+
+    Args:
+        module: How to run parameters; its own are not used.
+        batches: Inputs, or tuples of positional or mappings of keyword inputs; they are read several times.
+        networks: All that will be measured, for their precision.
+
+    Raises:
+        TraceError: The module cannot be traced.
+        ValueError: There are no batches, they can be read only once, or the module fails on one.
+    """
+
+    def __init__(self, module: nn.Module, batches: Iterable[Any], networks: Sequence[Mapping[str, Tensor]]) -> None:
+        if iter(batches) is batches:
+            raise ValueError(
+                f"the batches are a {type(batches).__name__}, which can be read only once; give a list of them or a "
+                "data loader"
+            )
+        dtypes = [t.dtype for params in networks for t in params.values() if t.is_floating_point()]
+        self._dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        is_alike = all(t.dtype == self._dtype for t in module.state_dict().values() if t.is_floating_point())
+        self.module = module if is_alike else copy.deepcopy(module).to(self._dtype)
+        self._batches = batches
+        self._traces: dict[tuple[Any, ...], Values] = {}
+        self._layers: tuple[Layer, ...] | None = None
+        for batch in batches:
+            self._prepared(batch)
+            break
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The affine layers, in the order of the graph."""
+        if self._layers is None:
+            raise ValueError("there are no batches, and activations are measured on data; give at least one")
+        return self._layers
+
+    @property
+    def aliases(self) -> Mapping[str, tuple[str, ...]]:
+        """All names of a tensor, by its first name."""
+        return next(iter(self._traces.values())).program.aliases
+
+    def moments(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> dict[str, Moments]:
+        """Of values by name, with their axis of units: mean and variance of every unit, in one pass.
+
+        Raises:
+            ValueError: A value is NaN or Inf.
+        """
+        running = self.floats(params)
+        result = {name: Moments() for name in places}
+        for batch in self._batches:
+            values, args, kwargs = self._prepared(batch)
+            with evaluating(self.module):
+                found = values(running, args, kwargs, list(places))
+            for name, axis in places.items():
+                samples = found[name].movedim(axis, 0).flatten(1)
+                if not bool(samples.isfinite().all()):
+                    raise ValueError(
+                        f"the activation {name} (shape {tuple(found[name].shape)}) is NaN or Inf for some inputs, so "
+                        "that it has no statistics; leave these inputs out, or run the networks in a wider dtype"
+                    )
+                result[name].update(samples)
+        return result
+
+    def floats(self, params: Mapping[str, Tensor]) -> Params:
+        """Parameters in the precision in which networks run."""
+        return {name: t.detach().to(self._dtype) if t.is_floating_point() else t for name, t in params.items()}
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches in that precision, as tuples of positional or mappings of keyword inputs."""
+        for batch in self._batches:
+            args, kwargs = self._arguments(batch)
+            yield kwargs or args
+
+    def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def cast(value: Any) -> Any:
+            return value.to(self._dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        args, kwargs = pytree.tree_map(cast, arguments(batch))
+        return args, kwargs
+
+    def _prepared(self, batch: Any) -> tuple[Values, tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = self._arguments(batch)
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        key = (structure, *(tuple(x.shape) if isinstance(x, Tensor) else x for x in leaves))
+        if key not in self._traces:
+            with leaves_as_operators(self.module):
+                program = trace(self.module, args, kwargs)
+            layers = layers_of(program)
+            if self._layers is not None and layers != self._layers:
+                raise ValueError(
+                    "the module takes another way for a batch of another shape, so that its activations cannot be "
+                    "measured over all batches; give batches of one shape"
+                )
+            self._layers = layers
+            self._traces[key] = Values(self.module, program)
+        return self._traces[key], args, kwargs
