@@ -9,8 +9,8 @@ from models import CASES
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.align.activation_costs import ActivationCosts, activation_costs
-from regauge.align.statistics import CrossMoments
+from regauge.align.activations.costs import ActivationCosts, activation_costs
+from regauge.align.activations.statistics import CrossMoments
 from regauge.core.verification import perturbed
 
 PLANTED = (

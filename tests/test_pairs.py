@@ -12,9 +12,10 @@ from torch.nn import functional
 
 import regauge as rg
 from regauge import Element, Params, Symmetry, WeightMatching
-from regauge.align import Matching, pair_climbs
-from regauge.align.ascent import Ascent
-from regauge.align.places import compared
+from regauge.align import Matching
+from regauge.align.ascent import pair_climbs
+from regauge.align.ascent.ascent import Ascent
+from regauge.align.ascent.places import compared
 from regauge.core.task import Task
 
 

@@ -7,10 +7,10 @@ from typing import Any, Generic, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from regauge.align.activation_matching import MixedMatching
 from regauge.align.matching import Matching, Method
-from regauge.align.stack_matching import Stack, StackMethod, move_stack
-from regauge.align.weight_matching import WeightMatching
+from regauge.align.methods.activation_matching import MixedMatching
+from regauge.align.methods.stack_matching import Stack, StackMethod, move_stack
+from regauge.align.methods.weight_matching import WeightMatching
 from regauge.core.element import Element
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regauge.align.many import ManyMatching, ManyMethod, match_to_first
 from regauge.align.matching import Method
-from regauge.align.merge_many import MergeMany
+from regauge.align.methods.merge_many import MergeMany
 from regauge.core.element import Element
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry

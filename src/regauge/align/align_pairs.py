@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from regauge.align.matching import Method
+from regauge.align.methods.weight_matching import WeightMatching
 from regauge.align.pairs import PairsMethod, match_each
-from regauge.align.weight_matching import WeightMatching
 from regauge.core.element import Element
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry

@@ -7,8 +7,8 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from regauge.align.ascent.places import Tensors, compared, dot
 from regauge.align.matching import Matching, Method
-from regauge.align.places import Tensors, compared, dot
 from regauge.core import act as _act
 from regauge.core.element import Element
 from regauge.core.params import Params

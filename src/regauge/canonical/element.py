@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.align.places import unfold
+from regauge.align.ascent.places import unfold
 from regauge.canonical.plan import (
     LinearStep,
     OrderStep,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regauge.align.ascent import Ascent
-from regauge.align.descent import are_alike, repeated
+from regauge.align.ascent.ascent import Ascent
+from regauge.align.ascent.places import compared
 from regauge.align.matching import Matching, Method, require_task
-from regauge.align.places import compared
-from regauge.align.weight_matching import WeightMatching
+from regauge.align.methods.weight_matching import WeightMatching
+from regauge.align.relaxed.descent import are_alike, repeated
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task

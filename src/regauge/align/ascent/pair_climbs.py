@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regauge.align.batched import BatchAscent
-from regauge.align.blocks import solve_family
-from regauge.align.places import Tensors, families
+from regauge.align.ascent.batched import BatchAscent
+from regauge.align.ascent.blocks import solve_family
+from regauge.align.ascent.places import Tensors, families
 from regauge.core.element import Element, Value, map_value
 from regauge.core.symmetry import Symmetry
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.align.moves import Change
-from regauge.align.places import Family, Tensors, inner_products, shift_cost, unfold
+from regauge.align.ascent.moves import Change
+from regauge.align.ascent.places import Family, Tensors, inner_products, shift_cost, unfold
 from regauge.core.act import Site
 from regauge.core.assignment import Floats
 from regauge.core.closest import Character, Closest, Cost, character, closest

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from regauge.align.matching import Matching, Method
-from regauge.align.stack_matching import Role, Stack, StackMatching
-from regauge.align.weight_matching import WeightMatching
+from regauge.align.methods.stack_matching import Role, Stack, StackMatching
+from regauge.align.methods.weight_matching import WeightMatching
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 

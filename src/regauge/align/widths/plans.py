@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.align.widths import Axis
+from regauge.align.widths.axes import Axis
 from regauge.core.act import Site
 
 SignCharacter = tuple[int, ...]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regauge.align.matching import Matching, Method
-from regauge.align.weight_matching import WeightMatching
+from regauge.align.methods.weight_matching import WeightMatching
 from regauge.core.element import Element
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regauge.align.places import has_choice
-from regauge.align.relaxed import Key, Matrices, block_sizes, split_character
-from regauge.align.sinkhorn_layer import sinkhorn
+from regauge.align.ascent.places import has_choice
+from regauge.align.relaxed.action import Key, Matrices, block_sizes, split_character
+from regauge.align.relaxed.sinkhorn_layer import sinkhorn
 from regauge.core.closest import closest
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regauge.align.activation_costs import ActivationCosts, Statistic, activation_costs
-from regauge.align.ascent import Ascent
-from regauge.align.balanced import balanced
+from regauge.align.activations.costs import ActivationCosts, Statistic, activation_costs
+from regauge.align.ascent.ascent import Ascent
+from regauge.align.ascent.balanced import balanced
+from regauge.align.ascent.places import compared, dot
 from regauge.align.matching import Matching, require_task
-from regauge.align.places import compared, dot
 from regauge.core.element import Element
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry

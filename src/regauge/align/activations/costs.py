@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regauge.align.statistics import CrossMoments
+from regauge.align.activations.statistics import CrossMoments
 from regauge.core.act import Site
 from regauge.core.groups import Placement
 from regauge.core.outputs import Outputs

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regauge.align.batched import BatchAscent, Solve
-from regauge.align.places import Family, Tensors
+from regauge.align.ascent.batched import BatchAscent, Solve
+from regauge.align.ascent.places import Family, Tensors
 from regauge.core.element import Element, Value
 
 ROUNDS = 20

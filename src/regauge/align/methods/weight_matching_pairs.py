@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regauge.align.balanced import balanced
-from regauge.align.batched import dots
-from regauge.align.pair_climbs import PairClimbs, padded, portions
+from regauge.align.ascent.balanced import balanced
+from regauge.align.ascent.batched import dots
+from regauge.align.ascent.pair_climbs import PairClimbs, padded, portions
+from regauge.align.ascent.places import Tensors, compared
 from regauge.align.pairs import PairsMatching
-from regauge.align.places import Tensors, compared
 from regauge.core.element import Element, concatenate, map_value
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task

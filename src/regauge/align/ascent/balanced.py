@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.align.places import Tensors
+from regauge.align.ascent.places import Tensors
 from regauge.core import act as _act
 from regauge.core.element import Element
 from regauge.core.scales import balance

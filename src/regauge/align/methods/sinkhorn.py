@@ -8,14 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.align.descent import are_alike, repeated
+from regauge.align.ascent.places import compared
+from regauge.align.ascent.problems import choose
 from regauge.align.matching import Matching, Method, require_generator, require_task
+from regauge.align.methods.weight_matching import WeightMatching
 from regauge.align.pairs import PairsMatching, PairsMethod, match_each
-from regauge.align.places import compared
-from regauge.align.problems import choose
-from regauge.align.relaxed import RelaxedAction
-from regauge.align.soft_elements import SoftElement, movable
-from regauge.align.weight_matching import WeightMatching
+from regauge.align.relaxed.action import RelaxedAction
+from regauge.align.relaxed.descent import are_alike, repeated
+from regauge.align.relaxed.soft_elements import SoftElement, movable
 from regauge.core.element import Element, Value, map_value
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry

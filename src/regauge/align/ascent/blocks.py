@@ -16,9 +16,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from regauge.align.places import Family, Tensors, coupled_tensors, group_cost, inner_products, shift_cost, unfold
-from regauge.align.problems import solved, where
-from regauge.align.splitting import Blocks, split
+from regauge.align.ascent.places import Family, Tensors, coupled_tensors, group_cost, inner_products, shift_cost, unfold
+from regauge.align.ascent.problems import solved, where
+from regauge.align.ascent.splitting import Blocks, split
 from regauge.core import element as _element
 from regauge.core.closest import Character, Cost, ShiftCost, character, closest
 from regauge.core.element import Element, Value, map_value

@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.align.ascent import Ascent
-from regauge.align.balanced import Balanced, balanced
+from regauge.align.ascent.ascent import Ascent
+from regauge.align.ascent.balanced import Balanced, balanced
+from regauge.align.ascent.pair_climbs import PairClimbs, climb_pairs, portions
+from regauge.align.ascent.places import Tensors, compared, dot
 from regauge.align.matching import Matching, require_generator
-from regauge.align.pair_climbs import PairClimbs, climb_pairs, portions
+from regauge.align.methods.weight_matching_pairs import match_in_portions
 from regauge.align.pairs import PairsMatching
-from regauge.align.places import Tensors, compared, dot
-from regauge.align.weight_matching_pairs import match_in_portions
 from regauge.core.deferred import settled
 from regauge.core.element import Element, stack
 from regauge.core.symmetry import Symmetry

@@ -19,10 +19,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regauge.align.blocks import complete, solve_family
-from regauge.align.moves import Change, UnitStep, unit_factor
-from regauge.align.places import Family, Tensors, barycentre, coupled_tensors, dot, families
-from regauge.align.running import Pair, RunningCost
+from regauge.align.ascent.blocks import complete, solve_family
+from regauge.align.ascent.moves import Change, UnitStep, unit_factor
+from regauge.align.ascent.places import Family, Tensors, barycentre, coupled_tensors, dot, families
+from regauge.align.ascent.running import Pair, RunningCost
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.align.ascent import Ascent
+from regauge.align.ascent.ascent import Ascent
+from regauge.align.ascent.places import Tensors
 from regauge.align.many import Climb, ManyMatching, best_climb, move, universe_objective
 from regauge.align.matching import require_generator
-from regauge.align.places import Tensors
-from regauge.align.weight_matching import WeightMatching
+from regauge.align.methods.weight_matching import WeightMatching
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regauge.align.places import barycentre, compared, dot, unfold
-from regauge.align.plans import Plan, SignCharacter, mapped, sign_character
-from regauge.align.transport import entropy, in_order, transport
-from regauge.align.widths import Axis, default_readers, require_readers, require_same_architecture
+from regauge.align.ascent.places import barycentre, compared, dot, unfold
+from regauge.align.widths.axes import Axis, default_readers, require_readers, require_same_architecture
+from regauge.align.widths.plans import Plan, SignCharacter, mapped, sign_character
+from regauge.align.widths.transport import entropy, in_order, transport
 from regauge.core.assignment import assign
 from regauge.core.groups import Group
 from regauge.core.params import Params, require_finite

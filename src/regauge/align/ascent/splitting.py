@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regauge.align.places import Family, Tensors, families
+from regauge.align.ascent.places import Family, Tensors, families
 from regauge.core.act import Site
 from regauge.core.closest import Character
 from regauge.core.groups import Group

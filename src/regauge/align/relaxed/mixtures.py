@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.align.blocks import complete, solve_family
-from regauge.align.places import Family, Tensors, average, coupled_tensors, dot, group_cost
+from regauge.align.ascent.blocks import complete, solve_family
+from regauge.align.ascent.places import Family, Tensors, average, coupled_tensors, dot, group_cost
 from regauge.core import act as _act
 from regauge.core.act import Site
 from regauge.core.assignment import Floats

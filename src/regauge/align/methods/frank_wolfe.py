@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from regauge.align.ascent.places import Tensors, families
 from regauge.align.many import Climb, ManyMatching, best_climb
 from regauge.align.matching import Matching, require_generator
-from regauge.align.merge_many import MergeMany, improved
-from regauge.align.mixtures import RelaxedUniverse, Vertex, highest
-from regauge.align.places import Tensors, families
-from regauge.align.weight_matching import random_isometry
+from regauge.align.methods.merge_many import MergeMany, improved
+from regauge.align.methods.weight_matching import random_isometry
+from regauge.align.relaxed.mixtures import RelaxedUniverse, Vertex, highest
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task

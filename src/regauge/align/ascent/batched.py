@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.align.links import Link
-from regauge.align.places import Family, Tensors, barycentre, coupled_tensors, inner_products, shift_cost, unfold
+from regauge.align.ascent.links import Link
+from regauge.align.ascent.places import Family, Tensors, barycentre, coupled_tensors, inner_products, shift_cost, unfold
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site

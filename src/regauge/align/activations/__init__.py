@@ -1,0 +1,1 @@
+"""Costs from what networks compute: statistics of activations, streamed over batches."""

@@ -1,0 +1,1 @@
+"""Coordinate ascent over the groups of a symmetry, for one pair of networks or many at once."""

@@ -1,0 +1,1 @@
+"""Networks of different widths: transport plans in place of permutations."""
