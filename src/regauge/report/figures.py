@@ -114,7 +114,9 @@ def plane_figure(
         shades = matplotlib.colormaps["viridis_r"].resampled(levels + 1)
         norm = BoundaryNorm(edges, shades.N, extend="max")
         drawn = axes.contourf(xs, ys, np.ma.masked_invalid(values), levels=edges, cmap=shades, norm=norm, extend="max")
-        axes.contour(xs, ys, np.ma.masked_invalid(values), levels=edges[1:], colors="white", linewidths=0.4)
+        inside = [edge for edge in edges[1:] if edge < known.max()]
+        if inside:
+            axes.contour(xs, ys, np.ma.masked_invalid(values), levels=inside, colors="white", linewidths=0.4)
         for (x, y), label in zip(points, labels, strict=True):
             axes.plot(x, y, "o", color="white", markeredgecolor=INK, markersize=7)
             axes.annotate(label, (x, y), (6, 6), textcoords="offset points", color=INK, fontweight="bold")

@@ -1,0 +1,154 @@
+"""Planes: distances are those of the parameters, values are the task's, one by one or many at a time."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.connect.plane import barycentric
+from regauge.core.task import Task
+from regauge.report.figures import plane_figure, svg_uri
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4)).double()
+
+
+MODULE = network(0)
+INPUTS = torch.randn(30, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+TASK = rg.Task(MODULE, [(x, x.argmax(1)) for x in torch.split(INPUTS, 13)])
+BUFFERS = [name for name, _ in MODULE.named_buffers()]
+
+
+def state(seed: int) -> rg.Params:
+    module = network(seed)
+    reset = rg.reset_batchnorm(module, module.state_dict(), [INPUTS * (seed + 1)])
+    return {name: t.detach().clone() for name, t in reset.items()}
+
+
+THREE = (state(1), state(2), state(3))
+PARAMETERS = [name for name in THREE[0] if name not in BUFFERS]
+
+
+def flat(params: rg.Params) -> Tensor:
+    return torch.cat([params[name].flatten() for name in PARAMETERS])
+
+
+@pytest.fixture(scope="module")
+def found() -> rg.Plane:
+    return rg.plane(TASK, *THREE, resolution=6, margin=0.25)
+
+
+def test_distances_in_the_plane_are_distances_of_the_parameters(found: rg.Plane) -> None:
+    vectors = torch.stack([flat(p) for p in THREE])
+    assert torch.allclose(torch.cdist(vectors, vectors), torch.cdist(found.points, found.points))
+    assert found.points[0].tolist() == [0.0, 0.0]
+    assert float(found.points[1, 1]) == 0
+    assert float(found.points[2, 1]) > 0
+
+
+def test_the_basis_is_orthonormal_and_leads_to_the_points(found: rg.Plane) -> None:
+    u, v = (flat(direction) for direction in found.basis)
+    assert torch.allclose(torch.stack([u @ u, u @ v, v @ v]), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))
+    for point, params in zip(found.points, THREE, strict=True):
+        assert torch.allclose(flat(THREE[0]) + point[0] * u + point[1] * v, flat(params))
+        there = found.at(float(point[0]), float(point[1]))
+        assert all(torch.allclose(there[n].double(), params[n].double()) for n in params if "tracked" not in n)
+    away = found.at(0.7, -1.3)
+    assert torch.allclose(flat(away), flat(THREE[0]) + 0.7 * u - 1.3 * v)
+
+
+def test_values_are_those_of_the_task(found: rg.Plane) -> None:
+    for metric in ("loss", "accuracy"):
+        assert found.at_points[metric].tolist() == [TASK.evaluate(p)[metric] for p in THREE]
+        for row, column in ((0, 0), (2, 3), (len(found.ys) - 1, len(found.xs) - 1)):
+            there = found.at(float(found.xs[column]), float(found.ys[row]))
+            assert float(found.values[metric][row, column]) == pytest.approx(TASK.evaluate(there)[metric])
+
+
+def test_many_at_a_time_is_as_one_by_one(found: rg.Plane) -> None:
+    single = rg.plane(TASK.evaluate, *THREE, resolution=6, margin=0.25, buffers=BUFFERS)
+    assert torch.equal(single.points, found.points)
+    assert all(torch.allclose(single.values[m], found.values[m]) for m in ("loss", "accuracy"))
+
+
+def test_buffers_stay_within_the_range_of_the_three(found: rg.Plane) -> None:
+    inside = found.at(*found.points.mean(0).tolist())
+    means = torch.stack([p["1.running_mean"] for p in THREE]).mean(0)
+    assert torch.allclose(inside["1.running_mean"], means)
+    far = found.at(-50.0, 80.0)
+    three = torch.stack([p["1.running_var"] for p in THREE])
+    assert bool((far["1.running_var"] >= three.amin(0)).all() and (far["1.running_var"] <= three.amax(0)).all())
+    assert bool(found.values["loss"].isfinite().all())
+
+
+def test_a_prepared_task_prepares_all_but_the_three() -> None:
+    seen: list[float] = []
+
+    def prepare(p: rg.Params) -> rg.Params:
+        seen.append(float(p["0.bias"].sum()))
+        return rg.reset_batchnorm(MODULE, p, [INPUTS])
+
+    task = Task(MODULE, TASK.batches, prepare=prepare)
+    reset = rg.plane(task, *THREE, resolution=3, margin=0.0)
+    assert len(seen) == reset.values["loss"].numel()
+    assert reset.at_points["loss"].tolist() == [TASK.evaluate(p)["loss"] for p in THREE]
+    there = prepare(reset.at(float(reset.xs[1]), float(reset.ys[1])))
+    assert float(reset.values["loss"][1, 1]) == pytest.approx(TASK.evaluate(there)["loss"])
+
+
+def test_the_grid_covers_the_points_with_a_margin_and_square_cells(found: rg.Plane) -> None:
+    low, high = found.points.amin(0), found.points.amax(0)
+    longer = float((high - low).max())
+    for axis, line in enumerate((found.xs, found.ys)):
+        assert float(line[0]) == pytest.approx(float(low[axis]) - 0.25 * longer)
+        assert float(line[-1]) == pytest.approx(float(high[axis]) + 0.25 * longer)
+    assert max(len(found.xs), len(found.ys)) == 6
+    assert 0.7 < float((found.xs[1] - found.xs[0]) / (found.ys[1] - found.ys[0])) < 1.4
+
+
+def test_barycentric_weights() -> None:
+    points = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.5, 3.0]], dtype=torch.float64)
+    assert torch.allclose(barycentric(points, points), torch.eye(3, dtype=torch.float64))
+    weights = torch.tensor([0.5, -0.25, 0.75], dtype=torch.float64)
+    assert torch.allclose(barycentric(points, weights @ points), weights)
+
+
+def test_planes_that_do_not_exist_are_refused() -> None:
+    a, b, _ = THREE
+    middle = {n: (a[n] + b[n]) / 2 if a[n].is_floating_point() else a[n] for n in a}
+    for three in ((a, b, middle), (a, b, a), (a, a, b), (a, b, b)):
+        with pytest.raises(ValueError, match="the three networks lie on one line"):
+            rg.plane(TASK, *three)
+    with pytest.raises(ValueError, match="the two networks have different parameters"):
+        rg.plane(TASK, a, b, {"w": torch.ones(1)})
+    with pytest.raises(ValueError, match="of the third network holds 4 values that are NaN"):
+        rg.plane(TASK, a, b, {**b, "3.bias": torch.full((4,), torch.nan)})
+    with pytest.raises(ValueError, match="resolution=1"):
+        rg.plane(TASK, *THREE, resolution=1)
+
+
+def test_a_population_is_judged_as_its_members() -> None:
+    stacked = {name: torch.stack([p[name] for p in THREE]) for name in THREE[0]}
+    each = TASK.evaluate_each(stacked)
+    for metric, values in each.items():
+        assert values.tolist() == pytest.approx([TASK.evaluate(p)[metric] for p in THREE])
+    with pytest.raises(ValueError, match="the task has no batches"):
+        rg.Task(MODULE, []).evaluate_each(stacked)
+
+
+def test_the_figure_marks_the_networks(found: rg.Plane) -> None:
+    loss = found.values["loss"].numpy().copy()
+    loss[0, 0] = np.nan
+    figure = plane_figure(found.xs.numpy(), found.ys.numpy(), loss, found.points.numpy())
+    axes = figure.axes[0]
+    marked = [np.asarray(line.get_xydata())[0] for line in axes.lines]
+    assert np.allclose(marked, found.points.numpy())
+    assert [text.get_text() for text in axes.texts] == ["A", "B", "C"]
+    again = plane_figure(found.xs.numpy(), found.ys.numpy(), loss, found.points.numpy())
+    assert svg_uri(figure) == svg_uri(again)
+    plane_figure(np.arange(2.0), np.arange(2.0), np.ones((2, 2)), found.points.numpy())
+    with pytest.raises(ValueError, match="none of the 4 values is finite"):
+        plane_figure(np.arange(2.0), np.arange(2.0), np.full((2, 2), np.inf), found.points.numpy())
