@@ -83,7 +83,7 @@ def activation_costs(
             or activations are not finite.
     """
     networks = [_floats(p, _precision(params_a, params_b)) for p in (params_a, params_b)]
-    run = _Run(symmetry, task.module, _precision(params_a, params_b), outputs)
+    run = Traces(symmetry, task.module, _precision(params_a, params_b), outputs)
     moments: list[CrossMoments] = []
     parts: list[Part] = []
     for inputs, _ in task.batches:
@@ -106,7 +106,7 @@ def activation_costs(
     return _collected(symmetry, parts, moments, statistic)
 
 
-class _Run:
+class Traces:
     """Traces of the module, one for each shape of a batch."""
 
     def __init__(self, symmetry: Symmetry, module: nn.Module, dtype: torch.dtype, outputs: Outputs) -> None:
