@@ -35,7 +35,7 @@ from regauge.core.scales import balance
 from regauge.data.images import ImageData, digits, mnist
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
-from regauge.nets.training import Training, evaluator, train
+from regauge.nets.training import Training, split_batches, train
 
 PAIRS = 3
 LAYERS = 4
@@ -66,7 +66,8 @@ def study(make: Callable[[], nn.Module], data: ImageData, training: Training) ->
     symmetry = rg.discover(module, (data.test_images[:2],), verify=False)
     batches = list(torch.split(data.train_images[:1280], 256))
     prepare = (lambda p: reset_batchnorm(module, p, batches)) if symmetry.buffers else None
-    evaluate = evaluator(module, data.test_images, data.test_labels, batch=len(data.test_labels) // 10)
+    size = len(data.test_labels) // 10
+    evaluate = rg.Task(module, split_batches(data.test_images, data.test_labels, size)).evaluate
     return Study(module, symmetry, list(zip(networks[::2], networks[1::2], strict=True)), evaluate, prepare)
 
 

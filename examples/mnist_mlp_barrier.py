@@ -42,7 +42,7 @@ def main(options: Barrier) -> None:
     import regauge as rg
     from regauge.data.images import digits, mnist
     from regauge.nets.mlp import mlp
-    from regauge.nets.training import Training, evaluator, initialize, train
+    from regauge.nets.training import Training, initialize, split_batches, train
 
     data = mnist() if options.data == "mnist" else digits()
     pixels = data.train_images[0].numel()
@@ -75,7 +75,7 @@ def main(options: Barrier) -> None:
         curves = {}
         sets = {"test": (data.test_images, data.test_labels), "train": (data.train_images, data.train_labels)}
         for name, (images, labels) in sets.items():
-            evaluate = evaluator(module, images[:10_000], labels[:10_000])
+            evaluate = rg.Task(module, split_batches(images[:10_000], labels[:10_000])).evaluate
             for label, end in (("as trained", b), ("aligned", result.params)):
                 task = progress.add_task(f"{name} loss on the line, {label}", total=options.points)
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+import regauge as rg
 from regauge.checkpoints.alignments import load_alignment
 from regauge.checkpoints.reading import load
 from regauge.cli.demo import cases
 from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
 from regauge.data.images import digits
-from regauge.nets.training import evaluator
+from regauge.nets.training import split_batches
 from regauge.report.demo import demo_page
 from regauge.report.figures import line_figure, permutation_figure, png_uri, svg_uri, weights_figure
 
@@ -40,7 +41,7 @@ def test_the_symmetry_is_found_and_verified(demo_folder: Path, results: dict[str
 def test_the_files_give_the_numbers(demo_folder: Path, results: dict[str, Any]) -> None:
     data = digits()
     for model, case in zip(results["models"], cases(data, is_quick=True), strict=True):
-        evaluate = evaluator(case.module, data.test_images, data.test_labels)
+        evaluate = rg.Task(case.module, split_batches(data.test_images, data.test_labels)).evaluate
         a, b, c, moved, merged = (
             load(demo_folder / f"{case.key}-{name}.safetensors") for name in ("a", "b", "c", "b-aligned", "merged")
         )

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+import regauge as rg
 from regauge.nets.cnn import CNN
 from regauge.nets.fitting import Fitting, fit_signals
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren, plain_population
-from regauge.nets.training import Training, evaluator, initialize, train
+from regauge.nets.training import Training, initialize, split_batches, train
 
 
 def _blobs() -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +33,7 @@ def test_training_learns_and_repeats() -> None:
     assert len(losses[0]) == training.steps(300) == 80
     assert losses[0] == losses[1]
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in module.state_dict())
-    evaluate = evaluator(module, inputs, labels, batch=64)
+    evaluate = rg.Task(module, split_batches(inputs, labels, 64)).evaluate
     assert evaluate(runs[0])["accuracy"] > 0.95
     assert evaluate(runs[0])["loss"] < 0.2 < evaluate(start)["loss"]
 
@@ -69,17 +70,6 @@ def test_networks_that_are_fitted_together_do_not_see_one_another() -> None:
             for params in ({n: t[k] for n, t in start.items()}, {n: t[0] for n, t in alone.items()})
         ]
         assert error[1] < 0.2 * error[0]
-
-
-def test_evaluator_is_the_mean_over_all_batches() -> None:
-    inputs, labels = _blobs()
-    module = mlp(6, 4, 3)
-    params = initialize(module, torch.Generator().manual_seed(2))
-    whole = evaluator(module, inputs, labels, batch=300)(params)
-    assert evaluator(module, inputs, labels, batch=7)(params)["loss"] == pytest.approx(whole["loss"], rel=1e-5)
-    with torch.no_grad():
-        expected = nn.functional.cross_entropy(torch.func.functional_call(module, params, (inputs,)), labels)
-    assert whole["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_initialization_depends_on_the_generator_only() -> None:

@@ -16,7 +16,7 @@ from regauge.checkpoints.writing import save
 from regauge.cli.align import distance
 from regauge.core.params import Params
 from regauge.data.images import ImageData
-from regauge.nets.training import Training, evaluator, initialize, train
+from regauge.nets.training import Training, initialize, split_batches, train
 
 POINTS = 17
 UNITS = 12
@@ -102,10 +102,10 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
         "aligned": rg.merge(networks, symmetry, method=method, generator=generator),
     }
 
-    evaluate_quietly = evaluator(case.module, data.test_images, data.test_labels)
+    judge = rg.Task(case.module, split_batches(data.test_images, data.test_labels))
 
     def evaluate(params: Params) -> dict[str, float]:
-        values = evaluate_quietly(params)
+        values = judge.evaluate(params)
         progress.advance(task)
         return values
 

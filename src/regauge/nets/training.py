@@ -1,4 +1,4 @@
-"""Train and evaluate a classifier: what the demo, the examples and the tests need of both."""
+"""Train a classifier: what the demo, the examples, the experiments and the tests need of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -114,19 +114,6 @@ def train(
     return {name: {**learned, **buffers}[name].detach() for name in params}
 
 
-def evaluator(
-    module: nn.Module, inputs: Tensor, labels: Tensor, *, batch: int = 250
-) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
-    """A function from parameters to `{"loss": mean cross entropy in nats, "accuracy": fraction}`."""
-    module = module.eval()
-
-    def evaluate(params: Mapping[str, Tensor]) -> dict[str, float]:
-        loss = correct = 0.0
-        with torch.no_grad():
-            for x, y in zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True):
-                outputs = torch.func.functional_call(module, dict(params), (x,))
-                loss += float(functional.cross_entropy(outputs, y, reduction="sum"))
-                correct += int((outputs.argmax(-1) == y).sum())
-        return {"loss": loss / len(labels), "accuracy": correct / len(labels)}
-
-    return evaluate
+def split_batches(inputs: Tensor, labels: Tensor, size: int = 250) -> list[tuple[Tensor, Tensor]]:
+    """Examples in batches, as a `Task` takes them; the last one may be smaller."""
+    return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))

@@ -15,7 +15,7 @@ from regauge.align import Method
 from regauge.connect import Curve
 from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, has_mnist, mnist
-from regauge.nets.training import Training, initialize, train
+from regauge.nets.training import Training, initialize, split_batches, train
 from regauge.papers.run import Record, Run
 from regauge.papers.table import Row, Values
 
@@ -119,13 +119,7 @@ def compare(comparison: Comparison, data: ImageData, run: Run) -> tuple[Row, ...
     """
     trained = networks(comparison.population, data, comparison.seeds, 2 * comparison.pairs, run)
     symmetry = rg.discover(comparison.population.make(), (data.test_images[:4],))
-    test = tuple(
-        zip(
-            torch.split(data.test_images[: comparison.test], EVALUATION_BATCH),
-            torch.split(data.test_labels[: comparison.test], EVALUATION_BATCH),
-            strict=True,
-        )
-    )
+    test = split_batches(data.test_images[: comparison.test], data.test_labels[: comparison.test], EVALUATION_BATCH)
     cells = [
         (entry, seed, pair)
         for seed in range(comparison.seeds)
@@ -182,7 +176,7 @@ def mean_curve(curves: Sequence[Curve]) -> tuple[dict[str, float], ...]:
 def _training_batches(population: Population, data: ImageData, entry: Entry) -> list[tuple[Tensor, Tensor]]:
     count = population.examples if entry.examples is None else min(entry.examples, population.examples)
     images, labels = data.train_images[:count], data.train_labels[:count]
-    return list(zip(torch.split(images, entry.batch), torch.split(labels, entry.batch), strict=True))
+    return split_batches(images, labels, entry.batch)
 
 
 def _row(entry: Entry, comparison: Comparison, records: Sequence[Record]) -> Row:
