@@ -190,6 +190,23 @@ def test_layers_that_are_written_out_are_found() -> None:
     assert torch.allclose(means[2], (means[0] + means[1]) / 2)
 
 
+def test_a_repaired_path_is_repaired_at_every_point(case: tuple[nn.Module, list[Tensor], int]) -> None:
+    module, batches, _ = case
+    a, b = drawn(module, 1), drawn(module, 2)
+    bent = rg.Bezier((drawn(module, 3),))
+    path = rg.Repaired(module, batches, bent)
+    expected = rg.repair(module, bent.at(a, b, 0.25), (a, b), batches, weights=(0.75, 0.25))
+    seen: list[rg.Params] = []
+
+    def evaluate(p: rg.Params) -> dict[str, float]:
+        seen.append(p)
+        return {"loss": 0.0}
+
+    rg.line(evaluate, a, b, points=5, path=path)
+    assert all(torch.equal(seen[0][n], a[n]) and torch.equal(seen[4][n], b[n]) for n in a)
+    assert all(torch.equal(seen[1][n], expected[n]) for n in a)
+
+
 @pytest.mark.parametrize("name", ["hf_gpt2", "hf_llama", "torch_transformer", "glu", "densenet"])
 def test_models_of_all_sorts_are_repaired(name: str) -> None:
     model = BY_NAME[name]

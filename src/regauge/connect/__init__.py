@@ -9,6 +9,7 @@ from regauge.connect.paths import (
     Geodesic,
     Path,
     PolygonalChain,
+    Repaired,
     Straight,
     WassersteinGeodesic,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Path",
     "Plane",
     "PolygonalChain",
+    "Repaired",
     "Straight",
     "VarianceCollapse",
     "WassersteinGeodesic",

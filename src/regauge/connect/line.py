@@ -95,7 +95,7 @@ def line(
             deviations; `evaluate` and `prepare` are then given such pairs.
         params_b: The network at t = 1. Align it first, or the barrier says little.
         points: Number of equally spaced values of t, both ends included.
-        path: `Straight()` unless given; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`.
+        path: `Straight()` unless given; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`, `Repaired`.
         prepare: Applied to every network between the ends, which stay as they are. A model with batch
             normalization needs its statistics recomputed there: `lambda p: reset_batchnorm(module, p, batches)`.
 

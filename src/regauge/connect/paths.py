@@ -2,14 +2,15 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol, Self
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regauge.canonical import Manifold
 from regauge.connect.points import combine, interpolate
+from regauge.connect.repair import repair
 from regauge.core.params import Params
 
 Gaussian = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
@@ -88,6 +89,36 @@ class WassersteinGeodesic:
                     )
         (mean_a, std_a), (mean_b, std_b) = gaussian_a, gaussian_b
         return interpolate(mean_a, mean_b, t), interpolate(std_a, std_b, t)
+
+
+@dataclass(frozen=True, eq=False)
+class Repaired:
+    """Another path whose networks between the ends are repaired, for the statistics `(1 - t, t)` of the ends.
+
+    Attributes:
+        module: How to run parameters.
+        batches: Inputs, as for `repair`.
+        path: Which networks are repaired.
+
+    References:
+        Jordan et al. (2023), REPAIR.
+    """
+
+    module: nn.Module
+    batches: Iterable[Any]
+    path: Path = field(default_factory=Straight)
+
+    def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
+        """See `Path`.
+
+        Raises:
+            TraceError: The module cannot be traced.
+            ValueError: As for `repair`.
+        """
+        params = self.path.at(params_a, params_b, t)
+        if t in (0, 1):
+            return params
+        return repair(self.module, params, (params_a, params_b), self.batches, weights=(1 - t, t))
 
 
 @dataclass(frozen=True, eq=False)
