@@ -1,7 +1,21 @@
-"""One network from many: means and soups of aligned networks, and sums of their task vectors."""
+"""One network from many: means and soups, sums of task vectors, trunks that networks of several tasks share."""
 
 from regauge.merge.merge import merge, merged
 from regauge.merge.record import Merged, MergeRecord
 from regauge.merge.rules import Average, Dare, GreedySoup, TaskArithmetic, Ties
+from regauge.merge.trunk import TrunkMerge, groups_before, merge_trunk
 
-__all__ = ["Average", "Dare", "GreedySoup", "MergeRecord", "Merged", "TaskArithmetic", "Ties", "merge", "merged"]
+__all__ = [
+    "Average",
+    "Dare",
+    "GreedySoup",
+    "MergeRecord",
+    "Merged",
+    "TaskArithmetic",
+    "Ties",
+    "TrunkMerge",
+    "groups_before",
+    "merge",
+    "merge_trunk",
+    "merged",
+]

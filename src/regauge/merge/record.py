@@ -58,20 +58,26 @@ class MergeRecord:
             ("objective of the alignment", f"{self.initial:.6g} before, {self.objective:.6g} after"),
             ("coordinates of", _cell(reference)),
         ]
-        lines = ["# Merged network", "", "| what | value |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in facts), ""]
         names = list(dict.fromkeys(name for metrics in self._all_metrics() for name in metrics))
-        header = ["network", "weight", "distance before", "distance after", *names]
-        lines += [_row(header), _row(["---"] * len(header))]
+        rows = []
         if self.base is not None:
-            lines.append(_row([_cell(self.base), "base", "0", "0", *_values(self.base_metrics, names)]))
+            rows.append([_cell(self.base), "base", "0", "0", *metric_cells(self.base_metrics, names)])
         for k, label in enumerate(self.networks):
             numbers = [f"{x:.6g}" for x in (self.weights[k], self.before[k], self.after[k])]
-            metrics = self.metrics[k] if self.metrics else None
-            lines.append(_row([_cell(label), *numbers, *_values(metrics, names)]))
-        if self.merged_metrics is not None:
-            lines.append(_row(["**merged**", "", "", "", *_values(self.merged_metrics, names)]))
-        if self.unaligned_metrics is not None:
-            lines.append(_row(["the same mean without alignment", "", "", "", *_values(self.unaligned_metrics, names)]))
+            rows.append([_cell(label), *numbers, *metric_cells(self.metrics[k] if self.metrics else None, names)])
+        for label, metrics in (
+            ("**merged**", self.merged_metrics),
+            ("the same mean without alignment", self.unaligned_metrics),
+        ):
+            if metrics is not None:
+                rows.append([label, "", "", "", *metric_cells(metrics, names)])
+        lines = [
+            "# Merged network",
+            "",
+            *table(["what", "value"], [list(fact) for fact in facts]),
+            "",
+            *table(["network", "weight", "distance before", "distance after", *names], rows),
+        ]
         return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:
@@ -106,7 +112,12 @@ def distance(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], buf
     return math.sqrt(squares)
 
 
-def _values(metrics: Metrics | None, names: list[str]) -> list[str]:
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    return [_row(header), _row(["---"] * len(header)), *map(_row, rows)]
+
+
+def metric_cells(metrics: Metrics | None, names: list[str]) -> list[str]:
     return [f"{metrics[name]:.6g}" if metrics is not None and name in metrics else "" for name in names]
 
 
