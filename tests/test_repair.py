@@ -299,6 +299,15 @@ def test_variance_collapses_as_random_weights_average() -> None:
     assert len(str(found).splitlines()) == 3
 
 
+def test_a_single_layer_is_an_output() -> None:
+    module = nn.Linear(3, 2).double()
+    a, b = drawn(module, 1), drawn(module, 2)
+    middle = rg.Straight().at(a, b, 0.5)
+    repaired = rg.repair(module, middle, (a, b), data((3,)))
+    assert all(torch.equal(repaired[n], middle[n]) for n in a)
+    assert len(rg.variance_collapse(module, middle, (a, b), data((3,))).table) == 1
+
+
 def test_half_precision_keeps_its_dtype() -> None:
     module = mlp_of_three()
     a, b = ({n: t.to(torch.bfloat16) for n, t in drawn(module, seed).items()} for seed in (1, 2))

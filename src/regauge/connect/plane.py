@@ -11,8 +11,10 @@ from regauge.connect.points import combine
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.task import Task
 
-TOGETHER = 2**25
-"""How many values the networks that are evaluated in one call may have together."""
+TOGETHER = 16
+"""How many networks are evaluated in one call, at most: their activations are in memory together."""
+VALUES = 2**25
+"""How many values they may have."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ def plane(
 ) -> Plane:
     """Evaluate networks on a grid over the plane through three of them.
 
-    With a task the networks are evaluated many at a time (`torch.func.vmap`), with a function one by one. A task's
-    `prepare` applies to every network but the three, also one by one.
+    With a task the networks are evaluated many at a time (`torch.func.vmap`, which a module with control flow that
+    depends on values does not allow), with a function, such as `task.evaluate`, one by one. A task's `prepare` applies
+    to every network but the three, also one by one.
 
     Args:
         judge: A task, or a function from parameters to metrics.
@@ -160,7 +163,7 @@ def _counted(params: Mapping[str, Tensor], buffers: Collection[str]) -> list[str
 def _together(task: Task, flat: Plane, where: Tensor) -> dict[str, Tensor]:
     size = sum(t.numel() for t in flat._networks[0].values())
     parts = []
-    for chunk in torch.split(where, max(1, TOGETHER // max(1, size))):
+    for chunk in torch.split(where, max(1, min(TOGETHER, VALUES // max(1, size)))):
         networks = [flat.at(float(x), float(y)) for x, y in chunk]
         parts.append(task.evaluate_each({name: torch.stack([p[name] for p in networks]) for name in networks[0]}))
     return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}

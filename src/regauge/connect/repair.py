@@ -32,11 +32,11 @@ def repair(
     all goals are met at the end. That takes one pass over the batches for each endpoint and one for each layer on
     the longest way through the model, as far as that layer; statistics are over all examples and positions.
 
-    What is left as it is: the last layer; layers whose weight is used twice; the mean where a layer has no bias of
-    its own; the spread of units that are constant in the interpolated network; embeddings, and the gates of recurrent
-    layers. Blocks of residual networks are repaired at the layers that write to the stream. Layers before a batch
-    normalization keep their weights: there, running statistics are recomputed (`reset_batchnorm`), in models with
-    other layers to repair before each of these and at the end.
+    What is left as it is: the last layer; layers whose weight is used twice; transposed convolutions in groups; the
+    mean where a layer has no bias of its own; the spread of units that are constant in the interpolated network;
+    embeddings, and the gates of recurrent layers. Blocks of residual networks are repaired at the layers that write
+    to the stream. Layers before a batch normalization keep their weights: there, running statistics are recomputed
+    (`reset_batchnorm`), in models with other layers to repair before each of these and at the end.
 
     Args:
         module: How to run the parameters; its own are not used.
