@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         groups_before,
         merge,
         merge_trunk,
+        merge_widths,
         merged,
     )
 
@@ -135,6 +136,7 @@ _HOMES = {
     "line": "regauge.connect",
     "merge": "regauge.merge",
     "merge_trunk": "regauge.merge",
+    "merge_widths": "regauge.merge",
     "merged": "regauge.merge",
     "normalize_logits": "regauge.canonical",
     "nullity": "regauge.discover",
@@ -205,6 +207,7 @@ __all__ = [
     "line",
     "merge",
     "merge_trunk",
+    "merge_widths",
     "merged",
     "normalize_logits",
     "nullity",

@@ -4,6 +4,7 @@ from regauge.merge.merge import merge, merged
 from regauge.merge.record import Merged, MergeRecord
 from regauge.merge.rules import Average, Dare, GreedySoup, TaskArithmetic, Ties
 from regauge.merge.trunk import TrunkMerge, groups_before, merge_trunk
+from regauge.merge.widths import merge_widths
 
 __all__ = [
     "Average",
@@ -17,5 +18,6 @@ __all__ = [
     "groups_before",
     "merge",
     "merge_trunk",
+    "merge_widths",
     "merged",
 ]

@@ -1,0 +1,84 @@
+"""Networks of different widths merged into one."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge import Params, Symmetry
+
+
+def chance(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def mlp(first: int, second: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(5, first), nn.ReLU(), nn.Linear(first, second), nn.Tanh(), nn.Linear(second, 3)
+    ).double()  # fmt: skip
+
+
+def symmetry_of(module: nn.Module) -> Symmetry:
+    return rg.discover(module, (torch.ones(2, 5, dtype=torch.float64),))
+
+
+def network(module: nn.Module, seed: int) -> Params:
+    g = chance(seed)
+    return {n: torch.randn(t.shape, generator=g, dtype=t.dtype) for n, t in module.state_dict().items()}
+
+
+def doubled(params: Params) -> Params:
+    """The same function with every unit twice."""
+
+    def twice(tensor: Tensor, *axes: int) -> Tensor:
+        for axis in axes:
+            tensor = torch.cat([tensor, tensor], axis)
+        return tensor
+
+    return {
+        "0.weight": twice(params["0.weight"], 0),
+        "0.bias": twice(params["0.bias"], 0),
+        "2.weight": twice(params["2.weight"], 0, 1) / 2,
+        "2.bias": twice(params["2.bias"], 0),
+        "4.weight": twice(params["4.weight"], 1) / 2,
+        "4.bias": params["4.bias"],
+    }
+
+
+@pytest.mark.parametrize("is_wider", [True, False], ids=["wider into narrow", "narrow into wider"])
+def test_doubled_units_cost_nothing(is_wider: bool) -> None:
+    modules = [mlp(4, 3), mlp(8, 6)]
+    symmetries = [symmetry_of(module) for module in modules]
+    narrow = network(modules[0], 0)
+    networks = [narrow, doubled(narrow)]
+    if not is_wider:
+        networks, symmetries = networks[::-1], symmetries[::-1]
+    networks[1] = symmetries[1].act(symmetries[1].random(chance(1)), networks[1])
+    result = rg.merge_widths(networks, symmetries)
+    assert all(torch.allclose(result.params[n], t, atol=1e-7) for n, t in networks[0].items())
+    assert result.record.after[1] < 1e-6
+
+
+def test_three_widths_and_a_task() -> None:
+    modules = [mlp(4, 3), mlp(7, 3), mlp(4, 3)]
+    symmetries = [symmetry_of(module) for module in modules]
+    networks = [network(module, seed) for seed, module in enumerate(modules)]
+    inputs = torch.randn(20, 5, generator=chance(9), dtype=torch.float64)
+    task = rg.Task(modules[0], [(inputs, torch.arange(20) % 3)])
+    result = rg.merge_widths(networks, symmetries, weights=[1, 0, 1], task=task)
+    expected = rg.merge([networks[0], networks[2]], symmetries[0], method=rg.WeightMatching())
+    pairwise = rg.merge_widths(networks, symmetries, weights=[1, 0, 1], method=rg.WeightMatching())
+    assert all(torch.allclose(pairwise.params[n], t) for n, t in expected.items())
+    assert result.record.merged_metrics == task.evaluate(result.params)
+    assert {n: t.shape for n, t in result.params.items()} == {n: t.shape for n, t in networks[0].items()}
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    module = mlp(4, 3)
+    with pytest.raises(ValueError, match="2 symmetries for 1 networks"):
+        rg.merge_widths([network(module, 0)], [symmetry_of(module)] * 2)
+    with pytest.raises(ValueError, match="there is no network"):
+        rg.merge_widths([], [])
+    other = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    with pytest.raises(ValueError, match="different parameters"):
+        rg.merge_widths([network(module, 0), network(other, 0)], [symmetry_of(module), symmetry_of(other)])
