@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from models import CASES
 from torch import Tensor, nn
 
 import regauge as rg
@@ -85,6 +86,25 @@ def test_orbit_copies_merge_into_the_first(model: str, has_data: bool) -> None:
         assert result.merged_metrics[0]["loss"] == pytest.approx(result.metrics[0]["loss"])
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["mlp_sine", "rnn_relu", "pixel_shuffle", "concatenation", "called_twice", "depthwise_conv", "skip_nerf",
+     "squeeze_excite"],
+)  # fmt: skip
+def test_copies_of_other_architectures(name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    module = case.module().double()
+    inputs = tuple(x.double() for x in case.inputs())
+    symmetry = rg.discover(module, inputs)
+    a = network(module, 0)
+    result = rg.merge_trunk(
+        [a, symmetry.act(symmetry.random(chance(1)), a)], symmetry, [g.name for g in symmetry.groups]
+    )
+    expected = rg.Task(module, []).run(a, inputs)
+    for params in result.params:
+        assert torch.allclose(rg.Task(module, []).run(params, inputs), expected, rtol=1e-8, atol=1e-9)
+
+
 def test_two_copies_are_exact() -> None:
     module = mlp()
     symmetry = rg.Symmetry.from_axes({"0.weight": ("a", None), "0.bias": ("a",), "2.weight": ("b", "a"),
@@ -111,6 +131,7 @@ def test_heads_of_different_sizes() -> None:
     for module, given, params in zip(modules, (first, second), result.params, strict=True):
         assert torch.allclose(output(module, params, shape), output(module, given, shape), atol=1e-9)
     assert "2 networks share 4 tensors" in result.card
+    assert str(result) == result.card
     assert f"{result.merged_metrics[1]['loss']:.6g}" in result.card
 
 
