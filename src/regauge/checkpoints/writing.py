@@ -55,6 +55,20 @@ def save(
     return path
 
 
+def save_text(text: str, path: str | Path) -> Path:
+    """Write a text file that appears under its name only when it is complete and on the disk."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        _flush(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _flush(path.parent)
+    return path
+
+
 def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] = (SUFFIX,)) -> None:
     """Refuse a name that cannot be written, before any work is done for it.
 

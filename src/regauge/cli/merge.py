@@ -7,7 +7,7 @@ from rich.console import Console
 
 import regauge as rg
 from regauge.align import ManyMethod, Method
-from regauge.checkpoints.writing import require_writable, save
+from regauge.checkpoints.writing import require_writable, save, save_text
 from regauge.cli.errors import UsageError
 from regauge.cli.matching import checkpoints_of, method_of, task_for
 from regauge.cli.options import Merge
@@ -43,7 +43,7 @@ def run(options: Merge) -> None:
         )
     params = result.params if task is None or task.prepare is None else task.prepare(result.params)
     save(params, options.output, overwrite=options.overwrite)
-    card.write_text(result.record.card, encoding="utf-8")
+    save_text(result.record.card, card)
     print(result.record.card)
     print(f"written: {options.output} and {card.name}")
 
