@@ -391,7 +391,7 @@ def test_merge_writes_a_checkpoint_and_its_card(folder: Path, capsys: pytest.Cap
         ["--rule", "task-arithmetic", "--base", "a.safetensors", "--scale", "0.5"],
         ["--rule", "ties", "--base", "a.safetensors", "--density", "0.5", "--data", "mynets.py:batches"],
         ["--rule", "dare", "--base", "a.safetensors", "--drop", "0.9"],
-        ["--rule", "dare-ties", "--base", "a.safetensors"],
+        ["--rule", "dare-ties", "--base", "a.safetensors", "--data", "mynets.py:batches", "--scales", "keep"],
     ],
     ids=" ".join,
 )
@@ -402,6 +402,7 @@ def test_merge_rules(folder: Path, options: list[str]) -> None:
     assert all(bool(t.isfinite().all()) for t in merged.values())
     assert ("loss" in card) == ("--data" in options)
     assert ("| base |" in card) == ("--base" in options)
+    assert ("scales='keep'" in card) == ("keep" in options)
 
 
 @pytest.mark.parametrize(

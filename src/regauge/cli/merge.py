@@ -79,8 +79,10 @@ def rule_of(options: Merge) -> Rule:
 
 
 def _method(options: Merge) -> ManyMethod | Method | None:
-    """Many networks at once unless a method for pairs is asked for, or everything is aligned to the base."""
+    """Weights of many networks at once, or of each against the base, unless another method is asked for."""
     chosen = method_of(options)
-    if options.method == "auto" and not options.refine and options.base is None:
+    if options.method != "auto" or options.refine:
+        return chosen
+    if options.base is None:
         return rg.MergeMany(inner=rg.WeightMatching(scales=options.scales), restarts=options.restarts)
-    return chosen
+    return rg.WeightMatching(restarts=options.restarts, scales=options.scales)
