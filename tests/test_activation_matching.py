@@ -217,3 +217,20 @@ def test_what_cannot_be_matched_is_explained() -> None:
 def test_settings_that_make_no_sense_are_refused(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_scales_are_balanced_or_kept() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    inputs = torch.randn(64, 4, dtype=torch.float64)
+    symmetry = rg.discover(module, (inputs,), verify=False)
+    a = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    b = symmetry.act(symmetry.random(torch.Generator().manual_seed(1), parts=("permutation", "scale")), a)
+    task = rg.Task(module, [(inputs, torch.zeros(64, dtype=torch.int64))])
+    for method in (rg.MixedMatching(), rg.ActivationMatching()):
+        moved = rg.align(a, b, symmetry, method=method, task=task).params
+        assert all(torch.allclose(moved[name], a[name]) for name in a)
+    kept = rg.align(a, b, symmetry, method=rg.MixedMatching(scales="keep"), task=task)
+    assert torch.equal(kept.params["0.bias"].sort().values, b["0.bias"].sort().values)
+    with pytest.raises(ValueError, match="choose 'balance' or 'keep'"):
+        rg.MixedMatching(scales="match")  # type: ignore[arg-type]

@@ -55,36 +55,35 @@ def task_for(options: Matching, module: nn.Module | None, params: Params) -> rg.
     return with_reset(task_of(module, batches, loss=options.loss, outputs=outputs, dtype=dtype_of(params)))
 
 
-def method_of(options: Matching) -> Method | None:
-    """The method that the options ask for; None leaves it to `align`."""
+def method_of(options: Matching) -> Method:
+    """The method that the options ask for."""
     if options.restarts and options.method not in ("auto", "weights", "frank-wolfe"):
         raise UsageError(f"--restarts is for matching weights; the method {options.method!r} has none")
-    if options.scales == "keep" and options.method not in ("auto", "weights"):
-        raise UsageError(f"--scales is for matching weights; the method {options.method!r} keeps them anyhow")
     if options.data is None and options.method in NEED_DATA:
         raise UsageError(f"the method {options.method!r} needs data: give --data, or choose another one with --method")
     if options.refine and options.data is None:
         raise UsageError("--refine lowers the loss halfway between A and B, which needs data: give --data")
     method = _chosen(options)
-    return rg.Sinkhorn(loss="midpoint", init=method or rg.MixedMatching()) if options.refine else method
+    return rg.Sinkhorn(loss="midpoint", init=method) if options.refine else method
 
 
-def _chosen(options: Matching) -> Method | None:
+def _chosen(options: Matching) -> Method:
+    weights = rg.WeightMatching(restarts=options.restarts, scales=options.scales)
     match options.method:
-        case "auto" if options.data is not None and not options.restarts:
-            return None
-        case "auto" | "weights":
-            return rg.WeightMatching(restarts=options.restarts, scales=options.scales)
+        case "auto" if options.data is None or options.restarts:
+            return weights
+        case "weights":
+            return weights
+        case "auto" | "mixed":
+            return rg.MixedMatching(scales=options.scales)
         case "activations":
-            return rg.ActivationMatching()
-        case "mixed":
-            return rg.MixedMatching()
+            return rg.ActivationMatching(scales=options.scales)
         case "frank-wolfe":
-            return rg.FrankWolfe(restarts=options.restarts)
+            return rg.FrankWolfe(restarts=options.restarts, scales=options.scales)
         case "straight-through":
-            return rg.StraightThrough()
+            return rg.StraightThrough(init=weights)
         case "sinkhorn":
-            return rg.Sinkhorn(loss="l2" if options.data is None else "midpoint")
+            return rg.Sinkhorn(loss="l2" if options.data is None else "midpoint", init=weights)
 
 
 def _text(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from regauge.core import act as _act
 from regauge.core.element import Element
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
+
+Scales = Literal["balance", "keep"]
+"""Whether networks are compared where their positive scales are balanced, or as they are."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,13 @@ class Balanced:
 
 
 def balanced(
-    params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], a: Tensors, b: Tensors, symmetry: Symmetry
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    a: Tensors,
+    b: Tensors,
+    symmetry: Symmetry,
+    *,
+    scales: Scales = "balance",
 ) -> Balanced:
     """Balance two networks by scales that keep their buffers.
 
@@ -60,7 +70,12 @@ def balanced(
         a: What counts of the first.
         b: What counts of the second.
         symmetry: Of both.
+        scales: "keep" leaves both networks as they are.
     """
+    if scales == "keep":
+        lead = next((t.ndim - len(symmetry.shapes[n]) for n, t in b.items()), 0)
+        blank = symmetry.identity(next(iter(b.values())).shape[:lead] if lead else ())
+        return Balanced(a, b, scales=blank, back=blank, original=b, original_scales=blank)
     left = balance(symmetry, params_a, buffers="keep")
     right = balance(symmetry, params_b, buffers="keep")
     if not any(group.scales for group in symmetry.groups):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regauge.align.activations.costs import ActivationCosts, Statistic, activation_costs
 from regauge.align.ascent.ascent import Ascent
-from regauge.align.ascent.balanced import balanced
+from regauge.align.ascent.balanced import Scales, balanced
 from regauge.align.ascent.places import compared, dot
 from regauge.align.matching import Matching, require_task
 from regauge.core.element import Element
@@ -45,6 +45,8 @@ class ActivationMatching:
             by how much they vary.
         max_sweeps: Most sweeps over the groups.
         outputs: Which outputs of the module count, as it was given to `discover`.
+        scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first; "keep" moves
+            values and never multiplies them, but by signs.
 
     References:
         Li et al. (2016), Convergent learning, section 3; Ainsworth et al. (2023), section 3.1.
@@ -53,9 +55,10 @@ class ActivationMatching:
     statistic: Statistic = "correlation"
     max_sweeps: int = 100
     outputs: Outputs = None
+    scales: Scales = "balance"
 
     def __post_init__(self) -> None:
-        _require_sense(self.statistic, self.max_sweeps)
+        _require_sense(self.statistic, self.max_sweeps, self.scales)
 
     def match(
         self,
@@ -70,7 +73,7 @@ class ActivationMatching:
         costs = activation_costs(
             params_a, params_b, symmetry, require_task(task, self), statistic=self.statistic, outputs=self.outputs
         )
-        return _matched(params_a, params_b, symmetry, costs, TIES, self.max_sweeps)
+        return _matched(params_a, params_b, symmetry, costs, TIES, self.max_sweeps, self.scales)
 
 
 @dataclass(frozen=True)
@@ -95,15 +98,18 @@ class MixedMatching:
         statistic: As in `ActivationMatching`.
         max_sweeps: Most sweeps over the groups.
         outputs: Which outputs of the module count, as it was given to `discover`.
+        scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first; "keep" moves
+            values and never multiplies them, but by signs.
     """
 
     share: float = 0.5
     statistic: Statistic = "correlation"
     max_sweeps: int = 100
     outputs: Outputs = None
+    scales: Scales = "balance"
 
     def __post_init__(self) -> None:
-        _require_sense(self.statistic, self.max_sweeps)
+        _require_sense(self.statistic, self.max_sweeps, self.scales)
         if not 0 < self.share < 1:
             raise ValueError(
                 f"share is {self.share}, but must lie between 0 and 1; for activations or weights alone use "
@@ -123,12 +129,14 @@ class MixedMatching:
         costs = activation_costs(
             params_a, params_b, symmetry, require_task(task, self), statistic=self.statistic, outputs=self.outputs
         )
-        return _matched(params_a, params_b, symmetry, costs, 1 - self.share, self.max_sweeps)
+        return _matched(params_a, params_b, symmetry, costs, 1 - self.share, self.max_sweeps, self.scales)
 
 
-def _require_sense(statistic: str, max_sweeps: int) -> None:
+def _require_sense(statistic: str, max_sweeps: int, scales: str) -> None:
     if statistic not in ("correlation", "covariance"):
         raise ValueError(f"statistic is {statistic!r}; choose 'correlation' or 'covariance'")
+    if scales not in ("balance", "keep"):
+        raise ValueError(f"scales is {scales!r}; choose 'balance' or 'keep'")
     if max_sweeps < 1:
         raise ValueError(f"max_sweeps is {max_sweeps}, but at least one sweep is needed")
 
@@ -140,10 +148,11 @@ def _matched(
     costs: ActivationCosts,
     weight: float,
     max_sweeps: int,
+    scales: Scales,
 ) -> Matching:
     """Ascent on the mixture, from the best element for the activations alone, or from the identity if it is better."""
     a, b = compared([params_a, params_b], symmetry)
-    frame = balanced(params_a, params_b, a, b, symmetry)
+    frame = balanced(params_a, params_b, a, b, symmetry, scales=scales)
     norm = (
         sum(float(torch.linalg.vector_norm(frame.a[k])) * float(torch.linalg.vector_norm(frame.b[k])) for k in a) or 1.0
     )

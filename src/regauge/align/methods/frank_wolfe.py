@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from regauge.align.ascent.balanced import Scales
 from regauge.align.ascent.places import Tensors, families
 from regauge.align.many import Climb, ManyMatching, best_climb
 from regauge.align.matching import Matching, require_generator
@@ -56,7 +57,7 @@ class FrankWolfe:
     restarts: int = 0
     max_steps: int = 200
     tolerance: float = 1e-6
-    scales: Literal["balance", "keep"] = "balance"
+    scales: Scales = "balance"
 
     def __post_init__(self) -> None:
         if self.start not in ("barycentre", "identity"):

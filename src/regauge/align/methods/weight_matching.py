@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.align.ascent.ascent import Ascent
-from regauge.align.ascent.balanced import Balanced, balanced
+from regauge.align.ascent.balanced import Balanced, Scales, balanced
 from regauge.align.ascent.pair_climbs import PairClimbs, climb_pairs, portions
 from regauge.align.ascent.places import Tensors, compared, dot
 from regauge.align.matching import Matching, require_generator
@@ -63,7 +63,7 @@ class WeightMatching:
     restarts: int = 0
     max_sweeps: int = 100
     tolerance: float = 1e-9
-    scales: Literal["balance", "keep"] = "balance"
+    scales: Scales = "balance"
     init: Element | None = None
 
     def __post_init__(self) -> None:
