@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.align import Method
-from regauge.connect import Curve
+from regauge.connect import Curve, Path
 from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, has_mnist, mnist
 from regauge.nets.training import Training, initialize, split_batches, train
@@ -21,6 +21,7 @@ from regauge.papers.table import Row, Values
 
 DataName = Literal["digits", "MNIST", "CIFAR-10"]
 
+REPAIR_IMAGES = 5000
 EVALUATION_BATCH = 1000
 
 
@@ -52,6 +53,7 @@ class Entry:
         method: How the second network is aligned; None leaves it as it was trained.
         batch: Images per batch of what the method reads.
         examples: It reads the first so many training images; None is all that the networks were trained on.
+        is_repaired: Whether the networks between the ends are repaired, with statistics of the first 5,000 images.
         paper: What the paper prints, by quantity.
     """
 
@@ -59,6 +61,7 @@ class Entry:
     method: Method | None
     batch: int = 1000
     examples: int | None = None
+    is_repaired: bool = False
     paper: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -129,7 +132,8 @@ def compare(comparison: Comparison, data: ImageData, run: Run) -> tuple[Row, ...
 
     def one(entry: Entry, seed: int, pair: int) -> Record:
         read = (entry.method, entry.batch, entry.examples)
-        settings = (comparison.population, read, comparison.points, comparison.test)
+        line = (comparison.points, comparison.test, *(["repaired"] if entry.is_repaired else []))
+        settings = (comparison.population, read, *line)
 
         def make() -> Record:
             task = rg.Task(comparison.population.make(), _training_batches(comparison.population, data, entry))
@@ -139,7 +143,11 @@ def compare(comparison: Comparison, data: ImageData, run: Run) -> tuple[Row, ...
             moved = align(entry.method, a, b, symmetry, task, generator)
             seconds = time.thread_time() - began
             judge = rg.Task(comparison.population.make(), test)
-            curve = rg.line(judge.evaluate, a, moved, points=comparison.points)
+            path: Path = rg.Straight()
+            if entry.is_repaired:
+                images = data.train_images[: comparison.population.examples][:REPAIR_IMAGES]
+                path = rg.Repaired(judge.module, torch.split(images, EVALUATION_BATCH))
+            curve = rg.line(judge.evaluate, a, moved, points=comparison.points, path=path)
             return {"seconds": seconds, "distance": distance(a, moved), "line": list(curve.table)}
 
         return run.record(settings, f"{seed}-{pair}", make)

@@ -166,10 +166,13 @@ def _entries(*, steps: int) -> tuple[Entry, ...]:
     mixed = rg.MixedMatching()
     return (
         Entry("Naive", None),
+        Entry("Naive, repaired", None, is_repaired=True),
         Entry("WM from the identity", rg.WeightMatching(start="identity")),
         Entry("WM from the barycentre", rg.WeightMatching()),
+        Entry("WM from the barycentre, repaired", rg.WeightMatching(), is_repaired=True),
         Entry("Activation Matching", rg.ActivationMatching()),
         Entry("Mixed Matching", mixed),
+        Entry("Mixed Matching, repaired", mixed, is_repaired=True),
         Entry("Mixed + Sinkhorn, midpoint", rg.Sinkhorn(init=mixed, steps=steps), REFINING_BATCH, REFINING),
     )
 
