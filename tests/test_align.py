@@ -334,7 +334,7 @@ def test_restarts_never_hurt_and_are_counted() -> None:
     many = rg.align(a, b, symmetry, method=WeightMatching(restarts=8), generator=generator(0))
     assert many.objective >= once.objective
     assert len(many.starts) == len(once.starts) + 8
-    assert f"best of {len(many.starts)} climbs" in str(many)
+    assert f"best of {len(many.starts)};" in str(many)
 
 
 def test_a_start_that_ends_below_the_identity_falls_back_to_it() -> None:
