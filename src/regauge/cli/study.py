@@ -95,11 +95,10 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
     symmetry = rg.discover(module, example, verify=False)
     check = symmetry.verify(module, example, generator=generator)
 
-    method = rg.WeightMatching()
-    result = rg.align(a, b, symmetry, method=method, generator=generator)
+    result = rg.align(a, b, symmetry)
     merged = {
         "naive": rg.merge(networks, rg.Symmetry(())),
-        "aligned": rg.merge(networks, symmetry, method=method, generator=generator),
+        "aligned": rg.merge(networks, symmetry),
     }
 
     judge = rg.Task(case.module, split_batches(data.test_images, data.test_labels))
