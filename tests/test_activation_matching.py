@@ -9,9 +9,11 @@ from models import CASES
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.align.activations import costs as costs_module
 from regauge.align.activations.costs import ActivationCosts, activation_costs
 from regauge.align.activations.statistics import CrossMoments
 from regauge.core.verification import perturbed
+from regauge.discover import activations
 
 PLANTED = (
     *("mlp_relu", "mlp_tanh", "mlp_sine", "mlp_linear", "cnn_flatten", "glu", "lstm", "concatenation", "skip_nerf"),
@@ -234,3 +236,33 @@ def test_scales_are_balanced_or_kept() -> None:
     assert torch.equal(kept.params["0.bias"].sort().values, b["0.bias"].sort().values)
     with pytest.raises(ValueError, match="choose 'balance' or 'keep'"):
         rg.MixedMatching(scales="match")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", [rg.ActivationMatching(), rg.MixedMatching()], ids=["activations", "mixed"])
+def test_many_pairs_share_the_traces_of_the_module(
+    method: rg.ActivationMatching | rg.MixedMatching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    batches = [(torch.randn(n, 4, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)) for n in (16, 16, 5)]
+    task = rg.Task(module, batches)
+    symmetry = rg.discover(module, (batches[0][0],), verify=False)
+    start = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    a, b = ({name: torch.stack([torch.randn_like(t) for _ in range(3)]) for name, t in start.items()} for _ in range(2))
+    singles = [
+        rg.align({n: t[k] for n, t in a.items()}, {n: t[k] for n, t in b.items()}, symmetry, method=method, task=task)
+        for k in range(3)
+    ]
+    traced = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal traced
+        traced += 1
+        return activations(*args, **kwargs)
+
+    monkeypatch.setattr(costs_module, "activations", counted)
+    many = rg.align_pairs(a, b, symmetry, method=method, task=task)
+    assert traced == 2  # one for each shape of a batch
+    for k, single in enumerate(singles):
+        assert float(many.objective[k]) == single.objective
+        assert all(torch.equal(many.params[name][k], single.params[name]) for name in single.params)

@@ -74,16 +74,26 @@ def activation_costs(
     *,
     statistic: Statistic,
     outputs: Outputs = None,
+    traces: "Traces | None" = None,
 ) -> ActivationCosts:
     """Run both networks once over the data of a task.
+
+    Args:
+        params_a: The first network.
+        params_b: The second network.
+        symmetry: Of both.
+        task: Module and batches.
+        statistic: What is compared.
+        outputs: Which outputs of the module count.
+        traces: Of the same module, from earlier pairs.
 
     Raises:
         TraceError: The task's module cannot be traced.
         ValueError: There are no batches, the module fails on one, batches of different shapes take different ways,
             or activations are not finite.
     """
-    networks = [_floats(p, _precision(params_a, params_b)) for p in (params_a, params_b)]
-    run = Traces(symmetry, task.module, _precision(params_a, params_b), outputs)
+    networks = [_floats(p, precision_of(params_a, params_b)) for p in (params_a, params_b)]
+    run = traces or Traces(symmetry, task.module, precision_of(params_a, params_b), outputs)
     moments: list[CrossMoments] = []
     parts: list[Part] = []
     for inputs, _ in task.batches:
@@ -274,7 +284,7 @@ def _require_finite(values: Mapping[str, Tensor], which: str) -> None:
             )
 
 
-def _precision(*networks: Mapping[str, Tensor]) -> torch.dtype:
+def precision_of(*networks: Mapping[str, Tensor]) -> torch.dtype:
     """In what both networks are run: float64 if either is, else float32."""
     dtypes = [t.dtype for params in networks for t in params.values() if t.is_floating_point()]
     return torch.float64 if torch.float64 in dtypes else torch.float32

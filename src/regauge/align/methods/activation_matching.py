@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regauge.align.activations.costs import ActivationCosts, Statistic, activation_costs
+from regauge.align.activations.costs import Statistic, Traces, activation_costs, precision_of
 from regauge.align.ascent.ascent import Ascent
 from regauge.align.ascent.balanced import Scales, balanced
 from regauge.align.ascent.places import compared, dot
 from regauge.align.matching import Matching, require_task
+from regauge.align.pairs import PairsMatching, stacked
 from regauge.core.element import Element
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
@@ -70,10 +71,19 @@ class ActivationMatching:
         generator: torch.Generator | None,
     ) -> Matching:
         """See `align`."""
-        costs = activation_costs(
-            params_a, params_b, symmetry, require_task(task, self), statistic=self.statistic, outputs=self.outputs
-        )
-        return _matched(params_a, params_b, symmetry, costs, TIES, self.max_sweeps, self.scales)
+        return _matched(self, params_a, params_b, symmetry, require_task(task, self), TIES)
+
+    def match_pairs(
+        self,
+        params_a: Mapping[str, Tensor],
+        params_b: Mapping[str, Tensor],
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> PairsMatching:
+        """See `align_pairs`: the module is traced once for all pairs."""
+        return _matched_each(self, params_a, params_b, symmetry, require_task(task, self), TIES)
 
 
 @dataclass(frozen=True)
@@ -126,10 +136,19 @@ class MixedMatching:
         generator: torch.Generator | None,
     ) -> Matching:
         """See `align`."""
-        costs = activation_costs(
-            params_a, params_b, symmetry, require_task(task, self), statistic=self.statistic, outputs=self.outputs
-        )
-        return _matched(params_a, params_b, symmetry, costs, 1 - self.share, self.max_sweeps, self.scales)
+        return _matched(self, params_a, params_b, symmetry, require_task(task, self), 1 - self.share)
+
+    def match_pairs(
+        self,
+        params_a: Mapping[str, Tensor],
+        params_b: Mapping[str, Tensor],
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> PairsMatching:
+        """See `align_pairs`: the module is traced once for all pairs."""
+        return _matched_each(self, params_a, params_b, symmetry, require_task(task, self), 1 - self.share)
 
 
 def _require_sense(statistic: str, max_sweeps: int, scales: str) -> None:
@@ -141,36 +160,55 @@ def _require_sense(statistic: str, max_sweeps: int, scales: str) -> None:
         raise ValueError(f"max_sweeps is {max_sweeps}, but at least one sweep is needed")
 
 
-def _matched(
+def _matched_each(
+    method: ActivationMatching | MixedMatching,
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
     symmetry: Symmetry,
-    costs: ActivationCosts,
+    task: Task,
     weight: float,
-    max_sweeps: int,
-    scales: Scales,
+) -> PairsMatching:
+    """The pairs one after the other, with the same traces of the module."""
+    traces = Traces(symmetry, task.module, precision_of(params_a, params_b), method.outputs)
+    pairs = (
+        ({name: t[k] for name, t in params_a.items()}, {name: t[k] for name, t in params_b.items()})
+        for k in range(len(next(iter(params_b.values()))))
+    )
+    return stacked([_matched(method, a, b, symmetry, task, weight, traces) for a, b in pairs])
+
+
+def _matched(
+    method: ActivationMatching | MixedMatching,
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    task: Task,
+    weight: float,
+    traces: Traces | None = None,
 ) -> Matching:
     """Ascent on the mixture, from the best element for the activations alone, or from the identity if it is better."""
+    costs = activation_costs(
+        params_a, params_b, symmetry, task, statistic=method.statistic, outputs=method.outputs, traces=traces
+    )
     a, b = compared([params_a, params_b], symmetry)
-    frame = balanced(params_a, params_b, a, b, symmetry, scales=scales)
+    frame = balanced(params_a, params_b, a, b, symmetry, scales=method.scales)
     norm = (
         sum(float(torch.linalg.vector_norm(frame.a[k])) * float(torch.linalg.vector_norm(frame.b[k])) for k in a) or 1.0
     )
     # The parameters keep their units, because shifts of periodic units add constants to them.
     ratio = (1 - weight) / weight * norm / (costs.reach or 1.0)
     first = Ascent(costs.symmetry, costs.a, costs.b, tolerance=TOLERANCE)
-    _climbed(first, max_sweeps)
+    _climbed(first, method.max_sweeps)
     target = {**frame.a, **{name: ratio * matrix for name, matrix in costs.a.items()}}
-    climb = _climb(
-        Ascent(costs.symmetry, target, {**frame.b, **costs.b}, start=first.element, tolerance=TOLERANCE), max_sweeps
-    )
+    mixed = Ascent(costs.symmetry, target, {**frame.b, **costs.b}, start=first.element, tolerance=TOLERANCE)
+    climb = _climb(mixed, method.max_sweeps)
     climbs = [replace(climb, element=symmetry.compose(frame.back, symmetry.compose(climb.element, frame.scales)))]
     blank = Ascent(costs.symmetry, target, {**frame.original, **costs.b}, tolerance=TOLERANCE)
     # An ascent counts from the norm of where it starts; the identity is worth less if that is the larger one.
     offset = float(frame.identity_objective(symmetry)) - sum(dot(frame.a[k], frame.original[k]) for k in frame.a)
     initial = blank.initial + offset
     if climb.reached < initial:
-        climb = _climb(blank, max_sweeps)
+        climb = _climb(blank, method.max_sweeps)
         element = symmetry.compose(frame.back, symmetry.compose(climb.element, frame.original_scales))
         history = tuple(value + offset for value in climb.history)
         climbs.append(replace(climb, element=element, reached=climb.reached + offset, history=history))
