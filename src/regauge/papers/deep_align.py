@@ -102,8 +102,8 @@ def table2_config(scale: Scale) -> Classifiers:
         population = cnns("CIFAR-10", short, examples=10_000, narrow=2)
         entries = _entries(TABLE_2_CIFAR10, iterations=100)
         notes = (
-            "reduced: half the channels, 10,000 training images, 4 epochs of Adam with 1e-3 (the paper: 20 epochs with 1e-4 on all), "
-            "100 iterations of Sinkhorn (1,000), 2,000 test images, 2 pairs",
+            "reduced: half the channels, 10,000 training images, 4 epochs of Adam with 1e-3 (the paper: 20 epochs with "
+            "1e-4 on all), 100 iterations of Sinkhorn (1,000), 2,000 test images, 2 pairs",
         )
         return Classifiers(Comparison(population, entries, pairs=2, seeds=1, points=11, test=2000), notes)
     population = cnns("CIFAR-10", CNN_TRAINING, examples=EXAMPLES["CIFAR-10"])
