@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -99,3 +99,13 @@ def _dots(x: Tensor, y: Tensor, lead: int) -> Tensor:
     """Inner products for each network: rows in their own precision, the sum over rows in float64."""
     rows = x * y if x.ndim <= lead + 1 else torch.linalg.vecdot(x.flatten(lead + 1), y.flatten(lead + 1))
     return (rows.flatten(lead) if x.ndim > lead else rows.unsqueeze(-1)).sum(-1, dtype=torch.float64).cpu()
+
+
+def require_scales(scales: str) -> None:
+    """Refuse what is no treatment of scales.
+
+    Raises:
+        ValueError: It is neither "balance" nor "keep".
+    """
+    if scales not in get_args(Scales):
+        raise ValueError(f"scales is {scales!r}; choose 'balance' or 'keep'")

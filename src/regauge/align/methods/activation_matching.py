@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regauge.align.activations.costs import Statistic, Traces, activation_costs, precision_of
 from regauge.align.ascent.ascent import Ascent
-from regauge.align.ascent.balanced import Scales, balanced
+from regauge.align.ascent.balanced import Scales, balanced, require_scales
 from regauge.align.ascent.places import compared, dot
 from regauge.align.matching import Matching, require_task
 from regauge.align.pairs import PairsMatching, stacked
@@ -154,8 +154,7 @@ class MixedMatching:
 def _require_sense(statistic: str, max_sweeps: int, scales: str) -> None:
     if statistic not in ("correlation", "covariance"):
         raise ValueError(f"statistic is {statistic!r}; choose 'correlation' or 'covariance'")
-    if scales not in ("balance", "keep"):
-        raise ValueError(f"scales is {scales!r}; choose 'balance' or 'keep'")
+    require_scales(scales)
     if max_sweeps < 1:
         raise ValueError(f"max_sweeps is {max_sweeps}, but at least one sweep is needed")
 

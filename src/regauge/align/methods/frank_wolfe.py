@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.align.ascent.balanced import Scales
+from regauge.align.ascent.balanced import Scales, require_scales
 from regauge.align.ascent.places import Tensors, families
 from regauge.align.many import Climb, ManyMatching, best_climb
 from regauge.align.matching import Matching, require_generator
@@ -62,8 +62,7 @@ class FrankWolfe:
     def __post_init__(self) -> None:
         if self.start not in ("barycentre", "identity"):
             raise ValueError(f"start is {self.start!r}; choose 'barycentre' or 'identity'")
-        if self.scales not in ("balance", "keep"):
-            raise ValueError(f"scales is {self.scales!r}; choose 'balance' or 'keep'")
+        require_scales(self.scales)
         if self.restarts < 0 or self.max_steps < 1 or self.tolerance < 0:
             raise ValueError(
                 f"restarts={self.restarts}, max_steps={self.max_steps}, tolerance={self.tolerance}: restarts and "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.align.ascent.ascent import Ascent
-from regauge.align.ascent.balanced import Balanced, Scales, balanced
+from regauge.align.ascent.balanced import Balanced, Scales, balanced, require_scales
 from regauge.align.ascent.pair_climbs import PairClimbs, climb_pairs, portions
 from regauge.align.ascent.places import Tensors, compared, dot
 from regauge.align.matching import Matching, require_generator
@@ -67,8 +67,7 @@ class WeightMatching:
     init: Element | None = None
 
     def __post_init__(self) -> None:
-        if self.scales not in ("balance", "keep"):
-            raise ValueError(f"scales is {self.scales!r}; choose 'balance' or 'keep'")
+        require_scales(self.scales)
         if self.start not in ("barycentre", "identity"):
             raise ValueError(f"start is {self.start!r}; choose 'barycentre' or 'identity'")
         if self.restarts < 0 or self.max_sweeps < 1 or self.tolerance < 0:
