@@ -90,8 +90,7 @@ class WeightMatching:
         if self._is_balanced(symmetry):
             climbs, initial = self._balanced_climbs(symmetry, balanced(params_a, params_b, a, b, symmetry), generator)
         else:
-            climbs = self._climbs(symmetry, a, b, generator)
-            initial = _inner_product(a, b)
+            climbs, initial = self._climbs(symmetry, a, b, generator)
         best = max(climbs, key=lambda climb: climb.objective)
         if task is not None and len(climbs) > 1:
             candidates = [climb for climb in climbs if climb.objective >= initial]
@@ -135,8 +134,10 @@ class WeightMatching:
     def _chance(self, generator: torch.Generator | None) -> torch.Generator:
         return require_generator(generator, f"restarts={self.restarts} begin at random elements")
 
-    def _climbs(self, symmetry: Symmetry, a: Tensors, b: Tensors, generator: torch.Generator | None) -> list["_Climb"]:
-        """One climb, the restarts, and one from the identity where the first one ends below it."""
+    def _climbs(
+        self, symmetry: Symmetry, a: Tensors, b: Tensors, generator: torch.Generator | None
+    ) -> tuple[list["_Climb"], float]:
+        """One climb, the restarts, and one from the identity where the first one ends below it; what that is worth."""
         init = None if self.init is None else _isometric(symmetry, self.init)
         if init is not None and init.batch:
             raise ValueError(
@@ -151,10 +152,10 @@ class WeightMatching:
                 left, right = ({name: t[part] for name, t in tensors.items()} for tensors in many)
                 found = self._climb_pairs(symmetry, left, right, stack(starts[part]))
                 climbs += [_one(found, k) for k in range(len(found.objective))]
-        worth = _inner_product(a, b)
+        worth = climbs[0].initial if init is None else sum(dot(a[name], b[name]) for name in a)
         if (self.start != "identity" or init is not None) and climbs[0].objective < worth:
             climbs.append(self._climb(symmetry, a, b, "identity", None))
-        return climbs
+        return climbs, worth
 
     def _balanced_climbs(
         self, symmetry: Symmetry, frame: Balanced, generator: torch.Generator | None
@@ -165,7 +166,7 @@ class WeightMatching:
             element = symmetry.compose(frame.back, symmetry.compose(climb.element, scales))
             return replace(climb, element=element, moved={})
 
-        climbs = [undone(c, frame.scales) for c in self._climbs(symmetry, frame.a, frame.b, generator)]
+        climbs = [undone(c, frame.scales) for c in self._climbs(symmetry, frame.a, frame.b, generator)[0]]
         initial = float(frame.identity_objective(symmetry))
         if max(c.objective for c in climbs) < initial:
             climb = undone(self._climb(symmetry, frame.a, frame.original, "identity", None), frame.original_scales)
@@ -191,7 +192,7 @@ class WeightMatching:
             gained.append(ascent.gained)
         reached = ascent.exact_objective()
         history = tuple(reached - (ascent.gained - gain) for gain in gained)
-        return _Climb(ascent.element, reached, history, not is_moving, ascent.moved())
+        return _Climb(ascent.initial, ascent.element, reached, history, not is_moving, ascent.moved())
 
     def _climb_pairs(self, symmetry: Symmetry, a: Tensors, b: Tensors, element: Element | None) -> PairClimbs:
         return climb_pairs(
@@ -207,6 +208,7 @@ class WeightMatching:
 
 @dataclass(frozen=True)
 class _Climb:
+    initial: float
     element: Element
     objective: float
     history: tuple[float, ...]
@@ -221,11 +223,8 @@ def _is_alike(x: Tensor, y: Tensor) -> bool:
 def _one(found: PairClimbs, k: int) -> _Climb:
     history = tuple(found.history[: int(found.sweeps[k]) + 1, k].tolist())
     moved = {name: tensor[k] for name, tensor in found.moved.items()}
-    return _Climb(found.element.item(k), float(found.objective[k]), history, bool(found.is_converged[k]), moved)
-
-
-def _inner_product(a: Tensors, b: Tensors) -> float:
-    return sum(dot(a[name], b[name]) for name in a)
+    start = float(found.history[0, k])
+    return _Climb(start, found.element.item(k), float(found.objective[k]), history, bool(found.is_converged[k]), moved)
 
 
 def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
