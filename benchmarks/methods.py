@@ -1,7 +1,7 @@
 """Every alignment method on the same pairs of trained networks: objective, barrier, AUC, seconds, peak memory.
 
 Each run has a process of its own with one thread, so that its peak memory (above what was there before) and its CPU
-seconds are its own. Methods with data see the first 10,000 training images in batches of 250; barriers and areas
+seconds are its own. Methods with data see the first 4,000 training images in batches of 250; barriers and areas
 are measured at 25 points on the 10,000 test images. The packages `rebasin` and `sinkhorn-rebasin` run on the same
 pairs; the latter, which needs a process with another import path, moves A toward B and is read off after 20 to 160
 steps.
@@ -111,6 +111,7 @@ TOGETHER = {
     "WeightMatching": rg.WeightMatching(),
     "MixedMatching": rg.MixedMatching(),
     'Sinkhorn("midpoint")': rg.Sinkhorn(loss="midpoint"),
+    'Sinkhorn("midpoint", init=MixedMatching(), steps=20)': rg.Sinkhorn(init=rg.MixedMatching(), steps=20, checks=1),
 }
 
 
@@ -219,7 +220,7 @@ def measure(case: Case, pairs: int, data: ImageData, peer: Path | None, progress
     """Every method on every pair of one architecture."""
     module = case.make().eval()
     symmetry = rg.discover(module, (data.test_images[:4],), verify=False)
-    batches = list(zip(data.train_images[:10_000].split(250), data.train_labels[:10_000].split(250), strict=True))
+    batches = list(zip(data.train_images[:4_000].split(250), data.train_labels[:4_000].split(250), strict=True))
     test = list(zip(data.test_images.split(1000), data.test_labels.split(1000), strict=True))
     evaluate = rg.Task(module, test).evaluate
     results: dict[str, list[Run]] = {}

@@ -8,7 +8,7 @@ method: the matrix products that were done plus the exact assignments that were 
 product at the GFLOP/s that this machine reaches on its own shape, and, stricter, with all of them at the GFLOP/s of
 the shape that dominates, which the small and thin ones cannot reach.
 
-    REGAUGE_DATA=... python benchmarks/weight_matching.py
+    REGAUGE_DATA=... python benchmarks/weight_matching.py [part of a name, for one architecture alone]
 """
 
 import copy
@@ -161,22 +161,23 @@ def main() -> None:
     if importlib.util.find_spec("rebasin") is None:
         sys.exit("the package rebasin is not installed; see benchmarks/README.md for how to add it")
     images, small, colors = mnist(), digits(), cifar10()
-    pairs = [
-        trained_pair(
+    chosen = sys.argv[1] if len(sys.argv) > 1 else ""
+    settings: list[tuple[str, Callable[[], nn.Module], Tensor, Tensor, Training]] = [
+        (
             "MLP 784-512-512-512-10, MNIST",
             lambda: mlp(784, 512, 512, 512, 10),
             images.train_images,
             images.train_labels,
             Training(epochs=3),
         ),
-        trained_pair(
+        (
             "ResNet20 x4, digits",
             lambda: resnet20(width=4, in_channels=1),
             small.train_images,
             small.train_labels,
             Training(epochs=4, batch=64),
         ),
-        trained_pair(
+        (
             "VGG16, CIFAR-10",
             lambda: VGG(VGG16, (512, 512), 10, image=32, in_channels=3, norm="none"),
             colors.train_images[:2048],
@@ -184,6 +185,7 @@ def main() -> None:
             Training(epochs=2, batch=64, lr=1e-3),
         ),
     ]
+    pairs = [trained_pair(*setting) for setting in settings if chosen in setting[0]]
     print("| networks | program | objective | CPU s | floor, s | / floor | / strict floor | sweeps | rebasin / time |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for pair in pairs:
