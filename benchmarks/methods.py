@@ -256,10 +256,7 @@ def measure(case: Case, pairs: int, data: ImageData, peer: Path | None, progress
     # All pairs in one program, for the methods that have one.
     a, b = ({name: torch.stack([pair[k][name] for pair in networks]) for name in networks[0][k]} for k in (0, 1))
     task = rg.Task(copy.deepcopy(module), batches)
-    for label, method in {
-        "WeightMatching": rg.WeightMatching(),
-        'Sinkhorn("midpoint")': rg.Sinkhorn("midpoint"),
-    }.items():
+    for label, method in TOGETHER.items():
         moved, seconds, megabytes = alone(
             lambda method=method: (
                 rg.align_pairs(
