@@ -800,8 +800,10 @@ def unsound(seed: int, length: int = 9) -> tuple[int, str]:
         for name, error in {"all together": check.max_error, **check.per_group}.items():
             errors[name] = max(error, errors.get(name, 0.0))
     wrong = {name: error for name, error in errors.items() if not error < 1e-6}
-    if wrong and _is_rounding(net, draws=40):
-        return 0, ""
+    if wrong:  # A wrong symmetry fails for most parameters; ties that rounding decides are met now and then.
+        checks = [symmetry.verify(net, net.inputs, generator=torch.Generator().manual_seed(k)) for k in range(20)]
+        if _is_rounding(net, draws=40) or sum(not check.max_error < 1e-6 for check in checks) < 10:
+            return 0, ""
     return len(symmetry.groups), f"seed {seed} {net.trail}: {wrong}" if wrong else ""
 
 
