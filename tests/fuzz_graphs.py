@@ -710,7 +710,8 @@ REDUCTIONS: tuple[Callable[[Tensor, int], Tensor], ...] = (
     lambda x, axis: x.logsumexp(axis, keepdim=x.ndim < 3),
     lambda x, axis: x.var(axis, keepdim=x.ndim < 3),
     lambda x, axis: x.tanh().prod(axis, keepdim=x.ndim < 3),
-    lambda x, axis: x.median(axis, keepdim=x.ndim < 3).values,
+    # torch 2.13 reads other memory where the median runs along an expanded axis.
+    lambda x, axis: x.contiguous().median(axis, keepdim=x.ndim < 3).values,
 )
 
 BINARIES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
@@ -800,27 +801,17 @@ def unsound(seed: int, length: int = 9) -> tuple[int, str]:
         for name, error in {"all together": check.max_error, **check.per_group}.items():
             errors[name] = max(error, errors.get(name, 0.0))
     wrong = {name: error for name, error in errors.items() if not error < 1e-6}
-    if wrong:  # A wrong symmetry fails for most parameters; ties that rounding decides are met now and then.
-        checks = [symmetry.verify(net, net.inputs, generator=torch.Generator().manual_seed(k)) for k in range(20)]
-        if _is_rounding(net, draws=40) or sum(not check.max_error < 1e-6 for check in checks) < 10:
-            return 0, ""
     return len(symmetry.groups), f"seed {seed} {net.trail}: {wrong}" if wrong else ""
 
 
-def _is_rounding(net: RandomNet, draws: int = 1) -> bool:
-    """Whether rounding decides an output, for some parameters out of several draws, so that it proves nothing.
-
-    Examples are a centered axis that is summed up, and an index of the largest of equal values.
-    """
+def _is_rounding(net: RandomNet) -> bool:
+    """Whether an output is made of rounding errors (a centered axis summed up), so that it proves nothing."""
+    generator = torch.Generator().manual_seed(0)
     probe = Probe(net, net.inputs, {}, None)
-    for seed in range(draws):
-        generator = torch.Generator().manual_seed(seed)
-        params = perturbed(probe.params, set(probe.buffers), generator)
-        nearby = {name: t * (1 + 1e-13 * torch.randn(t.shape, generator=generator)) for name, t in params.items()}
-        before, after = probe(params), probe(nearby)
-        if not relative_change(before, after) < 1e-8 or any(float(t.abs().max()) < 1e-9 for t in before):
-            return True
-    return False
+    params = perturbed(probe.params, set(probe.buffers), generator)
+    nearby = {name: t * (1 + 1e-13 * torch.randn(t.shape, generator=generator)) for name, t in params.items()}
+    before, after = probe(params), probe(nearby)
+    return not relative_change(before, after) < 1e-8 or any(float(t.abs().max()) < 1e-9 for t in before)
 
 
 def main(first: int, last: int) -> int:
