@@ -1,9 +1,7 @@
 """Alignment: exact where it can be, never worse than the identity, the same every time, strict about its input."""
 
 import itertools
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -352,6 +350,7 @@ def test_a_start_that_ends_below_the_identity_falls_back_to_it() -> None:
 )
 def test_every_architecture(case: Case) -> None:
     """Planted elements are found, other networks come closer, and the objective is what it says."""
+    torch.manual_seed(0)
     symmetry = rg.discover(case.module().eval(), case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
     g, state = generator(0), dict(case.module().state_dict())
     a, b = _perturbed(state, g), _perturbed(state, g)
@@ -365,13 +364,9 @@ def test_every_architecture(case: Case) -> None:
     if reached is not None:
         assert result.objective == pytest.approx(reached, abs=1e-5 * scale)
     planted = symmetry.act(symmetry.random(g, ("permutation", "sign", "shift")), a)
-    distance = math.inf
-    for restarts in (0, 8):  # Where the first climb ends in a local optimum, others do not.
-        found = rg.align(a, planted, symmetry, method=replace(method, restarts=restarts), generator=g)
-        distance = sum(float((found.params[n].double() - a[n].double()).square().sum()) for n in counted)
-        if distance <= 1e-6 * sum(float(a[n].double().square().sum()) for n in counted):
-            return
-    raise AssertionError(f"what was planted is still {distance:.3g} away")
+    found = rg.align(a, planted, symmetry, method=method)
+    distance = sum(float((found.params[n].double() - a[n].double()).square().sum()) for n in counted)
+    assert distance <= 1e-6 * sum(float(a[n].double().square().sum()) for n in counted)
 
 
 def _perturbed(state: Params, g: torch.Generator) -> Params:
