@@ -31,6 +31,14 @@ def test_digits_are_split_alike_every_time_and_without_overlap() -> None:
 
 
 @needs_mnist
+def test_normalized_pixels() -> None:
+    data = digits()
+    normalized = data.normalized(0.25, 0.5)
+    for before, after in ((data.train_images, normalized.train_images), (data.test_images, normalized.test_images)):
+        torch.testing.assert_close(after * 0.5 + 0.25, before)
+    assert torch.equal(normalized.train_labels, data.train_labels)
+
+
 def test_mnist() -> None:
     data = mnist()
     assert data.train_images.shape == (60000, 1, 28, 28)

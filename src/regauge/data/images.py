@@ -5,7 +5,7 @@ import hashlib
 import io
 import itertools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,10 @@ class ImageData:
     test_images: Tensor
     test_labels: Tensor
     classes: int = 10
+
+    def normalized(self, mean: float, std: float) -> "ImageData":
+        """The same images with pixels `(x - mean) / std`."""
+        return replace(self, train_images=(self.train_images - mean) / std, test_images=(self.test_images - mean) / std)
 
 
 def digits() -> ImageData:

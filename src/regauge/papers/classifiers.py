@@ -35,6 +35,7 @@ class Population:
         make: Builds the module.
         training: How each is trained.
         examples: The first so many training images are used.
+        normalization: Mean and standard deviation that pixels in [0, 1] are normalized with.
     """
 
     data: DataName
@@ -42,6 +43,12 @@ class Population:
     make: Callable[[], nn.Module] = field(repr=False, compare=False)
     training: Training
     examples: int
+    normalization: tuple[float, float] = (0.0, 1.0)
+
+    def images(self) -> ImageData:
+        """The images as the networks see them."""
+        data = {"digits": digits, "MNIST": mnist, "CIFAR-10": cifar10}[self.data]()
+        return data.normalized(*self.normalization)
 
 
 @dataclass(frozen=True)
@@ -86,18 +93,13 @@ class Comparison:
     test: int = 10_000
 
 
-def load_images(name: DataName) -> ImageData:
-    """The images of that name."""
-    return {"digits": digits, "MNIST": mnist, "CIFAR-10": cifar10}[name]()
-
-
 def small_images() -> DataName:
     """What experiments run on that only show that everything works: MNIST where it is there, else the digits."""
     return "MNIST" if has_mnist() else "digits"
 
 
 def networks(population: Population, data: ImageData, seeds: int, count: int, run: Run) -> list[list[Params]]:
-    """That many trained networks for each seed."""
+    """That many trained networks for each seed; `data` are the population's images."""
 
     def one(seed: int, index: int) -> Params:
         def make() -> Params:
@@ -117,6 +119,7 @@ def networks(population: Population, data: ImageData, seeds: int, count: int, ru
 def compare(comparison: Comparison, data: ImageData, run: Run) -> tuple[Row, ...]:
     """Train the networks, align each pair with every method, and evaluate the line between the two.
 
+    `data` are the population's images.
     The quantities are "barrier" and "AUC", the area under the excess, both on the test images and not below zero,
     "midpoint" (the loss there), "weight distance" (Euclidean) and "CPU s" (of the alignment).
     """

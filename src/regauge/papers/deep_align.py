@@ -13,7 +13,7 @@ from regauge.align import Method
 from regauge.nets.mlp import mlp
 from regauge.nets.training import Training
 from regauge.nets.vgg import VGG
-from regauge.papers.classifiers import Comparison, DataName, Entry, Population, compare, load_images, small_images
+from regauge.papers.classifiers import Comparison, DataName, Entry, Population, compare, small_images
 from regauge.papers.experiment import Experiment
 from regauge.papers.run import Run, Scale
 from regauge.papers.table import Quantity, Table
@@ -46,6 +46,12 @@ TABLE_2_CIFAR10 = {
 PIXELS: Mapping[DataName, int] = {"digits": 64, "MNIST": 784, "CIFAR-10": 3072}
 EXAMPLES: Mapping[DataName, int] = {"digits": 1000, "MNIST": 54_000, "CIFAR-10": 45_000}
 """Training images without the tenth that the paper keeps for validation, which nothing here looks at."""
+NORMALIZATION: Mapping[DataName, tuple[float, float]] = {
+    "digits": (0.0, 1.0),
+    "MNIST": (0.1307, 0.3081),
+    "CIFAR-10": (0.5, 0.5),
+}
+"""Mean and standard deviation of pixels as in the code that the authors published; the paper does not say."""
 MLP_TRAINING = Training(epochs=5, batch=128, lr=5e-3, weight_decay=0.0, schedule="constant")
 """The paper says 5 epochs, batches of 128 and 5e-3, but not which optimizer; this is Adam."""
 CNN_TRAINING = Training(epochs=20, batch=128, lr=1e-4, weight_decay=0.0, schedule="constant")
@@ -113,7 +119,9 @@ def table2_config(scale: Scale) -> Classifiers:
 def mlps(data: DataName, *, width: int = 128, training: Training = MLP_TRAINING) -> Population:
     """MLPs with three hidden layers of that width."""
     widths = (PIXELS[data], width, width, width, 10)
-    return Population(data, f"MLP {'-'.join(map(str, widths))}", lambda: mlp(*widths), training, EXAMPLES[data])
+    return Population(
+        data, f"MLP {'-'.join(map(str, widths))}", lambda: mlp(*widths), training, EXAMPLES[data], NORMALIZATION[data]
+    )
 
 
 def cnns(data: DataName, training: Training, *, examples: int, narrow: int = 1) -> Population:
@@ -125,19 +133,20 @@ def cnns(data: DataName, training: Training, *, examples: int, narrow: int = 1) 
     def make() -> VGG:
         return VGG(plan, (), 10, image=image, in_channels=in_channels, norm="none")
 
-    return Population(data, f"CNN {'-'.join(map(str, plan))}", make, training, examples)
+    return Population(data, f"CNN {'-'.join(map(str, plan))}", make, training, examples, NORMALIZATION[data])
 
 
 def measure(config: Classifiers, run: Run) -> Table:
     """Every method on every pair."""
     comparison = config.comparison
     population = comparison.population
-    data = load_images(population.data)
+    data = population.images()
     rows = compare(comparison, data, run)
     training = population.training
     networks = 2 * comparison.pairs
     notes = (
-        f"{population.architecture} on {data.name}, images in [0, 1], {population.examples:,} of them for training; "
+        f"{population.architecture} on {data.name}, pixels normalized as in the published code; "
+        f"{population.examples:,} images for training, "
         f"{training.epochs} epochs of Adam with {training.lr:g}, batches of {training.batch}",
         f"{comparison.seeds} x {comparison.pairs} pairs of {networks} networks each, none in two pairs; losses are "
         f"cross entropies in nats on {min(comparison.test, len(data.test_labels)):,} test images, at "

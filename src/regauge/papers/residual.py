@@ -14,7 +14,7 @@ from regauge.align import Method
 from regauge.core.params import Params
 from regauge.nets.residual_mlp import ResidualMLP
 from regauge.nets.training import Training
-from regauge.papers.classifiers import Comparison, Entry, Population, compare, load_images, small_images
+from regauge.papers.classifiers import Comparison, Entry, Population, compare, small_images
 from regauge.papers.experiment import Experiment
 from regauge.papers.run import Record, Run, Scale
 from regauge.papers.symmetries import permutations_only
@@ -132,7 +132,7 @@ def trained_config(scale: Scale) -> Trained:
 def measure_trained(config: Trained, run: Run) -> Table:
     """Every method on every pair."""
     comparison = config.comparison
-    data = load_images(comparison.population.data)
+    data = comparison.population.images()
     rows = compare(comparison, data, run)
     training = comparison.population.training
     notes = (
