@@ -1,0 +1,1 @@
+"""Populations of networks: trained, stored, imported, aligned."""

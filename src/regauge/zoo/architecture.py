@@ -1,0 +1,202 @@
+"""What the networks of a population are: how to build their module, and the tensors that each of them has."""
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+FORMAT = "regauge.architecture"
+VERSION = 1
+
+
+class TensorSpec(NamedTuple):
+    """One tensor of a network.
+
+    Attributes:
+        name: Its key in the state dictionary.
+        shape: Of one network, without a model axis.
+        dtype: Of its values.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The module of a population, from text alone, and the tensors of each network.
+
+    `module()` calls the factory with the settings. A setting is a JSON value; `{"import": "torch:tanh"}` stands for the
+    object of that name, and the list of a variadic parameter (`*widths`) is given under its name:
+
+        >>> small = Architecture("MLP 4-3-2", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
+        >>> small.layout[0].name, small.layout[0].shape
+        ('layers.0.weight', (3, 4))
+        >>> Architecture.from_json(small.to_json()) == small
+        True
+
+    The factory is imported and called to build a module, never to read the text form: call `module()` of an
+    architecture that somebody else wrote only if you trust what it names.
+
+    Attributes:
+        name: In words.
+        factory: `package.module:name` of a function or class that returns a `torch.nn.Module`; None for networks that
+            came without one, whose tensors are known and whose module is not.
+        settings: Arguments of the factory by name.
+        layout: The tensors of one network in the order of its state dictionary, buffers included; found out by
+            building the module without values if left out.
+
+    Raises:
+        ValueError: The factory's name or a setting is malformed, it cannot be imported or called, it returns no
+            module, or there is neither a factory nor a layout.
+    """
+
+    name: str
+    factory: str | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    layout: tuple[TensorSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            plain = json.loads(json.dumps(dict(self.settings), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"the settings of {self.name!r} are not plain JSON ({error}); give numbers, texts, lists and mappings, "
+                'and {"import": "package.module:name"} for an object'
+            ) from error
+        object.__setattr__(self, "settings", plain)
+        if not self.layout:
+            if self.factory is None:
+                raise ValueError(f"architecture {self.name!r} has neither a factory nor a layout; give one of them")
+            with torch.device("meta"):
+                module = self.module()
+            object.__setattr__(self, "layout", layout_of(module.state_dict()))
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    @property
+    def size(self) -> int:
+        """Number of values of one network, buffers included."""
+        return sum(spec.size for spec in self.layout)
+
+    def module(self) -> nn.Module:
+        """Build the module, with whatever values its factory gives it.
+
+        Raises:
+            ValueError: There is no factory, or it cannot be imported or called, or returns no module.
+        """
+        if self.factory is None:
+            raise ValueError(
+                f"architecture {self.name!r} is known by its tensors only; build one with a factory to run its networks"
+            )
+        function = _imported(self.factory)
+        if not callable(function):
+            raise ValueError(
+                f"{self.factory!r} is a {type(function).__name__}, not a function or class; name a factory"
+            )
+        settings = {key: _objects(value) for key, value in self.settings.items()}
+        try:
+            module = _call(function, settings)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.factory!r} cannot be called with {dict(self.settings)}: {error}") from error
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"{self.factory!r} returns a {type(module).__name__}; it must return a torch.nn.Module")
+        return module
+
+    def to_json(self) -> str:
+        """The text form: stable, with the layout, so that reading it builds nothing."""
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "factory": self.factory,
+            "settings": self.settings,
+            "layout": [[name, list(shape), str(dtype).removeprefix("torch.")] for name, shape, dtype in self.layout],
+        }
+        return json.dumps(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Architecture":
+        """What `to_json` wrote.
+
+        Raises:
+            ValueError: The text is not an architecture, or is of another version.
+        """
+        try:
+            document = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"this is not JSON ({error}); give the text that `to_json` wrote") from error
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise ValueError(f"this JSON is not an architecture: it lacks 'format': '{FORMAT}'")
+        if document.get("version") != VERSION:
+            raise ValueError(
+                f"this architecture has version {document.get('version')}, but this regauge reads version {VERSION}; "
+                "write it again with this version, or upgrade regauge"
+            )
+        try:
+            layout = tuple(TensorSpec(name, tuple(shape), _dtype(dtype)) for name, shape, dtype in document["layout"])
+            return cls(document["name"], document["factory"], document["settings"], layout)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this architecture is malformed: {type(error).__name__}: {error}") from error
+
+
+def layout_of(params: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    """The tensors of one network: names, shapes and dtypes, in order."""
+    return tuple(TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in params.items())
+
+
+def _imported(text: str) -> Any:
+    """The object `package.module:name`."""
+    place, colon, name = text.rpartition(":")
+    if not (place and colon and name):
+        raise ValueError(f"{text!r} does not name an object; write package.module:name")
+    try:
+        module = import_module(place)
+    except ImportError as error:
+        raise ValueError(f"{text!r} cannot be imported ({error}); is its package installed?") from error
+    if not hasattr(module, name):
+        raise ValueError(f"{place!r} has no {name!r}")
+    return getattr(module, name)
+
+
+def _objects(value: Any) -> Any:
+    """A setting with the objects that it names in their places."""
+    if isinstance(value, dict):
+        if value.keys() == {"import"}:
+            return _imported(value["import"])
+        return {key: _objects(inner) for key, inner in value.items()}
+    return [_objects(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
+    """Call with arguments by name, those of a variadic parameter one by one."""
+    parameters = inspect.signature(function).parameters.values()
+    variadic = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    rest = dict(settings)
+    values = rest.pop(variadic, ()) if variadic is not None else ()
+    before = [rest.pop(p.name) for p in parameters if _is_positional(p) and p.name in rest and values]
+    return function(*before, *values, **rest)
+
+
+def _is_positional(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not a dtype of torch, such as 'float32'")
+    return dtype

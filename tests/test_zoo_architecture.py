@@ -1,0 +1,106 @@
+"""Architectures: built from text, known by their tensors, the same after a round trip."""
+
+import pytest
+import torch
+from torch import nn
+
+from regauge.nets.mlp import mlp
+from regauge.zoo.architecture import Architecture, TensorSpec, layout_of
+
+CASES = (
+    Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [5, 4, 3], "activation": {"import": "torch:tanh"}}),
+    Architecture("SIREN", "regauge.nets.siren:Siren", {"in_features": 2, "width": 8, "out_features": 3, "depth": 3}),
+    Architecture("BatchNorm", "torch.nn:BatchNorm2d", {"num_features": 6}),
+    Architecture("only tensors", None, {}, (TensorSpec("w", (2, 3), torch.float16), TensorSpec("n", (), torch.int64))),
+)
+
+
+class Stack(nn.Module):
+    """A user's module with a parameter before its variadic one."""
+
+    def __init__(self, activation: nn.Module, *widths: int) -> None:
+        super().__init__()
+        self.body = mlp(*widths, activation=activation)
+
+
+def not_a_module(size: int) -> int:
+    return size
+
+
+@pytest.mark.parametrize("architecture", CASES, ids=lambda a: a.name)
+def test_round_trip(architecture: Architecture) -> None:
+    text = architecture.to_json()
+    again = Architecture.from_json(text)
+    assert again == architecture
+    assert hash(again) == hash(architecture)
+    assert again.to_json() == text
+
+
+@pytest.mark.parametrize("architecture", CASES[:3], ids=lambda a: a.name)
+def test_the_layout_is_that_of_the_module(architecture: Architecture) -> None:
+    state = architecture.module().state_dict()
+    assert architecture.layout == layout_of(state)
+    assert not any(tensor.is_meta for tensor in state.values())
+    assert architecture.size == sum(tensor.numel() for tensor in state.values())
+
+
+def test_settings_reach_the_factory() -> None:
+    x = torch.randn(7, 5)
+    module = CASES[0].module()
+    assert isinstance(module, type(mlp(1, 1)))
+    expected = module.layers[1](torch.tanh(module.layers[0](x)))
+    assert torch.equal(module(x), expected)
+    other = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [5, 4, 3]})
+    assert other != CASES[0]
+    stack = Architecture(
+        "own", f"{__name__}:Stack", {"activation": {"import": "torch:sin"}, "widths": [3, 2, 1]}
+    ).module()
+    assert [spec.shape for spec in layout_of(stack.state_dict())] == [(2, 3), (2,), (1, 2), (1,)]
+
+
+def test_reading_the_text_form_imports_nothing() -> None:
+    text = CASES[0].to_json().replace("regauge.nets.mlp:mlp", "absent_package:make")
+    architecture = Architecture.from_json(text)
+    assert architecture.layout == CASES[0].layout
+    with pytest.raises(ValueError, match=r"'absent_package:make' cannot be imported"):
+        architecture.module()
+
+
+@pytest.mark.parametrize(
+    ("factory", "settings", "message"),
+    [
+        (None, {}, "neither a factory nor a layout"),
+        ("mlp", {}, "write package.module:name"),
+        ("regauge.nets.mlp:absent", {}, "'regauge.nets.mlp' has no 'absent'"),
+        ("torch:pi", {}, "is a float, not a function"),
+        ("regauge.nets.mlp:mlp", {"width": [3, 2]}, "cannot be called with .*width"),
+        ("regauge.nets.mlp:mlp", {"widths": [3]}, "needs at least inputs and outputs"),
+        ("regauge.nets.mlp:mlp", {"widths": {3, 2}}, "are not plain JSON"),
+        ("regauge.nets.mlp:mlp", {"widths": [3, float("nan")]}, "are not plain JSON"),
+        (f"{__name__}:not_a_module", {"size": 3}, "returns a int; it must return"),
+    ],
+)
+def test_what_cannot_be_built(factory: str | None, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Architecture("wrong", factory, settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not an architecture"),
+        ('{"format": "regauge.architecture", "version": 2}', "has version 2"),
+        ('{"format": "regauge.architecture", "version": 1}', "malformed"),
+        (CASES[0].to_json().replace("float32", "float33"), "'float33' is not a dtype"),
+    ],
+)
+def test_what_cannot_be_read(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Architecture.from_json(text)
+
+
+def test_networks_without_a_factory_have_no_module() -> None:
+    assert CASES[3].size == 7
+    with pytest.raises(ValueError, match="known by its tensors only"):
+        CASES[3].module()
