@@ -1,10 +1,11 @@
 """All experiments, by paper."""
 
-from regauge.papers import deep_align, residual, sine_waves
+from regauge.papers import deep_align, residual, resnets, sine_waves
 from regauge.papers.experiment import Experiments
 
 EXPERIMENTS: dict[str, Experiments] = {
     "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS,
     "extra": residual.EXPERIMENTS,
+    "merging": resnets.EXPERIMENTS,
 }
-"""Papers by number; "extra" holds what belongs to none of them."""
+"""Papers by number; "extra" and "merging" hold what belongs to none of them."""
