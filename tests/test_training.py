@@ -80,8 +80,19 @@ def test_initialization_depends_on_the_generator_only() -> None:
     assert float(draws[0]["conv2.weight"].abs().max()) <= 36**-0.5
 
 
+def test_batch_normalization_starts_as_torch_starts_it() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+    fresh = {name: tensor.clone() for name, tensor in module[1].state_dict().items()}
+    with torch.no_grad():
+        module[1](torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0)))
+        module[1].weight.fill_(7)
+    start = initialize(module, torch.Generator())
+    assert all(torch.equal(start[f"1.{name}"], tensor) for name, tensor in fresh.items())
+    assert start["1.num_batches_tracked"].dtype == torch.int64
+
+
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match=r"only linear and convolutional layers can be drawn.*'0.weight'"):
+    with pytest.raises(ValueError, match=r"only linear and convolutional layers and batch normalization can be drawn.*'0.weight'"):
         initialize(nn.Sequential(nn.LayerNorm(3)), torch.Generator())
     with pytest.raises(ValueError, match="epochs and batch must be at least 1"):
         Training(epochs=0)

@@ -6,9 +6,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.core.params import Params
+from regauge.core.task import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Training:
 def initialize(module: nn.Module, generator: torch.Generator) -> Params:
     """Draw linear and convolutional layers anew, as torch does but from `generator`.
 
-    Weights and biases are uniform with bound 1/sqrt(fan in).
+    Weights and biases are uniform with bound 1/sqrt(fan in). Batch normalization starts as torch starts it: weights and
+    variances one, biases and means zero.
 
     Returns:
         New parameters; the module keeps its own.
@@ -60,9 +62,17 @@ def initialize(module: nn.Module, generator: torch.Generator) -> Params:
                 name = f"{prefix}.{field}".removeprefix(".")
                 params[name].uniform_(-bound, bound, generator=generator)
                 drawn.add(name)
+        elif isinstance(layer, _BatchNorm):
+            for field, tensor in layer.state_dict().items():
+                name = f"{prefix}.{field}".removeprefix(".")
+                params[name] = torch.full_like(tensor, field in ("weight", "running_var"))
+                drawn.add(name)
     others = [name for name, _ in module.named_parameters() if name not in drawn]
     if others:
-        raise ValueError(f"only linear and convolutional layers can be drawn, but the module has {others[:4]}")
+        raise ValueError(
+            "only linear and convolutional layers and batch normalization can be drawn, but the module has "
+            f"{others[:4]}"
+        )
     return params
 
 
@@ -82,7 +92,7 @@ def train(
         module: How to run the parameters; its own are not used.
         params: Where to start.
         inputs: `[n, ...]`.
-        labels: Classes, `[n]`.
+        labels: Classes, `[n]`; of sequences `[n, ...]`, as many as the outputs have.
         training: Epochs, batch size, learning rate.
         generator: Draws the order of the examples.
         on_step: Is told the loss of every batch, in nats.
@@ -104,7 +114,7 @@ def train(
     for _ in range(training.epochs):
         for index in torch.split(torch.randperm(len(labels), generator=generator), training.batch):
             outputs = torch.func.functional_call(module, {**learned, **buffers}, (inputs[index],))
-            loss = functional.cross_entropy(outputs, labels[index])
+            loss = cross_entropy(outputs, labels[index])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
