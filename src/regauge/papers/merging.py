@@ -69,7 +69,7 @@ def mnist_config(scale: Scale) -> Merging:
         Training(epochs=5, batch=128, lr=1e-3, weight_decay=0.0),
         60_000,
     )
-    return Merging(population, networks=5, sets=3 if scale == "cpu" else 10, read=5000)
+    return Merging(population, networks=5, sets=2 if scale == "cpu" else 10, read=5000)
 
 
 def cifar10_config(scale: Scale) -> Merging:
@@ -80,8 +80,8 @@ def cifar10_config(scale: Scale) -> Merging:
         "CIFAR-10",
         "CNN with 32, 64 and 64 channels",
         lambda: VGG((32, "pool", 64, "pool", 64, "pool"), (), 10, image=32, in_channels=3, norm="none"),
-        Training(epochs=5 if scale == "cpu" else 20, batch=128, lr=4e-3, weight_decay=0.0),
-        50_000,
+        Training(epochs=4 if scale == "cpu" else 20, batch=128, lr=4e-3, weight_decay=0.0),
+        25_000 if scale == "cpu" else 50_000,
     )
     return Merging(population, networks=5, sets=1 if scale == "cpu" else 5, read=5000)
 

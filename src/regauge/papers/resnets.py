@@ -65,7 +65,7 @@ def config(scale: Scale) -> Resnets:
         notes = ("a test run on small networks, which are hardly trained",)
         return Resnets((1,), populations, pairs=1, points=3, read=50, test=50, notes=notes)
     if scale == "cpu":
-        populations = _populations("CIFAR-10", (1, 2, 4), 3, training, examples=40_000)
+        populations = _populations("CIFAR-10", (1, 2, 4), 3, training, examples=25_000)
         return Resnets((1, 2, 4), populations, pairs=1, points=5, read=1000, test=2000)
     populations = _populations("CIFAR-10", (1, 2, 4, 8), 3, replace(training, epochs=30), examples=50_000)
     return Resnets((1, 2, 4, 8), populations, pairs=3, points=25, read=10_000, test=10_000)
