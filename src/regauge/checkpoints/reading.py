@@ -42,11 +42,7 @@ def load(path: str | Path) -> Params:
         FileNotFoundError: The file, or a shard that its index names, is not there.
         ValueError: The file is none of these, is damaged, or holds something else than tensors.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = _in_folder(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no checkpoint {str(path)!r}; check the path")
+    path = locate(path)
     if path.name.endswith(".index.json"):
         return _load_sharded(path)
     if path.suffix == ".safetensors":
@@ -104,6 +100,21 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
     return result
 
 
+def locate(path: str | Path) -> Path:
+    """The file that holds a checkpoint, or the index of its shards: in a folder, what `load` would read.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: A folder holds several.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = _in_folder(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no checkpoint {str(path)!r}; check the path")
+    return path
+
+
 def _in_folder(folder: Path) -> Path:
     for name in FOLDER_FILES:
         if (folder / name).exists():
@@ -131,9 +142,15 @@ def _load_safetensors(path: Path) -> Params:
         ) from error
 
 
-def _load_sharded(index: Path) -> Params:
+def shards_of(index: Path) -> dict[str, str]:
+    """The file that holds each parameter, by the index of a sharded checkpoint.
+
+    Raises:
+        FileNotFoundError: A shard is not there.
+        ValueError: It is no index, or it names files outside its own folder.
+    """
     try:
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards = list(dict.fromkeys(files.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -151,8 +168,13 @@ def _load_sharded(index: Path) -> Params:
             f"{str(index)!r} names shards that are not there: {_shortened(absent)} "
             f"({len(absent)} of {len(shards)}); put them beside it"
         )
+    return files
+
+
+def _load_sharded(index: Path) -> Params:
+    files = shards_of(index)
     params: Params = {}
-    for shard in shards:
+    for shard in dict.fromkeys(files.values()):
         there = load(index.parent / shard)
         for name in (name for name, file in files.items() if file == shard):
             if name not in there:

@@ -47,11 +47,11 @@ def save(
         mode = temporary.stat().st_mode
         save_file(_separate(params), temporary, metadata=dict(metadata or {}) | {"format": "pt"})
         temporary.chmod(mode)  # safetensors leaves a file that only its owner can read, whatever the umask
-        _flush(temporary)
+        flush(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _flush(path.parent)
+    flush(path.parent)
     return path
 
 
@@ -61,11 +61,11 @@ def save_text(text: str, path: str | Path) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         temporary.write_text(text, encoding="utf-8")
-        _flush(temporary)
+        flush(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _flush(path.parent)
+    flush(path.parent)
     return path
 
 
@@ -100,7 +100,8 @@ def _separate(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
