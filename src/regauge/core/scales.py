@@ -85,6 +85,25 @@ def balance(symmetry: Symmetry, params: Mapping[str, Tensor], *, buffers: Litera
     return element
 
 
+def balanced_parts(symmetry: Symmetry, *, buffers: Literal["move", "keep"] = "move") -> list[frozenset[str]]:
+    """The parameters that `balance` looks at, in parts that do not depend on one another.
+
+    Balancing the part alone (with all buffers, where they are kept) gives the same factors as balancing everything.
+
+    Args:
+        symmetry: With every size known.
+        buffers: As in `balance`.
+    """
+    parts: list[frozenset[str]] = []
+    for direction in _directions(symmetry, buffers):
+        names = frozenset(place.name for place in direction.places)
+        for part in [p for p in parts if p & names]:
+            parts.remove(part)
+            names |= part
+        parts.append(names)
+    return parts
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where a direction acts on the squares of one tensor.

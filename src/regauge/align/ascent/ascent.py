@@ -13,7 +13,7 @@ The second dictionary is kept moved, so that every step is relative to what is k
 gather.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -87,17 +87,19 @@ class Ascent:
         }
         self._dirty = {family.root.name for family in self.families}
 
-    def start_from_barycentre(self) -> None:
+    def start_from_barycentre(self, known: Collection[str] = ()) -> None:
         """Choose every family once, the best anchored first, with unknown ones at their barycentre.
+
+        Families whose root is in `known` stay as they are, and come first in later sweeps.
 
         An unknown permutation is replaced by the uniform doubly stochastic matrix, unknown signs and
         rotations by zero: their expectation over the group. The family whose cost is best known (through
         inputs, outputs and what is chosen already) comes first. Coordinate ascent from the identity ends in
         poor local optima on residual networks, because there most of the first costs is noise.
         """
-        unknown = {family.root.name: family for family in self.families}
+        unknown = {family.root.name: family for family in self.families if family.root.name not in known}
         scores: dict[str, float] = {}
-        order = []
+        order = [family for family in self.families if family.root.name in known]
         while unknown:
             for name in unknown.keys() - scores.keys():
                 scores[name] = self._anchored(unknown[name], unknown)
