@@ -19,6 +19,7 @@ from regauge.nets.densenet import densenet
 from regauge.nets.mobilenet import mobilenet_v2
 from regauge.nets.resnet import resnet20, resnet50
 from regauge.nets.siren import Siren
+from regauge.nets.transformer import GPT, Llama, ViT
 from regauge.nets.unet import UNet
 from regauge.nets.vgg import vgg16
 
@@ -395,6 +396,12 @@ CASES = (
     Case("gru", lambda: Recurrent(nn.GRU), normal(2, 6, 5), "2*S12", signs=2),
     Case("rnn_tanh", lambda: Recurrent(nn.RNN), normal(2, 6, 5), "2*S12", signs=2),
     Case("rnn_relu", lambda: Recurrent(nn.RNN, nonlinearity="relu"), normal(2, 6, 5), "2*S12", scales=2),
+    # Five scales and signs on the stream: one for each of the gains between it and its readers; RMSNorm has a sign more.
+    Case("gpt", lambda: GPT(17, 6, width=24), tokens(), "2*S96 S24 2*S4 4*GL6^4", 5, 5, irrelevant=KEY_BIAS),
+    Case("llama", lambda: Llama(17, width=32), tokens(), "2*S85 S32 2*S2 2*S2^2 2*GL8^2", 9, 10),
+    Case(
+        "vit", lambda: ViT(16, 8, width=24), normal(2, 1, 16, 16), "2*S96 S24 2*S4 4*GL6^4", 5, 5, irrelevant=KEY_BIAS
+    ),
     Case("torch_transformer", Encoder, normal(2, 6, 5), "2*S20 S16 2*S4 4*GL4^4", scales=3, signs=1),
     Case("pixel_shuffle", PixelShuffle, IMAGE, "S16 S8", scales=2),
     Case("concatenation", Concatenation, normal(4, 5), "S6 S9", scales=1, signs=1),

@@ -145,6 +145,24 @@ def test_procrustes_beats_every_rotation_and_reflection_of_the_plane(kind: str) 
     assert float(found.objective) == pytest.approx(best, rel=1e-5)
 
 
+def test_procrustes_that_keeps_the_ones_beats_every_such_rotation() -> None:
+    c = drawn(3, 3, seed=8)
+    centered = group(3, is_permuted=False, matrix="orthogonal", keeps_ones=True)
+    found = closest(centered, c)
+    assert found.value.matrix is not None
+    assert torch.allclose(found.value.matrix @ found.value.matrix.mT, torch.eye(3).double())
+    assert torch.allclose(found.value.matrix.sum(0), torch.ones(3).double())
+    axis = torch.full((3, 3), 1 / 3).double()
+    cross = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]]).double() / math.sqrt(3)
+    angles = torch.linspace(0, 2 * math.pi, 2001, dtype=torch.float64)[:, None, None]
+    rotations = axis + angles.cos() * (torch.eye(3).double() - axis) + angles.sin() * cross
+    every = torch.cat([rotations, rotations[:, [1, 0, 2]]])
+    best = float((every * c).sum((-1, -2)).max())
+    assert float(found.objective) >= best
+    assert float(found.objective) == pytest.approx(best, rel=1e-5)
+    assert float(found.objective) <= float(closest(group(3, is_permuted=False, matrix="orthogonal"), c).objective)
+
+
 def test_units_that_cannot_be_reordered_only_choose_signs() -> None:
     c = drawn(3, 4, 4, seed=1)
     found = closest(group(4, is_permuted=False, signs=1), c)

@@ -13,7 +13,7 @@ from regauge.core import act as act_module
 from regauge.core.element import select_parts, stack
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=12)
-KINDS = ("permutation", "signed", "dihedral", "scaled", "orthogonal", "linear")
+KINDS = ("permutation", "signed", "dihedral", "scaled", "orthogonal", "centered", "linear")
 SIZES = st.integers(1, 6)
 SEEDS = st.integers(0, 2**31)
 
@@ -275,18 +275,41 @@ def test_parts_restrict_a_random_element(kind: str) -> None:
         "dihedral": ("permutation", "sign", "shift"),
         "scaled": ("permutation", "scale"),
         "orthogonal": ("linear",),
+        "centered": ("linear",),
         "linear": ("linear",),
     }[kind]
     selected = select_parts(everything, bound.groups, parts)
     assert all(torch.equal(bound.act(selected, params)[name], bound.act(everything, params)[name]) for name in params)
 
 
-def test_random_elements_are_orthogonal_where_they_should_be() -> None:
-    symmetry, shapes = one_kind("orthogonal", 6)
+@pytest.mark.parametrize("kind", ["orthogonal", "centered"])
+def test_random_elements_are_orthogonal_where_they_should_be(kind: str) -> None:
+    symmetry, shapes = one_kind(kind, 6)
     bound = symmetry.bind(draw(shapes, 0))
     matrix = bound.random(torch.Generator().manual_seed(0))["h"].matrix
     assert matrix is not None
     assert torch.allclose(matrix @ matrix.mT, torch.eye(6, dtype=torch.float64), atol=1e-12)
+    keeps_ones = torch.allclose(matrix.sum(-1), torch.ones(6, dtype=torch.float64), atol=1e-12)
+    assert keeps_ones == (kind == "centered")
+
+
+def test_rotations_that_keep_the_ones_are_a_group_of_the_next_smaller_dimension() -> None:
+    symmetry, shapes = one_kind("centered", 6)
+    params = draw(shapes, 0)
+    bound = symmetry.bind(params)
+    assert bound.dimension == one_kind("orthogonal", 5)[0].bind(draw(one_kind("orthogonal", 5)[1], 0)).dimension == 10
+    moved = bound.act(bound.random(torch.Generator().manual_seed(0)), params)
+    # They commute with taking the mean over the units.
+    assert torch.allclose(moved["w1"].mean(0), params["w1"].mean(0), atol=1e-12)
+    assert torch.allclose(moved["w2"].mean(1), params["w2"].mean(1), atol=1e-12)
+    assert "centered" in str(bound)
+    assert "rotation, ones kept" in str(bound)
+    assert rg.Symmetry.from_json(bound.to_json()) == bound
+
+
+def test_only_rotations_can_keep_the_ones() -> None:
+    with pytest.raises(ValueError, match=r"keeps the vector of all ones.*write matrix='orthogonal'"):
+        rg.Group("a", 3, (), is_permuted=False, matrix="linear", keeps_ones=True)
 
 
 def test_the_same_generator_gives_the_same_element() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from regauge.data.images import CIFAR10_SHA256, MNIST_SHA256, cifar10, digits, has_cifar10, has_mnist, mnist
+from regauge.data.text import help_topics, windows
 from regauge.data.waves import waves
 
 needs_cifar10 = pytest.mark.skipif(not has_cifar10(), reason="REGAUGE_DATA names no folder with cifar10/")
@@ -114,3 +115,23 @@ def test_waves_are_sines_on_two_grids() -> None:
     assert not torch.isin(data.test_inputs, data.inputs).any()
     with pytest.raises(ValueError, match=r"sampled at both ends.*points=1"):
         waves(1, 1, generator=torch.Generator())
+
+
+def test_the_corpus_is_the_text_of_pythons_help() -> None:
+    from pydoc_data.topics import topics
+
+    data = help_topics()
+    assert data.decode(torch.cat([data.train, data.validation])) == "\n\n".join(topics[key] for key in sorted(topics))
+    assert len(data.validation) == pytest.approx(len(data.train) / 9, rel=1e-4)
+    assert data.symbols == "".join(sorted(set(data.symbols)))
+    assert int(data.train.max()) < len(data.symbols)
+    assert data.name == help_topics().name
+
+
+def test_windows_ask_for_the_next_symbol() -> None:
+    inputs, targets = windows(torch.arange(11), 3)
+    assert inputs.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert targets.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert windows(torch.arange(10), 3)[1].tolist()[-1] == [7, 8, 9]
+    with pytest.raises(ValueError, match="3 symbols, too few for one piece of 3"):
+        windows(torch.arange(3), 3)

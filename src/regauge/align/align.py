@@ -174,6 +174,8 @@ def _checked(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], sym
     require_finite(params_a, "the first network")
     require_finite(params_b, "the second network")
     symmetry = symmetry.bind(params_b)
+    for params in (params_a, params_b):
+        symmetry.require_ones(params)
     for name in symmetry.sites:
         if params_b[name].ndim != len(symmetry.shapes[name]):
             raise ValueError(

@@ -105,6 +105,7 @@ def align_many(
         raise ValueError("there is no network to align; give at least one")
     for k, network in enumerate(params):
         require_same_shapes(params[0], network)
+        symmetry.require_ones(network)
         require_finite(network, ("the first network", "the second network")[k] if k < 2 else f"network {k + 1}")
     symmetry = symmetry.bind(params[0])
     for name in symmetry.sites:

@@ -93,6 +93,8 @@ def align_pairs(
     else:
         _require_finite_networks(params_a, "first")
     _require_finite_networks(params_b, "second")
+    for params in (params_a, params_b):
+        symmetry.require_ones(params)
     method = WeightMatching() if method is None else method
     if isinstance(method, PairsMethod):
         found = method.match_pairs(params_a, params_b, symmetry, task=task, generator=generator)

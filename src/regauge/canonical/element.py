@@ -23,6 +23,7 @@ from regauge.canonical.units import gather, unit_index
 from regauge.core import element as _element
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
+from regauge.core.rotations import keeping_ones, zero_sum_basis
 from regauge.core.symmetry import Symmetry
 
 TIE, COARSEST = 64, 1e-3
@@ -52,7 +53,7 @@ def carry_out(plan: Plan, symmetry: Symmetry, params: Mapping[str, Tensor], part
             case ShiftStep() if "shift" in parts:
                 work.take(step, work.shift(step))
             case SignStep(flips=()) if "linear" in parts:
-                work.take(step, Value(matrix=torch.diag_embed(work.signs(step))))
+                work.take(step, work.reflect(step))
             case SignStep(flips=(_, *_)) if "sign" in parts:
                 work.take(step, work.flip(step))
             case OrderStep() if "permutation" in parts:
@@ -154,20 +155,33 @@ class _Work:
 
     def rotate(self, step: RotationStep) -> Value:
         """The eigenvectors of the Gram matrix as rows, largest eigenvalue first."""
-        values = torch.cat([self.values(place) for place in step.places], dim=-1)
+        values = torch.cat([self.coordinates(place) for place in step.places], dim=-1)
         squares, vectors = torch.linalg.eigh(values @ values.mT)
         # Directions in which there are no values may be turned into each other, all others must differ.
         smallest = SINGULAR * squares[..., -1:]
         is_distinct = ((squares.diff(dim=-1) > smallest) | (squares[..., 1:] <= smallest)).all(-1)
         is_good = self.regular.get(step.group, torch.ones((), dtype=torch.bool))
         self.regular[step.group] = is_good & is_distinct
-        return Value(matrix=self._where_regular(step.group, vectors.flip(-1).mT))
+        found = vectors.flip(-1).mT
+        if self.symmetry[step.group].keeps_ones:
+            found = keeping_ones(found)
+        return Value(matrix=self._where_regular(step.group, found))
+
+    def coordinates(self, place: Place) -> Tensor:
+        """The values in coordinates that a rotation can turn: without the mean where the ones stay."""
+        values = self.values(place)
+        return zero_sum_basis(values.shape[-2]) @ values if place[1].group.keeps_ones else values
+
+    def reflect(self, step: SignStep) -> Value:
+        """The matrix that flips the coordinates which should be flipped."""
+        matrix = torch.diag_embed(self.signs(step))
+        return Value(matrix=keeping_ones(matrix) if self.symmetry[step.group].keeps_ones else matrix)
 
     def signs(self, step: SignStep) -> Tensor:
-        """Signs `[*lead, *bases, size]`: of the first odd power sum that is not zero."""
+        """Signs `[*lead, *bases, size]`: of the first odd power sum that is not zero; of coordinates if they turn."""
         signs = torch.zeros((), dtype=torch.float64)
         for place in step.places:
-            values = self.values(place)
+            values = self.coordinates(place)
             for power in (1, 3):
                 total, scale = values.pow(power).sum(-1), values.abs().pow(power).sum(-1)
                 is_certain = total.abs() > self.tolerance * scale

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.groups import Group
+from regauge.core.rotations import keeping_ones
 
 PARTS = ("permutation", "sign", "scale", "shift", "linear")
 
@@ -306,14 +307,17 @@ def _shift_sign(group: Group, value: Value) -> Tensor:
 
 
 def _random_matrix(shape: torch.Size, group: Group, generator: torch.Generator) -> Tensor:
-    def haar() -> Tensor:
+    def haar(shape: torch.Size) -> Tensor:
         noise = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64).cpu()
         q, r = torch.linalg.qr(noise)
         signs: Tensor = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
         rotation: Tensor = q * signs.unsqueeze(-2)
         return rotation
 
+    if group.keeps_ones:
+        smaller = torch.Size((*shape[:-2], group.size - 1, group.size - 1))
+        return keeping_ones(haar(smaller))
     if group.matrix == "orthogonal":
-        return haar()
+        return haar(shape)
     noise = torch.rand(shape[:-1], generator=generator, device=generator.device, dtype=torch.float64).cpu()
-    return haar() @ (torch.exp2(2 * noise - 1).unsqueeze(-1) * haar())
+    return haar(shape) @ (torch.exp2(2 * noise - 1).unsqueeze(-1) * haar(shape))

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["permutation", "signed", "dihedral", "scaled", "orthogonal", "linear", "nested"]
+Kind = Literal["permutation", "signed", "dihedral", "scaled", "orthogonal", "centered", "linear", "nested"]
 Matrix = Literal["none", "orthogonal", "linear"]
 
 
@@ -68,6 +68,7 @@ class Group:
         signs: Number of independent families of signs per unit.
         shifts: Number of independent families of half-period shifts per unit (periodic activations).
         matrix: Whether a whole rotation or an invertible matrix acts instead.
+        keeps_ones: Only rotations that leave the vector of all ones where it is: what LayerNorm lets through.
         within: Names of the groups in which it is repeated: one independent copy per index of these.
         is_base: Whether another group is repeated within this one.
     """
@@ -80,6 +81,7 @@ class Group:
     signs: int = 0
     shifts: int = 0
     matrix: Matrix = "none"
+    keeps_ones: bool = False
     within: tuple[str, ...] = ()
     is_base: bool = False
 
@@ -92,6 +94,11 @@ class Group:
                     f"for scale, sign, parity and shift; the group has "
                     f"{(self.scales, self.signs, self.shifts, self.shifts)} families"
                 )
+        if self.keeps_ones and self.matrix != "orthogonal":
+            raise ValueError(
+                f"group {self.name!r} keeps the vector of all ones, which only a choice among rotations can mean, but "
+                f"its matrix is {self.matrix!r}; write matrix='orthogonal'"
+            )
         if self.matrix != "none" and (self.is_permuted or self.scales or self.signs or self.shifts):
             raise ValueError(
                 f"group {self.name!r} is {self.matrix}: it contains permutations, scales and signs, so it cannot "
@@ -102,7 +109,7 @@ class Group:
     def kind(self) -> Kind:
         """The summary that people read and filter by."""
         if self.matrix == "orthogonal":
-            return "orthogonal"
+            return "centered" if self.keeps_ones else "orthogonal"
         if self.matrix == "linear":
             return "linear"
         if self.is_base:

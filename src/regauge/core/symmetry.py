@@ -52,6 +52,8 @@ class Symmetry:
         buffers: Names that move with the network but are no parameters (running statistics): matching does
             not compare them.
         tied: Names that are one tensor in the model; checkpoints may leave out all but one of them.
+        ones: Gains that must be exactly one for the symmetry to hold (`regauge.fold` makes them so): what they
+            would forbid acts, and nothing acts on them.
     """
 
     groups: tuple[Group, ...]
@@ -62,6 +64,7 @@ class Symmetry:
     notes: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     tied: tuple[tuple[str, ...], ...] = ()
+    ones: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
@@ -100,7 +103,7 @@ class Symmetry:
         sizes = {group.name: group.size for group in self.groups}
         total = 0
         for group in self.groups:
-            n = group.size
+            n = group.size - group.keeps_ones
             one = {"linear": n * n, "orthogonal": n * (n - 1) // 2, "none": group.scales * n}[group.matrix]
             total += one * math.prod(sizes[b] for b in group.within)
         return total
@@ -245,6 +248,20 @@ class Symmetry:
             return self
         return replace(self, groups=tuple(sized(group, shapes) for group in self.groups), shapes=shapes)
 
+    def require_ones(self, params: Mapping[str, Tensor]) -> None:
+        """Refuse parameters for which the symmetry does not hold.
+
+        Raises:
+            ValueError: A gain that the symmetry takes for one is not.
+        """
+        wrong = [name for name in self.ones if name in params and not bool((params[name] == 1).all())]
+        if wrong:
+            raise ValueError(
+                f"this symmetry holds for networks whose gains are one, but {wrong[0]!r} is not ({len(wrong)} gains in "
+                "all); fold the gains into the layers behind them with `regauge.fold`, or discover the symmetry "
+                "without `ones`"
+            )
+
     def verify(
         self,
         module: nn.Module,
@@ -283,6 +300,7 @@ class Symmetry:
             "notes": list(self.notes),
             "buffers": list(self.buffers),
             "tied": [list(names) for names in self.tied],
+            **({"ones": list(self.ones)} if self.ones else {}),
         }
         return text_form.write(self.groups, fields)
 
@@ -303,6 +321,7 @@ class Symmetry:
             tuple(document.get("notes", [])),
             tuple(document.get("buffers", [])),
             tuple(tuple(names) for names in document.get("tied", [])),
+            tuple(document.get("ones", [])),
         )
 
     @classmethod

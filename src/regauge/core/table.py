@@ -56,6 +56,8 @@ def render(
 
 
 def _families(group: Group) -> str:
+    if group.keeps_ones:
+        return "rotation, ones kept"
     if group.matrix != "none":
         return {"orthogonal": "rotation", "linear": "matrix"}[group.matrix]
     parts = ["order"] if group.is_permuted else []

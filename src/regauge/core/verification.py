@@ -86,7 +86,7 @@ def verify(
             "the module is on the meta device, where nothing can be computed; verify a small configuration of the "
             "same architecture, or materialize the module with `module.to_empty(device='cpu')`"
         )
-    probe, params, reference, tolerance = _prepared(module, inputs, kwargs, outputs, generator)
+    probe, params, reference, tolerance = _prepared(symmetry, module, inputs, kwargs, outputs, generator)
     element = symmetry.random(generator)
     total = relative_change(reference, probe(symmetry.act(element, params)))
     blank = symmetry.identity()
@@ -98,7 +98,12 @@ def verify(
 
 
 def _prepared(
-    module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs, generator: torch.Generator
+    symmetry: "Symmetry",
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outputs: Outputs,
+    generator: torch.Generator,
 ) -> tuple["Probe", Params, list[Tensor], float]:
     """A probe, parameters away from initialization, what they compute, and how exactly the model can compute it."""
     try:
@@ -110,6 +115,7 @@ def _prepared(
         tolerance = TOLERANCE_FLOAT32
     for strength in (0.3, 0.1, 0.01):
         params = perturbed(probe.params, set(probe.buffers), generator, strength)
+        params |= {name: torch.ones_like(params[name]) for name in symmetry.ones}
         reference = probe(params)
         if all(bool(t.isfinite().all()) for t in reference):
             return probe, params, reference, tolerance

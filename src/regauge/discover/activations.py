@@ -116,7 +116,7 @@ def activations(
     if is_meta:
         example = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), example)
     with leaves_as_operators(module):
-        program, found = traced(module, *example, outputs)
+        program, found = traced(module, *example, outputs, bound.ones)
     nodes = _dependent(program)
     watched = {f"%{node.name}": value for node, value in found.values.items() if node in nodes}
     slots = write_out(found.builder.records, found.params, watched)
@@ -160,6 +160,7 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
     failed: set[str] = set()
     for strength in (0.3, 0.1, 0.01):
         start = perturbed(params, set(symmetry.buffers), generator, strength)
+        start |= {name: torch.ones_like(start[name]) for name in symmetry.ones}
         before = found.values(start, inputs, kwargs)
         if all(bool(t.isfinite().all()) for t in before.values()):
             break

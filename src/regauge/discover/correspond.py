@@ -76,7 +76,7 @@ def _has_same_units(
         return False
     if (group.matrix == "none") != (other.matrix == "none") or (group.is_permuted and not other.is_permuted):
         return False
-    if group.matrix == "linear" and other.matrix != "linear":
+    if (group.matrix == "linear" and other.matrix != "linear") or (other.keeps_ones and not group.keeps_ones):
         return False
     if group.is_permuted or group.is_base or group.matrix != "none":
         # Of tied parameters one name is enough.

@@ -1,6 +1,6 @@
 """The symmetry of any model: trace it, tie its axes, solve for what may act on them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ def discover(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     outputs: Outputs = None,
+    ones: Collection[str] = (),
     verify: bool | None = None,
 ) -> Symmetry:
     """Find the transformations of a model's parameters and buffers that leave its function unchanged.
@@ -48,6 +49,9 @@ def discover(
         example_kwargs: Keyword inputs.
         outputs: Which outputs must stay: a field name or several, or a function of the output. By default all
             tensors in it; objects such as key-value caches do not count.
+        ones: Gains that are exactly one, and stay so (`regauge.fold` makes them so). They are no obstacle then: a
+            residual stream that is read through RMSNorm can be rotated, one that is read through LayerNorm by all
+            rotations that keep the vector of ones. The symmetry holds for networks with these gains only.
         verify: Whether to check the result numerically at once and to freeze what fails. By default this is done
             for modules of up to 50 million parameters that are not on the meta device.
 
@@ -56,7 +60,7 @@ def discover(
 
     Raises:
         TraceError: `torch.export` cannot trace the module.
-        ValueError: The module returns no tensor that counts.
+        ValueError: The module returns no tensor that counts, or has no parameter of a name in `ones`.
 
     References:
         Ainsworth et al. (2023), section 3; Godfrey et al. (2022), on the groups of activations.
@@ -66,8 +70,8 @@ def discover(
     if is_meta:
         inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))
     with leaves_as_operators(module):
-        program, result = traced(module, inputs, kwargs, outputs)
-    symmetry = _symmetry(program, result)
+        program, result = traced(module, inputs, kwargs, outputs, ones)
+    symmetry = replace(_symmetry(program, result), ones=_all_names(program, ones))
     count = sum(p.numel() for p in module.parameters())
     if _has_single_batch(inputs, kwargs):
         symmetry = replace(symmetry, notes=(*symmetry.notes, SINGLE_BATCH))
@@ -82,15 +86,19 @@ def _has_single_batch(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def traced(
-    module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs = None
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outputs: Outputs = None,
+    ones: Collection[str] = (),
 ) -> tuple[Program, Pass]:
     """A module as a program, and what its operators record; within `leaves_as_operators`."""
-    program = trace(module, inputs, kwargs, outputs)
+    program = trace(module, inputs, kwargs, outputs, ones=ones)
     result = _run(program)
     if result.builder.unknown:
         # Second chance: write what has no rule in terms of operators that have one.
         names = frozenset(name.split(" ")[0].split("::")[-1] for name in result.builder.unknown)
-        simpler = trace(module, inputs, kwargs, outputs, decompose=names)
+        simpler = trace(module, inputs, kwargs, outputs, decompose=names, ones=ones)
         again = _run(simpler)
         if len(again.builder.unknown) < len(result.builder.unknown):
             return simpler, again
@@ -121,6 +129,12 @@ def _symmetry(program: Program, result: Pass) -> Symmetry:
         buffers=program.buffers,
         tied=tuple(names for names in program.aliases.values() if len(names) > 1),
     )
+
+
+def _all_names(program: Program, names: Collection[str]) -> tuple[str, ...]:
+    """Some parameters by all the names that they have."""
+    tied = {name: every for every in program.aliases.values() for name in every}
+    return tuple(sorted({name for one in names for name in tied[one]}))
 
 
 def _without_failures(

@@ -146,6 +146,7 @@ class _Emitter:
                     _merged(placements),
                     is_permuted=False,
                     matrix=part.kind,
+                    keeps_ones=part.keeps_ones,
                     within=self._within(part.bases),
                 )
             )

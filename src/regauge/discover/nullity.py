@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from regauge.core.element import Element
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
+from regauge.core.rotations import zero_sum_basis
 from regauge.core.symmetry import Symmetry
 from regauge.core.verification import Probe, perturbed
 from regauge.discover.discover import discover
@@ -114,7 +115,8 @@ def nullity(
             # The kernel has no derivatives with respect to the running statistics.
             layer.forward = partial(_batch_norm, layer)  # type: ignore[method-assign]
     params = perturbed(probe.params, set(probe.buffers), generator)
-    names = _distinct(probe.params)
+    params |= {name: torch.ones_like(params[name]) for name in symmetry.ones}
+    names = [name for name in _distinct(probe.params) if name not in symmetry.ones]
     total = sum(params[name].numel() for name in names)
     if not 0 < total <= LIMIT:
         raise ValueError(
@@ -261,6 +263,9 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
         steps = STEP * torch.eye(count, dtype=torch.float64).reshape(count, *start.shape)
         if group.matrix == "orthogonal":
             steps = steps - steps.mT
+        if group.keeps_ones:
+            basis = zero_sum_basis(group.size)
+            steps = (basis.mT @ basis) @ steps @ (basis.mT @ basis)
         ends = []
         for sign in (1, -1):
             one = bound.identity((count,))

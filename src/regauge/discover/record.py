@@ -97,6 +97,7 @@ class Letter:
         sign: Equations for signs; None fixes every spot.
         edges: Where a matrix may act; None nowhere.
         is_metric: Only rotations may act.
+        keeps_ones: Of these only those that leave the vector of all ones where it is.
         is_mixing: The operator treats the indices jointly, so that nothing else may depend on them.
         is_shared: One reordering must serve all: this axis cannot be repeated within another.
         is_virtual: The axis is selected from by another axis of the result, which remembers it.
@@ -109,6 +110,7 @@ class Letter:
     sign: tuple[tuple[int, ...], ...] | None = None
     edges: Edges | None = None
     is_metric: bool = False
+    keeps_ones: bool = False
     is_mixing: bool = False
     is_shared: bool = False
     is_virtual: bool = False
@@ -212,6 +214,11 @@ def normed(*spots: Spot) -> Letter:
     """The 2-norm over this axis is all that counts: rotations pass."""
     edges = _alike(len(spots)) or ((0, 0, 1),)
     return Letter(spots, None, _equal(len(spots)), edges, is_metric=True, is_mixing=len(spots) > 1)
+
+
+def centered(*spots: Spot) -> Letter:
+    """Only deviations from the mean over this axis, and their 2-norm, count: rotations that keep the ones pass."""
+    return Letter(spots, edges=_alike(len(spots)), is_metric=True, keeps_ones=True, is_mixing=True)
 
 
 def periodic(x: Spot, out: Spot, period: Literal["odd", "even"]) -> Letter:

@@ -36,6 +36,7 @@ class MatrixPart:
     slots: Mapping[int, int]
     bases: frozenset[Atom]
     watched: Mapping[int, int] = field(default_factory=dict)
+    keeps_ones: bool = False
 
 
 @dataclass
@@ -146,7 +147,7 @@ def _matrices(
         for i, j, parity in tie.letter.edges:
             system.tie(tie.slots[i], tie.slots[j], parity)
         if tie.letter.is_metric:
-            system.rotate(tie.slots[0])
+            system.rotate(tie.slots[0], keeps_ones=tie.letter.keeps_ones)
     for slot in blocked:
         system.block(slot)
     components: dict[int, dict[int, int]] = defaultdict(dict)
@@ -172,6 +173,7 @@ def _matrices(
                 {s: p * sign for s, p in slots.items()},
                 _bases_touching(ties, members[root], beside),
                 {s: p * sign for s, p in seen[root].items()},
+                root in system.keeps_ones,
             )
         )
     return parts

@@ -211,6 +211,7 @@ class Matrices:
     parent: dict[int, tuple[int, int]] = field(default_factory=dict)
     blocked: set[int] = field(default_factory=set)
     metric: set[int] = field(default_factory=set)
+    keeps_ones: set[int] = field(default_factory=set)
 
     def find(self, x: int) -> tuple[int, int]:
         sign = 1
@@ -228,15 +229,17 @@ class Matrices:
                 self.metric.add(a)
             return
         self.parent[b] = (a, s * t * parity)
-        for flags in (self.blocked, self.metric):
+        for flags in (self.blocked, self.metric, self.keeps_ones):
             if b in flags:
                 flags.add(a)
 
     def block(self, x: int) -> None:
         self.blocked.add(self.find(x)[0])
 
-    def rotate(self, x: int) -> None:
+    def rotate(self, x: int, *, keeps_ones: bool = False) -> None:
         self.metric.add(self.find(x)[0])
+        if keeps_ones:
+            self.keeps_ones.add(self.find(x)[0])
 
 
 def independent(families: Sequence[Vector], known: Sequence[Vector] = ()) -> list[int]:

@@ -2,9 +2,9 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
@@ -57,15 +57,20 @@ def trace(
     kwargs: Mapping[str, Any],
     outputs: Outputs = None,
     decompose: frozenset[str] = frozenset(),
+    ones: Collection[str] = (),
 ) -> Program:
     """Trace a module in evaluation mode; it is left as it was.
 
-    Operators named in `decompose` are written in terms of others where torch knows how.
+    Operators named in `decompose` are written in terms of others where torch knows how. Parameters named in `ones`
+    become constants of that value.
 
     Raises:
         TraceError: torch.export cannot trace the module.
-        ValueError: The module itself fails on these inputs.
+        ValueError: The module itself fails on these inputs, or has no parameter of a name in `ones`.
     """
+    unknown = sorted(set(ones) - set(module.state_dict()))
+    if unknown:
+        raise ValueError(f"ones names {unknown[:3]}, which the module does not have; give names of its parameters")
     with evaluating(module):
         program = _export(SelectedOutputs(module, outputs).eval(), inputs, dict(kwargs))
         if any(_is_mutable(node) for node in _all_nodes(program.graph_module)):
@@ -73,7 +78,7 @@ def trace(
         if decompose:
             table: Any = torch.export.default_decompositions()
             program = _decomposed(program, {op: rule for op, rule in table.items() if _name(op) in decompose})
-        return _program(module, program)
+        return _with_ones(_program(module, program), ones, module)
 
 
 def _name(op: Any) -> str:
@@ -181,6 +186,19 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         {name: tuple(t.shape) for name, t in {**named, **buffers}.items()},
         tuple(buffers),
     )
+
+
+def _with_ones(program: Program, ones: Collection[str], module: nn.Module) -> Program:
+    tensors = module.state_dict()
+
+    def one(name: str) -> Tensor:
+        there = tensors[name]
+        return torch.ones(there.shape, dtype=there.dtype, device="cpu" if there.is_meta else there.device)
+
+    chosen = {first for first, names in program.aliases.items() if set(names) & set(ones)}
+    held = {place: one(name) for place, name in program.states.items() if name in chosen}
+    states = {place: name for place, name in program.states.items() if place not in held}
+    return replace(program, states=states, constants={**program.constants, **held}, held={**program.held, **held})
 
 
 def _all_nodes(graph: GraphModule) -> Iterator[Node]:

@@ -11,8 +11,16 @@ def without_shifts(symmetry: Symmetry) -> Symmetry:
     return replace(symmetry, groups=tuple(_without_shifts(group) for group in symmetry.groups))
 
 
+def without_matrices(symmetry: Symmetry) -> Symmetry:
+    """The subgroup in which units are only reordered, flipped and rescaled: matrices with one entry in every row.
+
+    Of rotations that keep the vector of ones these are the permutations.
+    """
+    return replace(symmetry, groups=tuple(_without_matrix(group) for group in symmetry.groups))
+
+
 def permutations_only(symmetry: Symmetry) -> Symmetry:
-    """The subgroup of permutations."""
+    """The subgroup of permutations, also of those groups that act by matrices."""
     return replace(symmetry, groups=tuple(_permutations(group) for group in symmetry.groups))
 
 
@@ -21,6 +29,20 @@ def _without_shifts(group: Group) -> Group:
     return replace(group, shifts=0, placements=places)
 
 
+def _without_matrix(group: Group) -> Group:
+    if group.matrix == "none":
+        return group
+    signs, scales = int(not group.keeps_ones), int(group.matrix == "linear")
+    places = tuple(
+        replace(place, is_inverse=False, sign=(1,) * signs, scale=(-1 if place.is_inverse else 1,) * scales)
+        for place in group.placements
+    )
+    return replace(
+        group, is_permuted=True, signs=signs, scales=scales, matrix="none", keeps_ones=False, placements=places
+    )
+
+
 def _permutations(group: Group) -> Group:
+    group = _without_matrix(group)
     places = tuple(replace(place, scale=(), sign=(), parity=(), shift=()) for place in group.placements)
     return replace(group, scales=0, signs=0, shifts=0, placements=places)

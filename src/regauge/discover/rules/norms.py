@@ -6,7 +6,7 @@ from typing import Any
 from regauge.discover import record as law
 from regauge.discover.builder import Builder, Over
 from regauge.discover.call import Call, NoRuleError, Rule, as_value, ints, named
-from regauge.discover.record import Letter, Spot, Value
+from regauge.discover.record import Law, Letter, Spot, Value
 from regauge.discover.rules.reductions import dims_of
 
 
@@ -17,7 +17,7 @@ def softmax(b: Builder, call: Call) -> Value:
 def layer_norm(b: Builder, call: Call) -> Any:
     x = as_value(b, call["input"])
     axes = len(ints(call["normalized_shape"]))
-    result = normalized(b, x, range(x.ndim - axes, x.ndim))
+    result = normalized(b, x, range(x.ndim - axes, x.ndim), over=law.centered if axes == 1 else _jointly)
     result = _affine(b, result, call.get("weight"), call.get("bias"), range(x.ndim - axes, x.ndim))
     return _with_statistics(b, call, result, [x])
 
@@ -86,15 +86,21 @@ def _batch_norm(b: Builder, x: Value, call: Call) -> Value:
     return _affine(b, result, call.get("weight"), call.get("bias"), [1])
 
 
-def normalized(b: Builder, x: Value, dims: Sequence[int], odd_dims: Sequence[int] = ()) -> Value:
-    """A symmetric function of the entries along `dims`, jointly; odd along `odd_dims`."""
+def _jointly(i: Spot, o: Spot) -> Letter:
+    return law.fixed(i, o, mixes=True)
+
+
+def normalized(
+    b: Builder, x: Value, dims: Sequence[int], odd_dims: Sequence[int] = (), *, over: Law = _jointly
+) -> Value:
+    """A symmetric function of the entries along `dims`, jointly, with the law `over`; odd along `odd_dims`."""
     dims = [d % x.ndim for d in dims]
     result = Value(x.layouts, x.shape, virtual=x.virtual if x.virtual and x.virtual.dim not in dims else None)
     letters = []
     for k in range(x.ndim):
         i, o = Spot(x, (k,)), Spot(result, (k,))
         if k in dims:
-            letters.append(law.fixed(i, o, mixes=True))
+            letters.append(over(i, o))
         else:
             letters.append(law.odd(i, o) if k in odd_dims else law.fixed(i, o))
     b.record(*letters)

@@ -1,0 +1,32 @@
+"""Rotations that keep the vector of all ones: the part of O(n) that commutes with taking a mean.
+
+Every such rotation is `1 1^T / n + H^T R H`, with the n - 1 rows of H an orthonormal basis of the vectors whose sum
+is zero and R any rotation of them. LayerNorm without gain commutes with all of these: they change neither the mean
+of a vector nor its deviation from the mean.
+"""
+
+import torch
+from torch import Tensor
+
+
+def zero_sum_basis(n: int) -> Tensor:
+    """An orthonormal basis of the vectors of n entries whose sum is zero, as rows, float64 `[n - 1, n]` (Helmert)."""
+    k = torch.arange(1, n, dtype=torch.float64).unsqueeze(-1)
+    columns = torch.arange(n)
+    rows = torch.where(columns < k, 1.0, torch.where(columns == k, -k, 0.0))
+    basis: Tensor = rows / (k * (k + 1)).sqrt()
+    return basis
+
+
+def keeping_ones(rotation: Tensor) -> Tensor:
+    """The rotation of n entries that keeps the ones and acts as `rotation` on the rest.
+
+    Args:
+        rotation: `[..., n - 1, n - 1]`, in the coordinates of `zero_sum_basis`.
+
+    Returns:
+        `[..., n, n]`, with all rows and columns summing to one.
+    """
+    n = rotation.shape[-1] + 1
+    basis = zero_sum_basis(n)
+    return basis.mT @ rotation @ basis + torch.full((n, n), 1 / n, dtype=torch.float64)
