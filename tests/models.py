@@ -396,7 +396,7 @@ CASES = (
     Case("gru", lambda: Recurrent(nn.GRU), normal(2, 6, 5), "2*S12", signs=2),
     Case("rnn_tanh", lambda: Recurrent(nn.RNN), normal(2, 6, 5), "2*S12", signs=2),
     Case("rnn_relu", lambda: Recurrent(nn.RNN, nonlinearity="relu"), normal(2, 6, 5), "2*S12", scales=2),
-    # Five scales and signs on the stream: one for each of the gains between it and its readers; RMSNorm has a sign more.
+    # A scale and a sign of the stream for each gain between it and its readers; RMSNorm lets one sign more through.
     Case("gpt", lambda: GPT(17, 6, width=24), tokens(), "2*S96 S24 2*S4 4*GL6^4", 5, 5, irrelevant=KEY_BIAS),
     Case("llama", lambda: Llama(17, width=32), tokens(), "2*S85 S32 2*S2 2*S2^2 2*GL8^2", 9, 10),
     Case(
