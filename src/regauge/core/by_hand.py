@@ -72,8 +72,8 @@ def _placement(
     if kind in ("orthogonal", "centered", "linear"):
         return replace(place, is_inverse=is_inverse)
     raise ValueError(
-        f"kind {kind!r} cannot be written as axes; choose permutation, signed, dihedral, scaled, orthogonal, centered or "
-        "linear, or build Group and Placement objects for nested groups"
+        f"kind {kind!r} cannot be written as axes; choose permutation, signed, dihedral, scaled, orthogonal, "
+        "centered or linear, or build Group and Placement objects for nested groups"
     )
 
 
