@@ -1,0 +1,7 @@
+"""The on-disk format for populations: immutable shards, rows of metadata, splits by trajectory."""
+
+from regauge.zoo.store.rows import Rows
+from regauge.zoo.store.store import Store
+from regauge.zoo.store.verification import Verification, verify
+
+__all__ = ["Rows", "Store", "Verification", "verify"]

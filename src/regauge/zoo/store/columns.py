@@ -1,0 +1,169 @@
+"""Rows as columns: one dictionary of plain JSON values per network becomes a few small tensors and back.
+
+A column is of one of four kinds. `bool`, `int` and `float` are tensors of the narrowest dtype that holds every value
+exactly; `json` (texts, lists, mappings, or a mixture of kinds) is a tensor of codes into the list of distinct values.
+A column with the same value in all rows is only that value. A value that is absent is null.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Kind = Literal["bool", "int", "float", "json"]
+Row = Mapping[str, Any]
+INTS = (np.int8, np.int16, np.int32, np.int64)
+
+
+def narrow(values: Array) -> Array:
+    """The same numbers in the narrowest dtype that holds each of them exactly."""
+    if values.dtype.kind == "i":
+        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        return values.astype(next(d for d in INTS if np.iinfo(d).min <= low and high <= np.iinfo(d).max))
+    if values.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        return single if np.array_equal(single, values, equal_nan=True) else values
+    return values
+
+
+@dataclass(frozen=True)
+class Column:
+    """The values of one name in some rows.
+
+    Attributes:
+        kind: How the values are to be read.
+        values: `[rows]`; codes for kind `json`; one entry where all rows have the same value.
+        null: Whether a row has no value, `[rows]`; None where all have one.
+        distinct: What the codes of kind `json` stand for.
+    """
+
+    kind: Kind
+    values: Array
+    null: Array | None = None
+    distinct: tuple[Any, ...] = ()
+
+
+def encode(rows: Sequence[Row]) -> dict[str, Column]:
+    """Columns of some rows, by name.
+
+    Raises:
+        ValueError: A value is not plain JSON, or is an integer beyond 64 bits.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _column(name, [_plain(row.get(name), name) for row in rows]) for name in names}
+
+
+def describe(column: Column) -> dict[str, Any]:
+    """What the header says of a column besides its tensors."""
+    return {"kind": column.kind} | ({"distinct": list(column.distinct)} if column.kind == "json" else {})
+
+
+def constant(column: Column) -> Any:
+    """The value that all rows share, as JSON; `ValueError` if they differ or JSON cannot say it."""
+    if column.null is not None or len(column.values) == 0 or (column.values != column.values[0]).any():
+        raise ValueError
+    value = column.values[0].item()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
+    """One column of the parts of several shards, each with its number of rows; a part that is None is null throughout.
+
+    Booleans, integers and floats are joined in the narrowest dtype that holds them; a mixture of other kinds
+    becomes `json`.
+    """
+    present = [column for column, _ in columns if column is not None]
+    kinds = {column.kind for column in present if column.null is None or not column.null.all()}
+    total = sum(count for _, count in columns)
+    null = np.zeros(total, bool)
+    numeric = kinds <= {"int", "float"} or kinds == {"bool"}
+    kind: Kind = ("float" if "float" in kinds else "int" if "int" in kinds else "bool") if numeric else "json"
+    arrays, distinct, codes, start = [], list[Any](), dict[str, int](), 0
+    for column, count in columns:
+        if column is None or (numeric and column.kind not in kinds):
+            null[start : start + count] = True
+            arrays.append(np.zeros(count, np.int8 if kind != "bool" else bool))
+        else:
+            if column.null is not None:
+                null[start : start + count] = column.null
+            values = column.values if numeric else _recode(column, distinct, codes)
+            arrays.append(np.broadcast_to(values, (count,)) if len(values) != count else values)
+        start += count
+    joined = np.concatenate(arrays) if arrays else np.zeros(0, bool)
+    return Column(kind, joined, null if null.any() else None, tuple(distinct))
+
+
+def decode(column: Column, rows: Array | slice = slice(None)) -> Array:
+    """The values as an array: of Python objects for kind `json`, masked where a row has no value."""
+    values = column.values[rows]
+    if column.kind == "json":
+        objects = np.empty(len(column.distinct), object)
+        objects[:] = column.distinct
+        values = objects[values] if len(objects) else np.full(len(values), None, object)
+    if column.null is None:
+        return values
+    return np.ma.MaskedArray(values, column.null[rows])
+
+
+def listed(column: Column, rows: Array) -> list[Any]:
+    """The values as Python objects, None where a row has none."""
+    values: list[Any] = decode(column, rows).tolist()
+    return values
+
+
+def _column(name: str, values: list[Any]) -> Column:
+    null = np.array([value is None for value in values])
+    there = [value for value in values if value is not None]
+    types = {type(value) for value in there}
+    mask = null if null.any() else None
+    if types == {bool}:
+        return Column("bool", np.array([bool(value) for value in values]), mask)
+    if types == {int}:
+        if any(not -(2**63) <= value < 2**63 for value in there):
+            raise ValueError(f"column {name!r} has the integer {max(there, key=abs)}, which needs more than 64 bits")
+        return Column("int", narrow(np.array([value or 0 for value in values], np.int64)), mask)
+    if types and types <= {int, float}:
+        return Column("float", narrow(np.array([0.0 if v is None else v for v in values], np.float64)), mask)
+    codes: dict[str, int] = {}
+    distinct: list[Any] = []
+    array = np.array([0 if value is None else _code(value, distinct, codes) for value in values], np.int64)
+    return Column("json", narrow(array), mask, tuple(distinct))
+
+
+def _code(value: Any, distinct: list[Any], codes: dict[str, int]) -> int:
+    """The code of a value; a new one is added to the distinct values."""
+    text = json.dumps(value, sort_keys=True)
+    if text not in codes:
+        codes[text] = len(distinct)
+        distinct.append(value)
+    return codes[text]
+
+
+def _recode(column: Column, distinct: list[Any], codes: dict[str, int]) -> Array:
+    """Codes of a column, of any kind, in a common list of distinct values."""
+    if column.kind == "json":
+        table = np.array([_code(value, distinct, codes) for value in column.distinct], np.int32)
+        return table[column.values] if len(table) else np.zeros(len(column.values), np.int32)
+    return np.array([_code(value, distinct, codes) for value in column.values.tolist()], np.int32)
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A JSON value, with the scalars of numpy as Python's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"column {name!r} has a value that is not plain JSON ({error}); give numbers, texts, lists or mappings"
+        ) from error

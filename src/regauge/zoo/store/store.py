@@ -1,0 +1,421 @@
+"""A store: a folder of immutable shards with the networks of one architecture, and what is known about each."""
+
+import json
+import os
+import re
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.writing import save_text
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.zoo.architecture import Architecture, TensorSpec
+from regauge.zoo.store import shard as shards
+from regauge.zoo.store.columns import Array, Column, concatenate, encode
+from regauge.zoo.store.rows import Indices, Rows
+from regauge.zoo.store.shard import FOLDER, MANIFEST, SUFFIX, Shard
+from regauge.zoo.store.splits import split
+from regauge.zoo.store.verification import Verification, verify
+
+FORMAT = "regauge.store"
+VERSION = 1
+STORAGE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+OPEN_FILES = 128
+"""How many shards a reader keeps open."""
+FINITE = "is_finite"
+"""The column in which a network with NaN or Inf is marked."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]*")
+
+
+class Store:
+    """Networks of one architecture on the disk, and what is known about each.
+
+    Open one with `Store.create` or `Store.open`. The networks are numbered in the order of the shards' names; a store
+    that is refreshed while others write keeps its numbers and adds the new networks at the end. Reading is safe in
+    many threads and processes at once, beside any number of writers.
+
+    Attributes:
+        folder: Where it is.
+        architecture: Of all its networks.
+        symmetry: Of the architecture, if it is known.
+        storage: Name of the dtype in which floating-point values are kept; None for that of the architecture.
+        about: What else was said when the store was created: plain JSON, such as the settings of the training.
+
+    References:
+        docs/store.md specifies the files.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        architecture: Architecture,
+        symmetry: Symmetry | None,
+        storage: str | None,
+        about: Mapping[str, Any],
+    ) -> None:
+        self.folder = folder
+        self.architecture = architecture
+        self.symmetry = symmetry
+        self.storage = storage
+        self.about = about
+        self._parts = _parts(architecture.layout, storage)
+        self._writer = uuid.uuid4().hex[:12]
+        self._written = 0
+        self._lock = threading.Lock()
+        self._files: OrderedDict[Path, _File] = OrderedDict()
+        self._table: _Table | None = None
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        architecture: Architecture,
+        symmetry: Symmetry | None = None,
+        *,
+        storage: str | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> "Store":
+        """A new store, or the one that is there already if it was created with the same arguments.
+
+        Args:
+            folder: Is made if it does not exist.
+            architecture: Of all networks.
+            symmetry: Of the architecture.
+            storage: "float16" or "bfloat16" keeps floating-point values in half the bytes, rounded; as they are unless
+                given.
+            about: Anything else to remember, as plain JSON.
+
+        Raises:
+            FileExistsError: The folder holds another store, or other files.
+            ValueError: The storage is unknown, or `about` is not plain JSON.
+        """
+        folder = Path(folder)
+        if storage is not None and storage not in STORAGE:
+            raise ValueError(f"values can be stored as {' or '.join(STORAGE)}, or as they are (None), not {storage!r}")
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "architecture": json.loads(architecture.to_json()),
+            "symmetry": None if symmetry is None else json.loads(symmetry.to_json()),
+            "storage": storage,
+            "about": dict(about or {}),
+        }
+        text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+        manifest = folder / MANIFEST
+        if manifest.exists():
+            if manifest.read_text(encoding="utf-8") != text:
+                raise FileExistsError(
+                    f"{str(folder)!r} holds a store of other networks or settings; open it, or choose another folder"
+                )
+            return cls.open(folder)
+        if folder.exists() and any(not name.startswith(".") for name in os.listdir(folder) if name != FOLDER):
+            raise FileExistsError(f"{str(folder)!r} holds other files; choose a new or empty folder for a store")
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        save_text(text, manifest)
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Store":
+        """The store in a folder.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ValueError: It, or one of its shards, is damaged or of another version.
+        """
+        folder = Path(folder)
+        manifest = folder / MANIFEST
+        if not manifest.is_file():
+            raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
+        try:
+            document = json.loads(manifest.read_text(encoding="utf-8"))
+            if document["format"] != FORMAT:
+                raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
+            if document["version"] != VERSION:
+                raise ValueError(f"it has version {document['version']}, but this regauge reads version {VERSION}")
+            symmetry = document["symmetry"]
+            return cls(
+                folder,
+                Architecture.from_json(json.dumps(document["architecture"])),
+                None if symmetry is None else Symmetry.from_json(json.dumps(symmetry)),
+                document["storage"],
+                document["about"],
+            )
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"{str(manifest)!r} does not describe a store ({type(error).__name__}: {error}); restore it from a copy"
+            ) from error
+
+    def __len__(self) -> int:
+        return int(self._now.starts[-1])
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.folder)!r}: {len(self)} networks of {self.architecture.name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Store.open, (self.folder,))
+
+    @property
+    def rows(self) -> Rows:
+        """What is known about each network."""
+        return self._now.rows
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards in the order of the networks' numbers."""
+        return self._now.shards
+
+    def verify(self) -> Verification:
+        """Read every byte of the store on the disk and compare the checksums; see `regauge.zoo.store.verify`."""
+        return verify(self.folder)
+
+    def refresh(self) -> int:
+        """Take in the shards that were written since, at the end; returns how many networks they hold.
+
+        Raises:
+            ValueError: A new shard is damaged or of another architecture.
+        """
+        before = () if self._table is None else self._table.shards
+        known = {shard.path.name for shard in before}
+        with os.scandir(self.folder / FOLDER) as entries:
+            names = sorted(e.name for e in entries if e.name.endswith(SUFFIX) and not e.name.startswith("."))
+        new = tuple(shards.read_header(self.folder / FOLDER / name) for name in names if name not in known)
+        for shard in new:
+            self._require_fitting(shard)
+        if new or self._table is None:
+            self._table = self._listed(before + new)
+        return sum(shard.count for shard in new)
+
+    def append(
+        self, params: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]], *, name: str | None = None
+    ) -> Path:
+        """Write networks as one new shard, whole or not at all.
+
+        When this returns, the shard is on the disk, for this reader after `refresh()` and for every new one; a process
+        killed before leaves nothing that a reader sees.
+
+        Args:
+            params: The networks, with one leading model axis on every tensor.
+            rows: What is known about each: plain JSON values by name, among them "id" (an integer: the trajectory) and
+                "step" (an integer: how far it was trained). The column "is_finite" is added.
+            name: Of the shard; one that no other writer uses unless given. A shard of that name is replaced.
+
+        Returns:
+            The new file.
+
+        Raises:
+            ValueError: The tensors are not those of the architecture, the rows are malformed or not one per network,
+                or a value does not fit into the storage dtype.
+        """
+        count = len(rows)
+        self._require_layout(params, count)
+        for k, row in enumerate(rows):
+            for key in ("id", "step"):
+                if not isinstance(row.get(key), int | np.integer) or isinstance(row[key], bool):
+                    raise ValueError(f"row {k} has {key}={row.get(key)!r}; each row needs an integer 'id' and 'step'")
+        weights, finite = {}, torch.ones(count, dtype=torch.bool)
+        for dtype, specs in self._parts.items():
+            flat = torch.cat([params[spec.name].detach().reshape(count, -1).to(dtype).cpu() for spec in specs], dim=1)
+            if dtype.is_floating_point:
+                finite &= flat.isfinite().all(1)
+            weights[_name(dtype)] = flat.contiguous()
+        if self.storage is not None:
+            self._require_range(params, finite, rows)
+        marked = [{**row, FINITE: bool(fine)} for row, fine in zip(rows, finite.tolist(), strict=True)]
+        if name is None:
+            name = f"{self._writer}-{self._written:06d}"
+            self._written += 1
+        return shards.write(self.path_of(name), weights, encode(marked), count)
+
+    def has(self, name: str) -> bool:
+        """Whether a shard of that name is on the disk."""
+        return self.path_of(name).exists()
+
+    def path_of(self, name: str) -> Path:
+        """The file of the shard of that name, whether or not it is there.
+
+        Raises:
+            ValueError: The name is not usable in a file's name.
+        """
+        if not NAME.fullmatch(name):
+            raise ValueError(f"a shard cannot be named {name!r}; use letters, digits, '-', '_', '=' and '.'")
+        return self.folder / FOLDER / f"{name}{SUFFIX}"
+
+    def read(self, indices: Iterable[int] | slice | Array) -> Params:
+        """Some networks, stacked in the order of their numbers in `indices`.
+
+        Their values are read at once by position, in the order of the files, and nothing else is.
+
+        Args:
+            indices: Numbers from 0 to `len(self) - 1`, in any order and repeated if wanted, or a slice.
+
+        Returns:
+            Parameters and buffers with a leading model axis and the dtypes of the architecture. Tensors of one dtype
+            are views of one block of memory.
+
+        Raises:
+            IndexError: There is no network of that number.
+        """
+        table = self._now
+        if isinstance(indices, slice):
+            indices = range(*indices.indices(len(self)))
+        wanted = np.asarray(indices if isinstance(indices, np.ndarray | range) else list(indices), np.int64).reshape(-1)
+        if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(self)):
+            raise IndexError(f"the store has the networks 0 to {len(self) - 1}, but {wanted.max()} was asked for")
+        order = np.argsort(wanted, kind="stable")
+        runs = _runs(wanted, order, table.starts)
+        params: Params = {}
+        for dtype, specs in self._parts.items():
+            size = sum(spec.size for spec in specs)
+            flat = torch.empty(len(wanted), size, dtype=dtype)
+            buffer, width, name = flat.view(torch.uint8).numpy().reshape(-1), size * dtype.itemsize, _name(dtype)
+            for number, row, target, length in runs:
+                shard = table.shards[number]
+                start = shard.places[f"weights/{name}"].start + row * width
+                shards.read_into(
+                    self._file(shard.path).descriptor, buffer[target * width : (target + length) * width], start
+                )
+            params |= _unpacked(flat, specs)
+        return {spec.name: params[spec.name] for spec in self.architecture.layout}
+
+    def split(self, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
+        """Numbers of the networks of each part: a fixed function of salt and trajectory, never of the checkpoint.
+
+        Args:
+            fractions: Expected shares of the trajectories by name; 80% "train", 10% "validation" and 10% "test"
+                unless given.
+            salt: Another salt gives another split.
+
+        Raises:
+            ValueError: The fractions do not add up to one.
+        """
+        return split(self.rows.column("id").values, fractions, salt=salt)
+
+    @property
+    def _now(self) -> "_Table":
+        if self._table is None:
+            self.refresh()
+        assert self._table is not None
+        return self._table
+
+    def _listed(self, listed: tuple[Shard, ...]) -> "_Table":
+        starts = np.concatenate([[0], np.cumsum([shard.count for shard in listed], dtype=np.int64)])
+        names = dict.fromkeys(name for shard in listed for name in shard.columns)
+
+        def load(name: str) -> Column:
+            return concatenate([(shards.read_column(s, self._file(s.path).descriptor, name), s.count) for s in listed])
+
+        return _Table(listed, starts, Rows(int(starts[-1]), names, load))
+
+    def _file(self, path: Path) -> "_File":
+        with self._lock:
+            file = self._files.get(path)
+            if file is None:
+                file = self._files[path] = _File(path)
+                if len(self._files) > OPEN_FILES:
+                    self._files.popitem(last=False)
+            else:
+                self._files.move_to_end(path)
+            return file
+
+    def _require_fitting(self, shard: Shard) -> None:
+        for dtype, specs in self._parts.items():
+            expected = (shard.count, sum(spec.size for spec in specs))
+            place = shard.places.get(f"weights/{_name(dtype)}")
+            if place is None or (place.dtype, place.shape) != (dtype, expected):
+                raise ValueError(
+                    f"the shard {str(shard.path)!r} has no {_name(dtype)} values of shape {expected}, so it belongs to "
+                    "another store; move it away"
+                )
+
+    def _require_layout(self, params: Mapping[str, Tensor], count: int) -> None:
+        layout = {spec.name: spec for spec in self.architecture.layout}
+        if params.keys() != layout.keys():
+            raise ValueError(
+                f"the store's networks have {sorted(layout.keys() - params.keys())[:4]} besides, and lack "
+                f"{sorted(params.keys() - layout.keys())[:4]}; append networks of {self.architecture.name!r}"
+            )
+        if count < 1:
+            raise ValueError("there are no rows; append at least one network")
+        for name, tensor in params.items():
+            spec = layout[name]
+            if tuple(tensor.shape) != (count, *spec.shape) or tensor.dtype != spec.dtype:
+                raise ValueError(
+                    f"{name!r} has shape {tuple(tensor.shape)} and {tensor.dtype}, but {count} rows of "
+                    f"{self.architecture.name!r} need {(count, *spec.shape)} and {spec.dtype}"
+                )
+
+    def _require_range(self, params: Mapping[str, Tensor], finite: Tensor, rows: Sequence[Mapping[str, Any]]) -> None:
+        before = torch.ones_like(finite)
+        for tensor in params.values():
+            if tensor.is_floating_point():
+                before &= tensor.reshape(len(finite), -1).isfinite().all(1).cpu()
+        lost = (before & ~finite).nonzero().flatten().tolist()
+        if lost:
+            raise ValueError(
+                f"network {rows[lost[0]]['id']} has values too large for {self.storage}; store it as bfloat16 or in "
+                "full precision"
+            )
+
+
+class _Table(NamedTuple):
+    """What a reader has listed: shards, the number of the first network of each and of the end, and the rows."""
+
+    shards: tuple[Shard, ...]
+    starts: Array
+    rows: Rows
+
+
+class _File:
+    """A file that is open for reading until nobody uses it."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+def _parts(layout: tuple[TensorSpec, ...], storage: str | None) -> dict[torch.dtype, list[TensorSpec]]:
+    """The tensors of one network by the dtype in which they are stored."""
+    parts: dict[torch.dtype, list[TensorSpec]] = {}
+    for spec in layout:
+        stored = STORAGE[storage] if storage is not None and spec.dtype.is_floating_point else spec.dtype
+        parts.setdefault(stored, []).append(spec)
+    return parts
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _unpacked(flat: Tensor, specs: list[TensorSpec]) -> Params:
+    """Tensors by name from rows of values."""
+    dtypes = {spec.dtype for spec in specs}
+    if len(dtypes) == 1:
+        flat = flat.to(specs[0].dtype)
+    pieces = torch.split(flat, [spec.size for spec in specs], dim=1)
+    return {
+        spec.name: piece.view(len(flat), *spec.shape).to(spec.dtype) for spec, piece in zip(specs, pieces, strict=True)
+    }
+
+
+def _runs(wanted: Array, order: Array, starts: Array) -> list[tuple[int, int, int, int]]:
+    """What to read: (shard, row, position in the result, length), where neighbors in both are read at once."""
+    if not len(wanted):
+        return []
+    indices = wanted[order]
+    number = np.searchsorted(starts, indices, side="right") - 1
+    joined = (np.diff(indices) == 1) & (np.diff(order) == 1) & (np.diff(number) == 0)
+    first = np.flatnonzero(np.concatenate([[True], ~joined]))
+    length = np.diff(np.append(first, len(indices)))
+    row = indices - starts[number]
+    return list(zip(number[first].tolist(), row[first].tolist(), order[first].tolist(), length.tolist(), strict=True))
