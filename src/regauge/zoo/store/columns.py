@@ -102,12 +102,14 @@ def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
 
 
 def decode(column: Column, rows: Array | slice = slice(None)) -> Array:
-    """The values as an array: of Python objects for kind `json`, masked where a row has no value."""
+    """The values as an array of bool, int64, float64 or Python objects, masked where a row has no value."""
     values = column.values[rows]
     if column.kind == "json":
         objects = np.empty(len(column.distinct), object)
         objects[:] = column.distinct
         values = objects[values] if len(objects) else np.full(len(values), None, object)
+    elif column.kind != "bool":
+        values = values.astype(np.int64 if column.kind == "int" else np.float64)
     if column.null is None:
         return values
     return np.ma.MaskedArray(values, column.null[rows])
