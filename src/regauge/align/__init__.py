@@ -7,6 +7,7 @@ from regauge.align.many import ManyMatching, ManyMethod
 from regauge.align.matching import Matching, Method
 from regauge.align.methods.activation_matching import ActivationMatching, MixedMatching
 from regauge.align.methods.best_of import BestOf
+from regauge.align.methods.continuous_descent import ContinuousDescent
 from regauge.align.methods.frank_wolfe import FrankWolfe
 from regauge.align.methods.gaussian_matching import GaussianMatching
 from regauge.align.methods.merge_many import MergeMany
@@ -23,6 +24,7 @@ __all__ = [
     "AlignPairsResult",
     "AlignResult",
     "BestOf",
+    "ContinuousDescent",
     "Correspondence",
     "FrankWolfe",
     "GaussianMatching",

@@ -236,7 +236,9 @@ def _factor(site: Site, value: Value, batch: tuple[int, ...]) -> Tensor | None:
             if parity:
                 odd = _look_up(site, value.shift[..., family, :], batch) % 2
                 factor = times(1 - 2 * odd.to(torch.float64))
-    return None if factor is None or bool((factor == 1).all()) else factor
+    if factor is None or factor.requires_grad:  # Factors that are one have a gradient too.
+        return factor
+    return None if bool((factor == 1).all()) else factor
 
 
 def _blank(axes: tuple[int, ...], shape: tuple[int, ...], values: Tensor, fill: float) -> Tensor:

@@ -1,0 +1,149 @@
+"""Continuous descent: never worse, on the orbit, and better where rotations and scales are free."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import regauge as rg
+from regauge.core.params import Params
+from regauge.nets.transformer import GPT
+
+
+class Stream(nn.Module):
+    """A stream that only linear layers and a normalization without gain touch; inside, ReLU units."""
+
+    def __init__(self, has_mean: bool) -> None:
+        super().__init__()
+        self.embed, self.up = nn.Linear(3, 6, bias=False), nn.Linear(6, 5)
+        self.down, self.head = nn.Linear(5, 6), nn.Linear(6, 4)
+        self.has_mean = has_mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        normal = functional.layer_norm if self.has_mean else functional.rms_norm
+        x = x + self.down(self.up(normal(x, (6,))).relu())
+        return self.head(normal(x, (6,)))
+
+
+def drawn(module: nn.Module, seed: int) -> Params:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def taught(module: nn.Module, teacher: Params) -> rg.Task:
+    """Examples whose classes one network knows."""
+    inputs = torch.randn(80, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    targets = torch.func.functional_call(module, teacher, (inputs,)).argmax(-1)
+    return rg.Task(module, [(inputs[:40], targets[:40]), (inputs[40:], targets[40:])])
+
+
+@pytest.fixture(params=[False, True], ids=["rms", "layer"])
+def case(request: pytest.FixtureRequest) -> tuple[rg.Symmetry, rg.Task, Params, Params]:
+    module = Stream(request.param).double()
+    symmetry = rg.discover(module, (torch.randn(4, 3).double(),))
+    assert {group.kind for group in symmetry.groups} == {"centered" if request.param else "orthogonal", "scaled"}
+    a = drawn(module, 1)
+    b = {name: tensor + 0.3 * drawn(module, 2)[name] for name, tensor in a.items()}
+    b = symmetry.act(symmetry.random(torch.Generator().manual_seed(3)), b)
+    return symmetry, taught(module, a), a, b
+
+
+@pytest.mark.parametrize("loss", ["midpoint", "random"])
+def test_it_lowers_the_loss_halfway_and_stays_on_the_orbit(
+    case: tuple[rg.Symmetry, rg.Task, Params, Params], loss: str
+) -> None:
+    symmetry, task, a, b = case
+    start = rg.align(a, b, symmetry)
+    method = rg.ContinuousDescent(loss, init=start.element, steps=24, lr=0.06, checks=3)
+    results = [
+        rg.align(a, b, symmetry, method=method, task=task, generator=torch.Generator().manual_seed(0)) for _ in range(2)
+    ]
+    found = results[0]
+    before, after = task.midpoint_loss(a, start.params), task.midpoint_loss(a, found.params)
+    assert after < 0.9 * before
+    assert found.objective == pytest.approx(-after, rel=1e-9)
+    assert found.initial == pytest.approx(-task.midpoint_loss(a, b), rel=1e-9)
+    assert list(found.history) == sorted(found.history)
+    moved = symmetry.act(found.element, b)
+    assert all(torch.equal(found.params[name], moved[name]) for name in b)
+    assert all(torch.equal(found.params[name], results[1].params[name]) for name in b)
+    x = task.batches[0][0]  # type: ignore[index]
+    assert torch.allclose(task.run(found.params, x), task.run(b, x), rtol=1e-9, atol=1e-9)
+    stream = next(group for group in symmetry.groups if group.matrix == "orthogonal")
+    rotation = found.element[stream.name].matrix
+    assert rotation is not None
+    assert torch.allclose(rotation @ rotation.mT, torch.eye(6, dtype=torch.float64), atol=1e-12)
+    if stream.keeps_ones:
+        assert torch.allclose(rotation.sum(-1), torch.ones(6, dtype=torch.float64), atol=1e-12)
+
+
+def test_it_is_never_worse_than_its_start_or_the_identity(case: tuple[rg.Symmetry, rg.Task, Params, Params]) -> None:
+    symmetry, task, a, b = case
+    wild = rg.ContinuousDescent(init=None, steps=2, lr=50.0, checks=1)
+    assert rg.align(a, b, symmetry, method=wild, task=task).objective >= -task.midpoint_loss(a, b)
+    bad = symmetry.random(torch.Generator().manual_seed(5))
+    wild = rg.ContinuousDescent(init=bad, steps=2, lr=50.0, checks=1)
+    found = rg.align(a, a, symmetry, method=wild, task=task)
+    assert found.objective == -task.midpoint_loss(a, a)
+    assert all(torch.equal(found.params[name], a[name]) for name in a)
+
+
+def test_a_copy_stays_found(case: tuple[rg.Symmetry, rg.Task, Params, Params]) -> None:
+    symmetry, task, a, _ = case
+    copy = symmetry.act(symmetry.random(torch.Generator().manual_seed(4)), a)
+    found = rg.align(a, copy, symmetry, method=rg.ContinuousDescent(steps=8), task=task)
+    assert -found.objective <= task.midpoint_loss(
+        a, rg.align(a, copy, symmetry, method=rg.MixedMatching(), task=task).params
+    )
+    assert task.midpoint_loss(a, found.params) <= task.evaluate(a)["loss"] * (1 + 1e-6)
+
+
+def test_only_the_continuous_part_moves() -> None:
+    module = GPT(7, 5, width=8, layers=1, heads=2).double()
+    tokens = torch.randint(0, 7, (6, 5), generator=torch.Generator().manual_seed(0))
+    symmetry = rg.discover(module, (tokens,))
+    a, b = drawn(module, 1), drawn(module, 2)
+    task = rg.Task(module, [(tokens[:, :-1], tokens[:, 1:])])
+    start = symmetry.random(torch.Generator().manual_seed(1))
+    method = rg.ContinuousDescent(init=start, steps=20, lr=0.1, checks=1)
+    found = rg.align(a, b, symmetry, method=method, task=task)
+    assert found.objective > -task.midpoint_loss(a, symmetry.act(start, b))
+    changed = set()
+    for group in symmetry.groups:
+        one, other = start[group.name], found.element[group.name]
+        for field in ("perm", "sign", "shift", "scale", "matrix"):
+            left, right = getattr(one, field), getattr(other, field)
+            if left is not None and not torch.equal(left, right):
+                changed.add(field)
+    assert changed == {"scale", "matrix"}
+
+
+def test_without_continuous_freedom_the_start_is_returned() -> None:
+    module = nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 4)).double()
+    symmetry = rg.discover(module, (torch.randn(4, 3).double(),))
+    a, b = drawn(module, 1), drawn(module, 2)
+    task = taught(module, a)
+    start = rg.align(a, b, symmetry, method=rg.MixedMatching(), task=task)
+    found = rg.align(a, b, symmetry, method=rg.ContinuousDescent(init=start.element), task=task)
+    assert found.is_converged
+    best = start.params if task.midpoint_loss(a, start.params) <= task.midpoint_loss(a, b) else b
+    assert all(torch.equal(found.params[name], best[name]) for name in b)
+
+
+def test_what_it_needs() -> None:
+    with pytest.raises(ValueError, match="choose 'midpoint' or 'random'"):
+        rg.ContinuousDescent("l2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="as many steps as checks"):
+        rg.ContinuousDescent(steps=2, checks=3)
+    with pytest.raises(ValueError, match="lr must be positive"):
+        rg.ContinuousDescent(lr=0.0)
+    module = Stream(False).double()
+    symmetry, a = rg.discover(module, (torch.randn(4, 3).double(),)), drawn(module, 1)
+    with pytest.raises(ValueError, match="ContinuousDescent needs data"):
+        rg.align(a, a, symmetry, method=rg.ContinuousDescent())
+    with pytest.raises(ValueError, match="random points of the line; give align a torch"):
+        rg.align(a, a, symmetry, method=rg.ContinuousDescent("random"), task=taught(module, a))
