@@ -224,7 +224,7 @@ class Store:
         for dtype, specs in self._parts.items():
             flat = torch.cat([params[spec.name].detach().reshape(count, -1).to(dtype).cpu() for spec in specs], dim=1)
             if dtype.is_floating_point:
-                finite &= flat.isfinite().all(1)
+                finite &= _finite(flat)
             weights[_name(dtype)] = flat.contiguous()
         if self.storage is not None:
             self._require_range(params, finite, rows)
@@ -356,7 +356,7 @@ class Store:
         before = torch.ones_like(finite)
         for tensor in params.values():
             if tensor.is_floating_point():
-                before &= tensor.reshape(len(finite), -1).isfinite().all(1).cpu()
+                before &= _finite(tensor.reshape(len(finite), -1)).cpu()
         lost = (before & ~finite).nonzero().flatten().tolist()
         if lost:
             raise ValueError(
@@ -391,6 +391,15 @@ def _parts(layout: tuple[TensorSpec, ...], storage: str | None) -> dict[torch.dt
         stored = STORAGE[storage] if storage is not None and spec.dtype.is_floating_point else spec.dtype
         parts.setdefault(stored, []).append(spec)
     return parts
+
+
+def _finite(flat: Tensor) -> Tensor:
+    """Whether all values of a row are finite, `[rows]`."""
+    # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
+    fine = flat.sum(1).isfinite()
+    for row in (~fine).nonzero().flatten().tolist():
+        fine[row] = flat[row].isfinite().all()
+    return fine
 
 
 def _name(dtype: torch.dtype) -> str:
