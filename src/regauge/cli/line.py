@@ -1,59 +1,110 @@
-"""`regauge line`: the loss along the straight line between two checkpoints."""
+"""`regauge line`: the loss along a path between two checkpoints."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from torch import Tensor
 
 import regauge as rg
-from regauge.checkpoints.reading import load, match
-from regauge.checkpoints.writing import require_writable
-from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
-from regauge.cli.models import load_module
+from regauge.cli.batches import dtype_of, with_reset
+from regauge.cli.errors import UsageError
+from regauge.cli.judging import (
+    LOSSES,
+    Judged,
+    read,
+    require_pictures,
+    save_figure,
+    save_rows,
+    table_of,
+    table_path,
+    task_on,
+)
 from regauge.cli.options import Line
+from regauge.connect import Path
+from regauge.core.params import Params
 
-PLOT_SUFFIXES = (".svg", ".png", ".pdf")
+TRAINED: dict[str, type[rg.Bezier] | type[rg.PolygonalChain]] = {"bezier": rg.Bezier, "chain": rg.PolygonalChain}
+STATISTICS_BATCHES = 2
+"""Statistics of batch normalization are recomputed from so many batches in every step of a path's training."""
 
 
 def run(options: Line) -> None:
     """Print the table and the barrier, and write the plot."""
     if options.output is not None:
-        require_writable(options.output, overwrite=options.overwrite, suffixes=PLOT_SUFFIXES)
+        require_pictures(options.output, overwrite=options.overwrite)
+    if options.train is not None and options.path not in TRAINED:
+        raise UsageError(f"--train is for paths that are trained, bezier and chain; {options.path} is not")
     console = Console(stderr=True)
-    with console.status("building the model and reading the checkpoints"):
-        module = load_module(options.model, values="always").module
-        state = module.state_dict()
-        params_a = match(load(options.a), state, str(options.a))
-        params_b = match(load(options.b), state, str(options.b))
-        batches = load_batches(options.data, options.batch)
-    task = with_reset(task_of(module, batches, loss=options.loss, outputs=options.outputs, dtype=dtype_of(params_a)))
-    columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn())
+    judged = read(options, (options.a, options.b), console)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=options.points)
+        path, (a, b) = _path(options, judged, progress)
+        bar = progress.add_task("evaluating", total=options.points)
 
         def counted(params: Mapping[str, Tensor]) -> dict[str, float]:
-            values = task.evaluate(params)
+            values = judged.task.evaluate(params)
             progress.advance(bar)
             return values
 
-        curve = rg.line(counted, params_a, params_b, points=options.points, prepare=task.prepare)
-    Console().print(_table(curve.table))
+        curve = rg.line(counted, a, b, points=options.points, path=path, prepare=judged.task.prepare)
+    Console().print(table_of(curve.table))
     print(curve)
-    if task.prepare is not None:
+    if judged.task.prepare is not None:
         print("between the ends the statistics of batch normalization were recomputed from these data")
     if options.output is not None:
         from regauge.report.figures import line_figure
 
-        line_figure({"": curve.table}).savefig(options.output)
-        print(f"written: {options.output}")
+        save_figure(line_figure({"": curve.table}, title=LOSSES[options.loss]), options.output)
+        save_rows(curve.table, table_path(options.output))
+        print(f"written: {options.output} and {table_path(options.output).name}")
 
 
-def _table(rows: Sequence[Mapping[str, float]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(f"{value:.4f}" for value in row.values()))
-    return table
+def _path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequence[Params]]:
+    """The path, and the networks between which it goes."""
+    if options.path == "straight":
+        return rg.Straight(), judged.networks
+    if options.path == "geodesic":
+        symmetry = judged.symmetry
+        manifold = rg.canonical_manifold(symmetry)
+        print(
+            f"both networks were brought to scales of one, which changes no function; on the way there are:\n{manifold}"
+        )
+        return rg.Geodesic(manifold), [rg.canonicalize(p, symmetry, parts=("scale",)) for p in judged.networks]
+    return _trained(options, judged, progress), judged.networks
+
+
+def _trained(options: Line, judged: Judged, progress: Progress) -> Path:
+    """A path whose control points are trained."""
+    a, b = judged.networks
+    task = replace(judged.task, prepare=None)
+    if options.train is not None:
+        task = task_on(options, judged.module, options.train, dtype_of(a))
+    few = replace(task, batches=list(task.batches)[:STATISTICS_BATCHES])
+    losses: list[float] = []
+    bar = progress.add_task("training the path", total=options.steps)
+
+    def told(loss: float) -> None:
+        losses.append(loss)
+        progress.advance(bar)
+
+    path = rg.train_path(
+        TRAINED[options.path].between(a, b, bends=options.bends),
+        a,
+        b,
+        replace(task, prepare=with_reset(few).prepare),
+        generator=torch.Generator().manual_seed(options.seed),
+        steps=options.steps,
+        lr=options.lr,
+        on_step=told,
+    )
+    part = max(1, len(losses) // 10)
+    data = options.train or "the data that it is judged by"
+    print(
+        f"trained for {options.steps} steps on {data}: mean loss of a batch somewhere on the path "
+        f"{fmean(losses[:part]):.4g} in the first {part} steps, {fmean(losses[-part:]):.4g} in the last"
+    )
+    return path

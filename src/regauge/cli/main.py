@@ -9,7 +9,19 @@ from typing import Annotated
 import tyro
 
 from regauge.cli.errors import UsageError
-from regauge.cli.options import Align, Apply, Canonicalize, Demo, Discover, Line, Merge, Options, Reproduce
+from regauge.cli.options import (
+    Align,
+    Apply,
+    Canonicalize,
+    Demo,
+    Discover,
+    Line,
+    Merge,
+    Options,
+    Plane,
+    Repair,
+    Reproduce,
+)
 
 DESCRIPTION = "The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."
 
@@ -21,6 +33,8 @@ MODULES: dict[type, str] = {
     Canonicalize: "regauge.cli.canonicalize",
     Apply: "regauge.cli.apply",
     Line: "regauge.cli.line",
+    Plane: "regauge.cli.plane",
+    Repair: "regauge.cli.repair",
     Reproduce: "regauge.cli.reproduce",
 }
 """Each has a function `run(options)`; it is imported when the command is known."""
@@ -33,6 +47,8 @@ Command = (
     | Annotated[Canonicalize, tyro.conf.subcommand("canonicalize")]
     | Annotated[Apply, tyro.conf.subcommand("apply")]
     | Annotated[Line, tyro.conf.subcommand("line")]
+    | Annotated[Plane, tyro.conf.subcommand("plane")]
+    | Annotated[Repair, tyro.conf.subcommand("repair")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
 )
 

@@ -168,29 +168,88 @@ class Apply:
     """Replace the output if it exists."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """How networks are run and judged; shared by the commands that look at what lies between them."""
+
+    model: Annotated[str, arg(metavar="MODEL", help=MODEL_HELP)]
+    data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
+    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
+    """What is measured; accuracy too for the cross entropy."""
+    batch: int = 512
+    """Examples per batch, for data from a file."""
+    outputs: tuple[str, ...] = ()
+    """Name of the model's output that is compared with the targets, for example logits; the first where left out."""
+    overwrite: bool = False
+    """Replace the output and what is written beside it if they exist."""
+
+
 @dataclass(frozen=True)
-class Line:
-    """Evaluate a model along the straight line between two checkpoints: barrier, table and plot.
+class Line(Judging):
+    """Evaluate a model along a path between two checkpoints: barrier, table and plot.
 
     Statistics of batch normalization are recomputed from DATA at every point between the ends.
     """
 
     a: Checkpoint
     b: Checkpoint
-    data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
-    model: Annotated[str, arg(metavar="MODEL", help=MODEL_HELP)]
+    path: Literal["straight", "geodesic", "bezier", "chain"] = "straight"
+    """The straight line; great circles on the unit spheres of scale-free weights; or a Bezier curve or a polygonal
+    chain that is trained first. Align B to A before: no path removes what a symmetry explains."""
     points: int = 25
     """How many networks are evaluated, the ends included."""
-    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
-    """What is measured; accuracy too for the cross entropy."""
-    batch: int = 512
-    """Examples per batch, for data from a file."""
+    bends: int = 1
+    """Control points of a bezier curve or chain."""
+    train: Annotated[str | None, arg(metavar="DATA", help="What a bezier curve or chain is trained on.")] = None
+    """DATA where left out; the barrier then says nothing about data that the path has not seen."""
+    steps: int = 300
+    """Steps of that training."""
+    lr: float = 1e-2
+    """Its learning rate at the start."""
+    seed: int = 0
+    """Where its chance comes from."""
     output: MaybeOutput = None
-    """Write the plot to this file: .svg, .png or .pdf."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
-    outputs: tuple[str, ...] = ()
-    """Name of the model's output that is compared with the targets, for example logits; the first where left out."""
+    """Write the plot to this file, .svg, .png or .pdf, and the table to the same name with .csv."""
+
+
+@dataclass(frozen=True)
+class Plane(Judging):
+    """Evaluate a model over the plane through three checkpoints: a contour plot with the three marked, and a table.
+
+    Distances in the plot are distances of the parameters. Statistics of batch normalization are recomputed from DATA
+    everywhere but at the three.
+    """
+
+    a: Checkpoint
+    b: Checkpoint
+    c: Checkpoint
+    output: Output
+    """Where the plot goes, .svg, .png or .pdf; the table goes to the same name with .csv."""
+    metric: Literal["loss", "accuracy"] = "loss"
+    """What is drawn; the table has both."""
+    resolution: int = 21
+    """Points along the longer side of the grid."""
+    margin: float = 0.2
+    """How far the plot goes beyond the three networks, as a share of its longer side without."""
+
+
+@dataclass(frozen=True)
+class Repair(Judging):
+    """Renormalize the activations of a merged checkpoint, whose variance averaging makes collapse.
+
+    Every unit gets the mean and the standard deviation over DATA that it has in the endpoints (REPAIR), and running
+    statistics of batch normalization are recomputed. Without endpoints only these are.
+    """
+
+    merged: Checkpoint
+    output: Output
+    """Where the repaired checkpoint goes, a .safetensors file."""
+    endpoints: Annotated[tuple[Path, ...], arg(metavar="A B [C ...]", help=CHECKPOINT_HELP)] = ()
+    """The checkpoints that were merged, aligned with one another; unaligned ones with --align."""
+    align: bool = False
+    """Match the weights of the endpoints to the merged checkpoint first, as they were when it was made of them."""
+    weights: tuple[float, ...] = ()
+    """Share of each endpoint; equal where left out."""
 
 
 @dataclass(frozen=True)
@@ -211,4 +270,4 @@ class Reproduce:
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
 
 
-Options = Demo | Discover | Align | Merge | Canonicalize | Apply | Line | Reproduce
+Options = Demo | Discover | Align | Merge | Canonicalize | Apply | Line | Plane | Repair | Reproduce

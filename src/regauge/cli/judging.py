@@ -1,0 +1,115 @@
+"""What commands that judge networks have in common: the checkpoints, the task, and files of numbers and pictures."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import regauge as rg
+from regauge.checkpoints.reading import load, match
+from regauge.checkpoints.writing import require_writable, save_text
+from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
+from regauge.cli.errors import UsageError
+from regauge.cli.models import load_module
+from regauge.cli.options import Judging
+from regauge.core.params import Params
+from regauge.core.task import arguments
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PLOT_SUFFIXES = (".svg", ".png", ".pdf")
+LOSSES = {"cross-entropy": "cross entropy (nats)", "mse": "mean squared error"}
+"""What plots call the losses."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Checkpoints of one architecture, and the task that judges them.
+
+    Attributes:
+        module: How to run them.
+        networks: In the order of the command line.
+        task: On the data; it recomputes the statistics of batch normalization where the model has any.
+    """
+
+    module: nn.Module
+    networks: tuple[Params, ...]
+    task: rg.Task
+
+    @property
+    def symmetry(self) -> rg.Symmetry:
+        """Of the model, traced with the first batch.
+
+        Raises:
+            UsageError: The model cannot be traced.
+        """
+        dtype = dtype_of(self.module.state_dict())
+        inputs = next(iter(self.task.batches))[0]
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, arguments(inputs)
+        )
+        try:
+            return rg.discover(self.module, args, kwargs, outputs=self.task.outputs).bind(self.networks[0])
+        except rg.TraceError as error:
+            raise UsageError(str(error)) from error
+
+
+def read(options: Judging, paths: Sequence[Path], console: Console) -> Judged:
+    """Build the model and read the checkpoints and the data."""
+    with console.status("building the model and reading the checkpoints"):
+        module = load_module(options.model, values="always").module
+        state = module.state_dict()
+        networks = tuple(match(load(path), state, str(path)) for path in paths)
+        task = task_on(options, module, options.data, dtype_of(networks[0]))
+    return Judged(module, networks, with_reset(task))
+
+
+def task_on(options: Judging, module: nn.Module, data: str, dtype: torch.dtype) -> rg.Task:
+    """The task of the model on some data."""
+    return task_of(module, load_batches(data, options.batch), loss=options.loss, outputs=options.outputs, dtype=dtype)
+
+
+def require_pictures(path: Path, *, overwrite: bool) -> None:
+    """Refuse names of a plot and of the table beside it that cannot be written."""
+    require_writable(path, overwrite=overwrite, suffixes=PLOT_SUFFIXES)
+    require_writable(table_path(path), overwrite=overwrite, suffixes=(".csv",))
+
+
+def table_path(picture: Path) -> Path:
+    """Where the numbers of a plot are written: `line.svg` has `line.csv` beside it."""
+    return picture.with_suffix(".csv")
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a picture that appears under its name only when it is complete; the same bytes every time."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    try:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=dates.get(path.suffix))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_rows(rows: Sequence[Mapping[str, float | str]], path: Path) -> None:
+    """Write rows as comma-separated values with all their digits, under the names of the first row."""
+    lines = [",".join(rows[0]), *(",".join(str(value) for value in row.values()) for row in rows)]
+    save_text("\n".join(lines) + "\n", path)
+
+
+def table_of(rows: Sequence[Mapping[str, float | str]]) -> Table:
+    """Rows for the terminal."""
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(value if isinstance(value, str) else f"{value:.4f}" for value in row.values()))
+    return table
