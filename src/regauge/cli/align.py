@@ -5,16 +5,31 @@ from rich.console import Console
 from rich.table import Table
 
 import regauge as rg
-from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
-from regauge.checkpoints.writing import require_writable, save
+from regauge.checkpoints.alignments import IN_FOLDER, Alignment, alignment_path, save_alignment
+from regauge.checkpoints.writing import SUFFIX, require_writable, save
 from regauge.cli.matching import checkpoints_of, method_of, task_for
 from regauge.cli.options import Align
+from regauge.cli.streaming import (
+    is_streamed,
+    job_of,
+    matched,
+    report_lines,
+    require_output,
+    show_plan,
+    staging_of,
+    watched,
+    write,
+)
 from regauge.core.params import Params
+from regauge.merge.streamed import moved_pieces
 
 
 def run(options: Align) -> None:
     """Write the aligned checkpoint and its alignment, and print what they gained."""
     console = Console(stderr=True)
+    if is_streamed(options, (options.a, options.b), options.output):
+        _run_streamed(options, console)
+        return
     beside = alignment_path(options.output)
     require_writable(options.output, overwrite=options.overwrite)
     require_writable(beside, overwrite=options.overwrite)
@@ -35,6 +50,25 @@ def run(options: Align) -> None:
     Console().print(table)
     print(result.report)
     print(f"written: {options.output} and {beside.name}")
+
+
+def _run_streamed(options: Align, console: Console) -> None:
+    out = options.output
+    require_output(options, out)
+    with job_of(options, (options.a, options.b), out, source=1, console=console) as job:
+        show_plan(job, out)
+        if options.dry_run:
+            return
+        staging = staging_of(options, job, out, {"command": "align"})
+        with watched(console) as watch:
+            element, report = matched(job, staging, 1, watch)
+        for line in report_lines(f"{options.b} to {options.a}", report):
+            print(line)
+        beside = IN_FOLDER if out.suffix != SUFFIX else alignment_path(out).name
+        save_alignment(Alignment(job.symmetry, element), staging.content / beside, overwrite=True)
+        with console.status("writing"):
+            write(job, staging, moved_pieces(job.checkpoints[1], job.symmetry, element))
+    print(f"written: {out} and {beside}")
 
 
 def distance(params_a: Params, params_b: Params) -> float:

@@ -1,17 +1,33 @@
 """`regauge merge`: one checkpoint out of many, and a model card with the numbers beside it."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 import regauge as rg
 from regauge.align import ManyMethod, Method
-from regauge.checkpoints.writing import require_writable, save, save_text
+from regauge.checkpoints.writing import SUFFIX, require_writable, save, save_text
 from regauge.cli.errors import UsageError
 from regauge.cli.matching import checkpoints_of, method_of, task_for
 from regauge.cli.options import Merge
+from regauge.cli.streaming import (
+    is_streamed,
+    job_of,
+    matched,
+    report_lines,
+    require_output,
+    show_plan,
+    staging_of,
+    watched,
+    write,
+)
+from regauge.core.element import Element
+from regauge.merge.record import table
 from regauge.merge.rules import Rule
+from regauge.merge.streamed import merged_pieces
 
 NEED_BASE = ("task-arithmetic", "ties", "dare", "dare-ties")
 
@@ -21,11 +37,15 @@ def run(options: Merge) -> None:
     console = Console(stderr=True)
     if not options.checkpoints:
         raise UsageError("there is nothing to merge: name the checkpoints")
+    bases = [] if options.base is None else [options.base]
+    if is_streamed(options, [*options.checkpoints, *bases], options.output):
+        _run_streamed(options, console)
+        return
     card = card_path(options.output)
     require_writable(options.output, overwrite=options.overwrite)
     require_writable(card, overwrite=options.overwrite, suffixes=(".md",))
     rule, method = rule_of(options), _method(options)
-    paths = [*options.checkpoints, *([] if options.base is None else [options.base])]
+    paths = [*options.checkpoints, *bases]
     symmetry, module, networks = checkpoints_of(options, paths, console)
     base = None if options.base is None else networks.pop()
     task = task_for(options, module, networks[0])
@@ -46,6 +66,60 @@ def run(options: Merge) -> None:
     save_text(result.record.card, card)
     print(result.record.card)
     print(f"written: {options.output} and {card.name}")
+
+
+def _run_streamed(options: Merge, console: Console) -> None:
+    """All checkpoints aligned to the first one or to the base, and combined entry by entry."""
+    out, rule = options.output, rule_of(options)
+    require_output(options, out)
+    paths = [*([] if options.base is None else [options.base]), *options.checkpoints]
+    with job_of(options, paths, out, source=0, console=console) as job:
+        first, *others = job.checkpoints
+        base = None if options.base is None else first
+        networks = others if base is not None else [first, *others]
+        stay: list[Element | None] = [] if base is not None else [None]
+        weights = options.weights or None
+        merged_pieces(networks, [None] * len(networks), job.symmetry, rule=rule, weights=weights, base=base)  # refuses
+        if others:
+            show_plan(job, out)
+        if options.dry_run:
+            return
+        settings = {"command": "merge", "rule": str(rule), "weights": list(options.weights)}
+        staging = staging_of(options, job, out, settings)
+        elements, reports = list(stay), []
+        with watched(console) as watch:
+            for k in range(1, len(job.checkpoints)):
+                element, report = matched(job, staging, k, watch)
+                elements.append(element)
+                reports.append(report)
+        for path, report in zip(paths[1:], reports, strict=True):
+            for line in report_lines(f"{path} to {paths[0]}", report):
+                print(line)
+        card = "regauge.md" if out.suffix != SUFFIX else card_path(out).name
+        save_text(_streamed_card(paths, rule, options, reports), staging.content / card)
+        with console.status("writing"):
+            write(job, staging, merged_pieces(networks, elements, job.symmetry, rule=rule, weights=weights, base=base))
+    print(f"written: {out} and {card}")
+
+
+def _streamed_card(paths: Sequence[Path], rule: Rule, options: Merge, reports: Sequence[dict[str, Any]]) -> str:
+    """The card of a merge that streamed: what was aligned to what, and what that gained."""
+    rows = [[str(paths[0]), "stays where it is", "", ""]]
+    for path, report in zip(paths[1:], reports, strict=True):
+        sweeps = str(len(report["history"]))
+        rows.append([str(path), f"{report['initial']:.6g}", f"{report['objective']:.6g}", sweeps])
+    weights = ", ".join(f"{w:g}" for w in options.weights) or "equal"
+    lines = [
+        "# Merged network",
+        "",
+        *table(
+            ["what", "value"],
+            [["rule", f"`{rule}`"], ["weights", weights], ["alignment", f"weights, scales {options.scales}, streamed"]],
+        ),
+        "",
+        *table(["network", "objective before", "after", "sweeps"], rows),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def card_path(checkpoint: Path) -> Path:

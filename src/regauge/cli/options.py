@@ -95,21 +95,35 @@ class Matching:
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Streamed(Matching):
+    """What is done with checkpoints that do not fit in memory; shared by the commands that can stream."""
+
+    memory: Annotated[str, arg(metavar="SIZE")] = ""
+    """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
+    are read in sweeps over their files: matching looks at weights then, and networks are combined entry by entry."""
+    dry_run: bool = False
+    """Print what would be read, held and written, and stop."""
+    resume: bool = False
+    """Go on with what an interrupted run left in OUT.partial."""
+
+
 @dataclass(frozen=True)
-class Align(Matching):
+class Align(Streamed):
     """Move checkpoint B along its orbit, next to checkpoint A; the result computes the same function as B.
 
-    The alignment is stored beside the output, as OUT.alignment.safetensors, for `regauge apply`.
+    The alignment is stored beside the output, as OUT.alignment.safetensors, for `regauge apply`. Of folders in Hugging
+    Face style, MODEL is A where left out, and the output may be a folder: the same shards, with B's other files.
     """
 
     a: Checkpoint
     b: Checkpoint
     output: Output
-    """Where the aligned B goes, a .safetensors file."""
+    """Where the aligned B goes, a .safetensors file or a folder."""
 
 
 @dataclass(frozen=True)
-class Merge(Matching):
+class Merge(Streamed):
     """Align checkpoints with one another and make one of them; a model card with the numbers is written beside it.
 
     The result is in the coordinates of the first checkpoint, or of the base. Statistics of batch normalization are
@@ -118,7 +132,7 @@ class Merge(Matching):
 
     checkpoints: Annotated[Positional[tuple[Path, ...]], arg(metavar="A B [C ...]", help=CHECKPOINT_HELP)]
     output: Output
-    """Where the merged checkpoint goes, a .safetensors file; the card goes to the same name with .md."""
+    """Where the merged checkpoint goes, a .safetensors file (the card goes to the same name with .md) or a folder."""
     rule: Literal["average", "greedy", "task-arithmetic", "ties", "dare", "dare-ties"] = "average"
     """The weighted mean; a greedy soup (needs data); or sums of task vectors relative to --base."""
     weights: tuple[float, ...] = ()

@@ -1,0 +1,332 @@
+"""`regauge line --path`, `regauge plane` and `regauge repair`: what they write, and one sentence for every mistake."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import regauge as rg
+from regauge.checkpoints.reading import load
+from regauge.checkpoints.writing import save
+from regauge.cli import judging
+from regauge.cli.main import main
+
+MODELS = """
+import torch
+from torch import nn
+
+WIDTH = 6
+
+
+def model():
+    return nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+
+
+def normed():
+    return nn.Sequential(nn.Linear(4, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+
+
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        x = torch.randn(40, 4, generator=generator)
+        yield x, x[:, :3].argmax(1)
+
+
+def others():
+    return [(x + 1, y) for x, y in batches()]
+
+
+def wholes():
+    return [(x, torch.zeros(40, 3)) for x, _ in batches()]
+
+
+def branching():
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = model()
+
+        def forward(self, x):
+            return self.layers(x) if x.sum() > 1e9 else self.layers(x)
+
+    return Branching()
+"""
+
+
+def module(*, is_normed: bool = False) -> nn.Sequential:
+    """The model of that name, in Python."""
+    middle = [nn.BatchNorm1d(6), nn.ReLU()] if is_normed else [nn.ReLU(), nn.Linear(6, 6), nn.ReLU()]
+    return nn.Sequential(nn.Linear(4, 6), *middle, nn.Linear(6, 3)).eval()
+
+
+def inputs() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.cat([torch.randn(40, 4, generator=generator) for _ in range(3)])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with models, data and checkpoints: a, b, c of `model`, na and nb of `normed`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(MODELS)
+    for seed, name in enumerate(["a", "b", "c", "na", "nb"]):
+        torch.manual_seed(seed)
+        params = module(is_normed=len(name) == 2).state_dict()
+        save({k: t * 2 if t.is_floating_point() else t for k, t in params.items()}, tmp_path / f"{name}.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must be refused and write nothing; returns the sentence."""
+
+    def run(*args: str) -> str:
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(SystemExit) as stop:
+            main(args)
+        assert stop.value.code == 2
+        text = capsys.readouterr().err
+        assert text.startswith("regauge: ")
+        assert text.count("\n") == 1
+        assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts] == before
+        return text
+
+    return run
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def files(*names: str) -> list[str]:
+    return [f"{name}.safetensors" for name in names]
+
+
+MODEL = ["--model", "nets.py:model", "--data", "nets.py:batches"]
+NORMED = ["--model", "nets.py:normed", "--data", "nets.py:batches"]
+
+
+# --- line -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["straight", "geodesic", "bezier", "chain"])
+def test_every_path_ends_at_the_networks(folder: Path, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = path in ("bezier", "chain")
+    more = ["--steps", "20"] if trained else []
+    main(["line", *files("a", "b"), *MODEL, "--path", path, "--points", "5", "-o", "line.svg", *more])
+    found = rows(folder / "line.csv")
+    assert [float(row["t"]) for row in found] == [0, 0.25, 0.5, 0.75, 1]
+    targets = inputs()[:, :3].argmax(1)
+    for row, name in ((found[0], "a"), (found[-1], "b")):
+        with torch.no_grad():
+            logits = torch.func.functional_call(module(), load(folder / f"{name}.safetensors"), (inputs(),))
+        assert float(row["loss"]) == pytest.approx(float(nn.functional.cross_entropy(logits, targets)), rel=1e-5)
+    out = capsys.readouterr().out
+    assert ("trained for 20 steps on the data that it is judged by" in out) == trained
+    assert ("unit spheres in 4 dimensions: 0.weight" in out) == (path == "geodesic")
+    assert (folder / "line.svg").read_text().startswith("<?xml")
+
+
+def test_geodesics_keep_scales_of_one(folder: Path) -> None:
+    main(["line", *files("a", "b"), *MODEL, "--path", "geodesic", "--points", "3", "-o", "line.svg"])
+    straight, a, b = module(), load(folder / "a.safetensors"), load(folder / "b.safetensors")
+    symmetry = rg.discover(straight, (inputs(),))
+    a, b = (rg.canonicalize(params, symmetry, parts=("scale",)) for params in (a, b))
+    middle = rg.canonical_manifold(symmetry).geodesic(a, b, 0.5)
+    with torch.no_grad():
+        logits = torch.func.functional_call(straight, middle, (inputs(),))
+    expected = float(nn.functional.cross_entropy(logits, inputs()[:, :3].argmax(1)))
+    assert float(rows(folder / "line.csv")[1]["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_trained_paths_are_lower_and_depend_on_the_seed_and_the_data(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["line", *files("a", "b"), *MODEL, "--points", "9", "-o", "line.svg", "--overwrite"]
+    heights = {}
+    runs = {
+        "straight": [],
+        "bezier": ["--path", "bezier", "--lr", "0.1", "--steps", "100"],
+        "again": ["--path", "bezier", "--lr", "0.1", "--steps", "100"],
+        "seed": ["--path", "bezier", "--lr", "0.1", "--steps", "100", "--seed", "1"],
+        "others": ["--path", "bezier", "--lr", "0.1", "--steps", "100", "--train", "nets.py:others"],
+        "bends": ["--path", "chain", "--lr", "0.1", "--steps", "100", "--bends", "3"],
+    }
+    for name, options in runs.items():
+        main([*line, *options])
+        heights[name] = max(float(row["loss"]) for row in rows(folder / "line.csv")[1:-1])
+    assert heights["bezier"] == heights["again"] < 0.9 * heights["straight"]
+    assert heights["bends"] < 0.9 * heights["straight"]
+    assert len(set(heights.values())) == 5
+    assert "steps on nets.py:others" in capsys.readouterr().out
+
+
+def test_paths_of_networks_with_batch_normalization(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["line", *files("na", "nb"), *NORMED, "--path", "bezier", "--steps", "5", "--points", "3"])
+    assert "statistics of batch normalization were recomputed" in capsys.readouterr().out
+    assert sorted(path.suffix for path in folder.glob("*.*")) == [".py", *[".safetensors"] * 5]
+
+
+# --- plane ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_plane(folder: Path, metric: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plane", *files("a", "b", "c"), *MODEL, "-o", "plane.png", "--resolution", "5", "--metric", metric])
+    found = rows(folder / "plane.csv")
+    three, grid = found[:3], found[3:]
+    assert [row["network"] for row in three] == ["A", "B", "C"]
+    assert {row["network"] for row in grid} == {""}
+    assert len({row["x"] for row in grid}) * len({row["y"] for row in grid}) == len(grid)
+    a, b, c = (load(folder / name) for name in files("a", "b", "c"))
+    apart = float(sum((a[k].double() - b[k].double()).square().sum() for k in a)) ** 0.5
+    assert (float(three[0]["x"]), float(three[0]["y"])) == (0, 0)
+    assert float(three[1]["x"]) == pytest.approx(apart)
+    plane = rg.plane(lambda params: {"loss": 0.0}, a, b, c, resolution=5)
+    for row in (three[2], grid[0], grid[-1]):
+        params = plane.at(float(row["x"]), float(row["y"]))
+        with torch.no_grad():
+            logits = torch.func.functional_call(module(), params, (inputs(),))
+        expected = float(nn.functional.cross_entropy(logits, inputs()[:, :3].argmax(1)))
+        assert float(row["loss"]) == pytest.approx(expected, rel=1e-4)
+    assert "least of" in capsys.readouterr().out
+    assert (folder / "plane.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_planes_of_networks_with_batch_normalization(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(9)
+    save(module(is_normed=True).state_dict(), folder / "nc.safetensors")
+    main(["plane", *files("na", "nb", "nc"), *NORMED, "-o", "plane.svg", "--resolution", "2"])
+    assert "statistics of batch normalization were recomputed" in capsys.readouterr().out
+
+
+# --- repair -----------------------------------------------------------------------------------------------------
+
+
+def test_repair_gives_units_the_statistics_of_the_endpoints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = load(folder / "a.safetensors"), load(folder / "b.safetensors")
+    save({name: (a[name] + 3 * b[name]) / 4 for name in a}, folder / "m.safetensors")
+    main(
+        [
+            "repair",
+            "m.safetensors",
+            "--endpoints",
+            *files("a", "b"),
+            *MODEL,
+            "-o",
+            "out.safetensors",
+            "--weights",
+            "1",
+            "3",
+        ]
+    )
+    result = load(folder / "out.safetensors")
+    std = {}
+    for name, params in (("a", a), ("b", b), ("m", load(folder / "m.safetensors")), ("out", result)):
+        std[name] = (inputs() @ params["0.weight"].T).std(0)
+    torch.testing.assert_close(std["out"], (std["a"] + 3 * std["b"]) / 4, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(std["m"], std["out"], rtol=1e-2)
+    out = capsys.readouterr().out
+    assert next(line.split() for line in out.splitlines() if line.startswith("0 "))[-1] == "1.000"
+    assert "note:" not in out
+
+
+def test_repair_aligns_endpoints_that_were_aligned_for_merging(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    symmetry = rg.discover(module(), (inputs(),))
+    a = load(folder / "a.safetensors")
+    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(1), parts=("permutation",)), a)
+    save(moved, folder / "moved.safetensors")
+    options = ["repair", "a.safetensors", "--endpoints", *files("a", "moved"), *MODEL, "-o", "out.safetensors"]
+    main([*options, "--align"])
+    assert "note:" not in capsys.readouterr().out
+    for name, tensor in load(folder / "out.safetensors").items():
+        torch.testing.assert_close(tensor, a[name])
+    main([*options, "--overwrite"])
+    assert "where they were aligned for merging, give them aligned, or say --align" in capsys.readouterr().out
+    assert not torch.allclose(load(folder / "out.safetensors")["0.weight"], a["0.weight"])
+
+
+def test_repair_without_endpoints_recomputes_statistics(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["repair", "na.safetensors", *NORMED, "-o", "out.safetensors"])
+    before, after = load(folder / "na.safetensors"), load(folder / "out.safetensors")
+    values = inputs() @ before["0.weight"].T + before["0.bias"]
+    torch.testing.assert_close(after["1.running_mean"], values.mean(0))
+    assert after["1.num_batches_tracked"].dtype == torch.int64
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert capsys.readouterr().out.count("repaired") == 1
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["line", *files("a", "b"), *MODEL, "--train", "nets.py:others"], "--train is for paths that are trained"),
+        (["line", *files("a", "b"), *MODEL, "--points", "2"], "at least one point between them"),
+        (["line", *files("a", "b"), *MODEL, "--path", "chain", "--bends", "0"], "give at least one"),
+        (["line", *files("a", "b"), *MODEL, "--path", "bezier", "--steps", "0"], "both must be positive"),
+        (["line", *files("a", "b"), *MODEL, "--path", "bezier", "--train", "absent.npz"], "no data file 'absent.npz'"),
+        (["line", *files("a", "na"), *MODEL], "give the checkpoint and the model of the same architecture"),
+        (["line", *files("a", "b"), *MODEL, "-o", "line.txt"], "must end in .svg or .png or .pdf"),
+        (["line", *files("a", "b"), *MODEL, "-o", "taken.svg"], "'taken.csv' exists already"),
+        (["plane", *files("a", "b", "b"), *MODEL, "-o", "plane.svg"], "the three networks lie on one line"),
+        (["plane", *files("a", "b", "c"), *MODEL, "-o", "plane.svg", "--resolution", "1"], "at least 2 points"),
+        (["plane", *files("a", "b", "c"), *MODEL, "-o", "absent/plane.svg"], "the folder 'absent' of the output"),
+        (["plane", *files("a", "b", "c"), *MODEL, "-o", "taken.svg"], "'taken.csv' exists already"),
+        (["repair", *files("a"), *MODEL, "-o", "out.safetensors"], "name the checkpoints that were merged"),
+        (
+            ["repair", *files("a"), *MODEL, "-o", "out.safetensors", "--align"],
+            "--weights and --align are for endpoints",
+        ),
+        (["repair", *files("a"), *MODEL, "-o", "a.safetensors"], "'a.safetensors' exists already"),
+        (
+            ["repair", *files("a"), *MODEL, "-o", "out.safetensors", "--endpoints", *files("b", "c"), "--weights", "1"],
+            "for 2 networks; give one finite weight for each",
+        ),
+        (
+            ["repair", *files("a"), *MODEL, "-o", "out.safetensors", "--endpoints", "absent.safetensors"],
+            "there is no checkpoint 'absent.safetensors'",
+        ),
+    ],
+)
+def test_refusals(folder: Path, refused: Callable[..., str], args: list[str], sentence: str) -> None:
+    (folder / "taken.csv").write_text("")
+    assert sentence in refused(*args)
+
+
+def test_accuracy_needs_classes(folder: Path, refused: Callable[..., str]) -> None:
+    plane = ["plane", *files("a", "b", "c"), "--model", "nets.py:model", "--data", "nets.py:wholes", "--loss", "mse"]
+    assert "there is no accuracy with --loss mse" in refused(*plane, "-o", "plane.svg", "--metric", "accuracy")
+
+
+def test_models_that_cannot_be_traced_have_no_geodesics(folder: Path, refused: Callable[..., str]) -> None:
+    for name in ("a", "b"):
+        params = load(folder / f"{name}.safetensors")
+        save({f"layers.{k}": t for k, t in params.items()}, folder / f"l{name}.safetensors")
+    line = ["line", *files("la", "lb"), "--model", "nets.py:branching", "--data", "nets.py:batches"]
+    main([*line, "--points", "3"])
+    assert "data-dependent" in refused(*line, "--path", "geodesic").lower()
+
+
+def test_an_interrupted_picture_leaves_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = ["line", *files("a", "b"), *MODEL, "--points", "3", "-o", "line.svg"]
+    main(line)
+    old = (folder / "line.svg").read_bytes()
+
+    def fails(*names: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(judging.os, "replace", fails)
+    with pytest.raises(SystemExit):
+        main([*line, "--overwrite"])
+    assert (folder / "line.svg").read_bytes() == old
+    assert not list(folder.glob(".*"))
