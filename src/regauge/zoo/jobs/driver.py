@@ -1,0 +1,156 @@
+"""Run jobs that leave files: each is done once, wherever it runs, and a second run does only what is missing.
+
+A job is a pure function of its key that writes one file under its final name when it is complete. So the files are the
+whole state: nothing has to be locked or remembered, and a driver that crashed is started again with the same arguments.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from regauge.zoo.jobs.threads import one_thread
+
+K = TypeVar("K")
+MakeExecutor = Callable[[], AbstractContextManager[Executor]]
+"""Opens an executor; it is called again when a pool broke."""
+Watch = Callable[[int], Callable[[], None]]
+"""Is told how many jobs there are to do, and returns what to call after each."""
+
+
+class Job(Protocol[K]):
+    """A function of a key that writes one file; it must be picklable, and small."""
+
+    @property
+    def keys(self) -> Sequence[K]:
+        """Of all jobs."""
+
+    def is_done(self, key: K) -> bool:
+        """Whether the file of this job is there."""
+
+    def __call__(self, key: K) -> object:
+        """Do it, always with the same outcome."""
+
+
+class Share(NamedTuple):
+    """Which part of the jobs this process takes: those whose number is `rank` modulo `world`."""
+
+    rank: int = 0
+    world: int = 1
+
+
+WHOLE = Share()
+
+
+def unwatched(total: int) -> Callable[[], None]:
+    """A `Watch` that tells nobody."""
+    return lambda: None
+
+
+def run_jobs(
+    job: Job[K],
+    *,
+    executor: MakeExecutor | None = None,
+    share: Share = WHOLE,
+    rounds: int = 5,
+    watch: Watch = unwatched,
+) -> int:
+    """Do the jobs that are not done yet.
+
+    Args:
+        job: What to do.
+        executor: Where; one after the other in this process unless given. If its pool breaks because a worker died,
+            another one is opened for what is missing then.
+        share: The part of all jobs that this process takes.
+        rounds: How often the missing jobs are submitted at most. A round in which no job succeeded is the last, unless
+            the pool broke.
+        watch: Is told about the progress.
+
+    Returns:
+        How many jobs were done now.
+
+    Raises:
+        RuntimeError: Jobs are missing after the last round; the error of one of them is its cause. In this process,
+            the error of a job is raised as it is, at once.
+    """
+    missing = [key for number, key in enumerate(job.keys) if number % share.world == share.rank]
+    missing = [key for key in missing if not job.is_done(key)]
+    total, done = len(missing), watch(len(missing))
+    if executor is None:
+        for key in missing:
+            perform(job, key)
+            done()
+        return total
+    error: BaseException | None = None
+    for _ in range(rounds if missing else 0):
+        before = len(missing)
+        error = _submitted(job, missing, executor, done)
+        missing = [key for key in missing if not job.is_done(key)]
+        if not missing or (len(missing) == before and not isinstance(error, BrokenExecutor)):
+            break
+    if missing:
+        reason = f"{type(error).__name__}: {error}" if error else "they left no files"
+        raise RuntimeError(
+            f"{len(missing)} of {total} jobs failed, the last with {reason}; mend it and run the same again: what is "
+            "done stays done"
+        ) from error
+    return total
+
+
+def perform(job: Job[K], key: K) -> None:
+    """Do one job unless its file is there, with one thread."""
+    if not job.is_done(key):
+        with one_thread():
+            job(key)
+
+
+def share_of(environment: Mapping[str, str] = os.environ) -> Share:
+    """The share of this process, as a launcher tells: RANK and WORLD_SIZE (torchrun), or a job array of Slurm.
+
+    Everything is this process's if neither is set.
+
+    Raises:
+        ValueError: Only a part is set, or the numbers make no sense.
+    """
+    try:
+        if "RANK" in environment or "WORLD_SIZE" in environment:
+            share = Share(int(environment["RANK"]), int(environment["WORLD_SIZE"]))
+        elif "SLURM_ARRAY_TASK_ID" in environment:
+            first = int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
+            step = int(environment.get("SLURM_ARRAY_TASK_STEP", "1"))
+            rank = (int(environment["SLURM_ARRAY_TASK_ID"]) - first) // step
+            share = Share(rank, int(environment["SLURM_ARRAY_TASK_COUNT"]))
+        else:
+            share = Share()
+    except KeyError as error:
+        raise ValueError(
+            f"the environment names a part of a job array but not {error.args[0]}; set it too, or neither"
+        ) from error
+    if not 0 <= share.rank < share.world:
+        raise ValueError(f"rank {share.rank} of {share.world} processes makes no sense; ranks count from 0")
+    return share
+
+
+def _submitted(
+    job: Job[K], keys: Sequence[K], executor: MakeExecutor, done: Callable[[], None]
+) -> BaseException | None:
+    """Submit some jobs and wait for all; returns the error of one, that of a broken pool rather than another."""
+    found: BaseException | None = None
+    with executor() as pool:
+        try:
+            futures: list[Future[Any]] = [pool.submit(perform, job, key) for key in keys]
+        except BrokenExecutor as error:
+            return error
+        try:
+            for future in as_completed(futures):
+                failure = future.exception()
+                if failure is None:
+                    done()
+                elif not isinstance(found, BrokenExecutor):
+                    found = failure
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+    return found

@@ -1,0 +1,67 @@
+"""Where jobs run: processes of this machine, or a cluster through Dask."""
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from regauge.zoo.jobs.driver import MakeExecutor
+from regauge.zoo.jobs.threads import VARIABLES, one_thread
+
+RETRIES = 3
+"""How often Dask runs a job again whose worker died or that failed."""
+
+
+def processes(count: int) -> MakeExecutor:
+    """A pool of processes of this machine, each with one thread.
+
+    They are started afresh rather than forked: torch's thread pools do not survive a fork.
+
+    Raises:
+        ValueError: There is less than one.
+    """
+    if count < 1:
+        raise ValueError(f"{count} processes can do nothing; give at least one")
+    context = multiprocessing.get_context("spawn")
+    return partial(ProcessPoolExecutor, count, context, _begin)
+
+
+def dask(address: str | None = None, *, workers: int | None = None) -> MakeExecutor:
+    """The workers of a Dask cluster.
+
+    Args:
+        address: Of its scheduler, such as "tcp://10.0.0.1:8786"; a cluster of processes on this machine is started
+            unless given. The store's folder must have the same path on all its machines.
+        workers: How many processes are started on this machine; one for each processor unless given.
+
+    Raises:
+        ImportError: Dask is not installed.
+    """
+    if find_spec("distributed") is None:
+        raise ImportError("Dask is not installed: pip install 'regauge[dask]'")
+    return partial(_dask, address, workers)
+
+
+@contextmanager
+def _dask(address: Any, workers: int | None) -> Iterator[Executor]:
+    distributed: Any = import_module("distributed")  # it has no types
+    with ExitStack() as stack:
+        if address is None:
+            stack.enter_context(one_thread())
+            address = stack.enter_context(
+                distributed.LocalCluster(
+                    n_workers=workers or os.cpu_count(), threads_per_worker=1, processes=True, dashboard_address=None
+                )
+            )
+        client = stack.enter_context(distributed.Client(address))
+        yield stack.enter_context(client.get_executor(retries=RETRIES))
+
+
+def _begin() -> None:
+    """What a new process of a pool does first, before anything imports torch."""
+    os.environ.update(dict.fromkeys(VARIABLES, "1"))

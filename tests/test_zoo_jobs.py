@@ -1,0 +1,132 @@
+"""Jobs that leave files: each is done once, workers may die, and a second run does what is missing.
+
+Nothing here imports torch, so that worker processes start at once.
+"""
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from regauge.zoo.jobs import Share, dask, processes, run_jobs, share_of
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Job k writes k squared, and notes in a log that it did; some kill their process at the first attempt."""
+
+    folder: Path
+    count: int
+    deadly: tuple[int, ...] = ()
+    broken: tuple[int, ...] = ()
+
+    @property
+    def keys(self) -> range:
+        return range(self.count)
+
+    def path(self, key: int) -> Path:
+        return self.folder / f"{key}.txt"
+
+    def is_done(self, key: int) -> bool:
+        return self.path(key).exists()
+
+    def __call__(self, key: int) -> None:
+        assert os.environ["OMP_NUM_THREADS"] == "1"
+        if key in self.broken:
+            raise ArithmeticError(f"{key} has no square")
+        attempt = self.folder / f"attempt-{key}"
+        if key in self.deadly and not attempt.exists():
+            attempt.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        temporary = self.folder / f".{key}.{os.getpid()}"
+        temporary.write_text(str(key * key))
+        os.replace(temporary, self.path(key))
+        with open(self.folder / "log", "a") as log:
+            log.write(f"{key}\n")
+
+    def results(self) -> list[int]:
+        return [int(self.path(key).read_text()) for key in self.keys if self.is_done(key)]
+
+    def log(self) -> list[int]:
+        path = self.folder / "log"
+        return sorted(map(int, path.read_text().split())) if path.exists() else []
+
+
+def test_jobs_are_done_once_and_a_second_run_does_the_rest(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def watch(total: int) -> object:
+        told.append(total)
+        return lambda: told.append(-1)
+
+    job = Squares(tmp_path, 5)
+    job(2)
+    assert run_jobs(job, watch=watch) == 4  # type: ignore[arg-type]
+    assert told == [4, -1, -1, -1, -1]
+    assert job.results() == [0, 1, 4, 9, 16]
+    assert run_jobs(job) == 0
+    assert job.log() == [0, 1, 2, 3, 4]
+    assert run_jobs(Squares(tmp_path, 7), executor=lambda: ThreadPoolExecutor(2)) == 2
+    assert job.log() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_shares_are_all_jobs_together(tmp_path: Path) -> None:
+    job = Squares(tmp_path, 10)
+    assert [run_jobs(job, share=Share(rank, 3)) for rank in range(3)] == [4, 3, 3]
+    assert job.log() == list(range(10))
+
+
+def test_launchers_tell_the_share() -> None:
+    assert share_of({}) == Share(0, 1)
+    assert share_of({"RANK": "2", "WORLD_SIZE": "4", "SLURM_ARRAY_TASK_ID": "1"}) == Share(2, 4)
+    slurm = {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY_TASK_STEP": "5"}
+    assert [share_of(slurm | {"SLURM_ARRAY_TASK_ID": str(k)}) for k in (10, 15, 20)] == [Share(k, 3) for k in range(3)]
+    with pytest.raises(ValueError, match="but not WORLD_SIZE"):
+        share_of({"RANK": "0"})
+    with pytest.raises(ValueError, match="rank 4 of 4"):
+        share_of({"RANK": "4", "WORLD_SIZE": "4"})
+    with pytest.raises(ValueError, match="but not SLURM_ARRAY_TASK_COUNT"):
+        share_of({"SLURM_ARRAY_TASK_ID": "0"})
+
+
+def test_a_worker_that_dies_breaks_the_pool_and_loses_nothing(tmp_path: Path) -> None:
+    job = Squares(tmp_path, 12, deadly=(3, 8))
+    assert run_jobs(job, executor=processes(2)) == 12
+    assert job.results() == [k * k for k in range(12)]
+    assert job.log() == list(range(12))
+
+
+def test_a_worker_of_a_cluster_that_dies_loses_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="needs the extra 'dask'")
+    job = Squares(tmp_path, 12, deadly=(5,))
+    assert run_jobs(job, executor=dask(workers=2)) == 12
+    assert job.results() == [k * k for k in range(12)]
+    assert job.log() == list(range(12))
+
+
+def test_failures_are_told_and_what_is_done_stays(tmp_path: Path) -> None:
+    job = Squares(tmp_path, 6, broken=(1, 4))
+    with pytest.raises(RuntimeError, match="2 of 6 jobs failed, the last with ArithmeticError") as caught:
+        run_jobs(job, executor=lambda: ThreadPoolExecutor(2))
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+    assert job.log() == [0, 2, 3, 5]
+    with pytest.raises(ArithmeticError, match="1 has no square"):
+        run_jobs(job)
+    assert run_jobs(Squares(tmp_path, 6)) == 2
+
+
+def test_workers_that_always_die_are_given_up(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Deadly(Squares):
+        def __call__(self, key: int) -> None:
+            from concurrent.futures.process import BrokenProcessPool
+
+            raise BrokenProcessPool("a process died")
+
+    with pytest.raises(RuntimeError, match="2 of 2 jobs failed, the last with BrokenProcessPool"):
+        run_jobs(Deadly(tmp_path, 2), executor=lambda: ThreadPoolExecutor(2), rounds=3)
+    with pytest.raises(ValueError, match="at least one"):
+        processes(0)
