@@ -11,7 +11,6 @@ from torch import nn
 import regauge as rg
 from regauge.checkpoints.reading import load
 from regauge.checkpoints.writing import save
-from regauge.cli import judging
 from regauge.cli.main import main
 
 MODELS = """
@@ -325,7 +324,7 @@ def test_an_interrupted_picture_leaves_the_old_one(folder: Path, monkeypatch: py
     def fails(*names: object) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(judging.os, "replace", fails)
+    monkeypatch.setattr("os.replace", fails)
     with pytest.raises(SystemExit):
         main([*line, "--overwrite"])
     assert (folder / "line.svg").read_bytes() == old
