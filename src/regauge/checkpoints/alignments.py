@@ -18,6 +18,8 @@ from regauge.core.symmetry import Symmetry
 FORMAT = "regauge.alignment"
 VERSION = "1"
 SUFFIX = ".alignment.safetensors"
+IN_FOLDER = "regauge" + SUFFIX
+"""The alignment of a checkpoint that is a folder."""
 _FIELDS = tuple(field.name for field in fields(Value))
 
 
@@ -35,8 +37,13 @@ class Alignment:
 
 
 def alignment_path(checkpoint: str | Path) -> Path:
-    """Where the alignment of a checkpoint is stored: `b.safetensors` has `b.alignment.safetensors` beside it."""
+    """Where the alignment of a checkpoint is stored: `b.safetensors` has `b.alignment.safetensors` beside it.
+
+    In a folder it is one of the files.
+    """
     path = Path(checkpoint)
+    if path.is_dir():
+        return path / IN_FOLDER
     return path if path.name.endswith(SUFFIX) else path.with_name(path.name.removesuffix(".safetensors") + SUFFIX)
 
 

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from regauge.checkpoints.shards import Pieces, Shard, crc_of, write_index, write_shard
@@ -56,11 +57,23 @@ class Staging:
             raise ValueError(f"another process is writing {str(out)!r}; wait for it, or end it") from error
         self._shards: dict[str, list[int]] = {}
         if resume and self._ledger.exists():
-            self._load()
+            try:
+                self._load()
+            except ValueError:
+                self.close()
+                raise
         else:
             self._clear()
         self.content.mkdir(exist_ok=True)
         self._save()
+
+    def __enter__(self) -> "Staging":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def content(self) -> Path:

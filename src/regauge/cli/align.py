@@ -59,15 +59,15 @@ def _run_streamed(options: Align, console: Console) -> None:
         show_plan(job, out)
         if options.dry_run:
             return
-        staging = staging_of(options, job, out, {"command": "align"})
-        with watched(console) as watch:
-            element, report = matched(job, staging, 1, watch)
-        for line in report_lines(f"{options.b} to {options.a}", report):
-            print(line)
         beside = IN_FOLDER if out.suffix != SUFFIX else alignment_path(out).name
-        save_alignment(Alignment(job.symmetry, element), staging.content / beside, overwrite=True)
-        with console.status("writing"):
-            write(job, staging, moved_pieces(job.checkpoints[1], job.symmetry, element))
+        with staging_of(options, job, out, {"command": "align"}) as staging:
+            with watched(console) as watch:
+                element, report = matched(job, staging, 1, watch)
+            for line in report_lines(f"{options.b} to {options.a}", report):
+                print(line)
+            save_alignment(Alignment(job.symmetry, element), staging.content / beside, overwrite=True)
+            with console.status("writing"):
+                write(job, staging, moved_pieces(job.checkpoints[1], job.symmetry, element))
     print(f"written: {out} and {beside}")
 
 

@@ -85,20 +85,21 @@ def _run_streamed(options: Merge, console: Console) -> None:
         if options.dry_run:
             return
         settings = {"command": "merge", "rule": str(rule), "weights": list(options.weights)}
-        staging = staging_of(options, job, out, settings)
-        elements, reports = list(stay), []
-        with watched(console) as watch:
-            for k in range(1, len(job.checkpoints)):
-                element, report = matched(job, staging, k, watch)
-                elements.append(element)
-                reports.append(report)
-        for path, report in zip(paths[1:], reports, strict=True):
-            for line in report_lines(f"{path} to {paths[0]}", report):
-                print(line)
         card = "regauge.md" if out.suffix != SUFFIX else card_path(out).name
-        save_text(_streamed_card(paths, rule, options, reports), staging.content / card)
-        with console.status("writing"):
-            write(job, staging, merged_pieces(networks, elements, job.symmetry, rule=rule, weights=weights, base=base))
+        with staging_of(options, job, out, settings) as staging:
+            elements, reports = list(stay), []
+            with watched(console) as watch:
+                for k in range(1, len(job.checkpoints)):
+                    element, report = matched(job, staging, k, watch)
+                    elements.append(element)
+                    reports.append(report)
+            for path, report in zip(paths[1:], reports, strict=True):
+                for line in report_lines(f"{path} to {paths[0]}", report):
+                    print(line)
+            save_text(_streamed_card(paths, rule, options, reports), staging.content / card)
+            pieces = merged_pieces(networks, elements, job.symmetry, rule=rule, weights=weights, base=base)
+            with console.status("writing"):
+                write(job, staging, pieces)
     print(f"written: {out} and {card}")
 
 

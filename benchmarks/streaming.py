@@ -1,0 +1,190 @@
+"""A pair of Llama-style checkpoints with a hidden element between them: does streaming find it in little memory?
+
+    python benchmarks/streaming.py make FOLDER             # two sharded bfloat16 checkpoints, 1.1 billion values each
+    python benchmarks/streaming.py measure FOLDER          # aligns and merges them, with peak memory and reading speed
+    python benchmarks/streaming.py check FOLDER            # compares what was found with what was hidden
+
+`--layers 2 --hidden 256` and so on make smaller ones.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import regauge as rg
+from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
+from regauge.checkpoints.lazy import LazyCheckpoint
+from regauge.checkpoints.shards import Shard, Slot, write_index, write_shard
+from regauge.core import act as _act
+from regauge.core.element import Element
+
+SHARD = 500_000_000
+"""Bytes of a file, about."""
+SIZES = {"hidden": 2048, "intermediate": 5632, "layers": 22, "heads": 32, "kv_heads": 4, "vocabulary": 32000}
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("make", "measure", "check"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--noise", type=float, default=0.3, help="standard deviation, as a share of the weights'")
+    parser.add_argument("--memory", default="3GB")
+    parser.add_argument("--only", choices=("align", "merge"), help="measure only that")
+    for name, default in SIZES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    options = parser.parse_args()
+    {"make": make, "measure": measure, "check": check}[options.command](options)
+
+
+def make(options: argparse.Namespace) -> None:
+    """Write folders a and b, and what moves b next to a."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=options.hidden,
+        intermediate_size=options.intermediate,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.heads,
+        num_key_value_heads=options.kv_heads,
+        vocab_size=options.vocabulary,
+        tie_word_embeddings=False,
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+    )
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).eval()
+    symmetry = rg.discover(model, (), {"input_ids": torch.zeros(2, 8, dtype=torch.long, device="meta")})
+    generator = torch.Generator().manual_seed(0)
+    element = hidden(symmetry, generator)
+    back = symmetry.inverse(element)
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    shards = in_shards(shapes)
+
+    def values(name: str, is_moved: bool) -> Iterator[Tensor]:
+        seed = 2 * list(shapes).index(name)
+        own = torch.Generator().manual_seed(seed)
+        std = 0.02 if len(shapes[name]) > 1 else 0.1
+        tensor = torch.randn(shapes[name], generator=own) * std + (0.0 if len(shapes[name]) > 1 else 1.0)
+        if is_moved:
+            own = torch.Generator().manual_seed(seed + 1)
+            tensor = tensor + options.noise * std * torch.randn(shapes[name], generator=own)
+            sites = {name: symmetry.sites[name]}
+            tensor = _act.act(symmetry.groups, sites, back, {name: tensor}, {name: tensor.ndim})[name]
+        yield tensor.to(torch.bfloat16)
+
+    for folder, is_moved in ((options.folder / "a", False), (options.folder / "b", True)):
+        folder.mkdir(parents=True, exist_ok=True)
+        for shard in shards:
+            write_shard(shard, folder, lambda name, is_moved=is_moved: values(name, is_moved))
+        write_index(shards, folder)
+        config.save_pretrained(folder)
+    save_alignment(Alignment(symmetry, element), options.folder / "hidden.alignment.safetensors", overwrite=True)
+    count = sum(torch.Size(shape).numel() for shape in shapes.values())
+    print(f"{count:,} values in {len(shards)} shards: {options.folder}/a and b")
+
+
+def hidden(symmetry: rg.Symmetry, generator: torch.Generator) -> Element:
+    """A random element: orders, signs, positive scales, and rotations where matrices act."""
+    element = symmetry.random(generator, ("permutation", "sign", "scale"))
+    for group in symmetry.groups:
+        if group.matrix != "none":
+            value = element[group.name]
+            noise = torch.randn(value.matrix.shape, generator=generator, dtype=torch.float64)
+            element = element.replace(group.name, type(value)(matrix=torch.linalg.qr(noise)[0]))
+    return element
+
+
+def in_shards(shapes: dict[str, tuple[int, ...]]) -> list[Shard]:
+    """The tensors in files of about the same size."""
+    parts: list[list[Slot]] = [[]]
+    for name, shape in shapes.items():
+        slot = Slot(name, torch.bfloat16, shape)
+        if parts[-1] and sum(s.nbytes for s in parts[-1]) + slot.nbytes > SHARD:
+            parts.append([])
+        parts[-1].append(slot)
+    files = [f"model-{k + 1:05}-of-{len(parts):05}.safetensors" for k in range(len(parts))]
+    return [Shard(file, tuple(slots), {}) for file, slots in zip(files, parts, strict=True)]
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run the commands, each in a process of its own."""
+    a, b = options.folder / "a", options.folder / "b"
+    base = peak_of(["-c", "import torch, transformers, regauge.cli.streaming, regauge.cli.merge"])[0]
+    print(f"interpreter with torch, transformers and regauge imported: {base / 1e9:.3f} GB")
+    print(f"reading both checkpoints from the page cache: {plain_reading([a, b]):.2f} GB/s")
+    for command in ("align", "merge"):
+        if options.only in (None, command):
+            out = options.folder / f"{command}ed"
+            arguments = [command, str(a), str(b), "-o", str(out), "--memory", options.memory, "--overwrite"]
+            peak, seconds = peak_of(["-m", "regauge", *arguments])
+            print(f"regauge {command}: {seconds:.0f} s, peak {(peak - base) / 1e9:.3f} GB above the interpreter")
+
+
+def peak_of(arguments: list[str]) -> tuple[int, float]:
+    """Peak resident memory of a Python process in bytes, and its wall-clock seconds."""
+    code = (
+        "import resource, subprocess, sys; code = subprocess.call([sys.executable, *sys.argv[1:]]);"
+        "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, check=True)
+    *told, last = done.stderr.strip().splitlines()
+    status, peak = map(int, last.split())
+    if status:
+        sys.exit("\n".join(told))
+    return peak * (1 if sys.platform == "darwin" else 1024), time.perf_counter() - start
+
+
+def plain_reading(folders: list[Path]) -> float:
+    """GB/s of reading all files once into one buffer, the second time, when they are in the page cache."""
+    buffer = bytearray(1 << 20)
+    for _ in range(2):
+        start, total = time.perf_counter(), 0
+        for folder in folders:
+            for file in LazyCheckpoint.open(folder).metadata:
+                descriptor = os.open(file, os.O_RDONLY)
+                while count := os.readv(descriptor, [buffer]):
+                    total += count
+                os.close(descriptor)
+        seconds = time.perf_counter() - start
+    return total / seconds / 1e9
+
+
+def check(options: argparse.Namespace) -> None:
+    """How far what was found is from what was hidden."""
+    planted = load_alignment(options.folder / "hidden.alignment.safetensors").element
+    found = load_alignment(alignment_path(options.folder / "aligned")).element
+    numbers: dict[str, float] = {}
+    counts = {"units": 0, "units in their place": 0, "signs": 0, "signs recovered": 0}
+    for name, value in planted.items():
+        other = found[name]
+        if value.perm is not None:
+            counts["units"] += value.perm.numel()
+            counts["units in their place"] += int((value.perm == other.perm).sum())
+        if value.sign is not None:
+            counts["signs"] += value.sign.numel()
+            counts["signs recovered"] += int((value.sign == other.sign).sum())
+        if value.scale is not None:
+            error = float((other.scale.log() - value.scale.log()).abs().max())
+            numbers["largest error of the logarithm of a scale"] = max(
+                error, numbers.get("largest error of the logarithm of a scale", 0.0)
+            )
+        if value.matrix is not None:
+            error = float((other.matrix - value.matrix).flatten(-2).norm(dim=-1).max() / value.matrix.shape[-1] ** 0.5)
+            numbers["largest relative error of a rotation"] = max(
+                error, numbers.get("largest relative error of a rotation", 0.0)
+            )
+    print(json.dumps(counts | numbers, indent=1))
+
+
+if __name__ == "__main__":
+    main()
