@@ -1,10 +1,10 @@
-"""Small image classification sets: scikit-learn's digits, and MNIST and CIFAR-10 where `REGAUGE_DATA` has them."""
+"""Small image classification sets: scikit-learn's digits, MNIST, Fashion-MNIST and CIFAR-10."""
 
 import gzip
-import hashlib
 import io
 import itertools
-import os
+import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FOLDER_VARIABLE = "REGAUGE_DATA"
-"""Environment variable with the folder of data sets that do not ship with a dependency."""
+from regauge.data.files import DataFile, check, folders, in_folder, locate, present
 
 MNIST_SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -23,11 +22,68 @@ MNIST_SHA256 = {
 }
 """Of the decompressed files, so that it does not matter who compressed them."""
 
+FASHION_SHA256 = {
+    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
+"""Of the decompressed files."""
+
+MNIST_FILES = tuple(
+    DataFile(
+        "MNIST",
+        "mnist",
+        f"{name}.gz",
+        digest,
+        (
+            f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz",
+            f"https://storage.googleapis.com/cvdf-datasets/mnist/{name}.gz",
+        ),
+        (name,),
+    )
+    for name, digest in (
+        ("train-images-idx3-ubyte", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+        ("train-labels-idx1-ubyte", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+        ("t10k-images-idx3-ubyte", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+        ("t10k-labels-idx1-ubyte", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+    )
+)
+
+FASHION_FILES = tuple(
+    DataFile(
+        "Fashion-MNIST",
+        "fashion_mnist",
+        f"{name}.gz",
+        digest,
+        (
+            f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}.gz",
+            f"https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/{name}.gz",
+        ),
+        (name,),
+    )
+    for name, digest in (
+        ("train-images-idx3-ubyte", "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+        ("train-labels-idx1-ubyte", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+        ("t10k-images-idx3-ubyte", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+        ("t10k-labels-idx1-ubyte", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+    )
+)
+
 CIFAR10_SHA256 = {
     "cifar10_jpeg_train.npz": "9752918826b7a7c2cfc9d018238ff2bd248088c64ecccd6b162c692e4d5e1753",
     "cifar10_jpeg_test.npz": "8c0c3af217b929cf00918c0eda116507b1d616f7b5a4a72fc19a716d0f5c16fb",
 }
 """Archives of JPEG files: `jpeg` holds them one after the other, `offsets` says where each begins, `labels`."""
+
+CIFAR10_FILE = DataFile(
+    "CIFAR-10",
+    "cifar10",
+    "cifar-10-binary.tar.gz",
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+)
+"""The original images."""
 
 DIGITS_TEST = 360
 """Images of the digits that are kept for testing: 20%."""
@@ -75,89 +131,107 @@ def mnist(folder: str | Path | None = None) -> ImageData:
 
     Args:
         folder: Where its four IDX files are, gzipped or not; `mnist` in the folder that the environment variable
-            `REGAUGE_DATA` names if left out.
+            `REGAUGE_DATA` names if left out, or else they are downloaded once.
 
     Raises:
-        FileNotFoundError: `REGAUGE_DATA` is not set, or a file is not there.
+        FileNotFoundError: A file is not there, and cannot be downloaded.
         ValueError: A file's checksum is wrong.
 
     References:
         LeCun et al. (1998), Gradient-based learning applied to document recognition.
     """
-    folder = _folder(folder, "mnist", "MNIST", "its four IDX files")
-    arrays = {name: _read_idx(folder, name, digest) for name, digest in MNIST_SHA256.items()}
+    return _idx_images("MNIST", MNIST_FILES, MNIST_SHA256, folder)
 
-    def images(name: str) -> Tensor:
-        return torch.from_numpy(arrays[name]).float().unsqueeze(1) / 255
 
-    def labels(name: str) -> Tensor:
-        return torch.from_numpy(arrays[name]).long()
+def fashion_mnist(folder: str | Path | None = None) -> ImageData:
+    """Fashion-MNIST: photographs of ten kinds of clothes, in the numbers, sizes and files of MNIST.
 
-    return ImageData(
-        "MNIST",
-        images("train-images-idx3-ubyte"),
-        labels("train-labels-idx1-ubyte"),
-        images("t10k-images-idx3-ubyte"),
-        labels("t10k-labels-idx1-ubyte"),
-    )
+    Args:
+        folder: As for `mnist`; `fashion_mnist` in the folder of all if left out.
+
+    Raises:
+        FileNotFoundError: A file is not there, and cannot be downloaded.
+        ValueError: A file's checksum is wrong.
+
+    References:
+        Xiao, Rasul and Vollgraf (2017), Fashion-MNIST.
+    """
+    return _idx_images("Fashion-MNIST", FASHION_FILES, FASHION_SHA256, folder)
 
 
 def has_mnist() -> bool:
-    """Whether `REGAUGE_DATA` names a folder that has MNIST."""
-    root = os.environ.get(FOLDER_VARIABLE)
-    return bool(root) and all(_find(Path(str(root)) / "mnist", name) is not None for name in MNIST_SHA256)
+    """Whether MNIST is on this machine, so that nothing would be downloaded."""
+    return all(present(file) is not None for file in MNIST_FILES)
 
 
 def cifar10(folder: str | Path | None = None) -> ImageData:
-    """CIFAR-10: 50,000 photographs of 32 x 32 pixels for training and 10,000 for testing, recompressed as JPEG.
+    """CIFAR-10: 50,000 photographs of 32 x 32 pixels for training and 10,000 for testing.
 
-    The recompression loses detail (30 dB against the original), so accuracies are a little below published ones.
+    In `REGAUGE_DATA` they may be the original archive, or recompressed as JPEG: that loses detail (30 dB against the
+    original), so that accuracies are a little below published ones. The name of what is returned tells.
 
     Args:
-        folder: Where `cifar10_jpeg_train.npz` and `cifar10_jpeg_test.npz` are; `cifar10` in the folder that the
-            environment variable `REGAUGE_DATA` names if left out.
+        folder: Where `cifar-10-binary.tar.gz` or `cifar10_jpeg_train.npz` and `cifar10_jpeg_test.npz` are; `cifar10` in
+            the folder that the environment variable `REGAUGE_DATA` names if left out, or else the original is
+            downloaded once.
 
     Raises:
-        FileNotFoundError: `REGAUGE_DATA` is not set, or a file is not there.
+        FileNotFoundError: A file is not there, and cannot be downloaded.
         ValueError: A file's checksum is wrong.
 
     References:
         Krizhevsky (2009), Learning multiple layers of features from tiny images.
     """
-    folder = _folder(folder, "cifar10", "CIFAR-10", " and ".join(CIFAR10_SHA256))
-    (train_images, train_labels), (test_images, test_labels) = (
-        _read_jpegs(folder / name, digest) for name, digest in CIFAR10_SHA256.items()
-    )
-    return ImageData("CIFAR-10 (JPEG-recompressed)", train_images, train_labels, test_images, test_labels)
+    places = [Path(folder)] if folder is not None else folders("cifar10")
+    for place in places:
+        original = in_folder(place, CIFAR10_FILE)
+        if original is not None:
+            return _read_binary(original)
+        if all((place / name).is_file() for name in CIFAR10_SHA256):
+            (train_images, train_labels), (test_images, test_labels) = (
+                _read_jpegs(place / name, digest) for name, digest in CIFAR10_SHA256.items()
+            )
+            return ImageData("CIFAR-10 (JPEG-recompressed)", train_images, train_labels, test_images, test_labels)
+    if folder is not None:
+        raise FileNotFoundError(
+            f"neither {CIFAR10_FILE.name} nor {' and '.join(CIFAR10_SHA256)} are in {str(folder)!r}"
+        )
+    return _read_binary(locate(CIFAR10_FILE))
 
 
 def has_cifar10() -> bool:
-    """Whether `REGAUGE_DATA` names a folder that has CIFAR-10."""
-    root = os.environ.get(FOLDER_VARIABLE)
-    return bool(root) and all((Path(str(root)) / "cifar10" / name).is_file() for name in CIFAR10_SHA256)
+    """Whether CIFAR-10 is on this machine, so that nothing would be downloaded."""
+    return present(CIFAR10_FILE) is not None or any(
+        all((place / name).is_file() for name in CIFAR10_SHA256) for place in folders("cifar10")
+    )
 
 
-def _folder(folder: str | Path | None, key: str, name: str, files: str) -> Path:
-    """The folder that was given, or that of the data set in the folder of all."""
-    if folder is not None:
-        return Path(folder)
-    root = os.environ.get(FOLDER_VARIABLE)
-    if not root:
-        raise FileNotFoundError(
-            f"{name} does not ship with regauge: set {FOLDER_VARIABLE} to a folder with {files} in {key}/, or use the "
-            "digits"
-        )
-    return Path(root) / key
+def _read_binary(path: Path) -> ImageData:
+    """The original archive: five files of training images and one for testing, 3,073 bytes an image."""
+    content = path.read_bytes()
+    check(path, content, CIFAR10_FILE.sha256, "CIFAR-10")
+    parts: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        for member in archive:
+            stream = archive.extractfile(member)
+            if stream is not None and member.name.endswith(".bin"):
+                parts[Path(member.name).stem] = stream.read()
+
+    def read(names: list[str]) -> tuple[Tensor, Tensor]:
+        rows = np.concatenate([np.frombuffer(parts[name], np.uint8).reshape(-1, 3073) for name in names])
+        images = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy()).float() / 255
+        return images, torch.from_numpy(rows[:, 0].copy()).long()
+
+    train_images, train_labels = read([f"data_batch_{k}" for k in range(1, 6)])
+    return ImageData("CIFAR-10", train_images, train_labels, *read(["test_batch"]))
 
 
 def _read_jpegs(path: Path, digest: str) -> tuple[Tensor, Tensor]:
     """Images and labels of an archive with all JPEG files in one array, their offsets, and the classes."""
     from PIL import Image
 
-    if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is not there; CIFAR-10 has two such files")
     content = path.read_bytes()
-    _check(path, content, digest, "CIFAR-10")
+    check(path, content, digest, "CIFAR-10")
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         jpeg, offsets, labels = archive["jpeg"], archive["offsets"], archive["labels"]
     pixels = np.stack(
@@ -166,29 +240,34 @@ def _read_jpegs(path: Path, digest: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255, torch.from_numpy(labels).long()
 
 
-def _check(path: Path, content: bytes, digest: str, name: str) -> None:
-    found = hashlib.sha256(content).hexdigest()
-    if found != digest:
-        raise ValueError(
-            f"{str(path)!r} is not the file of {name}: its content has SHA-256 {found[:16]}..., not {digest[:16]}...; "
-            "fetch it again"
-        )
+def _idx_images(
+    name: str, files: tuple[DataFile, ...], contents: Mapping[str, str], folder: str | Path | None
+) -> ImageData:
+    """Four IDX files: training images and labels, test images and labels."""
+    arrays = []
+    for file, digest in zip(files, contents.values(), strict=True):
+        path = locate(file) if folder is None else in_folder(Path(folder), file)
+        if path is None:
+            place = str(Path(str(folder)) / file.others[0])
+            raise FileNotFoundError(f"{place!r} is not there (with or without .gz); {name} has four such files")
+        arrays.append(torch.from_numpy(_read_idx(path, digest, name)))
+    train_images, train_labels, test_images, test_labels = arrays
+    return ImageData(
+        name,
+        train_images.float().unsqueeze(1) / 255,
+        train_labels.long(),
+        test_images.float().unsqueeze(1) / 255,
+        test_labels.long(),
+    )
 
 
-def _find(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
-
-
-def _read_idx(folder: Path, name: str, digest: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+def _read_idx(path: Path, digest: str, data: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
     """The array of an IDX file: two zero bytes, a type code (8: unsigned bytes), the rank, the shape, the values."""
-    path = _find(folder, name)
-    if path is None:
-        raise FileNotFoundError(f"{str(folder / name)!r} is not there (with or without .gz); MNIST has four such files")
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"{str(path)!r} is damaged ({error}); fetch it again") from error
-    _check(path, content, digest, "MNIST")
+    check(path, content, digest, data)
     rank = content[3]
     shape = np.frombuffer(content, ">i4", rank, 4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape).copy()

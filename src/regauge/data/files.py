@@ -1,0 +1,127 @@
+"""Files of data sets: in the folder of the user, in a cache, or downloaded by checksum."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER_VARIABLE = "REGAUGE_DATA"
+"""Environment variable with the folder of data sets that do not ship with a dependency; it is looked into first."""
+CACHE_VARIABLE = "REGAUGE_CACHE"
+"""Environment variable with the folder that downloads go to; that of the operating system if not set."""
+OFFLINE_VARIABLE = "REGAUGE_OFFLINE"
+"""Environment variable that forbids downloads if it is set to anything but 0."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file that can be downloaded.
+
+    Attributes:
+        data: The data set in words.
+        folder: Of the data set, in the folder of all.
+        name: Of the file.
+        sha256: Of the file at its addresses.
+        addresses: Where it is, the best first; none if it must be there already.
+        others: Names under which a file with the same content may be there.
+    """
+
+    data: str
+    folder: str
+    name: str
+    sha256: str
+    addresses: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names under which the content may be there."""
+        return (self.name, *self.others)
+
+
+def locate(file: DataFile) -> Path:
+    """The file on this machine: in `REGAUGE_DATA`, in the cache, or downloaded into the cache now.
+
+    A download is checked before it appears in the cache. A file that is there is returned as it is: who reads it checks
+    its content.
+
+    Raises:
+        FileNotFoundError: It is nowhere, and cannot or must not be downloaded.
+        ValueError: What an address sent is another file.
+    """
+    found = present(file)
+    if found is not None:
+        return found
+    if not file.addresses:
+        raise FileNotFoundError(_absent(file, "it has no public address"))
+    if os.environ.get(OFFLINE_VARIABLE, "0") not in ("", "0"):
+        raise FileNotFoundError(_absent(file, f"{OFFLINE_VARIABLE} forbids to download it"))
+    return _downloaded(file)
+
+
+def present(file: DataFile) -> Path | None:
+    """The file where it is on this machine, without a download."""
+    return next((path for folder in folders(file.folder) if (path := in_folder(folder, file)) is not None), None)
+
+
+def in_folder(folder: Path, file: DataFile) -> Path | None:
+    """The file in a folder, under any of its names."""
+    return next((folder / name for name in file.names if (folder / name).is_file()), None)
+
+
+def folders(name: str) -> list[Path]:
+    """Where the files of a data set may be: in the user's folder, then in the cache."""
+    root = os.environ.get(FOLDER_VARIABLE)
+    return [*([Path(root) / name] if root else []), _cache() / name]
+
+
+def check(path: Path, content: bytes, sha256: str | Sequence[str], data: str) -> None:
+    """Refuse another content.
+
+    Raises:
+        ValueError: The content has none of these checksums.
+    """
+    found = hashlib.sha256(content).hexdigest()
+    expected = [sha256] if isinstance(sha256, str) else sha256
+    if found not in expected:
+        raise ValueError(
+            f"{str(path)!r} is not the file of {data}: its content has SHA-256 {found[:16]}..., not "
+            f"{expected[0][:16]}...; fetch it again"
+        )
+
+
+def _cache() -> Path:
+    own = os.environ.get(CACHE_VARIABLE)
+    if own:
+        return Path(own)
+    import pooch
+
+    return Path(pooch.os_cache("regauge"))
+
+
+def _downloaded(file: DataFile) -> Path:
+    import pooch
+
+    failures = []
+    pooch.get_logger().setLevel("WARNING")
+    for address in file.addresses:
+        try:
+            path = pooch.retrieve(address, f"sha256:{file.sha256}", fname=file.name, path=_cache() / file.folder)
+        except ValueError as error:
+            raise ValueError(
+                f"{address} sent another file than {file.name!r} of {file.data} ({error}); download it from elsewhere "
+                f"into {file.folder}/ of the folder that {FOLDER_VARIABLE} names"
+            ) from error
+        except OSError as error:
+            failures.append(f"{address}: {error}")
+        else:
+            return Path(path)
+    raise FileNotFoundError(_absent(file, f"no address answers: {'; '.join(failures)}"))
+
+
+def _absent(file: DataFile, reason: str) -> str:
+    return (
+        f"{file.data} does not ship with regauge: set {FOLDER_VARIABLE} to a folder with {file.name!r} in "
+        f"{file.folder}/ ({reason}), or use the digits"
+    )

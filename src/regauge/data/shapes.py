@@ -1,0 +1,76 @@
+"""Triangle meshes of well-known shapes, each with points of its surface."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regauge.data.files import DataFile, check, locate
+
+SHAPES_SHA256 = {
+    "beast": "ce8d4005adb8e25ce6c3042e0d75c7bc6a1967191505e4c263e6535a8c9c785f",
+    "beetle": "9532e87bac5addfccd7e3600853616870c4825a6d0b2f2bd964540d60ca860cd",
+    "cow": "471cbf46ee1a06542184a8f8bdb2e09405e2f25ff6010e863bfb1e75a2d24eac",
+    "fandisk": "30d4893ad89d8a890ebca555f28bb3bc11f71cd21aa15d50dda1531cd282b59d",
+    "horse": "a7b4c88a14c13367607fb5e213c6d20e18c6cb8e874f854fd7d36b72b8eb7b55",
+    "nefertiti": "728453bccaebc4f6e1ad2d1304e4533908d88f4732827cfb2b1981f252c7b84a",
+    "ogre": "ea86ff321ac06584d8eedf807c8508d13db7171a0427c07442c7f420cfaa6915",
+    "rocker-arm": "4631a7a111baed3c9c14e885715cb55adbbb7aa63b0124b59c7348011deb5c0c",
+    "spot": "266d882017929bf4d1462b223a67fd1982fdb7c858bb95b9e451d8f24afeafd5",
+    "stanford-bunny": "9a4ea2710aad69006b0d86d12a30114c729bf13f2b7a673804ea264ae6c5f160",
+    "suzanne": "114cdfb540e5800160285fb6a1d7af2929310cd9ac4fa2ac087a8b780b932031",
+    "teapot": "db164479720cf67b653b31c8006ce82b26cad5f2b7a7c14853b48e9b678c2f16",
+}
+"""Of one file per shape, `shapes/NAME.npz` in the folder that `REGAUGE_DATA` names."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A mesh in the unit ball, its centroid at the origin.
+
+    Attributes:
+        name: What people call it.
+        vertices: float32, `[vertices, 3]`.
+        faces: Numbers of their vertices, int64, `[faces, 3]`.
+        points: Random points of the surface, uniform by area, float32, `[8192, 3]`.
+        is_watertight: Whether the surface encloses a volume.
+    """
+
+    name: str
+    vertices: Tensor
+    faces: Tensor
+    points: Tensor
+    is_watertight: bool
+
+
+def shape(name: str, folder: str | Path | None = None) -> Shape:
+    """One of the shapes of `SHAPES_SHA256`.
+
+    Args:
+        name: Which.
+        folder: Where its file is; `shapes` in the folder that the environment variable `REGAUGE_DATA`
+            names if left out.
+
+    Raises:
+        FileNotFoundError: The file is not there; these have no public address.
+        ValueError: There is no such shape, or the file's checksum is wrong.
+    """
+    if name not in SHAPES_SHA256:
+        raise ValueError(f"there is no shape {name!r}; choose from {sorted(SHAPES_SHA256)}")
+    file = DataFile(f"the shape {name!r}", "shapes", f"{name}.npz", SHAPES_SHA256[name])
+    path = locate(file) if folder is None else Path(folder) / file.name
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(path)!r} is not there")
+    content = path.read_bytes()
+    check(path, content, file.sha256, file.data)
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return Shape(
+            name,
+            torch.from_numpy(archive["vertices"]).float(),
+            torch.from_numpy(archive["faces"]).long(),
+            torch.from_numpy(archive["points"]).float(),
+            bool(archive["watertight"]),
+        )

@@ -1,0 +1,35 @@
+"""Training of populations: one program for many networks."""
+
+from regauge.zoo.training.config import Checkpoints, ClassHalves, Config, Discard, Fraction
+from regauge.zoo.training.examples import SETS, Examples, load_examples
+from regauge.zoo.training.initialization import Initialization
+from regauge.zoo.training.optimizers import SGD, Adam, AdamW
+from regauge.zoo.training.program import Backend
+from regauge.zoo.training.schedules import Constant, Cosine, OneCycle, StepDecay
+from regauge.zoo.training.settings import Choice, LogUniform, Uniform
+from regauge.zoo.training.train import Block, train
+
+__all__ = [
+    "SETS",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Backend",
+    "Block",
+    "Checkpoints",
+    "Choice",
+    "ClassHalves",
+    "Config",
+    "Constant",
+    "Cosine",
+    "Discard",
+    "Examples",
+    "Fraction",
+    "Initialization",
+    "LogUniform",
+    "OneCycle",
+    "StepDecay",
+    "Uniform",
+    "load_examples",
+    "train",
+]

@@ -1,0 +1,164 @@
+"""What a population is: everything that decides what its networks become."""
+
+import math
+from dataclasses import dataclass, field
+
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.training.examples import Examples
+from regauge.zoo.training.initialization import Initialization
+from regauge.zoo.training.optimizers import Adam, Optimizer
+from regauge.zoo.training.schedules import Constant, Schedule
+from regauge.zoo.training.settings import Setting, bounds, require_setting
+
+
+@dataclass(frozen=True)
+class Fraction:
+    """Every group of networks is trained on a random share of the examples.
+
+    Attributes:
+        share: In (0, 1]; may differ between groups.
+    """
+
+    share: Setting
+
+    def __post_init__(self) -> None:
+        require_setting("the share of the examples", self.share, 0, 1, is_open=True)
+
+
+@dataclass(frozen=True)
+class ClassHalves:
+    """The examples are cut in two, and groups take turns: even ones get the first part, odd ones the second.
+
+    Attributes:
+        share: The first part has this share of the examples of each of the first half of the classes, and the rest of
+            those of the other classes; the second part has what remains.
+
+    References:
+        Navon et al. (2024), section 6, disjoint data sets with 95% and 5%.
+    """
+
+    share: float = 0.95
+
+    def __post_init__(self) -> None:
+        require_setting("the share of a class in its half", self.share, 0, 1)
+
+
+Subset = Fraction | ClassHalves
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When networks are handed out besides the end.
+
+    Attributes:
+        every: Steps between two checkpoints.
+        warmup: Steps before the first; with 0 that is the start.
+    """
+
+    every: int
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.warmup < 0:
+            raise ValueError(f"{self} never comes; every must be at least 1 and warmup not negative")
+
+    def steps(self, total: int) -> set[int]:
+        """All of them, without the end."""
+        return set(range(self.warmup, total, self.every))
+
+
+@dataclass(frozen=True)
+class Discard:
+    """At some step the networks that do badly are given up.
+
+    Attributes:
+        step: After so many steps.
+        worst: This share of every group, by validation loss; those already given up count.
+        above: Those with a validation loss above this, in nats or squared error.
+    """
+
+    step: int
+    worst: float | None = None
+    above: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.step < 0 or (self.worst is None) == (self.above is None):
+            raise ValueError(f"{self} does not say what to give up: give a step and one of worst and above")
+        if self.worst is not None and not 0 < self.worst < 1:
+            raise ValueError(f"the worst share is {self.worst}, but must lie in (0, 1)")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A population: network i is the same whichever others are trained beside it, to rounding.
+
+    Consecutive ids form a group: network i belongs to group `i // group`. The networks of a group read the same batches
+    in the same order and draw the same subset of the data; everything else is each network's own. With `group=1` that
+    is too, at up to three times the cost.
+
+    Attributes:
+        architecture: Of all networks.
+        data: A name in `regauge.zoo.training.SETS`, or of examples that are handed to `train`.
+        count: How many networks; their ids are 0 to count - 1.
+        seed: All chance comes from here and from ids.
+        steps: Optimizer steps; give either these or epochs.
+        epochs: Passes over the examples. Batches follow one another without a gap, so the last of one pass may begin
+            the next.
+        batch: Examples per step; None is all of them.
+        optimizer: With settings for all networks, or distributions that each draws from.
+        schedule: Of the learning rate.
+        initialization: How they start.
+        subset: Of the examples; all if None.
+        copies: Of every signal, where networks are signals: network i learns signal `i // copies`, and begins again
+            after the last.
+        group: Consecutive ids that share batches.
+        checkpoints: Besides the end.
+        discards: When bad networks are given up.
+
+    Raises:
+        ValueError: A value makes no sense.
+    """
+
+    architecture: Architecture
+    data: str
+    count: int
+    seed: int = 0
+    steps: int | None = None
+    epochs: float | None = None
+    batch: int | None = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(lr=1e-3))
+    schedule: Schedule = field(default_factory=Constant)
+    initialization: Initialization = field(default_factory=Initialization)
+    subset: Subset | None = None
+    copies: int = 1
+    group: int = 32
+    checkpoints: Checkpoints | None = None
+    discards: tuple[Discard, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("count", "copies", "group"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f"batch is {self.batch}, but must be at least 1, or None for all examples")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; give one of them, and only one")
+        if (self.steps is not None and self.steps < 1) or (self.epochs is not None and not 0 < self.epochs < math.inf):
+            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; the one that counts must be positive")
+        if self.epochs is not None and isinstance(self.subset, Fraction) and len(set(bounds(self.subset.share))) > 1:
+            raise ValueError("networks with different shares of the examples have different epochs; give steps instead")
+        if len({discard.step for discard in self.discards}) < len(self.discards):
+            raise ValueError(f"two of {self.discards} are at the same step; discard once")
+
+    def total_steps(self, examples: Examples) -> int:
+        """Steps of every network."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        count = float(len(examples.inputs))
+        if isinstance(self.subset, Fraction):
+            count = max(1, round(count * bounds(self.subset.share)[0]))
+        elif isinstance(self.subset, ClassHalves):
+            count /= 2
+        batch = count if self.batch is None else min(self.batch, count)
+        return max(1, round(self.epochs * count / batch))

@@ -1,0 +1,132 @@
+"""Which examples a network reads at which step: a function of the seed, its group and the step alone."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regauge.zoo.training.config import ClassHalves, Config, Fraction
+from regauge.zoo.training.examples import Examples
+from regauge.zoo.training.settings import derived, drawn
+
+
+def share_of(config: Config, group: int) -> float | None:
+    """The share of the examples that a group draws, if it draws one."""
+    if not isinstance(config.subset, Fraction):
+        return None
+    return drawn(config.subset.share, config.seed, "share", group)
+
+
+def half_of(config: Config, group: int) -> int | None:
+    """Which half of the classes a group gets most of, if they are halved."""
+    return group % 2 if isinstance(config.subset, ClassHalves) else None
+
+
+def subset_of(config: Config, examples: Examples, group: int) -> Tensor | None:
+    """Numbers of a group's examples; None is all.
+
+    Raises:
+        ValueError: Classes are to be halved where there are none.
+    """
+    if config.subset is None:
+        return None
+    count = len(examples.inputs)
+    if isinstance(config.subset, Fraction):
+        share = share_of(config, group)
+        assert share is not None
+        order = torch.randperm(count, generator=_generator(config.seed, "subset", group))
+        return order[: max(1, round(count * share))]
+    if not examples.is_classification:
+        raise ValueError(f"{examples.name!r} has no classes to be halved; use another subset")
+    # The same cut for all groups, so that the halves have no example in common.
+    order = torch.randperm(count, generator=_generator(config.seed, "halves"))
+    targets = examples.targets.cpu()[order]
+    classes = int(targets.max()) + 1
+    chosen = []
+    for c in range(classes):
+        own = order[targets == c]
+        cut = round(len(own) * (config.subset.share if c < classes // 2 else 1 - config.subset.share))
+        chosen.append(own[:cut] if group % 2 == 0 else own[cut:])
+    return torch.cat(chosen)
+
+
+def reads_everything(config: Config, examples: Examples) -> bool:
+    """Whether every step reads all examples, so that groups do not matter."""
+    return config.subset is None and (config.batch is None or config.batch >= len(examples.inputs))
+
+
+class Feed:
+    """The batches of one group: a random order of its examples, then another one, cut into pieces of equal size."""
+
+    def __init__(self, config: Config, examples: Examples, group: int) -> None:
+        self.seed, self.group = config.seed, group
+        self.subset = subset_of(config, examples, group)
+        self.count = len(examples.inputs) if self.subset is None else len(self.subset)
+        self.batch = self.count if config.batch is None else min(config.batch, self.count)
+        self.orders: dict[int, Tensor] = {}
+
+    def indices(self, step: int) -> Tensor:
+        """Numbers of the examples of a step, `[batch]`."""
+        begin, end = step * self.batch, (step + 1) * self.batch
+        pieces = []
+        for epoch in range(begin // self.count, -(-end // self.count)):
+            offset = epoch * self.count
+            pieces.append(self._order(epoch)[max(0, begin - offset) : end - offset])
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def _order(self, epoch: int) -> Tensor:
+        if epoch not in self.orders:
+            self.orders = {k: order for k, order in self.orders.items() if k == epoch - 1}
+            order = torch.randperm(self.count, generator=_generator(self.seed, "order", self.group, epoch))
+            self.orders[epoch] = order if self.subset is None else self.subset[order]
+        return self.orders[epoch]
+
+
+class Batches:
+    """The batches of a stack of networks.
+
+    Args:
+        config: Of the population.
+        examples: On the device of the networks.
+        groups: Of the networks, which are as many in each.
+        signals: For every network the number of its signal, where networks are signals.
+    """
+
+    def __init__(self, config: Config, examples: Examples, groups: Sequence[int], signals: Sequence[int]) -> None:
+        self.examples = examples
+        is_all = reads_everything(config, examples)
+        self.feeds = None if is_all else [Feed(config, examples, group) for group in groups]
+        sizes = {feed.batch for feed in self.feeds or ()}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"groups read batches of {sorted(sizes)} examples, which one stack cannot hold; make batch smaller "
+                "than the smallest subset"
+            )
+        device = examples.inputs.device
+        self.signals = torch.tensor(signals, device=device)
+        self.targets = examples.targets[self.signals] if examples.is_signals else examples.targets
+
+    def at(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs `[groups, batch, ...]` and targets of a step; one group if all read everything."""
+        if self.feeds is None:
+            targets = self.targets if self.examples.is_signals else self.targets.unsqueeze(0)
+            return self.examples.inputs.unsqueeze(0), targets
+        rows = [feed.indices(step) for feed in self.feeds]
+        indices = torch.stack(rows).to(self.examples.inputs.device)
+        inputs = self.examples.inputs[indices]
+        if not self.examples.is_signals:
+            return inputs, self.targets[indices]
+        members = len(self.targets) // len(rows)
+        own = [self.targets[k * members : (k + 1) * members, index] for k, index in enumerate(indices)]
+        return inputs, torch.cat(own)
+
+    def keep(self, groups: Tensor, index: Tensor) -> None:
+        """Go on with some groups, and with the networks at `index`."""
+        if self.feeds is not None:
+            self.feeds = [self.feeds[k] for k in groups.tolist()]
+        if self.examples.is_signals:
+            self.targets = self.targets[index]
+
+
+def _generator(*key: int | str) -> torch.Generator:
+    return torch.Generator().manual_seed(derived(*key))

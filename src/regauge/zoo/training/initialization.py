@@ -1,0 +1,118 @@
+"""How networks start: as their factory makes them, or drawn anew; each from its own seed."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.params import Params
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.training.settings import Setting, derived, drawn, require_setting
+
+Kind = Literal["factory", "normal", "he", "glorot", "orthogonal"]
+"""As the factory does it; or weights that are normal with standard deviation 1, sqrt(2 / fan in) or
+sqrt(2 / (fan in + fan out)), or orthogonal, and biases zero."""
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """The start of every network.
+
+    Attributes:
+        kinds: One of them is drawn for each network.
+        scale: Factor of all weights (parameters with two axes or more), biases aside; for `normal` it is their
+            standard deviation.
+    """
+
+    kinds: tuple[Kind, ...] = ("factory",)
+    scale: Setting = 1.0
+
+    def __post_init__(self) -> None:
+        known = get_args(Kind)
+        wrong = [kind for kind in self.kinds if kind not in known]
+        if wrong or not self.kinds:
+            raise ValueError(f"kinds of initialization are {self.kinds}; give at least one, all from {known}")
+        require_setting("the scale of the initialization", self.scale, 0, is_open=True)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What was drawn for one network.
+
+    Attributes:
+        seed: Of its random numbers.
+        kind: Of the initialization.
+        scale: Of its weights.
+    """
+
+    seed: int
+    kind: Kind
+    scale: float
+
+
+def start_of(initialization: Initialization, seed: int, network: int) -> Start:
+    """What the network with this id draws."""
+    kinds = initialization.kinds
+    kind = kinds[derived(seed, "initialization", network) % len(kinds)]
+    return Start(derived(seed, "network", network), kind, drawn(initialization.scale, seed, "scale", network))
+
+
+def initialized(architecture: Architecture, starts: Sequence[Start], dtype: torch.dtype) -> Params:
+    """The networks at their start, `[networks, ...]`; each depends on its own start alone."""
+    template = architecture.module() if any(start.kind != "factory" for start in starts) else None
+    states = []
+    for start in starts:
+        if start.kind == "factory":
+            state = _from_factory(architecture, start)
+        else:
+            assert template is not None
+            state = _drawn_anew(template, start)
+        states.append(state)
+    return {
+        spec.name: torch.stack([_cast(state[spec.name], dtype) for state in states]) for spec in architecture.layout
+    }
+
+
+_GLOBAL_GENERATOR = threading.Lock()
+
+
+def _from_factory(architecture: Architecture, start: Start) -> Params:
+    """What the factory gives when torch's global generator has this seed; the generator is put back."""
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(start.seed)
+        module = architecture.module()
+    state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    if start.scale != 1:
+        for name in _weights(module):
+            state[name] = state[name] * start.scale
+    return state
+
+
+def _drawn_anew(module: nn.Module, start: Start) -> Params:
+    """Weights of a kind, biases zero; scales of normalization layers and buffers as the factory made them."""
+    generator = torch.Generator().manual_seed(start.seed)
+    state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    weights = _weights(module)
+    for name, _ in module.named_parameters():
+        tensor = state[name]
+        if name in weights:
+            fan_in, fan_out = tensor[0].numel(), tensor.shape[0] * tensor[0, 0].numel()
+            if start.kind == "orthogonal":
+                nn.init.orthogonal_(tensor, gain=start.scale, generator=generator)
+            else:
+                variance = {"normal": 1.0, "he": 2 / fan_in, "glorot": 2 / (fan_in + fan_out)}[start.kind]
+                tensor.normal_(0, start.scale * variance**0.5, generator=generator)
+        elif name.rpartition(".")[2] == "bias":
+            tensor.zero_()
+    return state
+
+
+def _weights(module: nn.Module) -> set[str]:
+    return {name for name, tensor in module.named_parameters() if tensor.ndim >= 2}
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -1,0 +1,306 @@
+"""Optimizers on stacked tensors: one update for all networks, with a learning rate for each of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from regauge.zoo.training.settings import Setting, require_setting
+
+BLOCK = 131_072
+"""Values that are updated at a time, so that they stay in the cache between the operations of an update."""
+
+LARGE = 32_768
+"""Networks with at least as many values are updated one by one, by torch's fused kernel, if their settings differ."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent, with momentum or without, as `torch.optim.SGD`.
+
+    `g += weight_decay w; b = momentum b + g; w -= lr (g + momentum b if nesterov else b)`; b is g at the first step.
+
+    Attributes:
+        lr: Learning rate.
+        momentum: Share of the last direction that stays.
+        weight_decay: Of the penalty `weight_decay |w|^2 / 2`.
+        is_nesterov: Whether the gradient is taken as if one step ahead.
+    """
+
+    per_network: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "momentum")
+
+    lr: Setting
+    momentum: Setting = 0.0
+    weight_decay: Setting = 0.0
+    is_nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        require_setting("lr", self.lr, 0, is_open=True)
+        require_setting("weight_decay", self.weight_decay, 0)
+        require_setting("momentum", self.momentum, 0, 1)
+        if self.is_nesterov:
+            require_setting("momentum of Nesterov's method", self.momentum, 0, 1, is_open=True)
+
+    def blocks(self, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> "Blocks":
+        """The update of stacked parameters with settings for each network."""
+        return _BlocksOfSGD(self, params, settings)
+
+    def sequential(self, params: Sequence[Tensor], settings: Mapping[str, float]) -> torch.optim.Optimizer:
+        """Torch's fused optimizer for parameters that share their settings."""
+        lr, momentum, decay = (settings[name] for name in ("lr", "momentum", "weight_decay"))
+        return torch.optim.SGD(params, lr, momentum=momentum, weight_decay=decay, nesterov=self.is_nesterov, fused=True)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam, as `torch.optim.Adam`; weight decay is added to the gradient.
+
+    Attributes:
+        lr: Learning rate.
+        betas: Decay of the running means of the gradient and of its square.
+        eps: Added to the root of the latter.
+        weight_decay: Of the penalty `weight_decay |w|^2 / 2`.
+
+    References:
+        Kingma and Ba (2015), algorithm 1.
+    """
+
+    per_network: ClassVar[tuple[str, ...]] = ("lr", "weight_decay")
+    is_decoupled: ClassVar[bool] = False
+
+    lr: Setting
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: Setting = 0.0
+
+    def __post_init__(self) -> None:
+        require_setting("lr", self.lr, 0, is_open=True)
+        require_setting("weight_decay", self.weight_decay, 0)
+        if not all(0 <= beta < 1 for beta in self.betas) or not self.eps >= 0:
+            raise ValueError(f"betas are {self.betas} and eps is {self.eps}; betas must lie in [0, 1), eps in [0, inf)")
+
+    def blocks(self, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> "Blocks":
+        """The update of stacked parameters with settings for each network."""
+        return _BlocksOfAdam(self, params, settings)
+
+    def sequential(self, params: Sequence[Tensor], settings: Mapping[str, float]) -> torch.optim.Optimizer:
+        """Torch's fused optimizer for parameters that share their settings."""
+        kind = torch.optim.AdamW if self.is_decoupled else torch.optim.Adam
+        lr, decay = settings["lr"], settings["weight_decay"]
+        return kind(params, lr, betas=self.betas, eps=self.eps, weight_decay=decay, fused=True)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weight decay shrinks the weights directly, `w *= 1 - lr weight_decay`, as `torch.optim.AdamW`.
+
+    References:
+        Loshchilov and Hutter (2019), algorithm 2.
+    """
+
+    is_decoupled: ClassVar[bool] = True
+
+    weight_decay: Setting = 1e-2
+
+
+Optimizer = SGD | Adam | AdamW
+
+
+class Stacked(Protocol):
+    """Updates stacked parameters `[networks, ...]` in place; no network touches another."""
+
+    def update(self, gradients: Sequence[Tensor], factor: float) -> None:
+        """One step with the learning rates times a factor of the schedule."""
+
+    def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
+        """Go on with these parameters, which are those of the networks at `index`."""
+
+
+def stacked(
+    method: Optimizer,
+    params: Sequence[Tensor],
+    settings: Mapping[str, Sequence[float]],
+    *,
+    is_fused: bool | None = None,
+) -> Stacked:
+    """An optimizer of stacked parameters.
+
+    Args:
+        method: What it computes.
+        params: `[networks, ...]` each; updated in place.
+        settings: One value per network of each of `method.per_network`.
+        is_fused: Whether torch's fused kernels do it, for all networks at once where their settings are the same and
+            else one by one; if None, where that is the faster way.
+    """
+    if is_fused is None:
+        size = sum(param[0].numel() for param in params)
+        is_fused = size >= LARGE or all(len(set(values)) == 1 for values in settings.values())
+    return Fused(method, params, settings) if is_fused else method.blocks(params, settings)
+
+
+class Fused:
+    """Torch's fused optimizers: one for all networks where their settings are the same, or else one for each."""
+
+    def __init__(self, method: Optimizer, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
+        self.method = method
+        self.settings = {name: list(values) for name, values in settings.items()}
+        self.is_split = any(len(set(values)) > 1 for values in self.settings.values())
+        self._make(params)
+
+    def update(self, gradients: Sequence[Tensor], factor: float) -> None:
+        """One step with the learning rates times a factor of the schedule."""
+        for (views, optimizer, lr), own in zip(self.parts, self._views(gradients), strict=True):
+            for view, gradient in zip(views, own, strict=True):
+                view.grad = gradient
+            optimizer.param_groups[0]["lr"] = lr * factor
+            optimizer.step()
+
+    def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
+        """Go on with these parameters, which are those of the networks at `index`."""
+        states = [[optimizer.state[view] for view in views] for views, optimizer, _ in self.parts]
+        self.settings = {name: [values[k] for k in index.tolist()] for name, values in self.settings.items()}
+        chosen = index.tolist() if self.is_split else [0]
+        self._make(params)
+        for (views, optimizer, _), k in zip(self.parts, chosen, strict=True):
+            for view, state in zip(views, states[k], strict=True):
+                optimizer.state[view] = {
+                    name: value[index] if not self.is_split and value.ndim else value for name, value in state.items()
+                }
+
+    def _make(self, params: Sequence[Tensor]) -> None:
+        self.parts = []
+        for k, views in enumerate(self._views(params)):
+            settings = {name: values[k] for name, values in self.settings.items()}
+            self.parts.append((views, self.method.sequential(views, settings), settings["lr"]))
+
+    def _views(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """The tensors of each part."""
+        if not self.is_split:
+            return [list(tensors)]
+        return [list(row) for row in zip(*(tensor.unbind() for tensor in tensors), strict=True)]
+
+
+class _Block(NamedTuple):
+    """Views of some values of some networks, and the settings of these networks.
+
+    Settings are numbers where all networks have the same, else `[networks, 1]`.
+    """
+
+    tensor: int
+    networks: slice
+    values: slice
+    param: Tensor
+    moments: tuple[Tensor, ...]
+    settings: dict[str, Tensor | float]
+
+
+class Blocks(ABC):
+    """Updates stacked parameters in place, block by block, each network with its own settings."""
+
+    moments = 0
+
+    def __init__(self, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
+        first = params[0]
+        self.settings = {
+            name: float(values[0])
+            if len(set(values)) == 1
+            else torch.tensor(values, dtype=first.dtype, device=first.device)[:, None]
+            for name, values in settings.items()
+        }
+        self.step = 0
+        self._cut(params, [[torch.zeros_like(p) for p in params] for _ in range(self.moments)])
+
+    def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
+        """Go on with these parameters, which are those of the networks at `index`."""
+        self.settings = {k: v[index] if isinstance(v, Tensor) else v for k, v in self.settings.items()}
+        self._cut(params, [[tensor[index] for tensor in tensors] for tensors in self.states])
+
+    def update(self, gradients: Sequence[Tensor], factor: float) -> None:
+        """One step with the learning rates times a factor of the schedule."""
+        self.step += 1
+        flat = [gradient.reshape(len(gradient), -1) for gradient in gradients]
+        for block in self.blocks:
+            self._update(block, flat[block.tensor][block.networks, block.values], factor)
+
+    @abstractmethod
+    def _update(self, block: _Block, gradient: Tensor, factor: float) -> None:
+        """One step of some values."""
+
+    def _cut(self, params: Sequence[Tensor], states: list[list[Tensor]]) -> None:
+        self.states = states
+        self.blocks: list[_Block] = []
+        for k, param in enumerate(params):
+            networks, size = len(param), param[0].numel()
+            columns = size if param.is_cuda else min(size, BLOCK)
+            rows = networks if param.is_cuda else max(1, BLOCK // max(1, columns))
+            flat = param.view(networks, -1)
+            moments = [tensors[k].view(networks, -1) for tensors in states]
+            for row in range(0, networks, rows):
+                some = slice(row, row + rows)
+                settings = {name: v[some] if isinstance(v, Tensor) else v for name, v in self.settings.items()}
+                for column in range(0, size, columns):
+                    part = slice(column, column + columns)
+                    views = tuple(tensor[some, part] for tensor in moments)
+                    self.blocks.append(_Block(k, some, part, flat[some, part], views, settings))
+
+
+class _BlocksOfSGD(Blocks):
+    moments = 1
+
+    def __init__(self, method: SGD, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
+        self.is_nesterov = method.is_nesterov
+        self.has_momentum = any(settings["momentum"])
+        self.moments = int(self.has_momentum)
+        super().__init__(params, settings)
+
+    def _update(self, block: _Block, gradient: Tensor, factor: float) -> None:
+        lr, decay, momentum = (block.settings[name] for name in ("lr", "weight_decay", "momentum"))
+        if not _is_zero(decay):
+            gradient = gradient + decay * block.param
+        if self.has_momentum:
+            buffer = block.moments[0]
+            # Zeros at the first step, so that the buffer becomes the gradient then.
+            buffer.mul_(momentum).add_(gradient)
+            gradient = gradient + momentum * buffer if self.is_nesterov else buffer
+        _subtract(block.param, gradient, lr, factor)
+
+
+class _BlocksOfAdam(Blocks):
+    moments = 2
+
+    def __init__(self, method: Adam, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
+        self.method = method
+        super().__init__(params, settings)
+
+    def _update(self, block: _Block, gradient: Tensor, factor: float) -> None:
+        (first, second), (mean, square) = self.method.betas, block.moments
+        lr, decay = block.settings["lr"], block.settings["weight_decay"]
+        if self.method.is_decoupled:
+            if not _is_zero(decay):
+                block.param.mul_(1 - lr * factor * decay)
+        elif not _is_zero(decay):
+            gradient = gradient + decay * block.param
+        mean.lerp_(gradient, 1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        # m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), with the corrections taken out of the tensors.
+        correction = (1 - second**self.step) ** 0.5
+        root = square.sqrt().add_(self.method.eps * correction)
+        factor *= correction / (1 - first**self.step)
+        if isinstance(lr, Tensor):
+            block.param.sub_(torch.div(mean, root, out=root).mul_(lr * factor))
+        else:
+            block.param.addcdiv_(mean, root, value=-lr * factor)
+
+
+def _is_zero(setting: Tensor | float) -> bool:
+    return isinstance(setting, float) and setting == 0
+
+
+def _subtract(param: Tensor, direction: Tensor, lr: Tensor | float, factor: float) -> None:
+    if isinstance(lr, Tensor):
+        param.addcmul_(direction, lr, value=-factor)
+    else:
+        param.sub_(direction, alpha=lr * factor)

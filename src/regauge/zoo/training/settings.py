@@ -1,0 +1,91 @@
+"""Settings of networks: one number for all of them, or a distribution from which each draws its own."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Uniform between `low` and `high`."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.low <= self.high < math.inf:
+            raise ValueError(f"{self} is no interval; give low <= high, both finite")
+
+    def at(self, u: float) -> float:
+        """The value below which a share u of the draws lies."""
+        return self.low + (self.high - self.low) * u
+
+
+@dataclass(frozen=True)
+class LogUniform:
+    """Positive, with a logarithm that is uniform between those of `low` and `high`."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high < math.inf:
+            raise ValueError(f"{self} has no logarithms; give 0 < low <= high, both finite")
+
+    def at(self, u: float) -> float:
+        """The value below which a share u of the draws lies."""
+        return float(self.low * (self.high / self.low) ** u)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of the values, each as likely as the others."""
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or not all(map(math.isfinite, self.values)):
+            raise ValueError(f"{self} has nothing to choose from; give at least one value, all finite")
+
+    def at(self, u: float) -> float:
+        """The u-quantile of the list."""
+        return self.values[int(u * len(self.values))]
+
+
+Setting = float | Uniform | LogUniform | Choice
+"""What a network's learning rate, for example, is or is drawn from."""
+
+
+def drawn(setting: Setting, *key: int | str) -> float:
+    """The value for whoever has this key: always the same, whoever else there is."""
+    if isinstance(setting, float | int):
+        return float(setting)
+    return setting.at((derived(*key) >> 10) / 2**53)
+
+
+def bounds(setting: Setting) -> tuple[float, float]:
+    """The smallest and the largest value that can be drawn."""
+    if isinstance(setting, float | int):
+        return float(setting), float(setting)
+    if isinstance(setting, Choice):
+        return min(setting.values), max(setting.values)
+    return setting.low, setting.high
+
+
+def require_setting(name: str, setting: Setting, low: float, high: float = math.inf, *, is_open: bool = False) -> None:
+    """Refuse a setting that can leave [low, high], or (low, high] if it is open.
+
+    Raises:
+        ValueError: It can.
+    """
+    smallest, largest = bounds(setting)
+    if not low <= smallest <= largest <= high or (is_open and smallest == low) or largest == math.inf:
+        side = "(" if is_open else "["
+        end = "infinity)" if high == math.inf else f"{high:g}]"
+        raise ValueError(f"{name} is {setting}, but must lie in {side}{low:g}, {end}")
+
+
+def derived(*key: int | str) -> int:
+    """A seed of 63 bits that depends on the whole key, such as (seed of the population, "order", group, epoch)."""
+    text = "\0".join(map(str, key))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

@@ -1,0 +1,113 @@
+"""One program for all networks of a stack, by hand for fully connected networks and by `torch.func` for others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.params import Params
+from regauge.zoo.training.optimizers import Optimizer, stacked
+from regauge.zoo.training.program import learned_and_buffers, mean_loss
+
+
+class Engine(Protocol):
+    """Losses and gradients of a stack."""
+
+    def gradients(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Losses `[networks]` and the gradients of the parameters that are learned, in their order."""
+
+    def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Outputs `[networks, examples, out]` for `[1, examples, ...]`."""
+
+
+class Stack:
+    """Stacked parameters, an engine and an optimizer."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        params: Mapping[str, Tensor],
+        optimizer: Optimizer,
+        settings: Mapping[str, Sequence[float]],
+        engine: Engine,
+    ) -> None:
+        self.order = list(params)
+        learned, buffers = learned_and_buffers(module, params)
+        self.learned = {name: tensor.clone() for name, tensor in learned.items()}
+        self.rest = {name: tensor.clone() for name, tensor in buffers.items()}
+        self.engine = engine
+        self.optimizer = stacked(optimizer, list(self.learned.values()), settings)
+
+    def step(self, inputs: Tensor, targets: Tensor, factor: float) -> Tensor:
+        """One step of all networks; their losses before it."""
+        losses, gradients = self.engine.gradients(self.learned | self.rest, inputs, targets)
+        self.optimizer.update(gradients, factor)
+        return losses
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """What every network says, in evaluation mode, of a batch that all read."""
+        with torch.no_grad():
+            return self.engine.outputs(self.learned | self.rest, inputs.unsqueeze(0))
+
+    def params(self) -> Params:
+        """Parameters and buffers now, as new tensors."""
+        both = self.learned | self.rest
+        return {name: both[name].clone() for name in self.order}
+
+    def keep(self, index: Tensor) -> None:
+        """Go on with the networks at `index` alone."""
+        self.learned = {name: tensor[index] for name, tensor in self.learned.items()}
+        self.rest = {name: tensor[index] for name, tensor in self.rest.items()}
+        self.optimizer.keep(list(self.learned.values()), index)
+
+
+class VmapEngine:
+    """Any module, by `torch.func`: group by group, so that the networks of a group share their batch.
+
+    Args:
+        module: How to run one network.
+        is_compiled: Whether losses and gradients are compiled, for stacks of one shape.
+    """
+
+    def __init__(self, module: nn.Module, *, is_compiled: bool) -> None:
+        self.module = module
+        self.names = [name for name, _ in module.named_parameters()]
+        run: Callable[[Params, Tensor, Tensor], Tensor] = self._losses
+        self.run = torch.compile(run, dynamic=False) if is_compiled else run
+
+    def gradients(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Losses `[networks]` and the gradients of the parameters that are learned, in their order."""
+        self.module.train()
+        learned = {name: params[name].detach().requires_grad_() for name in self.names}
+        losses = self.run(dict(params) | learned, inputs, targets)
+        return losses.detach(), list(torch.autograd.grad(losses.sum(), list(learned.values())))
+
+    def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Outputs `[networks, examples, out]` for `[1, examples, ...]`."""
+        self.module.eval()
+        return torch.func.vmap(self._call, in_dims=(0, None))(dict(params), inputs[0])
+
+    def _losses(self, params: Params, inputs: Tensor, targets: Tensor) -> Tensor:
+        groups = len(inputs)
+        networks = len(next(iter(params.values())))
+        members = networks // groups
+        if members == 1:
+            return torch.func.vmap(self._loss)(params, inputs, targets)
+        own = len(targets) == networks and targets.is_floating_point()
+        wanted = _grouped(targets, groups) if own else targets
+        parts = {name: _grouped(tensor, groups).unbind() for name, tensor in params.items()}
+        run = torch.func.vmap(self._loss, in_dims=(0, None, 0 if own else None))
+        losses = [run({name: part[k] for name, part in parts.items()}, inputs[k], wanted[k]) for k in range(groups)]
+        return torch.cat(losses)
+
+    def _loss(self, params: Params, inputs: Tensor, targets: Tensor) -> Tensor:
+        return mean_loss(self._call(params, inputs), targets)
+
+    def _call(self, params: Params, inputs: Tensor) -> Tensor:
+        outputs: Tensor = torch.func.functional_call(self.module, params, (inputs,))
+        return outputs
+
+
+def _grouped(tensor: Tensor, groups: int) -> Tensor:
+    return tensor.reshape(groups, -1, *tensor.shape[1:])

@@ -1,0 +1,364 @@
+"""Train populations: stacks of networks, from their seeds to blocks of parameters with a row for each network."""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regauge.core.params import Params
+from regauge.zoo.training.chain import Chain, chain_of
+from regauge.zoo.training.config import Config, Discard
+from regauge.zoo.training.examples import Examples, load_examples
+from regauge.zoo.training.feeds import Batches, half_of, reads_everything, share_of
+from regauge.zoo.training.initialization import Start, initialized, start_of
+from regauge.zoo.training.loop import Loop
+from regauge.zoo.training.program import Backend, Program, is_convolutional
+from regauge.zoo.training.settings import drawn
+from regauge.zoo.training.stack import Stack, VmapEngine
+
+Row = dict[str, Any]
+
+ACTIVATION_BYTES = 8 * 2**20
+"""Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
+STACK = 512
+"""Networks of a stack at most."""
+STACK_BY_VMAP = 64
+COMPILED_WORK = 4e12
+"""Multiplications from which on compiling pays: a minute or more on one core."""
+COMPILED_SIZE = 50_000
+"""Networks with more values are bound by matrix products, which are the same when compiled."""
+EVALUATED = 1000
+"""Examples per call of an evaluation."""
+
+_log = logging.getLogger(__name__)
+
+
+class Block(NamedTuple):
+    """Networks of one step.
+
+    Attributes:
+        params: `[networks, ...]`, parameters and buffers.
+        rows: For each network plain values: "id", "step", "seed", "group", what it drew, "train_loss" of the last
+            batch, "validation_loss", "validation_accuracy" of classes as a fraction, and "is_diverged". Losses of
+            networks that diverged are None.
+    """
+
+    params: Params
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One network of a stack.
+
+    Attributes:
+        id: Its number in the population.
+        group: Whose batches it reads.
+        start: Seed and initialization.
+        settings: What the optimizer does for it.
+    """
+
+    id: int
+    group: int
+    start: Start
+    settings: dict[str, float]
+
+
+def train(
+    config: Config,
+    *,
+    ids: Sequence[int] | None = None,
+    data: Examples | None = None,
+    backend: Backend | None = None,
+    stack: int | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[Block]:
+    """Train a population, or some networks of it.
+
+    Networks are trained in stacks. What a network becomes depends on the config and on its id, not on the stack, the
+    back end or the other ids: rounding aside, every way of cutting the population gives the same. A network that
+    diverges does not touch its neighbors; it is handed out once, marked in its row, and given up. Networks that are
+    discarded are not handed out again.
+
+    Args:
+        config: Of the whole population.
+        ids: Which networks; all if None. Discarding a share needs whole groups.
+        data: Examples to train on instead of those that `config.data` names.
+        backend: How they are trained; what is fastest for the architecture and the device if None. Fully connected
+            networks have a program of their own in place of the stacked one.
+        stack: Networks of a stack at most.
+        device: Where.
+        dtype: Of parameters and examples.
+
+    Yields:
+        For each stack a block at every checkpoint, and at the end.
+
+    Raises:
+        ValueError: Ids are not those of the population or repeat, a discarded share would be of an incomplete group, or
+            the module cannot be trained this way.
+    """
+    chosen = list(range(config.count)) if ids is None else sorted(ids)
+    if len(set(chosen)) < len(chosen) or (chosen and not 0 <= chosen[0] <= chosen[-1] < config.count):
+        raise ValueError(f"ids are {list(ids or ())}, but must be different and from 0 to {config.count - 1}")
+    examples = (data if data is not None else load_examples(config.data)).to(device, dtype)
+    _require_whole_groups(config, chosen)
+    module = config.architecture.module().to(dtype)
+    maker = _Maker(config, module, examples, torch.device(device), dtype, backend)
+    size = stack if stack is not None else maker.stack_size()
+    for part in cut(config, chosen, size, is_one_group=reads_everything(config, examples)):
+        yield from _trained(config, maker, examples, [member_of(config, k) for k in part])
+
+
+def member_of(config: Config, network: int) -> Member:
+    """What the network with this id draws."""
+    settings = {
+        name: drawn(getattr(config.optimizer, name), config.seed, name, network)
+        for name in config.optimizer.per_network
+    }
+    start = start_of(config.initialization, config.seed, network)
+    return Member(network, network // config.group, start, settings)
+
+
+def cut(config: Config, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
+    """Ids of each stack: at most `size`, and as many of each group where groups read their own batches."""
+    if size < 1:
+        raise ValueError(f"a stack of {size} networks is none; give at least 1")
+    if any(discard.worst is not None for discard in config.discards):
+        size = max(size, config.group) // config.group * config.group
+    if is_one_group:
+        return [list(ids[k : k + size]) for k in range(0, len(ids), size)]
+    stacks: list[list[int]] = []
+    length = 0
+    for _, run in groupby(ids, key=lambda k: k // config.group):
+        own = list(run)
+        for k in range(0, len(own), size):
+            piece = own[k : k + size]
+            if stacks and len(piece) == length and len(stacks[-1]) + length <= size and k == 0:
+                stacks[-1].extend(piece)
+            else:
+                stacks.append(piece)
+                length = len(piece)
+    return stacks
+
+
+class _Maker:
+    """Makes the program of a stack; the same engine serves all stacks, so that it is compiled once."""
+
+    def __init__(
+        self,
+        config: Config,
+        module: nn.Module,
+        examples: Examples,
+        device: torch.device,
+        dtype: torch.dtype,
+        backend: Backend | None,
+    ) -> None:
+        self.config, self.module, self.examples = config, module.to(device), examples
+        self.device, self.dtype = device, dtype
+        links = chain_of(module, reads_vectors=examples.inputs.ndim == 2)
+        self.chain = None if links is None else Chain(links)
+        self.backend: Backend = backend if backend is not None else self._fastest()
+        if self.backend == "compiled" and not _has_compiler():
+            _log.warning("there is no C++ compiler for torch.compile, so the stacked program runs as it is")
+            self.backend = "stacked"
+        self.vmap = VmapEngine(module, is_compiled=self.backend == "compiled")
+
+    def make(self, members: Sequence[Member]) -> Program:
+        """The program of these networks at their start."""
+        starts = [member.start for member in members]
+        params = initialized(self.config.architecture, starts, self.dtype)
+        params = {name: tensor.to(self.device) for name, tensor in params.items()}
+        settings = {name: [member.settings[name] for member in members] for name in members[0].settings}
+        if self.backend == "loop":
+            return Loop(self.module, params, self.config.optimizer, settings)
+        engine = self.chain if self.chain is not None and self.backend == "stacked" else self.vmap
+        return Stack(self.module, params, self.config.optimizer, settings, engine)
+
+    def stack_size(self) -> int:
+        """How many networks fit the cache, in whole groups if more than one."""
+        group = self.config.group
+        if self.chain is None or self.backend != "stacked":
+            return max(group, STACK_BY_VMAP // group * group)
+        shapes = {spec.name: spec.shape for spec in self.config.architecture.layout}
+        width = sum(shapes[link.weight][0] for link in self.chain.links)
+        count = len(self.examples.inputs)
+        batch = count if self.config.batch is None else min(self.config.batch, count)
+        size = min(STACK, max(1, ACTIVATION_BYTES // (2 * width * batch * self.dtype.itemsize)))
+        return size if reads_everything(self.config, self.examples) else max(group, size // group * group)
+
+    def _fastest(self) -> Backend:
+        if self.chain is not None:
+            return "stacked"
+        if is_convolutional(self.module):
+            return "loop" if self.device.type == "cpu" else "stacked"
+        config, size = self.config, self.config.architecture.size
+        count = len(self.examples.inputs)
+        batch = count if config.batch is None else min(config.batch, count)
+        work = float(config.count) * config.total_steps(self.examples) * batch * size * 3
+        pays = work >= COMPILED_WORK and size <= COMPILED_SIZE and not config.discards
+        return "compiled" if pays and _has_compiler() else "stacked"
+
+
+def _has_compiler() -> bool:
+    names = (os.environ.get("CXX"), "g++", "c++", "clang++", "cl")
+    return any(name is not None and shutil.which(name) is not None for name in names)
+
+
+def _require_whole_groups(config: Config, ids: Sequence[int]) -> None:
+    if all(discard.worst is None for discard in config.discards):
+        return
+    chosen = set(ids)
+    for group in {k // config.group for k in ids}:
+        whole = range(group * config.group, min(config.count, (group + 1) * config.group))
+        if not chosen.issuperset(whole):
+            raise ValueError(
+                f"the worst of group {group} can only be told from the whole group, ids {whole.start} to "
+                f"{whole.stop - 1}; train all of them, or discard by a loss (`above`)"
+            )
+
+
+def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Member]) -> Iterator[Block]:
+    """Train one stack."""
+    total = config.total_steps(examples)
+    stack = _Running(config, maker, examples, members)
+    checkpoints = {total} | (config.checkpoints.steps(total) if config.checkpoints else set())
+    discards = {discard.step: discard for discard in config.discards if discard.step < total}
+    losses: Tensor | None = None
+    for step in range(total + 1):
+        if step in checkpoints or step in discards:
+            judged = stack.judge(step, losses)
+            if step in checkpoints:
+                yield stack.block(judged)
+            stack.discard(judged, discards.get(step))
+            if not any(stack.is_alive):
+                return
+        if step < total:
+            losses = stack.program.step(*stack.batches.at(step), config.schedule.factor(step, total))
+
+
+class _Running:
+    """A stack while it is trained: some of its places may hold networks that were given up."""
+
+    def __init__(self, config: Config, maker: _Maker, examples: Examples, members: list[Member]) -> None:
+        self.config, self.examples = config, examples
+        self.members = members
+        self.is_alive = [True] * len(members)
+        self.has_groups = not reads_everything(config, examples)
+        self.is_fixed = maker.backend == "compiled"
+        groups = list(dict.fromkeys(member.group for member in members))
+        signals = len(examples.targets) if examples.is_signals else 1
+        own = [member.id // config.copies % signals for member in members]
+        self.batches = Batches(config, examples, groups, own)
+        self.program = maker.make(members)
+
+    def judge(self, step: int, losses: Tensor | None) -> list[Row]:
+        """A row for each place, given up or not."""
+        params = self.program.params()
+        finite = torch.stack([t.isfinite().flatten(1).all(1) for t in params.values() if t.is_floating_point()]).all(0)
+        loss, accuracy = self._validation()
+        finite &= loss.isfinite()
+        last = [None] * len(self.members) if losses is None else losses.tolist()
+        rows = []
+        for k, member in enumerate(self.members):
+            is_fine = bool(finite[k])
+            row: Row = {
+                "id": member.id,
+                "step": step,
+                "seed": member.start.seed,
+                "group": member.group,
+            } | member.settings
+            row |= {"initialization": member.start.kind, "scale": member.start.scale}
+            row |= {} if (share := share_of(self.config, member.group)) is None else {"share": share}
+            row |= {} if (half := half_of(self.config, member.group)) is None else {"half": half}
+            if self.examples.is_signals:
+                row["signal"] = member.id // self.config.copies % len(self.examples.targets)
+            row["train_loss"] = last[k] if is_fine else None
+            row["validation_loss"] = float(loss[k]) if is_fine else None
+            if accuracy is not None:
+                row["validation_accuracy"] = float(accuracy[k]) if is_fine else None
+            row["is_diverged"] = not is_fine
+            rows.append(row)
+        return rows
+
+    def block(self, rows: Sequence[Row]) -> Block:
+        """The networks that are alive."""
+        index = [k for k, alive in enumerate(self.is_alive) if alive]
+        params = self.program.params()
+        if len(index) < len(self.members):
+            params = {name: tensor[index] for name, tensor in params.items()}
+        return Block(params, [rows[k] for k in index])
+
+    def discard(self, rows: Sequence[Row], discard: Discard | None) -> None:
+        """Give up what diverged and what the rule says, and free their places."""
+        losses = [
+            float("inf") if row["is_diverged"] or not alive else row["validation_loss"]
+            for row, alive in zip(rows, self.is_alive, strict=True)
+        ]
+        dropped = {k for k, loss in enumerate(losses) if loss == float("inf")}
+        if discard is not None and discard.above is not None:
+            dropped |= {k for k, loss in enumerate(losses) if loss > discard.above}
+        if discard is not None and discard.worst is not None:
+            for group in {member.group for member in self.members}:
+                own = [k for k, member in enumerate(self.members) if member.group == group]
+                first = group * self.config.group
+                whole = min(self.config.group, self.config.count - first)
+                kept = whole - int(discard.worst * whole)
+                dropped |= set(sorted(own, key=lambda k: (losses[k], k))[kept:])
+        for k in dropped:
+            self.is_alive[k] = False
+        if not all(self.is_alive) and not self.is_fixed:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Keep the living, and as many others as make all groups equally large."""
+        places = range(len(self.members))
+        groups = sorted({member.group for member in self.members}) if self.has_groups else [-1]
+        own = {g: [k for k in places if not self.has_groups or self.members[k].group == g] for g in groups}
+        living = {g: [k for k in own[g] if self.is_alive[k]] for g in groups}
+        size = max(map(len, living.values()))
+        kept_groups = [k for k, g in enumerate(groups) if living[g]]
+        index: list[int] = []
+        for k in kept_groups:
+            g = groups[k]
+            fillers = [place for place in own[g] if not self.is_alive[place]]
+            index += sorted(living[g] + fillers[: size - len(living[g])])
+        if not index or len(index) == len(self.members):
+            return
+        chosen = torch.tensor(index, device=self.examples.inputs.device)
+        self.program.keep(chosen)
+        self.batches.keep(torch.tensor(kept_groups), chosen)
+        self.members = [self.members[k] for k in index]
+        self.is_alive = [self.is_alive[k] for k in index]
+
+    def _validation(self) -> tuple[Tensor, Tensor | None]:
+        """Mean losses and accuracies of the networks on what is kept for validation, float64."""
+        examples = self.examples
+        targets = examples.validation_targets
+        if examples.is_signals:
+            targets = targets[[row % len(targets) for row in self._signals()]]
+        count = len(examples.validation_inputs)
+        loss: Tensor | float = 0.0
+        correct: Tensor | float = 0.0
+        for begin in range(0, count, EVALUATED):
+            outputs = self.program.outputs(examples.validation_inputs[begin : begin + EVALUATED])
+            if examples.is_classification:
+                wanted = targets[begin : begin + EVALUATED].expand(len(outputs), -1)
+                entropies = functional.cross_entropy(outputs.transpose(1, 2), wanted, reduction="none")
+                loss = loss + entropies.double().sum(1)
+                correct = correct + (outputs.argmax(2) == wanted).double().sum(1)
+            else:
+                wanted = targets[..., begin : begin + EVALUATED, :]
+                loss = loss + (outputs - wanted).square().double().mean(2).sum(1)
+        accuracy = torch.as_tensor(correct) / count if examples.is_classification else None
+        return torch.as_tensor(loss) / count, accuracy
+
+    def _signals(self) -> list[int]:
+        return [member.id // self.config.copies for member in self.members]
