@@ -106,13 +106,7 @@ def _prepared(
     generator: torch.Generator,
 ) -> tuple["Probe", Params, list[Tensor], float]:
     """A probe, parameters away from initialization, what they compute, and how exactly the model can compute it."""
-    try:
-        probe = Probe(module, inputs, kwargs, outputs)
-        tolerance = TOLERANCE_SINGLE if probe.rounds() else TOLERANCE
-    except RuntimeError:
-        # Some models make float32 tensors of their own and cannot run in float64.
-        probe = Probe(module, inputs, kwargs, outputs, dtype=torch.float32)
-        tolerance = TOLERANCE_FLOAT32
+    probe, tolerance = exact_probe(module, inputs, kwargs, outputs)
     for strength in (0.3, 0.1, 0.01):
         params = perturbed(probe.params, set(probe.buffers), generator, strength)
         params |= {name: torch.ones_like(params[name]) for name in symmetry.ones}
@@ -123,6 +117,18 @@ def _prepared(
         "the model's outputs are NaN or Inf on these inputs, so nothing can be compared; give example inputs "
         "that it can handle"
     )
+
+
+def exact_probe(
+    module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs = None
+) -> tuple["Probe", float]:
+    """A probe that computes as exactly as the model can, and the relative error that its rounding allows."""
+    try:
+        probe = Probe(module, inputs, kwargs, outputs)
+        return probe, TOLERANCE_SINGLE if probe.rounds() else TOLERANCE
+    except RuntimeError:
+        # Some models make float32 tensors of their own and cannot run in float64.
+        return Probe(module, inputs, kwargs, outputs, dtype=torch.float32), TOLERANCE_FLOAT32
 
 
 class Probe:

@@ -1,0 +1,1 @@
+"""Rewrites of parameters that leave the function unchanged and expose what normalization hides."""
