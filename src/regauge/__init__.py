@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from regauge.core.symmetry import Frozen, Symmetry
     from regauge.core.task import Task
     from regauge.core.verification import Check
-    from regauge.discover import Nullity, TraceError, discover, nullity, register_leaf, register_rule
+    from regauge.discover import Folded, Nullity, TraceError, discover, fold, nullity, register_leaf, register_rule
     from regauge.merge import (
         Average,
         Dare,
@@ -95,6 +95,7 @@ _HOMES = {
     "Curve": "regauge.connect",
     "Dare": "regauge.merge",
     "Element": "regauge.core.element",
+    "Folded": "regauge.discover",
     "FrankWolfe": "regauge.align",
     "Frozen": "regauge.core.symmetry",
     "GaussianMatching": "regauge.align",
@@ -134,6 +135,7 @@ _HOMES = {
     "canonicalize": "regauge.canonical",
     "correspond": "regauge.align",
     "discover": "regauge.discover",
+    "fold": "regauge.discover",
     "groups_before": "regauge.merge",
     "line": "regauge.connect",
     "merge": "regauge.merge",
@@ -166,6 +168,7 @@ __all__ = [
     "Curve",
     "Dare",
     "Element",
+    "Folded",
     "FrankWolfe",
     "Frozen",
     "GaussianMatching",
@@ -206,6 +209,7 @@ __all__ = [
     "canonicalize",
     "correspond",
     "discover",
+    "fold",
     "groups_before",
     "line",
     "merge",
