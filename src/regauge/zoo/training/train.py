@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -83,7 +84,7 @@ def train(
 ) -> Iterator[Block]:
     """Train a population, or some networks of it.
 
-    Networks are trained in stacks. What a network becomes depends on the config and on its id, not on the stack, the
+    Networks are trained in stacks, on one thread: for more cores, train other ids in other processes. What a network becomes depends on the config and on its id, not on the stack, the
     back end or the other ids: rounding aside, every way of cutting the population gives the same. A network that
     diverges does not touch its neighbors; it is handed out once, marked in its row, and given up. Networks that are
     discarded are not handed out again.
@@ -228,20 +229,35 @@ def _require_whole_groups(config: Config, ids: Sequence[int]) -> None:
 def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Member]) -> Iterator[Block]:
     """Train one stack."""
     total = config.total_steps(examples)
-    stack = _Running(config, maker, examples, members)
+    with _one_thread():
+        stack = _Running(config, maker, examples, members)
     checkpoints = {total} | (config.checkpoints.steps(total) if config.checkpoints else set())
     discards = {discard.step: discard for discard in config.discards if discard.step < total}
-    losses: Tensor | None = None
-    for step in range(total + 1):
-        if step in checkpoints or step in discards:
-            judged = stack.judge(step, losses)
-            if step in checkpoints:
-                yield stack.block(judged)
-            stack.discard(judged, discards.get(step))
-            if not any(stack.is_alive):
-                return
-        if step < total:
-            losses = stack.program.step(*stack.batches.at(step), config.schedule.factor(step, total))
+    step = 0
+    for event in sorted(checkpoints | discards.keys()):
+        with _one_thread():
+            losses: Tensor | None = None
+            for step in range(step, event):
+                losses = stack.program.step(*stack.batches.at(step), config.schedule.factor(step, total))
+            step = event
+            judged = stack.judge(event, losses)
+            block = stack.block(judged) if event in checkpoints else None
+            stack.discard(judged, discards.get(event))
+        if block is not None:
+            yield block
+        if not any(stack.is_alive):
+            return
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread of torch for a while: the operators are so small that threads would wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Running:

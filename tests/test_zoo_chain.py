@@ -1,0 +1,121 @@
+"""Chains: recognized in modules, and their gradients are those of autograd."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regauge.nets.mlp import mlp
+from regauge.nets.siren import Siren
+from regauge.zoo.training.chain import Chain, chain_of
+from regauge.zoo.training.program import mean_loss
+
+GROUPS, MEMBERS, BATCH = 2, 3, 7
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(torch.relu(self.layer(x))))
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        return result if result.sum() > 0 else -result
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        return result
+
+
+CHAINS = {
+    "relu": mlp(4, 5, 3),
+    "tanh": mlp(4, 6, 5, 3, activation=torch.tanh),
+    "linear": mlp(4, 3),
+    "wide input": mlp(20, 5, 1),
+    "sine": Siren(2, 6, 1, depth=2, omega=3.0),
+    "deep sine": Siren(3, 4, 2, depth=3, omega=2.0),
+    "modules": nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Sigmoid(), nn.Linear(5, 3), nn.Tanh()),
+    "squashed": nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3), nn.Sigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("kind", ["classes", "values", "signals"])
+def test_gradients_are_those_of_autograd(name: str, kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    module = CHAINS[name].double()
+    state = module.state_dict()
+    networks = GROUPS * MEMBERS
+    params = {
+        key: torch.randn(networks, *tensor.shape, dtype=torch.float64, generator=generator)
+        for key, tensor in state.items()
+    }
+    tensors = list(state.values())
+    inputs = torch.randn(GROUPS, BATCH, tensors[0].shape[1], dtype=torch.float64, generator=generator)
+    out = len(tensors[-1])
+    if kind == "classes":
+        targets = torch.randint(out, (GROUPS, BATCH), generator=generator)
+    else:
+        count = GROUPS if kind == "values" else networks
+        targets = torch.randn(count, BATCH, out, dtype=torch.float64, generator=generator)
+    links = chain_of(module, reads_vectors=True)
+    assert links is not None
+    chain = Chain(links)
+    for _ in range(2):  # The second time in buffers that the first one left.
+        losses, gradients = chain.gradients(params, inputs, targets)
+    outputs = chain.outputs(params, inputs)
+    for k in range(networks):
+        own = {key: tensor[k].clone().requires_grad_() for key, tensor in params.items()}
+        expected = torch.func.functional_call(module, own, (inputs[k // MEMBERS],))
+        torch.testing.assert_close(outputs[k], expected, rtol=1e-12, atol=1e-12)
+        loss = mean_loss(expected, targets[k // (networks // len(targets))])
+        loss.backward()
+        torch.testing.assert_close(losses[k], loss.detach(), rtol=1e-12, atol=1e-12)
+        for (key, tensor), gradient in zip(own.items(), gradients, strict=True):
+            torch.testing.assert_close(gradient[k], tensor.grad, rtol=1e-11, atol=1e-12, msg=lambda m, key=key: key + m)
+
+
+def test_the_links_of_a_siren() -> None:
+    links = chain_of(Siren(2, 6, 1, depth=2, omega=3.0), reads_vectors=True)
+    assert links is not None
+    assert [(link.scale, link.activation) for link in links] == [(3.0, "sin"), (3.0, "sin"), (1.0, "identity")]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)),
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)),
+        nn.Sequential(nn.Linear(4, 3, bias=False)),
+        nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(), nn.Linear(4, 3)),
+        nn.Sequential(nn.ReLU(), nn.Linear(4, 4)),
+        Twice(),
+        Branching(),
+        Unused(),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_is_no_chain(module: nn.Module) -> None:
+    assert chain_of(module, reads_vectors=True) is None
+
+
+def test_images_must_be_flattened() -> None:
+    plain = nn.Sequential(nn.Linear(4, 3))
+    assert chain_of(plain, reads_vectors=True) is not None
+    assert chain_of(plain, reads_vectors=False) is None
+    assert chain_of(nn.Sequential(nn.Flatten(), *plain), reads_vectors=False) is not None
