@@ -275,8 +275,7 @@ def test_hugging_face_folders(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "transformer.h.0.mlp.c_fc" in out
     assert "verified: " in out
     main(["align", "one", "two", "--model", "one", "--outputs", "logits", "-o", "out.safetensors"])
-    moved = load(folder / "out.safetensors")
-    assert torch.equal(moved["lm_head.weight"], moved["transformer.wte.weight"])
+    assert load(folder / "out.safetensors").keys() == load(folder / "two").keys()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from rich.table import Table
 import regauge as rg
 from regauge.checkpoints.alignments import IN_FOLDER, Alignment, alignment_path, save_alignment
 from regauge.checkpoints.writing import SUFFIX, require_writable, save
-from regauge.cli.matching import checkpoints_of, method_of, task_for
+from regauge.cli.matching import as_stored, checkpoints_of, method_of, task_for
 from regauge.cli.options import Align
 from regauge.cli.streaming import (
     is_streamed,
@@ -39,7 +39,7 @@ def run(options: Align) -> None:
     with console.status("aligning"):
         generator = torch.Generator().manual_seed(options.seed)
         result = rg.align(params_a, params_b, symmetry, method=method, task=task, generator=generator)
-    save(result.params, options.output, overwrite=options.overwrite)
+    save(as_stored(result.params, options.b), options.output, overwrite=options.overwrite)
     save_alignment(Alignment(symmetry, result.element), beside, overwrite=options.overwrite)
     table = Table("", "before", "after", box=None, pad_edge=False)
     before, after = distance(params_a, params_b), distance(params_a, result.params)

@@ -8,6 +8,7 @@ from regauge.checkpoints.reading import load, match
 from regauge.checkpoints.writing import require_writable, save
 from regauge.cli.discover import find
 from regauge.cli.errors import UsageError
+from regauge.cli.matching import as_stored
 from regauge.cli.models import load_model
 from regauge.cli.options import Canonicalize
 from regauge.core.params import require_same_shapes
@@ -45,7 +46,8 @@ def run(options: Canonicalize) -> None:
     symmetry = symmetry.bind(params)
     with console.status("canonicalizing"):
         element = rg.canonical_element(params, symmetry, reference=reference)
-    save(symmetry.act(element, params), options.output, overwrite=options.overwrite)
+    canonical = symmetry.act(element, params)
+    save(as_stored(canonical, options.checkpoint), options.output, overwrite=options.overwrite)
     save_alignment(Alignment(symmetry, element), beside, overwrite=options.overwrite)
     print(rg.canonical_manifold(symmetry))
     print(f"written: {options.output} and {beside.name}")

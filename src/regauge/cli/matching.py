@@ -8,7 +8,8 @@ from torch import nn
 
 import regauge as rg
 from regauge.align import Method
-from regauge.checkpoints.reading import load, match
+from regauge.checkpoints.lazy import LazyCheckpoint
+from regauge.checkpoints.reading import TORCH_SUFFIXES, load, locate, match
 from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
 from regauge.cli.discover import find
 from regauge.cli.errors import UsageError
@@ -42,6 +43,14 @@ def checkpoints_of(
         with console.status("tracing the model"):
             symmetry = find(model, options.inputs)
     return symmetry.bind(networks[0]), module, networks
+
+
+def as_stored(params: Params, path: Path) -> Params:
+    """Under the names of the checkpoint at `path` alone: those that the model adds for tied tensors are left out."""
+    file = locate(path)
+    is_torch = file.suffix in TORCH_SUFFIXES or ".bin." in file.name
+    names = load(file) if is_torch else LazyCheckpoint.open(file).entries
+    return {name: params[name] for name in names}
 
 
 def task_for(options: Matching, module: nn.Module | None, params: Params) -> rg.Task | None:

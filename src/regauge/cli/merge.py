@@ -11,7 +11,7 @@ import regauge as rg
 from regauge.align import ManyMethod, Method
 from regauge.checkpoints.writing import SUFFIX, require_writable, save, save_text
 from regauge.cli.errors import UsageError
-from regauge.cli.matching import checkpoints_of, method_of, task_for
+from regauge.cli.matching import as_stored, checkpoints_of, method_of, task_for
 from regauge.cli.options import Merge
 from regauge.cli.streaming import (
     is_streamed,
@@ -62,7 +62,7 @@ def run(options: Merge) -> None:
             labels=[str(path) for path in paths],
         )
     params = result.params if task is None or task.prepare is None else task.prepare(result.params)
-    save(params, options.output, overwrite=options.overwrite)
+    save(as_stored(params, options.base or options.checkpoints[0]), options.output, overwrite=options.overwrite)
     save_text(result.record.card, card)
     print(result.record.card)
     print(f"written: {options.output} and {card.name}")

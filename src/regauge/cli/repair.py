@@ -10,6 +10,7 @@ from regauge.checkpoints.writing import require_writable, save
 from regauge.cli.align import distance
 from regauge.cli.errors import UsageError
 from regauge.cli.judging import Judged, read, table_of
+from regauge.cli.matching import as_stored
 from regauge.cli.options import Repair
 from regauge.core.params import Params
 from regauge.core.task import arguments
@@ -48,7 +49,7 @@ def run(options: Repair) -> None:
             result = rg.reset_batchnorm(judged.module, merged, inputs)
     rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
     Console().print(table_of([{"": label, **judged.task.evaluate(params)} for label, params in rows]))
-    save(result, options.output, overwrite=options.overwrite)
+    save(as_stored(result, options.merged), options.output, overwrite=options.overwrite)
     print(f"written: {options.output}")
 
 
