@@ -106,16 +106,18 @@ class Store:
             "architecture": json.loads(architecture.to_json()),
             "symmetry": None if symmetry is None else json.loads(symmetry.to_json()),
             "storage": storage,
-            "about": dict(about or {}),
+            "about": json.loads(json.dumps(dict(about or {}), allow_nan=False)),
         }
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
         manifest = folder / MANIFEST
         if manifest.exists():
-            if manifest.read_text(encoding="utf-8") != text:
+            store = cls.open(folder)
+            same = store.architecture == architecture and store.storage == storage and store.about == document["about"]
+            if not same or _groups(store.symmetry) != _groups(symmetry):
                 raise FileExistsError(
                     f"{str(folder)!r} holds a store of other networks or settings; open it, or choose another folder"
                 )
-            return cls.open(folder)
+            return store
         if folder.exists() and any(not name.startswith(".") for name in os.listdir(folder) if name != FOLDER):
             raise FileExistsError(f"{str(folder)!r} holds other files; choose a new or empty folder for a store")
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -382,6 +384,11 @@ class _File:
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
             os.close(self.descriptor)
+
+
+def _groups(symmetry: Symmetry | None) -> Any:
+    """What a symmetry does; its notes, such as the error with which it was verified, may differ."""
+    return None if symmetry is None else symmetry.groups
 
 
 def _parts(layout: tuple[TensorSpec, ...], storage: str | None) -> dict[torch.dtype, list[TensorSpec]]:

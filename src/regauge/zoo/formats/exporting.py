@@ -1,0 +1,187 @@
+"""Stores as files that other programs read."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from regauge.core.params import Params
+from regauge.zoo.formats.small_cnn_zoo import LAYOUT, METRICS, WEIGHTS, Variable, written_metrics
+from regauge.zoo.formats.source import BLOCK
+from regauge.zoo.store import Store
+
+Watch = Callable[[int], None]
+"""Is told after each part how many networks it had."""
+
+
+def export_safetensors(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
+    """One safetensors file for each network, `{id}-{step}.safetensors`, with its row as JSON in the header.
+
+    Raises:
+        ValueError: Two networks have the same id and step.
+    """
+    folder = _new(folder)
+    keys = list(
+        zip(*(store.rows[name][np.asarray(indices, np.int64)].tolist() for name in ("id", "step")), strict=True)
+    )
+    if len(set(keys)) < len(keys):
+        raise ValueError("two networks have the same id and step, so their files would have the same name")
+    for params, rows in _parts(store, indices):
+        for k, row in enumerate(rows):
+            network = {name: tensor[k].contiguous() for name, tensor in params.items()}
+            content = safetensors.torch.save(network, {"row": json.dumps(row), "format": "pt"})
+            _write(folder / f"{row['id']}-{row['step']}.safetensors", content)
+        watch(len(rows))
+
+
+def export_npy(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
+    """`weights.npy` with a row for each network, `layout.csv` with the columns of each tensor, and `rows.csv`.
+
+    Raises:
+        ValueError: A tensor is not of floating-point values.
+    """
+    folder, start, variables = _new(folder), 0, []
+    _require_floats(store)
+    for spec in store.architecture.layout:
+        variables.append(Variable(spec.name, spec.shape, start, start + spec.size))
+        start += spec.size
+    rows = _matrix(store, folder / WEIGHTS, indices, variables, watch)
+    _write(folder / LAYOUT, _layout(variables))
+    _write(folder / "rows.csv", _table(rows))
+
+
+def export_small_cnn_zoo(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
+    """The files of the small CNN zoo: kernels in TensorFlow's order, metrics and layout.
+
+    Layers are kernel and bias in the order of the state dictionary; weights of four axes become convolutions.
+
+    Raises:
+        ValueError: A tensor is neither a weight of 2 or 4 axes nor a bias, or is not of floating-point values.
+    """
+    folder, start, variables = _new(folder), 0, []
+    _require_floats(store)
+    for spec in store.architecture.layout:
+        place, _, kind = spec.name.rpartition(".")
+        if (kind, len(spec.shape)) not in (("weight", 2), ("weight", 4), ("bias", 1)):
+            raise ValueError(
+                f"{spec.name!r} of shape {spec.shape} is no kernel or bias of a layer, which is all that the small CNN "
+                "zoo knows; export as npy instead"
+            )
+        shape = (*spec.shape[2:], *spec.shape[1::-1]) if kind == "weight" else spec.shape
+        name = f"{place}/{'kernel' if kind == 'weight' else 'bias'}:0"
+        variables.append(Variable(name, shape, start, start + spec.size))
+        start += spec.size
+    rows = _matrix(store, folder / WEIGHTS, indices, variables, watch)
+    activation = store.architecture.settings.get("activation")
+    known = {} if not isinstance(activation, str) else {"config.activation": activation}
+    _write(folder / METRICS, written_metrics([{"modeldir": str(row["id"])} | known | row for row in rows]))
+    _write(folder / LAYOUT, _layout(variables))
+
+
+def export_dwsnets(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
+    """Folders of DWSNets: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
+
+    Layers are numbered in the order of the state dictionary: one by one for sine networks, by twos for others. The
+    label is the column "label", and the split the column "split"; where there is none, the store's own split.
+
+    Raises:
+        ValueError: The networks are no chains of linear layers, or have no labels.
+    """
+    layout = store.architecture.layout
+    shapes = [(spec.name.rpartition(".")[2], len(spec.shape)) for spec in layout]
+    if shapes != [("weight", 2), ("bias", 1)] * (len(layout) // 2):
+        raise ValueError(f"{store.architecture.name!r} is no chain of linear layers with biases; export as safetensors")
+    if "label" not in store.rows.names:
+        raise ValueError(
+            f"the networks have no column 'label', but {list(store.rows.names)}; DWSNets' folders need one"
+        )
+    stride = 1 if "omega" in store.architecture.settings else 2
+    names = {spec.name: f"seq.{k // 2 * stride}.{spec.name.rpartition('.')[2]}" for k, spec in enumerate(layout)}
+    folder = _new(folder)
+    own = {int(k): name for name, part in store.split().items() for k in part}
+    splits: dict[str, dict[str, list[Any]]] = {}
+    done = 0
+    for params, rows in _parts(store, indices):
+        for k, row in enumerate(rows):
+            split = row.get("split", own[int(indices[done + k])])
+            place = folder / f"networks_{split}_{row['label']}_{indices[done + k]}" / "checkpoints"
+            place.mkdir(parents=True)
+            content = io.BytesIO()
+            torch.save({names[name]: tensor[k].clone() for name, tensor in params.items()}, content)
+            path = place / "model_final.pth"
+            _write(path, content.getvalue())
+            listed = splits.setdefault(split, {"path": [], "label": []})
+            listed["path"].append(path.relative_to(folder).as_posix())
+            listed["label"].append(row["label"])
+        done += len(rows)
+        watch(len(rows))
+    _write(folder / "splits.json", json.dumps(splits).encode())
+
+
+def _new(folder: str | Path) -> Path:
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{str(folder)!r} holds files already; choose a new folder to export to")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _parts(store: Store, indices: Sequence[int]) -> Iterator[tuple[Params, list[dict[str, Any]]]]:
+    for start in range(0, len(indices), BLOCK):
+        part = indices[start : start + BLOCK]
+        yield store.read(part), store.rows.dicts(part)
+
+
+def _require_floats(store: Store) -> None:
+    for spec in store.architecture.layout:
+        if not spec.dtype.is_floating_point:
+            raise ValueError(
+                f"{spec.name!r} holds {spec.dtype}, which a matrix of floats cannot; export as safetensors"
+            )
+
+
+def _matrix(
+    store: Store, path: Path, indices: Sequence[int], variables: Sequence[Variable], watch: Watch
+) -> list[dict[str, Any]]:
+    """Write the networks as rows of one array, without holding them all; returns what is known of them."""
+    shape = (len(indices), variables[-1].end)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    matrix = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+    rows: list[dict[str, Any]] = []
+    for params, part in _parts(store, indices):
+        for spec, variable in zip(store.architecture.layout, variables, strict=True):
+            back = np.argsort(variable.order)
+            values = params[spec.name].permute(0, *(int(axis) + 1 for axis in back)).reshape(len(part), -1)
+            matrix[len(rows) : len(rows) + len(part), variable.start : variable.end] = values.float().numpy()
+        rows += part
+        watch(len(part))
+    matrix.flush()
+    os.replace(temporary, path)
+    return rows
+
+
+def _layout(variables: Sequence[Variable]) -> bytes:
+    lines = [{"varname": v.name, "shape": str(v.shape), "start_idx": v.start, "end_idx": v.end} for v in variables]
+    return _table(lines)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> bytes:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)

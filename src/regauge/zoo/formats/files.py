@@ -1,0 +1,96 @@
+"""Checkpoints in a folder or a zip file: found by their names, read without running what they hold."""
+
+import io
+import pickle
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from regauge.checkpoints.reading import WRAPPERS
+from regauge.core.params import Params
+
+
+class Tree:
+    """The files below a folder, or in a zip file.
+
+    Raises:
+        FileNotFoundError: There is neither.
+        ValueError: The file is no zip file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.is_dir():
+            files = (file for file in self.path.rglob("*") if file.is_file())
+            self.names = sorted(file.relative_to(self.path).as_posix() for file in files)
+        elif zipfile.is_zipfile(self.path):
+            with zipfile.ZipFile(self.path) as archive:
+                self.names = sorted(name for name in archive.namelist() if not name.endswith("/"))
+        elif self.path.exists():
+            raise ValueError(f"{str(self.path)!r} is neither a folder nor a zip file; unpack it, and give the folder")
+        else:
+            raise FileNotFoundError(f"there is no folder or zip file {str(self.path)!r}; check the path")
+
+    def read(self, name: str) -> bytes:
+        """The content of one file."""
+        if self.path.is_dir():
+            return (self.path / name).read_bytes()
+        with zipfile.ZipFile(self.path) as archive:
+            return archive.read(name)
+
+    def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
+        """A state dictionary, and what lies beside its tensors.
+
+        Args:
+            name: Of a safetensors or torch file; whatever does not end in `.safetensors` is read as the latter, with
+                `weights_only=True`.
+            beside: Names of entries that are no parameters, such as "label"; absent ones are ignored.
+
+        Raises:
+            ValueError: It is something else, or damaged, or has other entries that are no tensors.
+        """
+        label = str(self.path / name)
+        if name.endswith(".safetensors"):
+            try:
+                return safetensors.torch.load(self.read(name)), {}
+            except SafetensorError as error:
+                raise ValueError(f"{label!r} is not a readable safetensors file ({error}); fetch it again") from error
+        try:
+            content = torch.load(io.BytesIO(self.read(name)), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            if "Unsupported operand" in str(error):  # an unknown opcode: no pickle at all
+                raise ValueError(_damaged(label)) from error
+            raise ValueError(
+                f"{label!r} holds pickled Python objects besides tensors; loading them could run any code, so it is "
+                "refused: save `module.state_dict()` instead"
+            ) from error
+        except (RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
+            raise ValueError(_damaged(label)) from error
+        for wrapper in WRAPPERS:
+            if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+                content = content[wrapper]
+        if not isinstance(content, Mapping) or not content:
+            raise ValueError(f"{label!r} holds a {type(content).__name__}, not a state dictionary")
+        params = {str(key): value for key, value in content.items() if key not in beside}
+        strange = [key for key, value in params.items() if not isinstance(value, Tensor)]
+        if strange:
+            raise ValueError(
+                f"{label!r} has entries that are no tensors ({strange[:4]}); name them as lying beside the parameters"
+            )
+        extras = {key: _plain(content[key]) for key in beside if key in content}
+        return {key: value.detach() for key, value in params.items()}, extras
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value from a tensor or a number."""
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def _damaged(label: str) -> str:
+    return f"{label!r} is not a readable torch file; it is damaged, or of another program: fetch it again"

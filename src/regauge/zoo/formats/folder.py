@@ -1,0 +1,117 @@
+"""A folder, or a zip file, with one checkpoint for each network, whose name says which network it is."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regauge.checkpoints.reading import match
+from regauge.core.params import Params
+from regauge.zoo.architecture import Architecture, layout_of
+from regauge.zoo.formats.files import Tree
+from regauge.zoo.formats.source import Source, stacked
+
+
+def read_folder(
+    path: str | Path,
+    template: str,
+    *,
+    architecture: Architecture | None = None,
+    inputs: tuple[Any, ...] | None = None,
+    beside: Sequence[str] = (),
+) -> Source:
+    """Checkpoints whose names fit a template, such as "{id}/step{step}.pt" or "lr{lr}/seed{seed}/**.safetensors".
+
+    What stands in braces is a part of a name, without a slash, and becomes a column: of integers or numbers if all its
+    values are. "id" is the trajectory and "step" the checkpoint on it; without an integer id, all checkpoints that
+    differ in their step only form a trajectory, and these are numbered. `*` stands for anything within a name and
+    `**` for anything at all. The column "file" has the whole name.
+
+    Args:
+        path: Folder or zip file.
+        template: Of the names below it.
+        architecture: Of all networks, with the names of its parameters; known by its tensors only unless given.
+        inputs: Example inputs of its module.
+        beside: Entries of the checkpoints that are no parameters, such as "label"; they become columns.
+
+    Raises:
+        FileNotFoundError: There is no such folder, or no name fits.
+        ValueError: The template is malformed.
+    """
+    tree = Tree(path)
+    pattern = compiled(template)
+    found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
+    if not found:
+        raise FileNotFoundError(
+            f"no file below {str(tree.path)!r} fits {template!r}; there are for example {tree.names[:3]}"
+        )
+    rows = numbered(found)
+    first = next(iter(rows))
+    if architecture is None:
+        layout = layout_of(tree.checkpoint(first, beside)[0])
+        architecture = Architecture(f"networks of {tree.path.name}", None, layout=layout)
+    return Source(
+        architecture,
+        stacked(_networks(tree, rows, architecture, beside), architecture),
+        inputs,
+        {"imported": "folder", "template": template},
+    )
+
+
+def compiled(template: str) -> re.Pattern[str]:
+    """The pattern of the names that fit a template."""
+    parts = []
+    for piece in re.split(r"(\{[^{}]*\}|\*\*|\*)", template):
+        if piece.startswith("{") and piece.endswith("}"):
+            if not piece[1:-1].isidentifier():
+                raise ValueError(f"{piece!r} in the template {template!r} is no name; write for example {{id}}")
+            parts.append(f"(?P<{piece[1:-1]}>[^/]+?)")
+        else:
+            parts.append({"*": "[^/]*", "**": ".*"}.get(piece, re.escape(piece)))
+    try:
+        return re.compile("".join(parts))
+    except re.error as error:
+        raise ValueError(f"the template {template!r} is malformed: {error}; use each name once") from error
+
+
+def numbered(found: dict[str, dict[str, str]]) -> dict[str, dict[str, Any]]:
+    """A row for each name, from the parts of the names, with integers "id" and "step"."""
+    columns = {key: [fields[key] for fields in found.values()] for key in next(iter(found.values()), {})}
+    readers = {key: _reader(values) for key, values in columns.items()}
+    rows = {name: {key: readers[key](value) for key, value in fields.items()} for name, fields in found.items()}
+    if readers.get("step", int) is not int:
+        raise ValueError(f"the steps in the names are {sorted(set(columns['step']))[:4]}, but must be integers")
+    trajectories: dict[Any, int] = {}
+    for name, row in rows.items():
+        row.setdefault("step", 0)
+        if readers.get("id") is not int:
+            if "id" in row:
+                row["name"] = row.pop("id")
+            key = tuple(value for field, value in row.items() if field != "step") if "step" in columns else name
+            row["id"] = trajectories.setdefault(key, len(trajectories))
+        row["file"] = name
+    return dict(sorted(rows.items(), key=lambda item: (item[1]["id"], item[1]["step"])))
+
+
+def _reader(values: list[str]) -> type:
+    if all(re.fullmatch(r"-?\d+", value) for value in values):
+        return int
+    return float if all(re.fullmatch(r"-?\d*\.?\d+([eE]-?\d+)?", value) for value in values) else str
+
+
+def _networks(
+    tree: Tree, rows: dict[str, dict[str, Any]], architecture: Architecture, beside: Sequence[str]
+) -> Iterator[tuple[Params, dict[str, Any]]]:
+    with_names = {spec.name for spec in architecture.layout}
+    for name, row in rows.items():
+        params, extras = tree.checkpoint(name, beside)
+        if architecture.factory is not None and params.keys() != with_names:
+            params = match(params, _meta(architecture), name)
+        yield params, row | extras
+
+
+def _meta(architecture: Architecture) -> Params:
+    """The architecture's tensors without values."""
+    return {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in architecture.layout}

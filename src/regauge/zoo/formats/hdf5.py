@@ -1,0 +1,73 @@
+"""Flat networks in one data set of an HDF5 file, as generative models of weights write them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regauge.core.params import Params
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.formats.source import BLOCK, Block, Source
+
+
+def read_hdf5(
+    path: str | Path, *, architecture: Architecture, name: str = "dataset", inputs: tuple[Any, ...] | None = None
+) -> Source:
+    """Rows of values in the order of the architecture's state dictionary; row k is trajectory k.
+
+    Args:
+        path: The file.
+        architecture: Of all networks; the file does not say.
+        name: Of the data set `[networks, values]`.
+        inputs: Example inputs of the module.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ImportError: h5py is not installed.
+        ValueError: There is no such data set, or its rows do not have the architecture's number of values.
+    """
+    try:
+        h5py: Any = import_module("h5py")
+    except ImportError as error:
+        raise ImportError("reading HDF5 needs h5py: pip install 'regauge[hdf5]'") from error
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
+    try:
+        with h5py.File(path, "r") as file:
+            if name not in file or not hasattr(file[name], "shape"):
+                raise ValueError(f"{str(path)!r} has no data set {name!r}, but {sorted(file)[:5]}")
+            shape = tuple(file[name].shape)
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} is no readable HDF5 file: {error}") from error
+    if len(shape) != 2 or shape[1] != architecture.size:
+        raise ValueError(
+            f"{name!r} of {str(path)!r} has shape {shape}, but networks of {architecture.name!r} have "
+            f"{architecture.size} values; name the model that these rows are of"
+        )
+    return Source(architecture, _Blocks(h5py, Path(path), name, shape[0], architecture), inputs, {"imported": "HDF5"})
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    h5py: Any
+    path: Path
+    name: str
+    count: int
+    architecture: Architecture
+
+    def __iter__(self) -> Iterator[Block]:
+        with self.h5py.File(self.path, "r") as file:
+            for start in range(0, self.count, BLOCK):
+                values = torch.from_numpy(file[self.name][start : start + BLOCK])
+                rows = [{"id": start + k, "step": 0} for k in range(len(values))]
+                yield Block(self._unpacked(values), rows)
+
+    def _unpacked(self, values: torch.Tensor) -> Params:
+        pieces = torch.split(values, [spec.size for spec in self.architecture.layout], dim=1)
+        return {
+            spec.name: piece.reshape(len(values), *spec.shape).to(spec.dtype)
+            for spec, piece in zip(self.architecture.layout, pieces, strict=True)
+        }

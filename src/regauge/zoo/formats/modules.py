@@ -1,0 +1,104 @@
+"""Modules of the networks in public zoos, under the names of their parameters where they published any."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regauge.nets.siren import Siren
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "leakyrelu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "selu": nn.SELU,
+    "sigmoid": nn.Sigmoid,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+
+
+class ImageSiren(Siren):
+    """A SIREN whose output is shifted by one half, the middle of the gray values: x -> siren(x) + 1/2.
+
+    References:
+        Navon et al. (2023), Equivariant architectures for learning in deep weight spaces; their released networks.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.5
+
+
+class SmallCNN(nn.Module):
+    """3 x 3 convolutions of stride two without padding, each with an activation; the mean over all positions; linear.
+
+    References:
+        Unterthiner et al. (2020), Predicting neural network accuracy from weights, section 4.
+    """
+
+    def __init__(
+        self, channels: Sequence[int] = (1, 16, 16, 16), classes: int = 10, *, activation: str = "relu"
+    ) -> None:
+        super().__init__()
+        pairs = pairwise(channels)
+        self.convolutions = nn.ModuleList(nn.Conv2d(before, after, 3, stride=2) for before, after in pairs)
+        self.output = nn.Linear(channels[-1], classes)
+        self.activation = _activation(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.convolutions:
+            x = self.activation(layer(x))
+        logits: Tensor = self.output(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+        return logits
+
+
+class Listed(nn.Module):
+    """Layers one after the other, in a list called `module_list`.
+
+    Args:
+        layers: Each is `["conv", in, out, kernel]`, `["linear", in, out]`, `["pool"]`, `["flatten"]`, `["dropout"]`
+            or the name of an activation. Dropout only keeps its place: networks are run as in evaluation.
+
+    References:
+        Schürholt et al. (2022), Model zoos: a dataset of diverse populations of neural network models, appendix A.
+    """
+
+    def __init__(self, layers: Sequence[Sequence[Any]]) -> None:
+        super().__init__()
+        self.module_list = nn.ModuleList(_layer(*layer) for layer in layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.module_list:
+            x = layer(x)
+        return x
+
+
+def _layer(kind: str, *sizes: int) -> nn.Module:
+    if kind == "conv":
+        before, after, kernel = sizes
+        return nn.Conv2d(before, after, kernel)
+    if kind == "linear":
+        before, after = sizes
+        return nn.Linear(before, after)
+    if kind == "pool":
+        return nn.MaxPool2d(2, 2)
+    if kind == "flatten":
+        return nn.Flatten()
+    if kind == "dropout":
+        return nn.Identity()
+    return _activation(kind)
+
+
+def _activation(name: str) -> nn.Module:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"the activation {name!r} is unknown; there are {sorted(ACTIVATIONS)}")
+    return ACTIVATIONS[name]()
+
+
+def examples(*shape: int) -> tuple[Tensor]:
+    """Two example inputs of a shape, the same every time."""
+    return (torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)),)

@@ -1,0 +1,134 @@
+"""ModelZooDataset: an experiment of Ray Tune, with a folder for each trial and a checkpoint for each epoch.
+
+A trial has `params.json` with its settings, `result.json` with one line of JSON for each epoch, and
+`checkpoint_{epoch}/checkpoints` (also numbered with leading zeros), a state dictionary with the names
+`module_list.{i}.weight` and `.bias`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from regauge.core.params import Params
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.formats.files import Tree
+from regauge.zoo.formats.modules import examples
+from regauge.zoo.formats.source import Source, stacked
+
+CHECKPOINT = re.compile(r"(?P<trial>.*)/checkpoint_(?P<epoch>\d+)/checkpoints")
+IGNORED = ("config", "hist_stats")
+"""What repeats the settings, or is no single value."""
+
+
+def read_ray_tune(path: str | Path) -> Source:
+    """The trials of an experiment, with settings and the metrics of each epoch.
+
+    Args:
+        path: Folder, or zip file, of the experiment.
+
+    Raises:
+        FileNotFoundError: There are no trials.
+        ValueError: The settings describe another architecture than the published ones.
+
+    References:
+        Schürholt et al. (2022), Model zoos: a dataset of diverse populations of neural network models.
+    """
+    tree = Tree(path)
+    trials: dict[str, dict[int, str]] = {}
+    for name in tree.names:
+        if fitting := CHECKPOINT.fullmatch(name):
+            trials.setdefault(fitting["trial"], {})[int(fitting["epoch"])] = name
+    if not trials:
+        raise FileNotFoundError(
+            f"{str(tree.path)!r} has no trials of Ray Tune, TRIAL/checkpoint_EPOCH/checkpoints; there are for example "
+            f"{tree.names[:3]}"
+        )
+    first = next(iter(trials))
+    settings = _settings(tree, first)
+    layers = layers_of(settings)
+    kind = str(settings["model::type"])
+    architecture = Architecture(
+        f"{kind} {settings.get('model::nlin', 'leakyrelu')}", "regauge.zoo.formats.modules:Listed", {"layers": layers}
+    )
+    shape = {"CNN": (layers[0][1], 28, 28), "CNN2": (layers[0][1], 28, 28), "CNN3": (layers[0][1], 32, 32)}
+    inputs = examples(*shape.get(kind, (layers[0][1],)))
+    blocks = stacked(_networks(tree, trials, layers), architecture)
+    return Source(architecture, blocks, inputs, {"imported": "ModelZooDataset"})
+
+
+def layers_of(settings: Mapping[str, Any]) -> list[list[Any]]:
+    """The layers of a published architecture, as `Listed` takes them.
+
+    Raises:
+        ValueError: The settings name another architecture.
+    """
+    kind = settings.get("model::type")
+    activation = [str(settings.get("model::nlin", "leakyrelu"))]
+    dropout = [["dropout"]] if float(settings.get("model::dropout", 0.2)) > 0 else []
+    layers: list[list[Any]] = []
+    if kind == "MLP":
+        hidden = settings["model::h_dim"]
+        widths = [settings["model::i_dim"], *(hidden if isinstance(hidden, list) else [hidden])]
+        for before, after in pairwise(widths):
+            layers += [["linear", before, after], activation, *dropout]
+        return [*layers, ["linear", widths[-1], settings["model::o_dim"]]]
+    if kind in ("CNN", "CNN2"):
+        a, b, c = (8, 6, 4) if kind == "CNN" else (6, 9, 6)
+        layers += [["conv", int(settings["model::channels_in"]), a, 5], ["pool"], activation, *dropout]
+        layers += [["conv", a, b, 5], ["pool"], activation, *dropout]
+        layers += [["conv", b, c, 2], activation, ["flatten"]]
+        return [*layers, ["linear", 9 * c, 20], activation, *dropout, ["linear", 20, 10]]
+    if kind == "CNN3":
+        channels = [int(settings["model::channels_in"]), 16, 32, 15]
+        for before, after in pairwise(channels):
+            layers += [["conv", before, after, 3], ["pool"], activation, ["dropout"]]
+        return [*layers, ["flatten"], ["linear", 60, 20], activation, *dropout, ["linear", 20, 10]]
+    raise ValueError(
+        f"the trials have the model {kind!r}, but CNN, CNN2, CNN3 and MLP are known; import them as a folder, with "
+        "their model"
+    )
+
+
+def _networks(
+    tree: Tree, trials: Mapping[str, Mapping[int, str]], layers: Sequence[Sequence[Any]]
+) -> Iterator[tuple[Params, dict[str, Any]]]:
+    for number, (trial, checkpoints) in enumerate(sorted(trials.items())):
+        settings = _settings(tree, trial)
+        if layers_of(settings) != layers:
+            raise ValueError(f"trial {trial!r} has another architecture; import trials of one architecture at a time")
+        results = _results(tree, trial)
+        known = {key: value for key, value in settings.items() if _is_plain(value)}
+        for epoch, name in sorted(checkpoints.items()):
+            row = {"id": number, "step": epoch, "file": name} | known
+            yield tree.checkpoint(name)[0], row | results.get(epoch, {})
+
+
+def _settings(tree: Tree, trial: str) -> dict[str, Any]:
+    name = f"{trial}/params.json"
+    if name not in tree.names:
+        raise FileNotFoundError(f"trial {trial!r} has no params.json, so its architecture is not known")
+    settings: dict[str, Any] = json.loads(tree.read(name))
+    return settings
+
+
+def _results(tree: Tree, trial: str) -> dict[int, dict[str, Any]]:
+    """The metrics of each epoch, as far as they were written."""
+    name = f"{trial}/result.json"
+    if name not in tree.names:
+        return {}
+    results = {}
+    for line in tree.read(name).decode().splitlines():
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError:  # a trial that was stopped while it wrote
+            continue
+        metrics = {key: value for key, value in found.items() if key not in IGNORED and _is_plain(value)}
+        results[int(found["training_iteration"])] = metrics
+    return results
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str)

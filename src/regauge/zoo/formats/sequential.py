@@ -1,0 +1,115 @@
+"""Deep weight spaces' networks: checkpoints of `seq`, a chain of linear layers, each in a file of its own.
+
+Two layouts were published. DWSNets' sine networks are folders `..._{split}_{label}_{number}/checkpoints/
+model_final.pth`; Deep-Align's are zip files of state dictionaries with an extra entry "label". A chain whose layers are
+numbered one by one has its sine inside of each layer; one with every second number has a ReLU between them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.formats.files import Tree
+from regauge.zoo.formats.folder import compiled, numbered
+from regauge.zoo.formats.modules import examples
+from regauge.zoo.formats.source import Source, renamed, stacked
+
+DWSNETS = "**_{split}_{label}_{number}/checkpoints/model_final.pth"
+DEEP_ALIGN = "**.pth"
+OMEGA = 30.0
+"""Frequency of the published sine networks."""
+
+
+def read_dwsnets(path: str | Path) -> Source:
+    """DWSNets' sine networks of images, with split and label from the names of their folders.
+
+    Args:
+        path: The unpacked folder, or the zip file.
+
+    Raises:
+        FileNotFoundError: There are no such files.
+        ValueError: They hold something else.
+
+    References:
+        Navon et al. (2023), Equivariant architectures for learning in deep weight spaces, section 6.
+    """
+    return _read(Tree(path), DWSNETS, "DWSNets' folders")
+
+
+def read_deep_align(path: str | Path) -> Source:
+    """Deep-Align's networks, with the label that lies in each file.
+
+    Args:
+        path: The zip file, or the unpacked folder.
+
+    Raises:
+        FileNotFoundError: There are no such files.
+        ValueError: They hold something else than chains of linear layers; `read_folder` reads those with a model.
+
+    References:
+        Navon et al. (2024), Equivariant deep weight space alignment, section 6.
+    """
+    return _read(Tree(path), DEEP_ALIGN, "Deep-Align's state dictionaries")
+
+
+def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Architecture, dict[str, str]]:
+    """The module of a chain `seq`, and its name for each tensor.
+
+    Raises:
+        ValueError: It is no such chain.
+    """
+    numbers = sorted({int(number) for name in params for number in re.findall(r"^seq\.(\d+)\.", name)})
+    wanted = [f"seq.{k}.{kind}" for k in numbers for kind in ("weight", "bias")]
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
+    if set(wanted) != params.keys() or step not in (1, 2) or numbers != list(range(0, step * len(numbers), step)):
+        raise ValueError(
+            f"{label} has the tensors {list(params)[:4]}, but a chain has seq.0.weight, seq.0.bias and so on; import "
+            "it as a folder, with its model"
+        )
+    weights = [params[f"seq.{k}.weight"] for k in numbers]
+    widths = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
+    if any(weight.ndim != 2 or weight.shape[1] != before for weight, before in zip(weights, widths, strict=False)):
+        raise ValueError(f"{label} is no chain of linear layers: its weights are {[tuple(w.shape) for w in weights]}")
+    names = {f"seq.{k}.{kind}": f"layers.{i}.{kind}" for i, k in enumerate(numbers) for kind in ("weight", "bias")}
+    text = "-".join(map(str, widths))
+    if step == 2:
+        return Architecture(f"ReLU MLP {text}", "regauge.nets.mlp:mlp", {"widths": widths}), names
+    if any(a != b for a, b in pairwise(widths[1:-1])):
+        raise ValueError(f"{label} is a sine network of different widths {widths}; import it as a folder, with a model")
+    settings = {
+        "in_features": widths[0],
+        "width": widths[1],
+        "out_features": widths[-1],
+        "depth": len(widths) - 2,
+        "omega": OMEGA,
+    }
+    return Architecture(f"SIREN {text}", "regauge.zoo.formats.modules:ImageSiren", settings), names
+
+
+def _read(tree: Tree, template: str, what: str) -> Source:
+    pattern = compiled(template)
+    found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
+    if not found:
+        raise FileNotFoundError(
+            f"{str(tree.path)!r} has no files of {what}, {template!r}; there are for example {tree.names[:3]}"
+        )
+    rows = numbered(found)
+    first = next(iter(rows))
+    params = tree.checkpoint(first, ("label",))[0]
+    architecture, names = chain_architecture(params, repr(first))
+    inputs = examples(architecture.layout[0].shape[1])
+    return Source(architecture, stacked(_networks(tree, rows, names), architecture), inputs, {"imported": what})
+
+
+def _networks(
+    tree: Tree, rows: Mapping[str, dict[str, Any]], names: Mapping[str, str]
+) -> Iterator[tuple[Params, dict[str, Any]]]:
+    for name, row in rows.items():
+        params, extras = tree.checkpoint(name, ("label",))
+        yield renamed(params, names), row | extras

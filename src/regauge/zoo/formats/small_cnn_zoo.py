@@ -1,0 +1,199 @@
+"""The small CNN zoo: one matrix of weights in TensorFlow's order, a table of metrics and a layout.
+
+`weights.npy` has a row for each checkpoint, `metrics.csv.gz` the same rows with settings and accuracies, and
+`layout.csv` says which columns are which variable: `varname`, `shape` as a tuple, `start_idx` and `end_idx`. Kernels
+of convolutions are stored as height, width, in, out, and those of linear layers as in, out.
+"""
+
+import ast
+import csv
+import gzip
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from regauge.core.params import Params
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.formats.modules import ACTIVATIONS, examples
+from regauge.zoo.formats.source import BLOCK, Block, Source
+
+WEIGHTS, METRICS, LAYOUT = "weights.npy", "metrics.csv.gz", "layout.csv"
+IMAGE = 32
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One line of the layout: a variable, its shape in the file, and its columns."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Its axes in PyTorch's order, behind the axis of the networks."""
+        if not self.name.endswith("kernel:0"):
+            return tuple(range(len(self.shape)))
+        return (len(self.shape) - 1, len(self.shape) - 2, *range(len(self.shape) - 2))
+
+
+def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> Source:
+    """The zoo in a folder: trajectories by "modeldir", steps in epochs, settings under "config." names.
+
+    Args:
+        path: The unpacked folder of one data set.
+        activation: Only networks with this activation, which is part of the architecture; it must be given where there
+            are several.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: The files do not fit one another, or are not of convolutions and one linear layer.
+
+    References:
+        Unterthiner et al. (2020), Predicting neural network accuracy from weights.
+    """
+    path = Path(path)
+    for name in (WEIGHTS, METRICS, LAYOUT):
+        if not (path / name).is_file():
+            raise FileNotFoundError(f"{str(path)!r} has no {name}, so it is not the small CNN zoo; check the path")
+    variables = read_layout(path / LAYOUT)
+    rows = read_metrics(path / METRICS)
+    weights = np.load(path / WEIGHTS, mmap_mode="r", allow_pickle=False)
+    if weights.shape != (len(rows), variables[-1].end):
+        raise ValueError(
+            f"{WEIGHTS} has shape {weights.shape}, but {METRICS} has {len(rows)} rows and {LAYOUT} ends with column "
+            f"{variables[-1].end}; the files are of different zoos"
+        )
+    kinds = sorted({str(row.get("config.activation", "relu")) for row in rows})
+    if activation is None and len(kinds) > 1:
+        raise ValueError(
+            f"the zoo has networks with the activations {kinds}; choose one, they are not one architecture"
+        )
+    activation = kinds[0] if activation is None else activation
+    if activation not in kinds or activation not in ACTIVATIONS:
+        raise ValueError(f"there are no networks with the activation {activation!r} that can be run, but {kinds}")
+    chosen = [k for k, row in enumerate(rows) if row.get("config.activation", "relu") == activation]
+    architecture, names = _architecture(variables, activation)
+    return Source(
+        architecture,
+        _Blocks(weights, variables, names, rows, chosen),
+        examples(architecture.layout[0].shape[1], IMAGE, IMAGE),
+        {"imported": "small CNN zoo", "activation": activation},
+    )
+
+
+def read_layout(path: Path) -> list[Variable]:
+    """The variables in the order of their columns.
+
+    Raises:
+        ValueError: The file is malformed, or leaves columns out.
+    """
+    variables = []
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                shape = ast.literal_eval(line["shape"])
+                shape = tuple(int(size) for size in (shape if isinstance(shape, tuple | list) else (shape,)))
+                variables.append(Variable(line["varname"], shape, int(line["start_idx"]), int(line["end_idx"])))
+    except (KeyError, ValueError, SyntaxError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} is no layout: {type(error).__name__}: {error}") from error
+    variables.sort(key=lambda variable: variable.start)
+    end = 0
+    for variable in variables:
+        if variable.start != end or variable.end - variable.start != int(np.prod(variable.shape)):
+            raise ValueError(f"{str(path)!r} gives {variable.name!r} columns that do not fit its shape or the others")
+        end = variable.end
+    if not variables:
+        raise ValueError(f"{str(path)!r} names no variables")
+    return variables
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Rows with an integer "id" for each trajectory and "step"; numbers as such, empty cells left out."""
+    with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    ids: dict[Any, int] = {}
+    rows = []
+    for line in lines:
+        row = {key: _value(text) for key, text in line.items() if key and text not in ("", None)}
+        settings = tuple(value for key, value in row.items() if key.startswith("config."))
+        row["id"] = ids.setdefault(row.get("modeldir", settings), len(ids))
+        if not isinstance(row.get("step"), int):
+            raise ValueError(f"{str(path)!r} has a row without an integer step, but {row.get('step')!r}")
+        rows.append(row)
+    return rows
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """The chosen rows of the matrix, block by block, in PyTorch's order."""
+
+    weights: Any
+    variables: Sequence[Variable]
+    names: Mapping[str, str]
+    rows: Sequence[dict[str, Any]]
+    chosen: Sequence[int]
+
+    def __iter__(self) -> Iterator[Block]:
+        for start in range(0, len(self.chosen), BLOCK):
+            part = self.chosen[start : start + BLOCK]
+            yield Block(from_matrix(self.weights[part], self.variables, self.names), [self.rows[k] for k in part])
+
+
+def from_matrix(matrix: Any, variables: Sequence[Variable], names: Mapping[str, str]) -> Params:
+    """Networks from rows of values."""
+    values = torch.from_numpy(np.array(matrix, np.float32))
+    params = {}
+    for variable in variables:
+        piece = values[:, variable.start : variable.end].reshape(-1, *variable.shape)
+        params[names[variable.name]] = piece.permute(0, *(axis + 1 for axis in variable.order)).contiguous()
+    return params
+
+
+def _architecture(variables: Sequence[Variable], activation: str) -> tuple[Architecture, dict[str, str]]:
+    """The module, and its name for each variable."""
+    kernels = [variable for variable in variables if variable.name.endswith("kernel:0")]
+    biases = [variable for variable in variables if variable.name.endswith("bias:0")]
+    dims = [len(kernel.shape) for kernel in kernels]
+    if dims != [4] * (len(kernels) - 1) + [2] or len(biases) != len(kernels) or len(kernels) < 2:
+        raise ValueError(
+            f"the variables {[v.name for v in variables][:4]} of shapes {[v.shape for v in variables][:4]} are not "
+            "convolutions and one linear layer, each with kernel:0 and bias:0"
+        )
+    channels = [kernels[0].shape[2], *(kernel.shape[3] for kernel in kernels[:-1])]
+    settings = {"channels": channels, "classes": kernels[-1].shape[1], "activation": activation}
+    architecture = Architecture(
+        f"small {activation} CNN {'-'.join(map(str, channels))}", "regauge.zoo.formats.modules:SmallCNN", settings
+    )
+    places = [f"convolutions.{k}" for k in range(len(kernels) - 1)] + ["output"]
+    names = {kernel.name: f"{place}.weight" for kernel, place in zip(kernels, places, strict=True)}
+    names |= {bias.name: f"{place}.bias" for bias, place in zip(biases, places, strict=True)}
+    return architecture, names
+
+
+def _value(text: str) -> Any:
+    """A cell as a number or a truth value where it is one."""
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def written_metrics(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The compressed table of some rows; equal rows give equal bytes."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return gzip.compress(text.getvalue().encode(), mtime=0)

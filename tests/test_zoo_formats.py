@@ -1,0 +1,407 @@
+"""Public zoos in their own layouts: read into stores, run, and written again."""
+
+import csv
+import gzip
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from regauge.core.params import Params
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.formats import (
+    EXPORTERS,
+    Source,
+    import_zoo,
+    read_deep_align,
+    read_dwsnets,
+    read_folder,
+    read_hdf5,
+    read_ray_tune,
+    read_small_cnn_zoo,
+)
+from regauge.zoo.store import Store
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def perturbed(module: nn.Module) -> Params:
+    return {name: t + 0.1 * torch.randn(t.shape, generator=GENERATOR) for name, t in module.state_dict().items()}
+
+
+def sine_chain(params: Params, x: Tensor) -> Tensor:
+    """What DWSNets' networks compute, from their files."""
+    for k in (0, 1):
+        x = torch.sin(30 * (x @ params[f"seq.{k}.weight"].T + params[f"seq.{k}.bias"]))
+    return x @ params["seq.2.weight"].T + params["seq.2.bias"] + 0.5
+
+
+def network(store: Store, index: int) -> Params:
+    return {name: tensor[0] for name, tensor in store.read([index]).items()}
+
+
+def output(store: Store, index: int, x: Tensor) -> Tensor:
+    module = store.architecture.module().eval()
+    result: Tensor = functional_call(module, network(store, index), (x,))
+    return result
+
+
+def moved(store: Store, x: Tensor) -> None:
+    """The symmetry that was found at the import leaves the imported networks' function alone."""
+    assert store.symmetry is not None
+    assert store.symmetry.groups
+    for k in range(len(store)):
+        params = {name: tensor.double() for name, tensor in network(store, k).items()}
+        element = store.symmetry.random(torch.Generator().manual_seed(k))
+        module = store.architecture.module().eval().double()
+        after = functional_call(module, store.symmetry.act(element, params), (x.double(),))
+        torch.testing.assert_close(after, functional_call(module, params, (x.double(),)), rtol=1e-8, atol=1e-8)
+        assert not torch.equal(next(iter(store.symmetry.act(element, params).values())), next(iter(params.values())))
+
+
+def dwsnets(folder: Path) -> dict[str, Params]:
+    made = {}
+    for k, (split, label) in enumerate([("training", 3), ("testing", 0), ("training", 7)]):
+        sizes = [(2, 8), (8, 8), (8, 1)]
+        params = {}
+        for i, (before, after) in enumerate(sizes):
+            params[f"seq.{i}.weight"] = torch.randn(after, before, generator=GENERATOR) / 10
+            params[f"seq.{i}.bias"] = torch.randn(after, generator=GENERATOR) / 10
+        place = folder / "mnist-inrs" / f"mnist_png_{split}_{label}_{k}" / "checkpoints"
+        place.mkdir(parents=True)
+        torch.save(params, place / "model_final.pth")
+        made[f"mnist-inrs/mnist_png_{split}_{label}_{k}/checkpoints/model_final.pth"] = params
+    (folder / "mnist-inrs" / "mnist_splits.json").write_text("{}")
+    return made
+
+
+def test_sine_networks_in_folders(tmp_path: Path) -> None:
+    made = dwsnets(tmp_path / "raw")
+    store = import_zoo(read_dwsnets(tmp_path / "raw"), tmp_path / "zoo")
+    x = torch.rand(5, 2, generator=GENERATOR) * 2 - 1
+    assert len(store) == 3
+    for k, row in enumerate(store.rows.dicts()):
+        torch.testing.assert_close(output(store, k, x), sine_chain(made[row["file"]], x))
+        assert row["file"].split("_")[2:4] == [row["split"], str(row["label"])]
+    moved(store, x)
+    assert {group.kind for group in store.symmetry.groups} == {"dihedral"}  # type: ignore[union-attr]
+    EXPORTERS["dwsnets"](store, tmp_path / "out", range(len(store)), watch=lambda count: None)
+    again = import_zoo(read_dwsnets(tmp_path / "out"), tmp_path / "again")
+    assert sorted(again.rows["label"].tolist()) == [0, 3, 7]
+    by_label = {row["label"]: k for k, row in enumerate(store.rows.dicts())}
+    for k, row in enumerate(again.rows.dicts()):
+        assert torch.equal(output(again, k, x), output(store, by_label[row["label"]], x))
+    splits = json.loads((tmp_path / "out" / "splits.json").read_text())
+    assert splits["testing"]["label"] == [0]
+    assert (tmp_path / "out" / splits["training"]["path"][1]).is_file()
+
+
+def test_classifiers_in_a_zip_file(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    made = []
+    with zipfile.ZipFile(tmp_path / "mlps.zip", "w") as archive:
+        for k in range(4):
+            params = perturbed(module)
+            made.append(params)
+            state = {f"seq.{name}": tensor for name, tensor in params.items()}
+            torch.save(state | {"label": torch.tensor(k % 2) if k else 0}, tmp_path / "one.pth")
+            archive.write(tmp_path / "one.pth", f"mlps/{k}/model.pth")
+    store = import_zoo(read_deep_align(tmp_path / "mlps.zip"), tmp_path / "zoo")
+    x = torch.randn(5, 6, generator=GENERATOR)
+    assert store.rows["label"].tolist() == [0, 1, 0, 1]
+    for k, params in enumerate(made):
+        torch.testing.assert_close(output(store, k, x), functional_call(module, params, (x,)))
+    moved(store, x)
+
+
+def write_small_cnn_zoo(folder: Path, activations: tuple[str, ...] = ("relu",)) -> np.ndarray[Any, Any]:
+    """Two trajectories of three checkpoints; every value is its place in the file, so that transposition shows."""
+    layout = [
+        ("sequential/conv2d/bias:0", (4,)),
+        ("sequential/conv2d/kernel:0", (3, 3, 1, 4)),
+        ("sequential/conv2d_1/bias:0", (5,)),
+        ("sequential/conv2d_1/kernel:0", (3, 3, 4, 5)),
+        ("sequential/dense/bias:0", (10,)),
+        ("sequential/dense/kernel:0", (5, 10)),
+    ]
+    folder.mkdir()
+    start = 0
+    with open(folder / "layout.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["varname", "shape", "start_idx", "end_idx"])
+        for name, shape in layout:
+            writer.writerow([name, str(shape), start, start + int(np.prod(shape))])
+            start += int(np.prod(shape))
+    weights = np.random.default_rng(0).normal(size=(6, start)).astype(np.float32)
+    weights[4, 7] = np.nan
+    np.save(folder / "weights.npy", weights)
+    with gzip.open(folder / "metrics.csv.gz", "wt", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["", "config.activation", "config.learning_rate", "modeldir", "step", "test_accuracy", "laststep"]
+        )
+        for k in range(6):
+            activation = activations[k // 3 % len(activations)]
+            writer.writerow([k, activation, 0.003, f"/dir/{k // 3}", (0, 60, 86)[k % 3], 0.1 * k, k % 3 == 2])
+    return weights
+
+
+def test_the_small_cnn_zoo(tmp_path: Path) -> None:
+    weights = write_small_cnn_zoo(tmp_path / "raw")
+    store = import_zoo(read_small_cnn_zoo(tmp_path / "raw"), tmp_path / "zoo")
+    assert store.rows["id"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert store.rows["step"].tolist() == [0, 60, 86, 0, 60, 86]
+    assert store.rows.where(is_finite=False).tolist() == [4]
+    assert store.rows.final().tolist() == [2, 5] == store.rows.where(laststep=True).tolist()
+    assert store.rows.dicts([5])[0]["config.learning_rate"] == 0.003
+    # A convolution in TensorFlow's order, by its definition.
+    kernel = torch.from_numpy(weights[2, 4:40].reshape(3, 3, 1, 4))
+    image = torch.randn(1, 1, 7, 7, generator=GENERATOR)
+    module = store.architecture.module()
+    params = network(store, 2)
+    found = functional_call(
+        module.convolutions[0], {k: params[f"convolutions.0.{k}"] for k in ("weight", "bias")}, image
+    )  # type: ignore[index]
+    for channel in range(4):
+        patch = image[0, 0, 2:5, 4:7]
+        expected = (patch * kernel[:, :, 0, channel]).sum() + weights[2, channel]
+        torch.testing.assert_close(found[0, channel, 1, 2], expected)
+    dense = torch.from_numpy(weights[2, -50:].reshape(5, 10))
+    assert torch.equal(params["output.weight"], dense.T)
+    assert len(import_zoo(read_small_cnn_zoo(tmp_path / "raw"), tmp_path / "zoo")) == 6
+
+
+def test_the_small_cnn_zoo_is_written_as_it_is_read(tmp_path: Path) -> None:
+    weights = write_small_cnn_zoo(tmp_path / "raw", ("relu", "tanh"))
+    with pytest.raises(ValueError, match=r"activations \['relu', 'tanh'\]; choose one"):
+        read_small_cnn_zoo(tmp_path / "raw")
+    store = import_zoo(read_small_cnn_zoo(tmp_path / "raw", activation="relu"), tmp_path / "zoo")
+    moved(store, torch.randn(2, 1, 32, 32, generator=GENERATOR))
+    EXPORTERS["small-cnn-zoo"](store, tmp_path / "out", range(3), watch=lambda count: None)
+    again = import_zoo(read_small_cnn_zoo(tmp_path / "out"), tmp_path / "again")
+    for name, tensor in store.read(range(3)).items():
+        assert torch.equal(again.read(range(3))[name], tensor)
+    exported = np.load(tmp_path / "out" / "weights.npy")
+    assert sorted(exported[1].tolist()) == sorted(weights[1].tolist())
+    assert again.rows["test_accuracy"].tolist() == store.rows["test_accuracy"].tolist()
+    assert again.architecture == store.architecture
+    np.save(tmp_path / "raw" / "weights.npy", weights[:, :-1])
+    with pytest.raises(ValueError, match="different zoos"):
+        read_small_cnn_zoo(tmp_path / "raw", activation="tanh")
+    (tmp_path / "raw" / "metrics.csv.gz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no metrics.csv.gz"):
+        read_small_cnn_zoo(tmp_path / "raw")
+
+
+def ray_tune(folder: Path, settings: dict[str, Any], module: nn.ModuleList, shape: tuple[int, ...]) -> list[Params]:
+    made = []
+    for trial in range(2):
+        place = folder / "experiment" / f"NN_tune_trainable_{trial}_seed={trial}"
+        place.mkdir(parents=True)
+        (place / "params.json").write_text(json.dumps(settings | {"seed": trial, "optim::lr": 0.1}))
+        lines = []
+        for epoch in (1, 2):
+            params = {f"module_list.{name}": tensor for name, tensor in perturbed(module).items()}
+            made.append(params)
+            checkpoint = place / (f"checkpoint_{epoch:06d}" if trial else f"checkpoint_{epoch}")
+            checkpoint.mkdir()
+            torch.save(params, checkpoint / "checkpoints")
+            lines.append(json.dumps({"training_iteration": epoch, "test_acc": epoch / 10, "config": settings}))
+        (place / "result.json").write_text("\n".join([*lines, '{"training_iter']))
+    return made
+
+
+@pytest.mark.parametrize(("kind", "dropout"), [("CNN", 0.0), ("CNN2", 0.3), ("CNN3", 0.3), ("MLP", 0.3)])
+def test_trials_of_ray_tune(tmp_path: Path, kind: str, dropout: float) -> None:
+    drop = [nn.Dropout(dropout)] if dropout else []
+    a, b, c = (8, 6, 4) if kind == "CNN" else (6, 9, 6)
+    layers: dict[str, list[nn.Module]] = {
+        "CNN": [
+            *(nn.Conv2d(1, a, 5), nn.MaxPool2d(2), nn.Tanh(), *drop, nn.Conv2d(a, b, 5), nn.MaxPool2d(2), nn.Tanh()),
+            *(*drop, nn.Conv2d(b, c, 2), nn.Tanh(), nn.Flatten(), nn.Linear(9 * c, 20), nn.Tanh(), *drop),
+            nn.Linear(20, 10),
+        ],
+        "CNN3": [
+            *(nn.Conv2d(3, 16, 3), nn.MaxPool2d(2), nn.Tanh(), nn.Dropout(), nn.Conv2d(16, 32, 3), nn.MaxPool2d(2)),
+            *(nn.Tanh(), nn.Dropout(), nn.Conv2d(32, 15, 3), nn.MaxPool2d(2), nn.Tanh(), nn.Dropout(), nn.Flatten()),
+            *(nn.Linear(60, 20), nn.Tanh(), *drop, nn.Linear(20, 10)),
+        ],
+        "MLP": [nn.Linear(14, 9), nn.Tanh(), *drop, nn.Linear(9, 8), nn.Tanh(), *drop, nn.Linear(8, 4)],
+    }
+    module = nn.ModuleList(layers["CNN" if kind == "CNN2" else kind]).eval()
+    shape = {"CNN3": (3, 32, 32), "MLP": (14,)}.get(kind, (1, 28, 28))
+    settings = {"model::type": kind, "model::nlin": "tanh", "model::dropout": dropout, "model::channels_in": shape[0]}
+    settings |= {"model::i_dim": 14, "model::h_dim": [9, 8], "model::o_dim": 4, "training::trainset": None}
+    made = ray_tune(tmp_path / "raw", settings, module, shape)
+    store = import_zoo(read_ray_tune(tmp_path / "raw"), tmp_path / "zoo")
+    assert store.rows["id"].tolist() == [0, 0, 1, 1]
+    assert store.rows["step"].tolist() == [1, 2, 1, 2]
+    assert store.rows["test_acc"].tolist() == [0.1, 0.2, 0.1, 0.2]
+    assert store.rows["seed"].tolist() == [0, 0, 1, 1]
+    x = torch.randn(2, *shape, generator=GENERATOR)
+    for k, params in enumerate(made):
+        y = x
+        for i, layer in enumerate(module):
+            own = {name: params[f"module_list.{i}.{name}"] for name in layer.state_dict()}
+            y = functional_call(layer, own, (y,))
+        torch.testing.assert_close(output(store, k, x), y)
+    moved(store, x)
+
+
+def test_any_folder_of_checkpoints(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    made = {}
+    for lr in ("0.1", "1e-2"):
+        for seed in range(2):
+            for step in (5, 10):
+                place = tmp_path / "raw" / f"lr{lr}" / f"seed{seed}"
+                place.mkdir(parents=True, exist_ok=True)
+                made[f"lr{lr}/seed{seed}/step{step}.pt"] = perturbed(module)
+                torch.save(
+                    {"state_dict": made[f"lr{lr}/seed{seed}/step{step}.pt"], "epoch": 3}, place / f"step{step}.pt"
+                )
+    (tmp_path / "raw" / "notes.txt").write_text("not a checkpoint")
+    store = import_zoo(read_folder(tmp_path / "raw", "lr{lr}/seed{seed}/step{step}.pt"), tmp_path / "zoo")
+    assert len(store) == 8
+    assert len(set(store.rows["id"].tolist())) == 4
+    assert store.rows["lr"].tolist() == [0.1] * 4 + [0.01] * 4
+    assert store.rows["step"].tolist() == [5, 10] * 4
+    for k, row in enumerate(store.rows.dicts()):
+        for name, tensor in made[row["file"]].items():
+            assert torch.equal(network(store, k)[name], tensor)
+    assert store.symmetry is None
+    assert store.architecture.factory is None
+    with pytest.raises(FileNotFoundError, match="no file below"):
+        read_folder(tmp_path / "raw", "{id}.ckpt")
+    with pytest.raises(ValueError, match="no name"):
+        read_folder(tmp_path / "raw", "{the id}.pt")
+
+
+def test_a_folder_with_its_model(tmp_path: Path) -> None:
+    architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [3, 4, 2]})
+    for k in (12, 7):
+        torch.save(perturbed(architecture.module()), tmp_path / f"net{k}.pth")
+    source = read_folder(tmp_path, "net{id}.pth", architecture=architecture, inputs=(torch.randn(2, 3),))
+    store = import_zoo(source, tmp_path / "zoo")
+    assert store.rows["id"].tolist() == [7, 12]
+    moved(store, torch.randn(4, 3, generator=GENERATOR))
+    torch.save({"w": torch.zeros(2)}, tmp_path / "net3.pth")
+    with pytest.raises(ValueError, match=r"net3.pth lacks 'layers.0.weight'"):
+        import_zoo(read_folder(tmp_path, "net{id}.pth", architecture=architecture), tmp_path / "other")
+
+
+def test_networks_of_several_architectures_are_not_mixed(tmp_path: Path) -> None:
+    for k, width in enumerate((3, 3, 4)):
+        torch.save(nn.Linear(width, 2).state_dict(), tmp_path / f"{k}.pt")
+    with pytest.raises(ValueError, match=r"'2.pt' has shape \(2, 4\) of float32 as 'weight', but .* \(2, 3\)"):
+        import_zoo(read_folder(tmp_path, "{id}.pt"), tmp_path / "zoo")
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2), tmp_path / "0.pt")
+    with pytest.raises(ValueError, match="could run any code"):
+        read_folder(tmp_path, "{id}.pt")
+    (tmp_path / "0.pt").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="not a readable torch file"):
+        read_folder(tmp_path, "{id}.pt")
+    torch.save({"w": torch.zeros(2), "label": 3}, tmp_path / "0.pt")
+    with pytest.raises(ValueError, match=r"no tensors \(\['label'\]\)"):
+        read_folder(tmp_path, "{id}.pt")
+    assert len(import_zoo(read_folder(tmp_path, "{id}.pt", beside=["label"]), tmp_path / "zoo")) == 1
+
+
+def test_flat_networks_in_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    h5py = pytest.importorskip("h5py", reason="needs the extra 'hdf5'")
+    architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [3, 4, 2]})
+    parts = [perturbed(architecture.module()) for _ in range(3)]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["dataset"] = np.stack([torch.cat([t.flatten() for t in part.values()]).numpy() for part in parts])
+    store = import_zoo(
+        read_hdf5(tmp_path / "a.h5", architecture=architecture, inputs=(torch.randn(2, 3),)), tmp_path / "z"
+    )
+    for k, part in enumerate(parts):
+        for name, tensor in part.items():
+            assert torch.equal(network(store, k)[name], tensor)
+    moved(store, torch.randn(4, 3, generator=GENERATOR))
+    with pytest.raises(ValueError, match="no data set 'weights'"):
+        read_hdf5(tmp_path / "a.h5", architecture=architecture, name="weights")
+    with pytest.raises(ValueError, match="have 32 values"):
+        read_hdf5(tmp_path / "a.h5", architecture=Architecture("m", "regauge.nets.mlp:mlp", {"widths": [3, 5, 2]}))
+    with pytest.raises(FileNotFoundError, match="no file"):
+        read_hdf5(tmp_path / "b.h5", architecture=architecture)
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    with pytest.raises(ImportError, match=r"pip install 'regauge\[hdf5\]'"):
+        read_hdf5(tmp_path / "a.h5", architecture=architecture)
+
+
+def small_store(folder: Path) -> Store:
+    architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [3, 4, 2]})
+    store = Store.create(folder, architecture)
+    parts = [perturbed(architecture.module()) for _ in range(5)]
+    params = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+    store.append(params, [{"id": k, "step": 10, "label": k, "lr": 0.1} for k in range(5)])
+    return store
+
+
+def test_one_file_for_each_network(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "zoo")
+    told: list[int] = []
+    EXPORTERS["safetensors"](store, tmp_path / "out", [4, 0, 2], watch=told.append)
+    assert sum(told) == 3
+    again = import_zoo(read_folder(tmp_path / "out", "{id}-{step}.safetensors"), tmp_path / "again")
+    assert again.rows["id"].tolist() == [0, 2, 4]
+    for name, tensor in store.read([0, 2, 4]).items():
+        assert torch.equal(again.read(range(3))[name], tensor)
+    with safe_open(tmp_path / "out" / "4-10.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["row"])["label"] == 4
+    with pytest.raises(FileExistsError, match="holds files already"):
+        EXPORTERS["safetensors"](store, tmp_path / "out", [0], watch=told.append)
+    with pytest.raises(ValueError, match="same id and step"):
+        EXPORTERS["safetensors"](store, tmp_path / "twice", [0, 0], watch=told.append)
+
+
+def test_one_array_for_all_networks(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "zoo")
+    EXPORTERS["npy"](store, tmp_path / "out", range(5), watch=lambda count: None)
+    weights = np.load(tmp_path / "out" / "weights.npy")
+    params = store.read(range(5))
+    assert weights.shape == (5, store.architecture.size)
+    with open(tmp_path / "out" / "layout.csv", newline="") as file:
+        for line in csv.DictReader(file):
+            piece = weights[:, int(line["start_idx"]) : int(line["end_idx"])]
+            assert np.array_equal(piece, params[line["varname"]].reshape(5, -1).numpy())
+    with open(tmp_path / "out" / "rows.csv", newline="") as file:
+        assert [line["label"] for line in csv.DictReader(file)] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("read", "match"),
+    [
+        (read_dwsnets, "no files of DWSNets' folders"),
+        (read_deep_align, "no files of Deep-Align"),
+        (read_ray_tune, "no trials of Ray Tune"),
+        (read_small_cnn_zoo, "no weights.npy"),
+    ],
+)
+def test_other_folders_are_refused(tmp_path: Path, read: Callable[[Path], Source], match: str) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(FileNotFoundError, match=match):
+        read(tmp_path)
+
+
+def test_other_networks_are_refused(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(2, 2)}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"a chain has seq\.0\.weight"):
+        read_deep_align(tmp_path)
+    with pytest.raises(ValueError, match="neither a folder nor a zip"):
+        read_deep_align(Path(__file__))
+    with pytest.raises(FileNotFoundError, match="no folder or zip file"):
+        read_deep_align(tmp_path / "absent.zip")
