@@ -1,0 +1,363 @@
+"""Pairs of small transformers trained from scratch, and what each part of their symmetry is worth between them.
+
+References:
+    Theus et al. (2025), Generalized linear mode connectivity for transformers.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.align import Method
+from regauge.connect import Curve, Path
+from regauge.core.params import Params
+from regauge.data.images import digits, mnist
+from regauge.data.text import help_topics, windows
+from regauge.nets.training import Training, split_batches, train
+from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
+from regauge.papers.classifiers import align, mean_curve
+from regauge.papers.experiment import Experiment
+from regauge.papers.run import Record, Run, Scale
+from regauge.papers.symmetries import permutations_only, without_matrices
+from regauge.papers.table import Quantity, Row, Table
+
+Family = Literal["vit", "gpt", "llama"]
+Part = Literal["permutations", "discrete", "all"]
+"""What of the symmetry is used: orders; orders, signs and scales; rotations and invertible matrices too."""
+
+FAMILIES: Mapping[Family, str] = {
+    "vit": "vision transformers",
+    "gpt": "GPT-2 style language models",
+    "llama": "Llama style language models",
+}
+DESCENT_LR = 0.01
+"""Of the descent on rotations."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs and targets.
+
+    Attributes:
+        train_inputs: Images `[n, channel, y, x]` or symbols `[n, token]`.
+        train_targets: Classes `[n]` or the next symbols `[n, token]`.
+        test_inputs: As for training.
+        test_targets: As for training.
+    """
+
+    train_inputs: Tensor
+    train_targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+
+
+@dataclass(frozen=True)
+class Population:
+    """Transformers of one architecture, trained on the same data from different seeds.
+
+    Attributes:
+        data: Its name.
+        architecture: In words; networks are stored under it.
+        training: How each is trained.
+        make: Builds the module.
+        load: Reads the data.
+    """
+
+    data: str
+    architecture: str
+    training: Training
+    make: Callable[[], GPT | Llama | ViT] = field(repr=False, compare=False)
+    load: Callable[[], Examples] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table.
+
+    Attributes:
+        label: Its name.
+        part: What of the symmetry the method may use; None leaves the second network as it is.
+        method: How it is aligned.
+        after: The row whose aligned network it starts from; the trained one unless given.
+        is_folded: Whether the gains of both networks are folded first, so that the stream can be rotated.
+        is_repaired: Whether the networks between the ends are repaired.
+    """
+
+    label: str
+    part: Part | None = None
+    method: Method | None = None
+    after: str | None = None
+    is_folded: bool = False
+    is_repaired: bool = False
+
+
+@dataclass(frozen=True)
+class Transformers:
+    """Independent pairs of one architecture: no network is in two of them.
+
+    Attributes:
+        population: The networks.
+        entries: The rows.
+        pairs: How many.
+        points: Networks on each line, both ends included.
+        read: Training examples for methods that read data, and for repair.
+        batch: Of these.
+        test: The first so many test examples are evaluated.
+        notes: What the scale changes.
+    """
+
+    population: Population
+    entries: tuple[Entry, ...]
+    pairs: int
+    points: int
+    read: int
+    batch: int
+    test: int
+    notes: tuple[str, ...] = ()
+
+
+def vision(scale: Scale) -> Population:
+    """ViTs on MNIST; on the digits to see that everything works."""
+    is_smoke = scale == "smoke"
+
+    def make() -> ViT:
+        return ViT(8, 4, width=8, layers=1, heads=2) if is_smoke else ViT()
+
+    def load() -> Examples:
+        data = digits() if is_smoke else mnist()
+        return Examples(data.train_images, data.train_labels, data.test_images, data.test_labels)
+
+    name = "digits" if is_smoke else "MNIST"
+    return Population(name, described(make()), _training(is_smoke, epochs=8, batch=128), make, load)
+
+
+def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
+    """Language models on the characters of Python's help topics; on a few thousand to see that everything works."""
+    is_smoke = scale == "smoke"
+    text = help_topics()
+    symbols, context = len(text.symbols), 16 if is_smoke else 64
+    size = {"width": 8, "layers": 1, "heads": 2} if is_smoke else {}
+
+    def make() -> GPT | Llama:
+        if family == "gpt":
+            return GPT(symbols, context, **size)
+        return Llama(symbols, **size, **({"kv_heads": 1} if is_smoke else {}))
+
+    def load() -> Examples:
+        train, test = text.train, text.validation
+        if is_smoke:
+            train, test = train[:4000], test[:1000]
+        return Examples(*windows(train, context), *windows(test, context))
+
+    training = _training(is_smoke, epochs=10, batch=64)
+    return Population(f"{text.name}, pieces of {context}", described(make()), training, make, load)
+
+
+def described(module: nn.Module) -> str:
+    """Family and size of a transformer."""
+    assert isinstance(module, GPT | Llama | ViT)
+    name = {GPT: "GPT-2 style", Llama: "Llama style", ViT: "ViT"}[type(module)]
+    count = sum(p.numel() for p in module.parameters())
+    return f"{name}, width {module.head.in_features}, {len(module.blocks)} layers, {count:,} parameters"
+
+
+def networks(population: Population, data: Examples, count: int, run: Run) -> list[Params]:
+    """That many trained networks."""
+
+    def one(index: int) -> Params:
+        def make() -> Params:
+            generator = run.generator("network", population, index)
+            module = population.make()
+            start = initialize_transformer(module, generator)
+            inputs, targets = data.train_inputs, data.train_targets
+            return train(module, start, inputs, targets, population.training, generator=generator)
+
+        return run.network(population, str(index), make)
+
+    label = f"training {population.architecture}"
+    return run.each(label, [functools.partial(one, index) for index in range(count)])
+
+
+def config(family: Family, scale: Scale) -> Transformers:
+    """Two pairs on a CPU; five on the paper's scale, whose own networks are larger."""
+    population = vision(scale) if family == "vit" else language(scale, family)
+    is_text = family != "vit"
+    if scale == "smoke":
+        notes = ("a test run on tiny networks, which are hardly trained and say nothing about the methods",)
+        return Transformers(population, _entries(steps=4), 1, points=3, read=40, batch=20, test=60, notes=notes)
+    read, batch, test = (1000, 50, 400) if is_text else (10_000, 250, 5000)
+    pairs = 2 if scale == "cpu" else 5
+    return Transformers(population, _entries(steps=200), pairs, points=25, read=read, batch=batch, test=test)
+
+
+def _entries(*, steps: int) -> tuple[Entry, ...]:
+    rotated, descent = "rotations, mixed matching", rg.ContinuousDescent(init=None, steps=steps, lr=DESCENT_LR)
+    soft = rg.Sinkhorn(init=None, steps=steps)
+    first, second, third = f"{rotated}, descent", "the same, then Sinkhorn", "the same, then descent"
+    return (
+        Entry("as trained"),
+        Entry("permutations, weight matching", "permutations", rg.WeightMatching()),
+        Entry("permutations, mixed matching", "permutations", rg.MixedMatching()),
+        Entry("all discrete kinds, mixed matching", "discrete", rg.MixedMatching()),
+        Entry("gains folded, as trained", is_folded=True),
+        Entry("rotations, weight matching", "all", rg.WeightMatching(), is_folded=True),
+        Entry("rotations, activation matching", "all", rg.ActivationMatching(), is_folded=True),
+        Entry(rotated, "all", rg.MixedMatching(), is_folded=True),
+        Entry(f"{rotated}, Sinkhorn", "all", soft, after=rotated, is_folded=True),
+        Entry(first, "all", descent, after=rotated, is_folded=True),
+        Entry(second, "all", soft, after=first, is_folded=True),
+        Entry(third, "all", descent, after=second, is_folded=True),
+        Entry("the same, repaired", after=third, is_folded=True, is_repaired=True),
+    )
+
+
+def measure(config: Transformers, run: Run) -> Table:
+    """Train the networks, align each pair in every way, and evaluate the line between the two."""
+    population, data = config.population, config.population.load()
+    trained = networks(population, data, 2 * config.pairs, run)
+    pairs = [Pair(config, data, trained[2 * k], trained[2 * k + 1], k, run) for k in range(config.pairs)]
+    steps = [functools.partial(pair.line, entry) for pair in pairs for entry in config.entries]
+    records = run.each("aligning", steps)
+    count = len(config.entries)
+    rows = tuple(_row(entry, records[k::count]) for k, entry in enumerate(config.entries))
+    training = population.training
+    notes = (
+        f"{population.architecture}, on {population.data}; {training.epochs} epochs of AdamW over "
+        f"{len(data.train_targets):,} examples, learning rate up to {training.lr:g} and down again, weight decay "
+        f"{training.weight_decay:g}, batches of {training.batch}",
+        f"{config.pairs} independent pairs; the loss is that of {min(config.test, len(data.test_targets)):,} test "
+        f"examples at {config.points} points of each line; methods and repair read "
+        f"{min(config.read, len(data.train_targets)):,} training examples; CPU seconds include those of earlier rows",
+        *config.notes,
+    )
+    quantities = tuple(
+        Quantity(*of) for of in (("barrier", 3), ("AUC", 3), ("midpoint", 3), ("accuracy", 3), ("CPU s", 1))
+    )
+    return Table(
+        f"{population.architecture}, on {population.data}", notes, quantities, rows, "test cross entropy (nats)"
+    )
+
+
+class Pair:
+    """Two networks, and every way to align the second one."""
+
+    def __init__(self, config: Transformers, data: Examples, a: Params, b: Params, index: int, run: Run) -> None:
+        self._config, self._data, self._index, self._run = config, data, index, run
+        self._networks, self._module = (a, b), config.population.make()
+        self._entries = {entry.label: entry for entry in config.entries}
+        inputs, targets = data.train_inputs[: config.read], data.train_targets[: config.read]
+        self._read = split_batches(inputs, targets, config.batch)
+
+    def line(self, entry: Entry) -> Record:
+        """Loss and accuracy along the line to the second network, and what the alignment cost."""
+        config = self._config
+
+        def make() -> Record:
+            a, _ = self._ends(entry.is_folded)
+            b, seconds = self._aligned(entry)
+            test = split_batches(self._data.test_inputs[: config.test], self._data.test_targets[: config.test])
+            judge = rg.Task(self._module, test)
+            path: Path = rg.Straight()
+            if entry.is_repaired:
+                path = rg.Repaired(judge.module, [inputs for inputs, _ in self._read])
+            curve = rg.line(judge.evaluate, a, b, points=config.points, path=path)
+            return {"seconds": seconds, "line": list(curve.table)}
+
+        evaluation = (config.points, config.test, entry.is_repaired)
+        return self._run.record((*self._settings(entry), evaluation), str(self._index), make)
+
+    def _aligned(self, entry: Entry) -> tuple[Params, float]:
+        """The second network as a row leaves it, and the CPU seconds that led there."""
+        begin, before = self._ends(entry.is_folded)[1], 0.0
+        if entry.after is not None:
+            begin, before = self._aligned(self._entries[entry.after])
+        part, key = entry.part, str(self._index)
+        if part is None:
+            return begin, before
+        settings = self._settings(entry)
+
+        def move() -> Params:
+            task = rg.Task(self._module, self._read)
+            generator = self._run.generator("alignment", *settings, self._index)
+            return align(
+                entry.method, self._ends(entry.is_folded)[0], begin, self._symmetry(part, entry), task, generator
+            )
+
+        def timed() -> Record:
+            began = time.thread_time()
+            self._run.network(settings, key, move)
+            return {"seconds": time.thread_time() - began}
+
+        seconds = self._run.record(settings, key, timed)["seconds"]
+        return self._run.network(settings, key, move), before + seconds
+
+    def _settings(self, entry: Entry) -> tuple[object, ...]:
+        """What the alignment of a row depends on, the rows before it included."""
+        config = self._config
+        before = () if entry.after is None else self._settings(self._entries[entry.after])
+        own = () if entry.part is None else (entry.part, entry.method)
+        return (*(before or (config.population, config.read, config.batch, entry.is_folded)), *own)
+
+    def _symmetry(self, part: Part, entry: Entry) -> rg.Symmetry:
+        whole = self._symmetries[entry.is_folded]
+        if part == "all":
+            return whole
+        return permutations_only(whole) if part == "permutations" else without_matrices(whole)
+
+    def _ends(self, is_folded: bool) -> tuple[Params, Params]:
+        if not is_folded:
+            return self._networks
+        a, b = self._folded
+        return a.params, b.params
+
+    @functools.cached_property
+    def _folded(self) -> tuple[rg.Folded, rg.Folded]:
+        a, b = (rg.fold(params, self._module, self._example) for params in self._networks)
+        return a, b
+
+    @functools.cached_property
+    def _symmetries(self) -> dict[bool, rg.Symmetry]:
+        """By whether gains are folded: then both networks have the same gains of one."""
+        a, b = self._folded
+        ones = [name for name in a.ones if name in b.ones]
+        return {
+            False: rg.discover(self._module, self._example),
+            True: rg.discover(self._module, self._example, ones=ones),
+        }
+
+    @property
+    def _example(self) -> tuple[Tensor]:
+        return (self._data.test_inputs[:4],)
+
+
+def _row(entry: Entry, records: list[Record]) -> Row:
+    curves = [Curve(tuple(record["line"])) for record in records]
+    middle = [curve.table[len(curve.table) // 2] for curve in curves]
+    values = {
+        "barrier": [[curve.barrier for curve in curves]],
+        "AUC": [[max(0.0, curve.auc) for curve in curves]],
+        "midpoint": [[row["loss"] for row in middle]],
+        "accuracy": [[row["accuracy"] for row in middle]],
+    }
+    if entry.part is not None:
+        values["CPU s"] = [[record["seconds"] for record in records]]
+    return Row(entry.label, values, curve=mean_curve(curves))
+
+
+def _training(is_smoke: bool, *, epochs: int, batch: int) -> Training:
+    return Training(epochs=1 if is_smoke else epochs, batch=batch, lr=3e-3, weight_decay=0.1)
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    family: Experiment(
+        f"pairs of {words}: barrier and accuracy with each part of the symmetry",
+        functools.partial(config, family),
+        measure,
+    )
+    for family, words in FAMILIES.items()
+}
