@@ -222,8 +222,8 @@ def report_lines(label: str, report: dict[str, Any]) -> list[str]:
         if timing["nbytes"]:
             speed = timing["nbytes"] / max(timing["read_seconds"], 1e-9)
             lines.append(
-                f"  {timing['label']}: {timing['seconds']:.1f} s, of which {timing['read_seconds']:.1f} s reading "
-                f"{size(timing['nbytes'])} ({size(speed)}/s)"
+                f"  {timing['label']}: {timing['seconds']:.1f} s ({timing['cpu_seconds']:.1f} s of processor time), of "
+                f"which {timing['read_seconds']:.2f} s reading {size(timing['nbytes'])} ({size(speed)}/s)"
             )
     return lines
 

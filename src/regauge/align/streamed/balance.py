@@ -9,6 +9,7 @@ from torch import Tensor
 from regauge.align.streamed.plan import Plan, restricted
 from regauge.checkpoints.lazy import LazyCheckpoint
 from regauge.core.element import Element
+from regauge.core.params import require_finite
 from regauge.core.scales import balance, balanced_parts
 
 
@@ -21,6 +22,9 @@ def balance_streamed(plan: Plan, checkpoint: LazyCheckpoint, watch: Callable[[in
         plan: Of the alignment.
         checkpoint: Of one network.
         watch: Is told how many bytes of the checkpoint were read.
+
+    Raises:
+        ValueError: A tensor holds NaN or Inf.
     """
     symmetry = plan.symmetry
     element = symmetry.identity()
@@ -44,10 +48,13 @@ def balance_streamed(plan: Plan, checkpoint: LazyCheckpoint, watch: Callable[[in
 def _reduced(plan: Plan, checkpoint: LazyCheckpoint, name: str) -> Tensor:
     rows = plan.sizes.rows_of(name)
     if rows is None:
-        return checkpoint.read(name)
+        tensor = checkpoint.read(name)
+        require_finite({name: tensor}, str(checkpoint.path))
+        return tensor
     length, *rest = plan.symmetry.shapes[name]
     squares = torch.zeros(1, *rest, dtype=torch.float64)
     for first in range(0, length, rows):
         piece = checkpoint.read(name, rows=(first, min(first + rows, length)), dtype=torch.float32)
+        require_finite({name: piece}, str(checkpoint.path))
         squares += piece.square_().sum(0, keepdim=True, dtype=torch.float64)
     return squares.sqrt()

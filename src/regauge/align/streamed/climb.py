@@ -39,12 +39,14 @@ class Timing:
         nbytes: What was read.
         read_seconds: Copying it out of the page cache, or from the disk.
         seconds: All together.
+        cpu_seconds: Of all threads.
     """
 
     label: str
     nbytes: int
     read_seconds: float
     seconds: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True)
@@ -160,12 +162,12 @@ class _Climb:
         self._expected = self._plan.sweep_bytes if label != "balancing scales" else self._balanced_bytes()
         self._expected *= times if label == "first values" else 1
         before = self._read()
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         self._watch(label, 0, self._expected)
         work()
         now = self._read()
-        seconds = time.perf_counter() - start
-        self._timings.append(Timing(label, now[0] - before[0], now[1] - before[1], seconds))
+        seconds, busy = time.perf_counter() - start, time.process_time() - busy
+        self._timings.append(Timing(label, now[0] - before[0], now[1] - before[1], seconds, busy))
         self._watch(label, self._expected, self._expected)
 
     def _read(self) -> tuple[int, float]:
@@ -322,9 +324,9 @@ class _Climb:
         state, dtype = self._state, self._dtype(name)
         x, y = self._a.read(name, rows=rows, dtype=dtype), self._b.read(name, rows=rows, dtype=dtype)
         is_first = state.initial is None and state.is_anchored
-        if is_first:
-            require_finite({name: x}, "the first checkpoint")
-            require_finite({name: y}, "the second checkpoint")
+        if state.initial is None:
+            require_finite({name: x}, str(self._a.path))
+            require_finite({name: y}, str(self._b.path))
         if state.left is not None:
             x = self._moved(name, x, state.left)
         moves = self._symmetry.sites[name]

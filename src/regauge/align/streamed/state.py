@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from safetensors import safe_open
 from torch import Tensor
 
+from regauge.checkpoints.lazy import LazyCheckpoint
 from regauge.checkpoints.writing import save
 from regauge.core.element import Element, Value
 
@@ -65,9 +65,9 @@ def save_state(state: State, path: Path) -> None:
 
 def load_state(path: Path, groups: Sequence[str]) -> State:
     """Read what `save_state` wrote, for a symmetry with these groups."""
-    with safe_open(path, framework="pt") as file:
-        numbers = json.loads(file.metadata()["state"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    with LazyCheckpoint.open(path) as file:
+        numbers = json.loads(file.metadata[path]["state"])
+        tensors = {name: file.read(name) for name in file.entries}
     found: dict[str, dict[str, dict[str, Tensor]]] = {}
     for key, tensor in tensors.items():
         kind, rest = key.split("/", 1)

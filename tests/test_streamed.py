@@ -1,0 +1,284 @@
+"""Streamed alignment: what the in-memory method finds, in less memory, from files that stay on the disk."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from models import CASES
+from torch import Tensor
+
+import regauge as rg
+from regauge.align.ascent.places import inner_products
+from regauge.align.methods.weight_matching import random_isometry
+from regauge.align.streamed.climb import StreamedAlignment, align_streamed
+from regauge.align.streamed.plan import Plan, make_plan
+from regauge.align.streamed.state import State, load_state, save_state
+from regauge.align.streamed.totals import Total, part_cost
+from regauge.checkpoints.lazy import LazyCheckpoint
+from regauge.checkpoints.writing import save
+from regauge.core.act import Site, resolve
+from regauge.core.groups import Group, Placement
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+
+BY_NAME = {case.name: case for case in CASES}
+STREAMED = [
+    "mlp_relu",
+    "mlp_tanh",
+    "mlp_sine",
+    "mlp_linear",
+    "cnn_flatten",
+    "rnn_tanh",
+    "resnet20_batch_B",
+    "gpt",
+    "llama",
+]
+UNLIMITED = 1 << 40
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two networks in memory and on the disk."""
+
+    symmetry: Symmetry
+    params: tuple[Params, Params]
+    files: tuple[LazyCheckpoint, LazyCheckpoint]
+
+    def plan(self, memory: int, scales: str = "balance") -> Plan:
+        a, b = self.files
+        dtypes = {name: (entry.dtype, b.entries[name].dtype) for name, entry in a.entries.items()}
+        is_balanced = scales == "balance" and any(group.scales for group in self.symmetry.groups)
+        return make_plan(self.symmetry, dtypes, memory=memory, is_balanced=is_balanced)
+
+    def smaller(self) -> Plan:
+        """The first plan that does not have everything in memory."""
+        return self.plan(self.plan(UNLIMITED).peak - 1)
+
+
+def _pair(name: str, folder: Path, noise: float = 0.02, dtype: torch.dtype = torch.float64) -> Pair:
+    """A network and a copy of it, moved by a hidden element and with noise; unrelated ones for infinite noise."""
+    case, generator = BY_NAME[name], torch.Generator().manual_seed(1)
+    torch.manual_seed(0)
+    module = case.module().eval()
+    symmetry = rg.discover(module, case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
+
+    def noisy(params: Params, amount: float) -> Params:
+        return {
+            n: t + amount * torch.randn(t.shape, generator=generator, dtype=t.dtype)
+            if t.is_floating_point() and n not in symmetry.buffers
+            else t
+            for n, t in params.items()
+        }
+
+    plain = {n: t.to(dtype) if t.is_floating_point() else t for n, t in module.state_dict().items()}
+    a = noisy(plain, 0.1)
+    symmetry = symmetry.bind(a)
+    hidden = random_isometry(symmetry, generator)
+    b = symmetry.act(symmetry.inverse(hidden), noisy(a, noise) if noise < 1 else noisy(plain, 0.1))
+    for letter, params in (("a", a), ("b", b)):
+        save(params, folder / f"{letter}.safetensors", overwrite=True)
+    files = (LazyCheckpoint.open(folder / "a.safetensors"), LazyCheckpoint.open(folder / "b.safetensors"))
+    return Pair(symmetry, (a, b), files)
+
+
+def _require_same(left: rg.Element, right: rg.Element) -> None:
+    for name, value in left.items():
+        for field in ("perm", "sign", "shift"):
+            mine, theirs = getattr(value, field), getattr(right[name], field)
+            assert (mine is None) == (theirs is None)
+            assert mine is None or torch.equal(mine, theirs), (name, field)
+        for field, tolerance in (("scale", 1e-6), ("matrix", 1e-4)):
+            if getattr(value, field) is not None:
+                torch.testing.assert_close(getattr(value, field), getattr(right[name], field), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("scales", ["balance", "keep"])
+@pytest.mark.parametrize("name", STREAMED)
+def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, tmp_path: Path) -> None:
+    pair, method = _pair(name, tmp_path), rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
+    expected = rg.align(*pair.params, pair.symmetry, method=method)
+    whole = pair.plan(UNLIMITED, scales)
+    parts = pair.plan(whole.peak - 1, scales)
+    assert not whole.spread
+    assert parts.spread
+    assert parts.peak < whole.peak
+    for plan in (whole, parts):
+        found = align_streamed(*pair.files, plan, method)
+        _require_same(found.element, expected.element)
+        assert found.is_converged
+        assert found.objective == pytest.approx(expected.objective, rel=1e-7)
+        assert found.initial == pytest.approx(expected.initial, abs=1e-7 * abs(expected.objective))
+
+
+@pytest.mark.parametrize("name", ["mlp_relu", "mlp_sine", "siren", "torch_transformer", "resnet20_layer_B", "rnn_relu"])
+def test_unrelated_networks_climb_monotonically_and_never_below_the_identity(name: str, tmp_path: Path) -> None:
+    pair = _pair(name, tmp_path, noise=1)
+    plan = pair.smaller()
+    found = align_streamed(*pair.files, plan, rg.WeightMatching())
+    assert found.objective >= found.initial
+    for earlier, later in itertools.pairwise(found.history):
+        assert later >= earlier - 1e-9 * abs(earlier)
+
+
+def test_the_objective_is_that_of_the_moved_network(tmp_path: Path) -> None:
+    pair = _pair("llama", tmp_path, noise=1)
+    found = align_streamed(*pair.files, pair.smaller(), rg.WeightMatching(scales="keep"))
+    moved = pair.symmetry.act(found.element, pair.params[1])
+    total = sum(
+        float((pair.params[0][n] * moved[n]).sum()) for n in pair.symmetry.sites if n not in pair.symmetry.buffers
+    )
+    assert found.objective == pytest.approx(total)
+
+
+class _InterruptError(Exception):
+    pass
+
+
+def test_an_interrupted_alignment_goes_on_from_its_file(tmp_path: Path) -> None:
+    pair = _pair("mlp_linear", tmp_path)
+    plan, names = pair.smaller(), [group.name for group in pair.symmetry.groups]
+    expected = align_streamed(*pair.files, plan, rg.WeightMatching())
+    assert len(expected.history) > 1
+    state: State | None = None
+    path, stops = tmp_path / "progress.safetensors", 0
+    result: StreamedAlignment | None = None
+    while result is None:
+
+        def keep(state: State) -> None:
+            save_state(state, path)
+            raise _InterruptError
+
+        try:
+            result = align_streamed(*pair.files, plan, rg.WeightMatching(), state=state, keep=keep)
+        except _InterruptError:
+            stops, state = stops + 1, load_state(path, names)
+            if stops == 5:
+                result = align_streamed(*pair.files, plan, rg.WeightMatching(), state=state)
+    assert stops == 5
+    _require_same(result.element, expected.element)
+    assert result.objective == pytest.approx(expected.objective)
+
+
+def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    pair = _pair("mlp_relu", tmp_path)
+    broken = {**pair.params[1], "2.weight": pair.params[1]["2.weight"].clone()}
+    broken["2.weight"][0, 0] = torch.nan
+    save(broken, tmp_path / "b.safetensors", overwrite=True)
+    files = (pair.files[0], LazyCheckpoint.open(tmp_path / "b.safetensors"))
+    for scales in ("keep", "balance"):
+        method = rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"'2\.weight' of .*b\.safetensors holds 1 values that are NaN"):
+            align_streamed(*files, pair.smaller(), method)
+
+
+def test_a_plan_that_cannot_hold_so_little_says_how_much_it_needs(tmp_path: Path) -> None:
+    pair = _pair("llama", tmp_path)
+    with pytest.raises(ValueError, match=r"more than the 0\.001 GB that --memory allows"):
+        pair.plan(10**6)
+
+
+def test_restarts_need_the_networks_in_memory(tmp_path: Path) -> None:
+    pair = _pair("mlp_relu", tmp_path)
+    with pytest.raises(ValueError, match="restarts and init need the networks in memory"):
+        align_streamed(*pair.files, pair.smaller(), rg.WeightMatching(restarts=1))
+
+
+# --- costs of spread groups ------------------------------------------------------------------------------------
+
+
+def _signed_group() -> Group:
+    """Signs like those of a residual stream with two norms: shared, of one norm, of the other norm."""
+    rows = {"writer": (1, 0, 0), "gain1": (1, 1, 0), "reader1": (0, 1, 0), "gain2": (1, 0, 1), "reader2": (0, 0, 1)}
+    return Group("g", 4, tuple(Placement(name, 0, sign=sign) for name, sign in rows.items()), signs=3)
+
+
+def test_a_total_is_the_maximum_over_all_orders_and_all_signs() -> None:
+    group, generator = _signed_group(), torch.Generator().manual_seed(0)
+    names = [place.parameter for place in group.placements]
+    a, b = ({n: torch.randn(4, 3, generator=generator, dtype=torch.float64) for n in names} for _ in range(2))
+    sites = {n: resolve((group,), n, (4, 3)) for n in names}
+
+    def pair(name: str, site: Site) -> tuple[Tensor, Tensor]:
+        return a[name], b[name]
+
+    total = Total(group, shared=(0,))
+    for part, own in ((["writer"], ()), (["gain1", "reader1"], (1,)), (["gain2", "reader2"], (2,))):
+        total.add(part_cost(group, part, sites.__getitem__, pair), own)
+    value, gain = total.closest()
+    assert value.perm is not None
+    assert value.sign is not None
+
+    products = {p.parameter: inner_products(group, a[p.parameter], b[p.parameter]) for p in group.placements}
+    patterns = list(itertools.product((1, -1), repeat=3))
+
+    def worth(i: int, j: int, patterns: list[tuple[int, ...]]) -> float:
+        factor = {p.parameter: p.sign for p in group.placements}
+        return max(
+            sum(
+                float(m[i, j]) * torch.tensor(s).pow(torch.tensor(factor[n])).prod().item() for n, m in products.items()
+            )
+            for s in patterns
+        )
+
+    orders = itertools.permutations(range(4))
+    best = max(sum(worth(i, j, patterns) for i, j in enumerate(order)) for order in orders)
+    here = [(1, *rest) for rest in itertools.product((1, -1), repeat=2)]  # parts have chosen their own signs already
+    assert gain == pytest.approx(best - sum(worth(i, i, here) for i in range(4)))
+    chosen = [worth(i, int(value.perm[i]), [p for p in patterns if p[0] == int(value.sign[0, i])]) for i in range(4)]
+    assert sum(chosen) == pytest.approx(best)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def resident() -> Callable[[str], int]:
+    """Resets the peak of the resident memory; what it returns reads peak and current in bytes."""
+    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    if not reset.exists():
+        pytest.skip("the peak of the resident memory can be reset on Linux only")
+
+    def read(field: str) -> int:
+        line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+        return 1024 * int(line.split()[1])
+
+    try:
+        reset.write_text("5")
+    except OSError:
+        pytest.skip("the peak of the resident memory cannot be reset here")
+    return read
+
+
+def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], int]) -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=96,
+        intermediate_size=768,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        vocab_size=5000,
+        tie_word_embeddings=False,
+    )
+    with torch.device("meta"):
+        module = transformers.LlamaForCausalLM(config).eval()
+    symmetry = rg.discover(module, (), {"input_ids": torch.zeros(2, 4, dtype=torch.long, device="meta")})
+    generator = torch.Generator().manual_seed(0)
+    for letter in "ab":
+        params = {n: torch.randn(t.shape, generator=generator) for n, t in module.state_dict().items()}
+        save(params, tmp_path / f"{letter}.safetensors")
+    del params
+    files = (LazyCheckpoint.open(tmp_path / "a.safetensors"), LazyCheckpoint.open(tmp_path / "b.safetensors"))
+    symmetry = symmetry.bind(files[0].on_meta())
+    dtypes = {name: (entry.dtype, entry.dtype) for name, entry in files[0].entries.items()}
+    plan = make_plan(symmetry, dtypes, memory=110_000_000, is_balanced=False)
+    assert plan.spread
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    align_streamed(*files, plan, rg.WeightMatching(scales="keep", max_sweeps=1))
+    held = resident("VmHWM") - before
+    assert held <= plan.peak
