@@ -222,6 +222,19 @@ def test_readers_see_what_others_append(tmp_path: Path) -> None:
     assert len({shard.path for shard in reader.shards}) == 4
 
 
+def test_one_shard_alone(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "zoo", SMALL)
+    for k in range(3):
+        store.append(networks(SMALL, k, k), numbered(k, 10 * k, late=k), name=f"part-{k}")
+    part = store.shard("part-2")
+    assert part.rows["id"].tolist() == [20, 21]
+    assert torch.equal(part.read([1, 0])["layers.0.bias"], networks(SMALL, 2, 2)["layers.0.bias"][[1, 0]])
+    assert len(store.shard("part-0")) == 0
+    assert store.rows["id"].tolist() == [10, 20, 21]
+    with pytest.raises(FileNotFoundError):
+        store.shard("part-3")
+
+
 def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regauge.zoo.store.store.OPEN_FILES", 3)
     store = Store.create(tmp_path / "zoo", SMALL)
@@ -321,7 +334,7 @@ def test_an_incomplete_file_is_no_shard(tmp_path: Path, monkeypatch: pytest.Monk
         ({"layers.0.bias": torch.zeros(2, 3, dtype=torch.float64)}, numbered(2), "float64"),
         ({"more": torch.zeros(2)}, numbered(2), "lack"),
         ({}, numbered(3), "but 3 rows"),
-        ({}, [], "at least one"),
+        ({}, [], "but 0 rows"),
         ({}, [{"id": 0, "step": 0}, {"id": 1}], "row 1 has step=None"),
         ({}, [{"id": 0, "step": 0}, {"id": "b", "step": 0}], "row 1 has id='b'"),
         ({}, numbered(2, odd=object()), "'odd' has a value that is not plain JSON"),
@@ -353,7 +366,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     store.append(networks(SMALL, 1), numbered(1), name="other")
     wrong = Store.create(tmp_path / "wrong", MIXED)
     os.rename(store.path_of("other"), wrong.path_of("other"))
-    with pytest.raises(ValueError, match="belongs to another store"):
+    with pytest.raises(ValueError, match="is of another store"):
         len(wrong)
     manifest = tmp_path / "zoo" / "store.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99', 1))

@@ -1,6 +1,7 @@
 """A store: a folder of immutable shards with the networks of one architecture, and what is known about each."""
 
 import json
+import math
 import os
 import re
 import threading
@@ -17,9 +18,10 @@ from torch import Tensor
 from regauge.checkpoints.writing import save_text
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.zoo.architecture import Architecture, TensorSpec
+from regauge.zoo.architecture import Architecture
 from regauge.zoo.store import shard as shards
 from regauge.zoo.store.columns import Array, Column, concatenate, encode
+from regauge.zoo.store.packing import STORAGE, are_finite, name_of, parts_of, runs_of, unpacked
 from regauge.zoo.store.rows import Indices, Rows
 from regauge.zoo.store.shard import FOLDER, MANIFEST, SUFFIX, Shard
 from regauge.zoo.store.splits import split
@@ -27,7 +29,6 @@ from regauge.zoo.store.verification import Verification, verify
 
 FORMAT = "regauge.store"
 VERSION = 1
-STORAGE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 OPEN_FILES = 128
 """How many shards a reader keeps open."""
 FINITE = "is_finite"
@@ -66,7 +67,7 @@ class Store:
         self.symmetry = symmetry
         self.storage = storage
         self.about = about
-        self._parts = _parts(architecture.layout, storage)
+        self._parts = parts_of(architecture.layout, storage)
         self._writer = uuid.uuid4().hex[:12]
         self._written = 0
         self._lock = threading.Lock()
@@ -224,10 +225,12 @@ class Store:
                     raise ValueError(f"row {k} has {key}={row.get(key)!r}; each row needs an integer 'id' and 'step'")
         weights, finite = {}, torch.ones(count, dtype=torch.bool)
         for dtype, specs in self._parts.items():
-            flat = torch.cat([params[spec.name].detach().reshape(count, -1).to(dtype).cpu() for spec in specs], dim=1)
+            flat = torch.cat(
+                [params[spec.name].detach().reshape(count, spec.size).to(dtype).cpu() for spec in specs], dim=1
+            )
             if dtype.is_floating_point:
-                finite &= _finite(flat)
-            weights[_name(dtype)] = flat.contiguous()
+                finite &= are_finite(flat)
+            weights[name_of(dtype)] = flat.contiguous()
         if self.storage is not None:
             self._require_range(params, finite, rows)
         marked = [{**row, FINITE: bool(fine)} for row, fine in zip(rows, finite.tolist(), strict=True)]
@@ -239,6 +242,18 @@ class Store:
     def has(self, name: str) -> bool:
         """Whether a shard of that name is on the disk."""
         return self.path_of(name).exists()
+
+    def shard(self, name: str) -> "Store":
+        """The networks of one shard alone, numbered from 0; no other shard is looked at.
+
+        Raises:
+            FileNotFoundError: There is no shard of that name.
+        """
+        part = Store(self.folder, self.architecture, self.symmetry, self.storage, self.about)
+        listed = shards.read_header(self.path_of(name))
+        part._require_fitting(listed)
+        part._table = part._listed((listed,))
+        return part
 
     def path_of(self, name: str) -> Path:
         """The file of the shard of that name, whether or not it is there.
@@ -272,19 +287,19 @@ class Store:
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(self)):
             raise IndexError(f"the store has the networks 0 to {len(self) - 1}, but {wanted.max()} was asked for")
         order = np.argsort(wanted, kind="stable")
-        runs = _runs(wanted, order, table.starts)
+        runs = runs_of(wanted, order, table.starts)
         params: Params = {}
         for dtype, specs in self._parts.items():
             size = sum(spec.size for spec in specs)
             flat = torch.empty(len(wanted), size, dtype=dtype)
-            buffer, width, name = flat.view(torch.uint8).numpy().reshape(-1), size * dtype.itemsize, _name(dtype)
+            buffer, width, name = flat.view(torch.uint8).numpy().reshape(-1), size * dtype.itemsize, name_of(dtype)
             for number, row, target, length in runs:
                 shard = table.shards[number]
                 start = shard.places[f"weights/{name}"].start + row * width
                 shards.read_into(
                     self._file(shard.path).descriptor, buffer[target * width : (target + length) * width], start
                 )
-            params |= _unpacked(flat, specs)
+            params |= unpacked(flat, specs)
         return {spec.name: params[spec.name] for spec in self.architecture.layout}
 
     def split(self, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
@@ -330,10 +345,10 @@ class Store:
     def _require_fitting(self, shard: Shard) -> None:
         for dtype, specs in self._parts.items():
             expected = (shard.count, sum(spec.size for spec in specs))
-            place = shard.places.get(f"weights/{_name(dtype)}")
+            place = shard.places.get(f"weights/{name_of(dtype)}")
             if place is None or (place.dtype, place.shape) != (dtype, expected):
                 raise ValueError(
-                    f"the shard {str(shard.path)!r} has no {_name(dtype)} values of shape {expected}, so it belongs to "
+                    f"the shard {str(shard.path)!r} has no {name_of(dtype)} values of shape {expected}, so it is of "
                     "another store; move it away"
                 )
 
@@ -344,8 +359,6 @@ class Store:
                 f"the store's networks have {sorted(layout.keys() - params.keys())[:4]} besides, and lack "
                 f"{sorted(params.keys() - layout.keys())[:4]}; append networks of {self.architecture.name!r}"
             )
-        if count < 1:
-            raise ValueError("there are no rows; append at least one network")
         for name, tensor in params.items():
             spec = layout[name]
             if tuple(tensor.shape) != (count, *spec.shape) or tensor.dtype != spec.dtype:
@@ -358,7 +371,7 @@ class Store:
         before = torch.ones_like(finite)
         for tensor in params.values():
             if tensor.is_floating_point():
-                before &= _finite(tensor.reshape(len(finite), -1)).cpu()
+                before &= are_finite(tensor.reshape(len(finite), math.prod(tensor.shape[1:]))).cpu()
         lost = (before & ~finite).nonzero().flatten().tolist()
         if lost:
             raise ValueError(
@@ -389,49 +402,3 @@ class _File:
 def _groups(symmetry: Symmetry | None) -> Any:
     """What a symmetry does; its notes, such as the error with which it was verified, may differ."""
     return None if symmetry is None else symmetry.groups
-
-
-def _parts(layout: tuple[TensorSpec, ...], storage: str | None) -> dict[torch.dtype, list[TensorSpec]]:
-    """The tensors of one network by the dtype in which they are stored."""
-    parts: dict[torch.dtype, list[TensorSpec]] = {}
-    for spec in layout:
-        stored = STORAGE[storage] if storage is not None and spec.dtype.is_floating_point else spec.dtype
-        parts.setdefault(stored, []).append(spec)
-    return parts
-
-
-def _finite(flat: Tensor) -> Tensor:
-    """Whether all values of a row are finite, `[rows]`."""
-    # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
-    fine = flat.sum(1).isfinite()
-    for row in (~fine).nonzero().flatten().tolist():
-        fine[row] = flat[row].isfinite().all()
-    return fine
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _unpacked(flat: Tensor, specs: list[TensorSpec]) -> Params:
-    """Tensors by name from rows of values."""
-    dtypes = {spec.dtype for spec in specs}
-    if len(dtypes) == 1:
-        flat = flat.to(specs[0].dtype)
-    pieces = torch.split(flat, [spec.size for spec in specs], dim=1)
-    return {
-        spec.name: piece.view(len(flat), *spec.shape).to(spec.dtype) for spec, piece in zip(specs, pieces, strict=True)
-    }
-
-
-def _runs(wanted: Array, order: Array, starts: Array) -> list[tuple[int, int, int, int]]:
-    """What to read: (shard, row, position in the result, length), where neighbors in both are read at once."""
-    if not len(wanted):
-        return []
-    indices = wanted[order]
-    number = np.searchsorted(starts, indices, side="right") - 1
-    joined = (np.diff(indices) == 1) & (np.diff(order) == 1) & (np.diff(number) == 0)
-    first = np.flatnonzero(np.concatenate([[True], ~joined]))
-    length = np.diff(np.append(first, len(indices)))
-    row = indices - starts[number]
-    return list(zip(number[first].tolist(), row[first].tolist(), order[first].tolist(), length.tolist(), strict=True))
