@@ -7,7 +7,7 @@ from regauge.zoo.training.optimizers import SGD, Adam, AdamW
 from regauge.zoo.training.program import Backend
 from regauge.zoo.training.schedules import Constant, Cosine, OneCycle, StepDecay
 from regauge.zoo.training.settings import Choice, LogUniform, Uniform
-from regauge.zoo.training.train import Block, train
+from regauge.zoo.training.trainer import Block, train
 
 __all__ = [
     "SETS",

@@ -62,7 +62,7 @@ def start_of(initialization: Initialization, seed: int, network: int) -> Start:
 
 def initialized(architecture: Architecture, starts: Sequence[Start], dtype: torch.dtype) -> Params:
     """The networks at their start, `[networks, ...]`; each depends on its own start alone."""
-    template = architecture.module() if any(start.kind != "factory" for start in starts) else None
+    template = built(architecture, 0) if any(start.kind != "factory" for start in starts) else None
     states = []
     for start in starts:
         if start.kind == "factory":
@@ -76,14 +76,18 @@ def initialized(architecture: Architecture, starts: Sequence[Start], dtype: torc
     }
 
 
+def built(architecture: Architecture, seed: int) -> nn.Module:
+    """What the factory makes when torch's global generator has this seed; the generator is put back."""
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return architecture.module()
+
+
 _GLOBAL_GENERATOR = threading.Lock()
 
 
 def _from_factory(architecture: Architecture, start: Start) -> Params:
-    """What the factory gives when torch's global generator has this seed; the generator is put back."""
-    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(start.seed)
-        module = architecture.module()
+    module = built(architecture, start.seed)
     state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
     if start.scale != 1:
         for name in _weights(module):

@@ -152,7 +152,9 @@ class Fused:
 
     def update(self, gradients: Sequence[Tensor], factor: float) -> None:
         """One step with the learning rates times a factor of the schedule."""
-        for (views, optimizer, lr), own in zip(self.parts, self._views(gradients), strict=True):
+        # The fused kernels run over memory: a gradient with other strides than its parameter would be read wrongly.
+        plain = [gradient.contiguous() for gradient in gradients]
+        for (views, optimizer, lr), own in zip(self.parts, self._views(plain), strict=True):
             for view, gradient in zip(views, own, strict=True):
                 view.grad = gradient
             optimizer.param_groups[0]["lr"] = lr * factor

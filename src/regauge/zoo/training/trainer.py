@@ -18,7 +18,7 @@ from regauge.zoo.training.chain import Chain, chain_of
 from regauge.zoo.training.config import Config, Discard
 from regauge.zoo.training.examples import Examples, load_examples
 from regauge.zoo.training.feeds import Batches, half_of, reads_everything, share_of
-from regauge.zoo.training.initialization import Start, initialized, start_of
+from regauge.zoo.training.initialization import Start, built, initialized, start_of
 from regauge.zoo.training.loop import Loop
 from regauge.zoo.training.program import Backend, Program, is_convolutional
 from regauge.zoo.training.settings import drawn
@@ -84,10 +84,10 @@ def train(
 ) -> Iterator[Block]:
     """Train a population, or some networks of it.
 
-    Networks are trained in stacks, on one thread: for more cores, train other ids in other processes. What a network becomes depends on the config and on its id, not on the stack, the
-    back end or the other ids: rounding aside, every way of cutting the population gives the same. A network that
-    diverges does not touch its neighbors; it is handed out once, marked in its row, and given up. Networks that are
-    discarded are not handed out again.
+    Networks are trained in stacks, on one thread: for more cores, train other ids in other processes. What a network
+    becomes depends on the config and on its id, not on the stack, the back end or the other ids: rounding aside, every
+    way of cutting the population gives the same. A network that diverges does not touch its neighbors; it is handed out
+    once, marked in its row, and given up. Networks that are discarded are not handed out again.
 
     Args:
         config: Of the whole population.
@@ -111,7 +111,7 @@ def train(
         raise ValueError(f"ids are {list(ids or ())}, but must be different and from 0 to {config.count - 1}")
     examples = (data if data is not None else load_examples(config.data)).to(device, dtype)
     _require_whole_groups(config, chosen)
-    module = config.architecture.module().to(dtype)
+    module = built(config.architecture, config.seed).to(dtype)
     maker = _Maker(config, module, examples, torch.device(device), dtype, backend)
     size = stack if stack is not None else maker.stack_size()
     for part in cut(config, chosen, size, is_one_group=reads_everything(config, examples)):
@@ -233,13 +233,13 @@ def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Me
         stack = _Running(config, maker, examples, members)
     checkpoints = {total} | (config.checkpoints.steps(total) if config.checkpoints else set())
     discards = {discard.step: discard for discard in config.discards if discard.step < total}
-    step = 0
+    reached = 0
     for event in sorted(checkpoints | discards.keys()):
         with _one_thread():
             losses: Tensor | None = None
-            for step in range(step, event):
+            for step in range(reached, event):
                 losses = stack.program.step(*stack.batches.at(step), config.schedule.factor(step, total))
-            step = event
+            reached = event
             judged = stack.judge(event, losses)
             block = stack.block(judged) if event in checkpoints else None
             stack.discard(judged, discards.get(event))

@@ -1,0 +1,432 @@
+"""Training of populations: network i is the same however the population is cut, and as plain torch trains it."""
+
+import functools
+import itertools
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regauge.core.params import Params
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.training import (
+    SGD,
+    Adam,
+    AdamW,
+    Backend,
+    Block,
+    Checkpoints,
+    Choice,
+    ClassHalves,
+    Config,
+    Cosine,
+    Discard,
+    Examples,
+    Fraction,
+    Initialization,
+    LogUniform,
+    OneCycle,
+    Uniform,
+    load_examples,
+    train,
+)
+from regauge.zoo.training.config import Subset
+from regauge.zoo.training.feeds import Feed, subset_of
+from regauge.zoo.training.trainer import cut
+
+
+class Branchless(nn.Module):
+    """No chain: a residual connection, normalization and a convolution, with buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3, padding=1)
+        self.bn = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.softplus(self.bn(self.conv(x)))
+        result: Tensor = self.head((h + x).mean((2, 3)))
+        return result
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.drop = nn.Linear(4, 3), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.drop(self.head(x))
+        return result
+
+
+def classes(*shape: int, seed: int = 0) -> Examples:
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(3, *shape, generator=generator)
+    labels = torch.randint(3, (50,), generator=generator)
+    inputs = centers[labels] + 0.5 * torch.randn(50, *shape, generator=generator)
+    return Examples("blobs", inputs[:40], labels[:40], inputs[40:], labels[40:])
+
+
+def signals() -> Examples:
+    points = torch.linspace(-1, 1, 20)[:, None]
+    values = torch.stack([torch.sin(a * points) for a in (1.0, 2.0, 3.0)])
+    return Examples("waves", points, values, points, values, is_signals=True)
+
+
+MLP = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 6, 3]})
+SIREN = Architecture("SIREN", "regauge.nets.siren:Siren", {"in_features": 1, "width": 5, "omega": 3.0})
+CONV = Architecture("CNN", f"{__name__}:Branchless", {})
+DROPPING = Architecture("dropping", f"{__name__}:Dropping", {})
+BLOBS, IMAGES, WAVES = classes(4), classes(1, 5, 5), signals()
+
+
+def config(architecture: Architecture = MLP, data: str = "blobs", count: int = 10, **changes: Any) -> Config:
+    given = {"seed": 3, "steps": 12, "batch": 8, "optimizer": SGD(lr=0.1, momentum=0.5), "group": 4} | changes
+    return Config(architecture, data, count, **given)
+
+
+KINDS = Initialization(("factory", "he", "glorot", "orthogonal", "normal"), Uniform(0.2, 1.0))
+CASES: dict[str, tuple[Config, Examples]] = {
+    "mlp": (config(optimizer=Adam(lr=LogUniform(1e-3, 1e-1), weight_decay=Choice((0.0, 0.1)))), BLOBS),
+    "same settings": (config(optimizer=AdamW(lr=0.01), schedule=OneCycle()), BLOBS),
+    "all examples": (config(batch=None, optimizer=SGD(lr=0.1, momentum=Uniform(0.0, 0.9))), BLOBS),
+    "own orders": (config(group=1), BLOBS),
+    "fractions": (config(subset=Fraction(Choice((0.3, 0.6)))), BLOBS),
+    "halves": (config(subset=ClassHalves(), steps=None, epochs=2.5), BLOBS),
+    "initialization": (config(initialization=KINDS), BLOBS),
+    "siren": (config(SIREN, batch=None, copies=2, schedule=Cosine()), WAVES),
+    "siren, sampled": (config(SIREN, batch=7, copies=2), WAVES),
+    "cnn": (config(CONV, count=6), IMAGES),
+    "cnn, own orders": (config(CONV, count=6, group=1, optimizer=Adam(lr=0.01)), IMAGES),
+    "cnn, all examples": (config(CONV, count=6, batch=None), IMAGES),
+}
+
+
+def trained(
+    config: Config, data: Examples, **how: Any
+) -> tuple[dict[tuple[int, int], Params], dict[tuple[int, int], dict[str, Any]]]:
+    """Networks and rows by (id, step)."""
+    return collected(train(config, data=data, dtype=torch.float64, **how))
+
+
+def collected(blocks: Iterable[Block]) -> tuple[dict[Any, Params], dict[Any, dict[str, Any]]]:
+    networks, rows = {}, {}
+    for block in blocks:
+        for k, row in enumerate(block.rows):
+            key = (row["id"], row["step"])
+            assert key not in networks
+            networks[key] = {name: tensor[k] for name, tensor in block.params.items()}
+            rows[key] = row
+    return networks, rows
+
+
+def assert_same(a: Mapping[Any, Params], b: Mapping[Any, Params], tolerance: float = 1e-9) -> None:
+    assert a.keys() == b.keys()
+    for key, params in a.items():
+        assert params.keys() == b[key].keys()
+        for name, tensor in params.items():
+            torch.testing.assert_close(tensor, b[key][name], rtol=tolerance, atol=tolerance, msg=f"{key} {name}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_network_does_not_depend_on_how_the_population_is_cut(name: str) -> None:
+    config, data = CASES[name]
+    whole, rows = trained(config, data)
+    assert sorted(k for k, _ in whole) == list(range(config.count))
+    apart, own_rows = trained(config, data, stack=3)
+    assert_same(whole, apart)
+    some, _ = trained(config, data, ids=[5, 1, 2])
+    assert_same({key: whole[key] for key in some}, some)
+    for key, row in rows.items():
+        assert own_rows[key].keys() == row.keys()
+        for field, value in row.items():
+            assert own_rows[key][field] == (pytest.approx(value, rel=1e-8) if isinstance(value, float) else value)
+        assert json.loads(json.dumps(row, allow_nan=False)) == row
+    first, second = (whole[key] for key in sorted(whole)[:2])
+    assert any(not torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_back_ends_agree(name: str, backend: Backend) -> None:
+    config, data = CASES[name]
+    assert_same(trained(config, data, backend=backend)[0], trained(config, data)[0])
+
+
+@pytest.mark.parametrize("name", ["mlp", "siren, sampled", "all examples", "siren", "own orders"])
+def test_any_module_is_trained_as_chains_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, data = CASES[name]
+    expected, _ = trained(config, data)
+    monkeypatch.setattr("regauge.zoo.training.trainer.chain_of", lambda module, **_: None)
+    assert_same(expected, trained(config, data, backend="stacked")[0])
+
+
+def test_a_network_is_what_plain_torch_makes_of_it() -> None:
+    config, data = CASES["mlp"]
+    networks, rows = trained(config, data)
+    data = data.to("cpu", torch.float64)
+    for network in (0, 7):
+        row = rows[network, 12]
+        torch.manual_seed(row["seed"])
+        module = MLP.module().double()
+        optimizer = torch.optim.Adam(module.parameters(), lr=row["lr"], weight_decay=row["weight_decay"])
+        feed = Feed(config, data, network // 4)
+        for step in range(12):
+            index = feed.indices(step)
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(module(data.inputs[index]), data.targets[index])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        # The generator gives float32 values whatever the dtype of training.
+        assert_same({0: dict(module.state_dict())}, {0: networks[network, 12]}, 1e-9)
+        assert row["train_loss"] == pytest.approx(loss.item(), rel=1e-9)
+        outputs = module(data.validation_inputs)
+        expected = functional.cross_entropy(outputs, data.validation_targets).item()
+        assert row["validation_loss"] == pytest.approx(expected, rel=1e-9)
+        assert row["validation_accuracy"] == (outputs.argmax(1) == data.validation_targets).double().mean().item()
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    threads = torch.get_num_threads()
+    first, _ = trained(*CASES["mlp"])
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+    torch.manual_seed(6)
+    second, _ = trained(*CASES["mlp"])
+    assert all(torch.equal(first[k][name], second[k][name]) for k in first for name in first[k])
+    other, _ = trained(replace(CASES["mlp"][0], seed=4), BLOBS)
+    assert not torch.equal(other[0, 12]["layers.0.weight"], first[0, 12]["layers.0.weight"])
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_divergence_does_not_spread(name: str, backend: Backend) -> None:
+    config, data = CASES[name]
+    calm = replace(config, optimizer=SGD(lr=Choice((0.05,))))
+    wild = replace(config, optimizer=SGD(lr=Choice((0.05, 1e200))), checkpoints=Checkpoints(5))
+    networks, rows = trained(wild, data, backend=backend)
+    diverged = {k for (k, _), row in rows.items() if row["is_diverged"]}
+    assert diverged == {k for (k, _), row in rows.items() if row["lr"] > 1}
+    assert 0 < len(diverged) < config.count
+    expected, _ = trained(calm, data, backend=backend)
+    healthy = {key: params for key, params in networks.items() if key[1] == 12}
+    assert {k for k, _ in healthy} == set(range(config.count)) - diverged
+    assert_same({key: expected[key] for key in healthy}, healthy)
+    for k in diverged:
+        assert [step for (other, step) in rows if other == k] == [0, 5]
+        assert rows[k, 5]["train_loss"] is None
+        assert not all(tensor.isfinite().all() for tensor in networks[k, 5].values())
+        json.dumps(rows[k, 5], allow_nan=False)
+
+
+def test_checkpoints_lie_on_one_trajectory() -> None:
+    config, data = CASES["same settings"]
+    networks, rows = trained(replace(config, checkpoints=Checkpoints(4, warmup=2)), data)
+    assert {step for _, step in networks} == {2, 6, 10, 12}
+    assert len(networks) == 4 * config.count
+    final, _ = trained(config, data)
+    assert_same(final, {key: params for key, params in networks.items() if key[1] == 12})
+    start, _ = trained(replace(config, checkpoints=Checkpoints(100)), data)
+    assert {step for _, step in start} == {0, 12}
+    assert start[0, 0].keys() == final[0, 12].keys()
+    torch.manual_seed(rows[3, 12]["seed"])
+    drawn = MLP.module().state_dict()
+    assert all(torch.equal(drawn[name].double(), tensor) for name, tensor in start[3, 0].items())
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+@pytest.mark.parametrize("stack", [4, 100])
+def test_early_discarding_of_a_share(backend: Backend, stack: int) -> None:
+    config, data = CASES["mlp"]
+    rule = (Discard(4, worst=0.5), Discard(8, worst=0.75))
+    watched = replace(config, checkpoints=Checkpoints(4), discards=rule)
+    networks, rows = trained(watched, data, backend=backend, stack=stack)
+    _, undisturbed = trained(replace(config, checkpoints=Checkpoints(4)), data)
+    for group in range(3):
+        ids = range(4 * group, min(10, 4 * group + 4))
+        after_4 = {k for k in ids if (k, 8) in rows}
+        losses = {k: undisturbed[k, 4]["validation_loss"] for k in ids}
+        assert after_4 == set(sorted(ids, key=lambda k: losses[k])[: len(ids) - len(ids) // 2])
+        after_8 = {k for k in ids if (k, 12) in rows}
+        assert len(after_8) == len(ids) - int(0.75 * len(ids))
+        assert after_8 <= after_4
+    assert_same({key: trained(config, data)[0][key] for key in networks if key[1] == 12},
+                {key: params for key, params in networks.items() if key[1] == 12})  # fmt: skip
+    with pytest.raises(ValueError, match="worst of group 0 can only be told from the whole group, ids 0 to 3"):
+        next(train(watched, data=data, ids=[0, 1]))
+
+
+@pytest.mark.parametrize("name", ["mlp", "siren, sampled", "siren", "cnn"])
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_early_discarding_above_a_loss(name: str, backend: Backend) -> None:
+    config, data = CASES[name]
+    _, rows = trained(replace(config, checkpoints=Checkpoints(6)), data)
+    losses = sorted(row["validation_loss"] for (_, step), row in rows.items() if step == 6)
+    limit = (losses[config.count // 2] + losses[config.count // 2 + 1]) / 2
+    networks, _ = trained(replace(config, discards=(Discard(6, above=limit),)), data, backend=backend)
+    assert {k for k, _ in networks} == {k for k, step in rows if step == 6 and rows[k, 6]["validation_loss"] <= limit}
+    expected, _ = trained(config, data)
+    assert_same({key: expected[key] for key in networks}, networks)
+    assert list(train(replace(config, discards=(Discard(6, above=-1.0),)), data=data)) == []
+
+
+def test_batches_read_every_example_equally_often() -> None:
+    feed = Feed(config(batch=7), BLOBS, 0)
+    read = torch.cat([feed.indices(step) for step in range(40)])
+    assert read.bincount(minlength=40).tolist() == [7] * 40
+    for epoch in range(7):
+        assert sorted(read[40 * epoch : 40 * epoch + 40].tolist()) == list(range(40))
+    assert not torch.equal(read[:40], read[40:80])
+    again = Feed(config(batch=7), BLOBS, 0)
+    assert torch.equal(again.indices(29), feed.indices(29))
+    assert not torch.equal(Feed(config(batch=7), BLOBS, 1).indices(0), again.indices(0))
+
+
+def test_halves_of_the_classes_are_disjoint() -> None:
+    labels = torch.arange(4000) % 10
+    data = Examples("ten", torch.zeros(4000, 1), labels, torch.zeros(1, 1), labels[:1])
+    halves = [subset_of(config(subset=ClassHalves()), data, group) for group in range(4)]
+    first, second = halves[0], halves[1]
+    assert first is not None
+    assert second is not None
+    assert sorted(torch.cat([first, second]).tolist()) == list(range(4000))
+    assert labels[first].bincount().tolist() == [380] * 5 + [20] * 5
+    assert labels[second].bincount().tolist() == [20] * 5 + [380] * 5
+    for group in (2, 3):
+        assert torch.equal(halves[group], halves[group - 2])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="has no classes to be halved"):
+        subset_of(config(subset=ClassHalves()), WAVES, 0)
+
+
+def test_fractions_are_of_the_size_that_the_row_tells() -> None:
+    chosen, data = CASES["fractions"]
+    _, rows = trained(chosen, data)
+    for (network, _), row in rows.items():
+        own = subset_of(chosen, data, network // 4)
+        assert own is not None
+        assert len(own) == round(40 * row["share"]) == len(own.unique())
+    assert len({row["share"] for row in rows.values()}) == 2
+
+
+def test_networks_that_are_signals_learn_their_own() -> None:
+    chosen = config(SIREN, count=8, batch=None, copies=2, steps=400, optimizer=Adam(lr=1e-2))
+    networks, rows = trained(chosen, WAVES)
+    module = SIREN.module().double()
+    for (network, _), params in networks.items():
+        signal = rows[network, 400]["signal"]
+        assert signal == network // 2 % 3
+        outputs = torch.func.functional_call(module, params, (WAVES.inputs.double(),))
+        errors = [(outputs - target.double()).square().mean() for target in WAVES.targets]
+        assert min(range(3), key=lambda k: float(errors[k])) == signal
+        assert rows[network, 400]["validation_loss"] == pytest.approx(float(errors[signal]), rel=1e-9)
+        assert float(errors[signal]) < 0.02
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 100])
+@pytest.mark.parametrize("ids", [range(10), range(2, 9), [0, 5, 6, 9]])
+def test_stacks_hold_equally_many_of_each_group(size: int, ids: Any) -> None:
+    chosen = config()
+    stacks = cut(chosen, list(ids), size, is_one_group=False)
+    assert list(itertools.chain(*stacks)) == list(ids)
+    for stack in stacks:
+        counts = [len(list(own)) for _, own in itertools.groupby(stack, key=lambda k: k // 4)]
+        assert len(stack) <= size
+        assert len(set(counts)) == 1
+    assert [len(stack) for stack in cut(chosen, range(10), 3, is_one_group=True)] == [3, 3, 3, 1]
+
+
+def test_without_a_compiler_the_program_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    chosen, data = CASES["mlp"]
+    with caplog.at_level(logging.WARNING):
+        networks, _ = trained(chosen, data, backend="compiled")
+    assert "no C++ compiler" in caplog.text
+    assert_same(trained(chosen, data)[0], networks)
+
+
+def test_the_compiled_program_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = config(count=6, group=3, discards=(Discard(6, worst=0.4),))
+    # All of the compiler but its last part, the C++ compiler, which takes most of the time.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr("regauge.zoo.training.trainer._has_compiler", lambda: True)
+    assert_same(trained(chosen, BLOBS)[0], trained(chosen, BLOBS, backend="compiled")[0])
+
+
+@pytest.mark.parametrize("name", ["digits", "breast-cancer", "sine-waves", "digits-signals"])
+def test_named_examples(name: str) -> None:
+    data = load_examples(name)
+    assert data is load_examples(name)
+    assert data.to("cpu", torch.float32).inputs is data.inputs
+    assert data.is_signals == (name in ("sine-waves", "digits-signals"))
+    if not data.is_signals:
+        rows = torch.cat([data.inputs, data.validation_inputs]).flatten(1)
+        assert len(data.validation_inputs) == len(rows) // 10
+    if name == "digits-signals":
+        classes = load_examples("digits")
+        image = data.targets[5].reshape(8, 8)
+        assert torch.equal(image, classes.inputs[5, 0])
+        assert data.inputs[9].tolist() == [-0.625, -0.625]
+        assert data.inputs[1].tolist() == [-0.875, -0.625]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": 0}, "count is 0"),
+        ({"batch": 0}, "batch is 0"),
+        ({"epochs": 2.0}, "give one of them"),
+        ({"steps": None}, "give one of them"),
+        ({"steps": 0}, "must be positive"),
+        ({"steps": None, "epochs": math.inf}, "must be positive"),
+        ({"steps": None, "epochs": 1.0, "subset": Fraction(Uniform(0.1, 0.5))}, "give steps instead"),
+        ({"discards": (Discard(3, worst=0.1), Discard(3, above=1.0))}, "at the same step"),
+    ],
+)
+def test_populations_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Discard(3), "does not say what to give up"),
+        (lambda: Discard(3, worst=1.0), "worst share is 1.0"),
+        (lambda: Checkpoints(0), "never comes"),
+        (lambda: Fraction(0.0), "share of the examples is 0.0"),
+        (lambda: ClassHalves(1.5), r"must lie in \[0, 1\]"),
+        (lambda: Initialization(()), "at least one"),
+        (lambda: Initialization(("xavier",)), "all from"),  # type: ignore[arg-type]
+        (lambda: load_examples("imagenet"), "'imagenet' is no data set for populations"),
+        (lambda: Examples("x", torch.zeros(3, 1), torch.zeros(2, 1), torch.zeros(1, 1), torch.zeros(1, 1)), "3 inputs"),
+        (lambda: next(train(config(), data=BLOBS, ids=[10])), r"ids are \[10\], but must be different and from 0 to 9"),
+        (lambda: next(train(config(), data=BLOBS, stack=0)), "stack of 0 networks"),
+        (lambda: next(train(config(subset=Fraction(Choice((0.1, 0.5)))), data=BLOBS)), "one stack cannot hold"),
+        (
+            lambda: next(train(config(DROPPING), data=BLOBS)),
+            "drop at random from torch's global generator",
+        ),
+    ],
+)
+def test_what_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_subset_types_have_the_same_epochs() -> None:
+    subsets: tuple[tuple[Subset | None, int], ...] = ((None, 10), (Fraction(0.5), 5), (ClassHalves(), 5))
+    for subset, steps in subsets:
+        assert config(steps=None, epochs=2.0, subset=subset).total_steps(BLOBS) == steps
