@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from models import CASES as MODELS
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -85,7 +86,7 @@ def network(case: Case, seed: int = 0) -> tuple[nn.Module, Params]:
     """A module and parameters away from initialization, in float64."""
     module = case.make().eval()
     params = {name: tensor.detach().double() for name, tensor in module.state_dict().items()}
-    return module, perturbed(params, set(), generator(seed))
+    return module, perturbed(params, {key for key, _ in module.named_buffers()}, generator(seed))
 
 
 def folded(case: Case, module: nn.Module, params: Params) -> rg.Folded:
@@ -259,6 +260,63 @@ def test_half_precision_stays_and_the_inputs_are_not_written_to() -> None:
     assert all(torch.equal(half[name], copies[name]) for name in half)
     assert {tensor.dtype for tensor in result.params.values()} == {torch.bfloat16}
     assert result.params["last.weight"] is half["last.weight"]
+
+
+class Blind(nn.Module):
+    """Attention in which the first token attends to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.value, self.out = nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(4, 4, dtype=torch.bool).tril(-1)
+        y = self.norm(x)
+        mixed = nn.functional.scaled_dot_product_attention(y, y, self.value(y), attn_mask=mask)
+        result: Tensor = self.out(mixed)
+        return result
+
+
+def test_what_the_numbers_refuse_stays_and_the_rest_is_folded() -> None:
+    case = Case(Blind, (torch.randn(2, 4, 6, generator=generator(0)),), "")
+    module, params = network(case)
+    result = folded(case, module, params)
+    assert change(case, module, params, result.params) <= 1e-12
+    assert torch.equal(result.params["value.bias"], params["value.bias"])
+    assert "'value.bias' stays, because what should make up for it did not on these inputs" in result.notes[0]
+    assert "value.bias" not in result.zeros
+    # Queries and keys of this model are the normalized tokens themselves, so that neither gain nor bias can go.
+    assert result.zeros == ()
+    assert result.ones == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet20_layer_B",
+        "resnet20_batch_A",
+        "convnext",
+        "lstm_both_ways",
+        "gru",
+        "torch_transformer",
+        "hf_bert",
+        "hf_gpt_neox",
+        "hf_qwen3",
+        "hf_clip",
+        "hf_dinov2",
+    ],
+)
+def test_every_rewrite_of_known_architectures_is_proved(name: str) -> None:
+    """No rewrite that following a change allows is refused by the numbers."""
+    (known,) = [case for case in MODELS if case.name == name]
+    case = Case(known.module, known.inputs(), "", tuple(known.kwargs().items()), known.outputs, 1e-5)
+    torch.manual_seed(0)
+    module, params = network(case)
+    result = folded(case, module, params)
+    assert result.max_error <= 1e-9 or "hf" in name
+    assert result.ones or result.zeros
+    assert not any("report" in note or "did not on these inputs" in note for note in result.notes)
+    assert change(case, module, params, result.params) <= case.tolerance
 
 
 def test_what_cannot_be_folded_is_refused() -> None:

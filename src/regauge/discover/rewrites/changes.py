@@ -225,15 +225,22 @@ class _Run:
         sources = [source for source in node.all_input_nodes if source in self.changes]
         if any(isinstance(self.changes[source], list | tuple) for source in sources):
             return self.changes[sources[0]][node.args[1]]  # One of the results of a split.
-        if operator(node) == "index" and node.args[0] not in sources:
+        indices = set(node.all_input_nodes[1:]) if operator(node) in ("index", "index_select") else set()
+        if indices & set(sources):
             raise Seen
         is_known = all(isinstance(self.changes[source], Known) for source in sources)
         operands: dict[Node, Any] = {}
         for source in node.all_input_nodes:
             change = self._of(source)
             held = self.flow.constant(source)
-            if source not in sources and held is not None and not held.is_floating_point():
+            if source in indices and held is not None:
                 operands[source] = held
+            elif source in indices:
+                # Wherever it points to, the change is the same.
+                if operator(node) != "index" or None in node.args[1]:  # type: ignore[operator]
+                    raise Seen
+                self._unseen(self.changes[node.args[0]], range(len(node.args[1])))  # type: ignore[index,arg-type]
+                operands[source] = torch.zeros(_shape(source), dtype=torch.int64)
             elif is_known:
                 operands[source] = torch.zeros(_shape(source), dtype=torch.float64) if change is None else change.value
             else:
@@ -276,6 +283,11 @@ class _Run:
         if operator(node) == "addmm":
             change = change.mT
         rows = change.flatten(1)
+        groups = int(_argument(node, 6, 1)) if operator(node).startswith("conv") else 1
+        if groups > 1:
+            # Rows of different groups read different channels.
+            group = torch.arange(1, groups + 1, dtype=rows.dtype).repeat_interleave(len(rows) // groups)
+            rows = torch.cat([rows / rows.abs().max(), group.unsqueeze(1)], 1)
         is_even = bool(((rows - rows[:, :1]).abs() <= EQUAL * rows.abs().max()).all())
         if operator(node) in ("linear", "addmm") and is_even and self.flow.sums_to_zero(x):
             return None
@@ -453,8 +465,12 @@ def _weights(node: Node) -> list[Any]:
 
 def _call(node: Node, operands: Mapping[Node, Any]) -> Any:
     """The operator of a node on other operands."""
-    args, kwargs = pytree.tree_map_only(Node, lambda n: operands[n], (node.args, dict(node.kwargs)))
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    whole = {key: t.contiguous() if isinstance(t, Tensor) else t for key, t in operands.items()}
+    args, kwargs = pytree.tree_map_only(Node, lambda n: whole[n], (node.args, dict(node.kwargs)))
+    try:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, IndexError, TypeError) as error:
+        raise Seen from error  # An operator that cannot be called on a change says nothing about it.
 
 
 def _argument(node: Node, position: int, default: Any) -> Any:

@@ -131,6 +131,7 @@ class _Folding:
         self.centered: list[tuple[str, int]] = []
         self.notes: list[str] = []
         self.max_error = 0.0
+        self.is_careful = False
 
     def run(self) -> None:
         """Biases first, so that nothing stands beside a gain that is zero; means last, behind equal gains."""
@@ -147,18 +148,36 @@ class _Folding:
         return Folded(result, ones, tuple(self.zeros), tuple(self.centered), self.max_error, tuple(self.notes))
 
     def _proved(self, subject: str, step: Callable[[], None]) -> None:
-        """Take a step; take it back if it changes the outputs."""
-        before = (dict(self.params), self.ones, list(self.zeros), list(self.centered))
-        step()
-        error = relative_change(self.reference, self._outputs(self.params))
-        if error <= self.tolerance:
-            self.max_error = max(self.max_error, error)
-            return
-        self.params, self.ones, self.zeros, self.centered = before
+        """Take a step; if it changes the outputs, take it again with a proof of every single rewrite."""
+        before = dict(self.params), self.ones, tuple(self.zeros), tuple(self.centered), tuple(self.notes)
+        for self.is_careful in (False, True):
+            step()
+            error = self._error()
+            if error <= self.tolerance:
+                self.max_error = max(self.max_error, error)
+                return
+            params, self.ones, zeros, centered, notes = before
+            self.params, self.zeros, self.centered, self.notes = dict(params), [*zeros], [*centered], [*notes]
         self.notes.append(
             f"The {subject} stay as they were, for rewriting them changed the outputs by {error:.1e} "
             f"(tolerance {self.tolerance:.0e}): please report this model."
         )
+
+    def _take(self, name: str, changes: Mapping[str, Tensor]) -> bool:
+        """Add changes to the parameters; not if they change the outputs, where that is asked of each."""
+        before = dict(self.params)
+        self._write(changes)
+        if not self.is_careful or self._error() <= self.tolerance:
+            return True
+        self.params = before
+        self.notes.append(
+            f"{name!r} stays, because what should make up for it did not on these inputs (a token that attends to "
+            "nothing, for example)."
+        )
+        return False
+
+    def _error(self) -> float:
+        return relative_change(self.reference, self._outputs(self.params))
 
     def _outputs(self, params: Params) -> list[Tensor]:
         example = self.probe.params
@@ -191,8 +210,7 @@ class _Folding:
                     continue
                 flow = Flow(self.program, self.params, takers)
                 changes = flow.follow({name: -part})
-                if changes is not None:
-                    self._write(changes)
+                if changes is not None and self._take(name, changes):
                     # What is left is exactly nothing.
                     self._write({name: -torch.where(mask, self.params[name], 0.0)})
                     self.zeros.append(name if bool(mask.all()) else f"{name} (part)")
@@ -255,6 +273,6 @@ class _Folding:
                 if shape[axis] == 1 or not bool((mean.abs() > 1e-12 * self.params[name].abs().max()).any()):
                     continue
                 change = -mean.expand(shape)
-                if Flow(self.program, self.params, frozenset()).follow({name: change}) is not None:
-                    self._write({name: change})
+                flow = Flow(self.program, self.params, frozenset())
+                if flow.follow({name: change}) is not None and self._take(name, {name: change}):
                     self.centered.append((name, axis))
