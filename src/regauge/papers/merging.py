@@ -7,10 +7,11 @@ References:
 import functools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 import regauge as rg
@@ -20,7 +21,7 @@ from regauge.data.images import ImageData
 from regauge.nets.mlp import mlp
 from regauge.nets.training import Training, split_batches
 from regauge.nets.vgg import VGG
-from regauge.papers.classifiers import Population, networks, small_images
+from regauge.papers.classifiers import Population, networks
 from regauge.papers.experiment import Experiment
 from regauge.papers.run import Record, Run, Scale
 from regauge.papers.table import Quantity, Row, Table
@@ -61,7 +62,7 @@ class Merging:
 def mnist_config(scale: Scale) -> Merging:
     """784-512-512-512-10, or small networks."""
     if scale == "smoke":
-        return _smoke()
+        return _smoke("MLP 64-16-16-10", lambda: mlp(64, 16, 16, 10))
     population = Population(
         "MNIST",
         "MLP 784-512-512-512-10",
@@ -75,7 +76,10 @@ def mnist_config(scale: Scale) -> Merging:
 def cifar10_config(scale: Scale) -> Merging:
     """Three 3 x 3 convolutions of 32, 64 and 64 channels with pooling and a linear layer, or small networks."""
     if scale == "smoke":
-        return _smoke()
+        return _smoke(
+            "CNN with 4 and 8 channels",
+            lambda: VGG((4, "pool", 8, "pool"), (), 10, image=8, in_channels=1, norm="none"),
+        )
     population = Population(
         "CIFAR-10",
         "CNN with 32, 64 and 64 channels",
@@ -119,13 +123,11 @@ def measure(config: Merging, run: Run) -> Table:
     return Table(f"{count} networks made one: {population.architecture} on {data.name}", notes, quantities, tuple(rows))
 
 
-def _smoke() -> Merging:
-    """Three small MLPs, hardly trained."""
-    name = small_images()
-    pixels = {"digits": 64, "MNIST": 784, "CIFAR-10": 3072}[name]
+def _smoke(architecture: str, make: Callable[[], nn.Module]) -> Merging:
+    """Three small networks, hardly trained, on digits."""
     training = Training(epochs=3, batch=64, lr=3e-3, weight_decay=0.0)
-    population = Population(name, f"MLP {pixels}-16-16-10", lambda: mlp(pixels, 16, 16, 10), training, 1000)
-    notes = ("a test run on small networks, which are hardly trained",)
+    population = Population("digits", architecture, make, training, 1000)
+    notes = ("a test run on small networks of scikit-learn's digits, which are hardly trained",)
     return Merging(population, networks=3, sets=2, read=200, test=300, notes=notes)
 
 

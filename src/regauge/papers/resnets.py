@@ -110,8 +110,8 @@ def measure(config: Resnets, run: Run) -> Table:
     return Table(
         f"{population.architecture.removesuffix(f', width x{config.widths[0]}')} on {data.name}",
         notes,
-        tuple(Quantity(name) for width in config.widths for name in _names(width)),
-        tuple(_row(config, row, [curves[k, row] for k in columns]) for row in rows),
+        (Quantity("barrier"), Quantity("AUC"), Quantity("accuracy halfway")),
+        tuple(_row(config, k, row, curves[k, row]) for k in columns for row in rows),
         f"test cross entropy (nats), width x{config.widths[-1]}",
     )
 
@@ -179,18 +179,18 @@ def _inner(
     return run.record(settings, str(pair), make)
 
 
-def _names(width: int) -> tuple[str, str]:
-    return f"barrier, x{width}", f"accuracy halfway, x{width}"
-
-
-def _row(config: Resnets, row: tuple[str, bool], curves: Sequence[Sequence[Curve]]) -> Row:
-    values = {}
-    for width, mine in zip(config.widths, curves, strict=True):
-        barrier, accuracy = _names(width)
-        values[barrier] = [[curve.barrier for curve in mine]]
-        values[accuracy] = [[curve.table[len(curve.table) // 2]["accuracy"] for curve in mine]]
+def _row(config: Resnets, column: int, row: tuple[str, bool], curves: Sequence[Curve]) -> Row:
+    """One method at one width; the picture shows the last width."""
     label, is_reset = row
-    return Row(label + (", new statistics" if is_reset else ""), values, curve=mean_curve(curves[-1]))
+    middle = config.points // 2
+    values = {
+        "barrier": [[curve.barrier for curve in curves]],
+        "AUC": [[max(0.0, curve.auc) for curve in curves]],
+        "accuracy halfway": [[curve.table[middle]["accuracy"] for curve in curves]],
+    }
+    is_last = column == len(config.widths) - 1
+    name = f"x{config.widths[column]}: {label}" + (", new statistics" if is_reset else "")
+    return Row(name, values, curve=mean_curve(curves) if is_last else ())
 
 
 EXPERIMENTS = {
