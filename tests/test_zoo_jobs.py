@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from regauge.zoo.jobs import Share, dask, processes, run_jobs, share_of
+from regauge.zoo.jobs import JobsError, Share, dask, processes, run_jobs, share_of
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def test_a_worker_of_a_cluster_that_dies_loses_nothing(tmp_path: Path) -> None:
 
 def test_failures_are_told_and_what_is_done_stays(tmp_path: Path) -> None:
     job = Squares(tmp_path, 6, broken=(1, 4))
-    with pytest.raises(RuntimeError, match="2 of 6 jobs failed, the last with ArithmeticError") as caught:
+    with pytest.raises(JobsError, match="2 of 6 jobs failed, the last with ArithmeticError") as caught:
         run_jobs(job, executor=lambda: ThreadPoolExecutor(2))
     assert isinstance(caught.value.__cause__, ArithmeticError)
     assert job.log() == [0, 2, 3, 5]
@@ -126,7 +126,7 @@ def test_workers_that_always_die_are_given_up(tmp_path: Path) -> None:
 
             raise BrokenProcessPool("a process died")
 
-    with pytest.raises(RuntimeError, match="2 of 2 jobs failed, the last with BrokenProcessPool"):
+    with pytest.raises(JobsError, match="2 of 2 jobs failed, the last with BrokenProcessPool"):
         run_jobs(Deadly(tmp_path, 2), executor=lambda: ThreadPoolExecutor(2), rounds=3)
     with pytest.raises(ValueError, match="at least one"):
         processes(0)

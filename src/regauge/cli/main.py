@@ -22,6 +22,7 @@ from regauge.cli.options import (
     Repair,
     Reproduce,
 )
+from regauge.cli.zoo_options import Zoo
 
 DESCRIPTION = "The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."
 
@@ -36,6 +37,7 @@ MODULES: dict[type, str] = {
     Plane: "regauge.cli.plane",
     Repair: "regauge.cli.repair",
     Reproduce: "regauge.cli.reproduce",
+    Zoo: "regauge.cli.zoo",
 }
 """Each has a function `run(options)`; it is imported when the command is known."""
 
@@ -50,6 +52,7 @@ Command = (
     | Annotated[Plane, tyro.conf.subcommand("plane")]
     | Annotated[Repair, tyro.conf.subcommand("repair")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
+    | Annotated[Zoo, tyro.conf.subcommand("zoo")]
 )
 
 
@@ -66,9 +69,9 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(2)
 
 
-def parse(args: Sequence[str] | None = None) -> Options:
+def parse(args: Sequence[str] | None = None) -> Options | Zoo:
     """The options of one command; prints help or what is wrong with them and exits otherwise."""
-    options: Options = tyro.cli(
+    options: Options | Zoo = tyro.cli(
         Command,
         prog="regauge",
         description=DESCRIPTION,

@@ -33,6 +33,10 @@ class Job(Protocol[K]):
         """Do it, always with the same outcome."""
 
 
+class JobsError(RuntimeError):
+    """Jobs are missing after all that was tried; what is done stays done."""
+
+
 class Share(NamedTuple):
     """Which part of the jobs this process takes: those whose number is `rank` modulo `world`."""
 
@@ -71,8 +75,8 @@ def run_jobs(
         How many jobs were done now.
 
     Raises:
-        RuntimeError: Jobs are missing after the last round; the error of one of them is its cause. In this process,
-            the error of a job is raised as it is, at once.
+        JobsError: Jobs are missing after the last round; the error of one of them is its cause. In this process, the
+            error of a job is raised as it is, at once.
     """
     missing = [key for number, key in enumerate(job.keys) if number % share.world == share.rank]
     missing = [key for key in missing if not job.is_done(key)]
@@ -91,7 +95,7 @@ def run_jobs(
             break
     if missing:
         reason = f"{type(error).__name__}: {error}" if error else "they left no files"
-        raise RuntimeError(
+        raise JobsError(
             f"{len(missing)} of {total} jobs failed, the last with {reason}; mend it and run the same again: what is "
             "done stays done"
         ) from error

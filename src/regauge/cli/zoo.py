@@ -1,0 +1,271 @@
+"""`regauge zoo`: populations on the disk."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from regauge.cli.errors import UsageError
+from regauge.cli.models import call_factory, described_inputs
+from regauge.cli.options import ExampleInputs
+from regauge.cli.zoo_options import Zoo, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify
+from regauge.zoo import formats
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.jobs import JobsError, dask, processes, run_jobs, share_of
+from regauge.zoo.jobs.driver import MakeExecutor
+from regauge.zoo.jobs.training import plan
+from regauge.zoo.store import Store, verify
+from regauge.zoo.training import Config
+
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+    TextColumn("left:"),
+    TimeRemainingColumn(),
+)
+ESTIMATE_SECONDS = 600
+"""The estimate of the time left looks at so many last seconds."""
+
+
+def run(options: Zoo) -> None:
+    """One of the commands."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # packages in the folder where the command is typed
+    command = options.command
+    try:
+        if isinstance(command, ZooTrain):
+            train(command)
+        elif isinstance(command, ZooInfo):
+            info(command)
+        elif isinstance(command, ZooImport):
+            import_(command)
+        elif isinstance(command, ZooExport):
+            export(command)
+        else:
+            check(command)
+    except (ImportError, JobsError) as error:
+        raise UsageError(str(error)) from error
+
+
+def train(options: ZooTrain) -> None:
+    """Train what is missing of a population."""
+    config = config_of(options)
+    executor, share = executor_of(options.on), share_of()
+    console = Console(stderr=True)
+    with console.status("preparing"):
+        store, jobs = plan(config, options.output, size=options.shard, storage=options.storage)
+    if share.world > 1:
+        console.print(f"share {share.rank} of {share.world}")
+    with progress(console) as bar:
+        task = bar.add_task(f"shards of {jobs.size} networks", total=None)
+
+        def watch(total: int) -> Any:
+            bar.update(task, total=total)
+            return lambda: bar.advance(task)
+
+        done = run_jobs(jobs, executor=executor, share=share, watch=watch)
+    store.refresh()
+    print(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were trained now")
+
+
+def info(options: ZooInfo) -> None:
+    """What a store holds."""
+    store = Store.open(options.store)
+    print(f"{options.store}: {words(store)}")
+    size = sum(shard.path.stat().st_size for shard in store.shards)
+    kept = store.storage or "as they are"
+    print(f"{len(store.shards)} shards, {size / 2**20:.1f} MiB; {store.architecture.size} values each, kept {kept}")
+    if store.about:
+        print(f"about: {json.dumps(store.about)}")
+    table = Table("column", "values", box=None, pad_edge=False)
+    for name, text in store.rows.summary().items():
+        table.add_row(name, text)
+    Console().print(table)
+    print("its symmetry is not known" if store.symmetry is None else store.symmetry)
+
+
+def import_(options: ZooImport) -> None:
+    """Bring networks from elsewhere into a store."""
+    console = Console(stderr=True)
+    with console.status("looking at the source"):
+        source = source_of(options)
+    with progress(console) as bar:
+        task = bar.add_task("networks", total=None)
+        store = formats.import_zoo(
+            source,
+            options.output,
+            storage=options.storage,
+            watch=lambda count: bar.advance(task, count),
+        )
+    strange = len(store.rows.where(is_finite=False))
+    marked = f"; {strange} with NaN or Inf are marked" if strange else ""
+    print(f"written: {options.output}: {words(store)}{marked}")
+    if store.symmetry is None:
+        print("their symmetry is not known; it is found where --model and --input-shape are given")
+
+
+def export(options: ZooExport) -> None:
+    """Write networks of a store as other files."""
+    store = Store.open(options.store)
+    chosen = store.rows.where(**conditions_of(options.where))
+    if options.final:
+        chosen = np.intersect1d(chosen, store.rows.final())
+    if not len(chosen):
+        raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written")
+    with progress(Console(stderr=True)) as bar:
+        task = bar.add_task("networks", total=len(chosen))
+        formats.EXPORTERS[options.format](
+            store, options.output, chosen.tolist(), watch=lambda count: bar.advance(task, count)
+        )
+    print(f"written: {options.output}: {len(chosen)} networks")
+
+
+def check(options: ZooVerify) -> None:
+    """Compare the checksums of a store."""
+    with progress(Console(stderr=True)) as bar:
+        task = bar.add_task("shards", total=None)
+
+        def watch(total: int) -> Any:
+            bar.update(task, total=total)
+            return lambda: bar.advance(task)
+
+        report = verify(options.store, watch=watch)
+    for sentence in report.damaged.values():
+        print(sentence)
+    if report.leftovers:
+        print(f"{len(report.leftovers)} files were not completed; delete them when nobody writes to the store")
+    print(f"{report.shards} shards with {report.networks} networks are whole, {len(report.damaged)} are damaged")
+    if not report.ok:
+        sys.exit(1)
+
+
+def config_of(options: ZooTrain) -> Config:
+    """The population that was named, with the number and the seed that were typed.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    config = call_factory(options.config, "CONFIG")
+    if not isinstance(config, Config):
+        raise UsageError(f"{options.config!r} returned a {type(config).__name__}; it must return a regauge.zoo Config")
+    return replace(
+        config,
+        count=config.count if options.networks is None else options.networks,
+        seed=config.seed if options.seed is None else options.seed,
+    )
+
+
+def executor_of(on: str) -> MakeExecutor | None:
+    """Where jobs run.
+
+    Raises:
+        UsageError: It names no such place.
+    """
+    if on == "here":
+        return None
+    if re.match(r"(tcp|tls|ucx|ws|wss)://", on):
+        return dask(on)
+    kind, colon, text = on.partition(":")
+    if kind not in ("processes", "dask") or (colon and not re.fullmatch(r"[1-9]\d*", text)):
+        raise UsageError(
+            f"--on {on!r} is no place to train; say here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT"
+        )
+    count = int(text) if colon else os.cpu_count() or 1
+    return processes(count) if kind == "processes" else dask(workers=count)
+
+
+def source_of(options: ZooImport) -> formats.Source:
+    """What is imported.
+
+    Raises:
+        UsageError: The options do not fit one another.
+    """
+    architecture = architecture_of(options)
+    inputs = None
+    if options.input_shape:
+        inputs = described_inputs(ExampleInputs(input_shape=options.input_shape), "cpu")
+    if options.format == "folder":
+        return formats.read_folder(
+            options.source, options.template, architecture=architecture, inputs=inputs, beside=options.beside
+        )
+    if options.format == "hdf5":
+        if architecture is None:
+            raise UsageError("an HDF5 file does not say of what its values are; name the --model and its --settings")
+        return formats.read_hdf5(options.source, architecture=architecture, name=options.dataset, inputs=inputs)
+    if architecture is not None:
+        raise UsageError(f"--model is for folders and HDF5 files; the networks of {options.format} are known")
+    if options.format == "small-cnn-zoo":
+        return formats.read_small_cnn_zoo(options.source, activation=options.activation)
+    readers = {
+        "dwsnets": formats.read_dwsnets,
+        "deep-align": formats.read_deep_align,
+        "model-zoo-dataset": formats.read_ray_tune,
+    }
+    return readers[options.format](options.source)
+
+
+def architecture_of(options: ZooImport) -> Architecture | None:
+    """The model that was named.
+
+    Raises:
+        UsageError: It cannot be built later from its name.
+    """
+    if options.model is None:
+        return None
+    if ".py:" in options.model:
+        raise UsageError(
+            f"--model {options.model!r} is a file, but a store must find its model again later; put it into a package "
+            "and write package.module:factory"
+        )
+    try:
+        settings = json.loads(options.settings)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--settings {options.settings!r} is not JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise UsageError(
+            f"--settings {options.settings!r} is no mapping; write for example '{{\"widths\": [784, 10]}}'"
+        )
+    return Architecture(options.model.rpartition(":")[2], options.model, settings)
+
+
+def conditions_of(where: tuple[str, ...]) -> dict[str, Any]:
+    """Columns and values; numbers and truth values where they read as such.
+
+    Raises:
+        UsageError: There is no "=".
+    """
+    conditions: dict[str, Any] = {}
+    for text in where:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--where {text!r} is no condition; write COLUMN=VALUE, for example step=86")
+        try:
+            conditions[name] = json.loads(value)
+        except json.JSONDecodeError:
+            conditions[name] = value
+    return conditions
+
+
+def words(store: Store) -> str:
+    """How many networks of what."""
+    count = len(store)
+    trajectories = len(np.unique(store.rows.column("id").values)) if count else 0
+    return f"{count} networks of {store.architecture.name!r} on {trajectories} trajectories"
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Progress]:
+    """A bar with an estimate of the time left."""
+    with Progress(*COLUMNS, console=console, speed_estimate_period=ESTIMATE_SECONDS) as bar:
+        yield bar

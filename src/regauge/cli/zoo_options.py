@@ -1,0 +1,118 @@
+"""What the commands on populations can be told. Nothing here imports torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg, subcommand
+
+ON_HELP = (
+    "Where the networks are trained: here, in this process; processes or processes:4 of this machine; dask or dask:4, "
+    "a local cluster; or tcp://HOST:PORT of a running Dask scheduler. Each worker has one thread."
+)
+Storage = Literal["float16", "bfloat16"] | None
+Output = Annotated[Path, arg(aliases=["-o"])]
+
+
+@dataclass(frozen=True)
+class ZooTrain:
+    """Train a population and store it; the same command goes on where an interrupted one stopped.
+
+    Under torchrun (RANK, WORLD_SIZE) or in a job array of Slurm, each process takes its share of the shards.
+    """
+
+    config: Annotated[
+        Positional[str],
+        arg(
+            metavar="CONFIG",
+            help="A preset by name, or package.module:factory or file.py:factory that returns a Config.",
+        ),
+    ]
+    output: Output
+    """Folder of the store."""
+    networks: int | None = None
+    """How many; as the config says where left out."""
+    seed: int | None = None
+    """Where all chance comes from; as the config says where left out."""
+    on: Annotated[str, arg(help=ON_HELP)] = "here"
+    shard: int | None = None
+    """Networks of a shard, which are lost together if their worker dies; by itself at most 512, and 64 MiB."""
+    storage: Storage = None
+    """Keep the weights rounded to this, in half the bytes; as they are where left out."""
+
+
+@dataclass(frozen=True)
+class ZooInfo:
+    """Print what a store holds: networks, columns, symmetry, bytes."""
+
+    store: Positional[Path]
+    """Folder of the store."""
+
+
+@dataclass(frozen=True)
+class ZooImport:
+    """Bring networks from elsewhere into a store; a network with NaN or Inf is kept and marked."""
+
+    source: Positional[Path]
+    """Folder, zip file or HDF5 file."""
+    output: Output
+    """Folder of the store."""
+    format: Literal["folder", "dwsnets", "deep-align", "small-cnn-zoo", "model-zoo-dataset", "hdf5"] = "folder"
+    """Layout of the source."""
+    template: str = "{id}.pt"
+    """Names below a folder, for example {id}/step{step}.pt: what stands in braces becomes a column, * is anything in a
+    name and ** anything at all."""
+    beside: tuple[str, ...] = ()
+    """Entries of a folder's checkpoints that are no parameters, for example label; they become columns."""
+    model: Annotated[str | None, arg(metavar="MODEL")] = None
+    """package.module:factory of the networks in a folder or HDF5 file; their symmetry is then found."""
+    settings: str = "{}"
+    """Arguments of the factory as JSON, for example '{"widths": [784, 10, 10]}'."""
+    input_shape: tuple[str, ...] = ()
+    """Shapes of the model's inputs, for example 2x784."""
+    activation: str | None = None
+    """Of the networks to take from the small CNN zoo, where there are several."""
+    dataset: str = "dataset"
+    """Name of the data set in an HDF5 file."""
+    storage: Storage = None
+    """Keep the weights rounded to this, in half the bytes; as they are where left out."""
+
+
+@dataclass(frozen=True)
+class ZooExport:
+    """Write networks of a store as files that other programs read."""
+
+    store: Positional[Path]
+    """Folder of the store."""
+    output: Output
+    """A new folder."""
+    format: Literal["safetensors", "npy", "small-cnn-zoo", "dwsnets"] = "safetensors"
+    """One file for each network; one array for all with a layout; or the layout of a public zoo."""
+    where: Annotated[tuple[str, ...], arg(metavar="COLUMN=VALUE")] = ()
+    """Only networks with these values, for example step=86."""
+    final: bool = False
+    """Only the last checkpoint of each trajectory."""
+
+
+@dataclass(frozen=True)
+class ZooVerify:
+    """Read every byte of a store and compare the checksums; exit code 1 if a shard is damaged."""
+
+    store: Positional[Path]
+    """Folder of the store."""
+
+
+ZooCommand = (
+    Annotated[ZooTrain, subcommand("train", prefix_name=False)]
+    | Annotated[ZooInfo, subcommand("info", prefix_name=False)]
+    | Annotated[ZooImport, subcommand("import", prefix_name=False)]
+    | Annotated[ZooExport, subcommand("export", prefix_name=False)]
+    | Annotated[ZooVerify, subcommand("verify", prefix_name=False)]
+)
+
+
+@dataclass(frozen=True)
+class Zoo:
+    """Populations of networks: train, store, import and export them."""
+
+    command: ZooCommand

@@ -1,0 +1,138 @@
+"""The commands on populations: they go on where they stopped, and say in one sentence what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from regauge.cli.main import main
+from regauge.nets.mlp import mlp
+from regauge.zoo.store import Store
+
+CONFIG = """
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.training import Config
+
+def small() -> Config:
+    architecture = Architecture("MLP 30-4-2", "regauge.nets.mlp:mlp", {"widths": [30, 4, 2]})
+    return Config(architecture, "breast-cancer", 12, steps=3, group=4)
+
+def failing() -> Config:
+    return Config(small().architecture, "no such set", 12, steps=3)
+
+def wrong() -> int:
+    return 3
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "zoo_config.py").write_text(CONFIG)
+    return f"{tmp_path / 'zoo_config.py'}"
+
+
+def checkpoints(folder: Path) -> None:
+    folder.mkdir()
+    for k in range(3):
+        for step in (10, 20):
+            state = mlp(4, 3, 2).state_dict()
+            if (k, step) == (2, 20):
+                state["layers.0.bias"][0] = torch.nan
+            torch.save(state, folder / f"net{k}_step{step}.pt")
+
+
+def test_a_population_is_trained_and_a_second_run_goes_on(
+    tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["zoo", "train", f"{config}:small", "-o", str(tmp_path / "zoo"), "--shard", "4", "--networks", "10"]
+    with monkeypatch.context() as patch:
+        patch.setenv("RANK", "1")
+        patch.setenv("WORLD_SIZE", "2")
+        main(command)
+    assert "4 networks" in (said := capsys.readouterr()).out
+    assert "1 of 3 shards were trained now" in said.out
+    assert "share 1 of 2" in said.err
+    main(command)
+    assert "10 networks of 'MLP 30-4-2' on 10 trajectories; 2 of 3 shards" in capsys.readouterr().out
+    main(command)
+    assert "0 of 3 shards" in capsys.readouterr().out
+    main(["zoo", "info", str(tmp_path / "zoo")])
+    told = capsys.readouterr().out
+    assert "3 shards" in told
+    assert "validation_accuracy" in told
+    assert "permutation" in told or "scaled" in told
+    with pytest.raises(SystemExit):
+        main([*command, "--seed", "5"])
+    assert "other networks or settings" in capsys.readouterr().err
+
+
+def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoints(tmp_path / "raw")
+    options = ["--template", "net{id}_step{step}.pt", "--model", "regauge.nets.mlp:mlp", "--input-shape", "2x4"]
+    options += ["--settings", json.dumps({"widths": [4, 3, 2]}), "--storage", "bfloat16"]
+    main(["zoo", "import", str(tmp_path / "raw"), "-o", str(tmp_path / "zoo"), *options])
+    assert "6 networks of 'mlp' on 3 trajectories; 1 with NaN or Inf are marked" in capsys.readouterr().out
+    store = Store.open(tmp_path / "zoo")
+    assert store.symmetry is not None
+    assert store.storage == "bfloat16"
+    main(["zoo", "export", str(tmp_path / "zoo"), "-o", str(tmp_path / "out"), "--final", "--where", "is_finite=true"])
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0-20.safetensors", "1-20.safetensors"]
+    main(["zoo", "verify", str(tmp_path / "zoo")])
+    assert "1 shards with 6 networks are whole, 0 are damaged" in capsys.readouterr().out
+    path = store.shards[0].path
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SystemExit) as stopped:
+        main(["zoo", "verify", str(tmp_path / "zoo")])
+    assert stopped.value.code == 1
+    assert "checksum does not agree" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["train", "CONFIG:wrong", "-o", "OUT"], "returned a int; it must return a regauge.zoo Config"),
+        (["train", "CONFIG:absent", "-o", "OUT"], "has no function or class 'absent'"),
+        (["train", "CONFIG:small", "-o", "OUT", "--on", "ray"], "is no place to train; say here, processes"),
+        (["train", "CONFIG:small", "-o", "OUT", "--on", "processes:0"], "is no place to train"),
+        (["train", "CONFIG:small", "-o", "OUT", "--shard", "0"], "give at least 1"),
+        (["train", "CONFIG:failing", "-o", "OUT"], "'no such set' is no data set"),
+        (["info", "OUT"], "there is no store in"),
+        (["import", "RAW", "-o", "OUT", "--template", "{id}.ckpt"], "no file below"),
+        (["import", "RAW", "-o", "OUT", "--format", "dwsnets"], "no files of DWSNets"),
+        (["import", "RAW", "-o", "OUT", "--format", "hdf5"], "name the --model and its --settings"),
+        (["import", "RAW", "-o", "OUT", "--format", "dwsnets", "--model", "regauge.nets.mlp:mlp", "--settings",
+          '{"widths": [2, 2]}'], "--model is for folders"),
+        (["import", "RAW", "-o", "OUT", "--model", "a.py:f"], "put it into a package"),
+        (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "{"], "is not JSON"),
+        (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "3"], "is no mapping"),
+        (["export", "OUT", "-o", "OUT2"], "there is no store in"),
+        (["verify", "OUT"], "there is no store in"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str], arguments: list[str], match: str
+) -> None:
+    checkpoints(tmp_path / "raw")
+    places = {"CONFIG": config, "RAW": str(tmp_path / "raw"), "OUT2": str(tmp_path / "b"), "OUT": str(tmp_path / "a")}
+    for short, long in places.items():
+        arguments = [text.replace(short, long) for text in arguments]
+    with pytest.raises(SystemExit) as stopped:
+        main(["zoo", *arguments])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert match in error
+    assert error.splitlines()[-1].startswith("regauge: ")
+    assert not (tmp_path / "a").exists()
+
+
+def test_nothing_is_exported_where_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoints(tmp_path / "raw")
+    main(["zoo", "import", str(tmp_path / "raw"), "-o", str(tmp_path / "zoo"), "--template", "net{id}_step{step}.pt"])
+    for where, match in (("step=7", "none of the 6 networks fits 'step=7'"), ("step", "write COLUMN=VALUE")):
+        with pytest.raises(SystemExit):
+            main(["zoo", "export", str(tmp_path / "zoo"), "-o", str(tmp_path / "out"), "--where", where])
+        assert match in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
