@@ -93,7 +93,7 @@ def config(architecture: Architecture = MLP, data: str = "blobs", count: int = 1
     return Config(architecture, data, count, **given)
 
 
-KINDS = Initialization(("factory", "he", "glorot", "orthogonal", "normal"), Uniform(0.2, 1.0))
+KINDS = Initialization(("factory", "isotropic", "he", "glorot", "orthogonal", "normal"), Uniform(0.2, 1.0))
 CASES: dict[str, tuple[Config, Examples]] = {
     "mlp": (config(optimizer=Adam(lr=LogUniform(1e-3, 1e-1), weight_decay=Choice((0.0, 0.1)))), BLOBS),
     "same settings": (config(optimizer=AdamW(lr=0.01), schedule=OneCycle()), BLOBS),

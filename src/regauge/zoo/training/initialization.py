@@ -12,9 +12,9 @@ from regauge.core.params import Params
 from regauge.zoo.architecture import Architecture
 from regauge.zoo.training.settings import Setting, derived, drawn, require_setting
 
-Kind = Literal["factory", "normal", "he", "glorot", "orthogonal"]
-"""As the factory does it; or weights that are normal with standard deviation 1, sqrt(2 / fan in) or
-sqrt(2 / (fan in + fan out)), or orthogonal, and biases zero."""
+Kind = Literal["factory", "isotropic", "normal", "he", "glorot", "orthogonal"]
+"""As the factory does it; or all parameters are normal with standard deviation 1; or the weights are, with 1,
+sqrt(2 / fan in) or sqrt(2 / (fan in + fan out)), or they are orthogonal, and biases zero."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Initialization:
 
     Attributes:
         kinds: One of them is drawn for each network.
-        scale: Factor of all weights (parameters with two axes or more), biases aside; for `normal` it is their
-            standard deviation.
+        scale: Factor of what is drawn: of all parameters for `isotropic`, else of the weights, which are the parameters
+            with two axes or more.
     """
 
     kinds: tuple[Kind, ...] = ("factory",)
@@ -96,13 +96,15 @@ def _from_factory(architecture: Architecture, start: Start) -> Params:
 
 
 def _drawn_anew(module: nn.Module, start: Start) -> Params:
-    """Weights of a kind, biases zero; scales of normalization layers and buffers as the factory made them."""
+    """Parameters of a kind; buffers, and the scales of normalization layers where weights are drawn, stay."""
     generator = torch.Generator().manual_seed(start.seed)
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     weights = _weights(module)
     for name, _ in module.named_parameters():
         tensor = state[name]
-        if name in weights:
+        if start.kind == "isotropic":
+            tensor.normal_(0, start.scale, generator=generator)
+        elif name in weights:
             fan_in, fan_out = tensor[0].numel(), tensor.shape[0] * tensor[0, 0].numel()
             if start.kind == "orthogonal":
                 nn.init.orthogonal_(tensor, gain=start.scale, generator=generator)

@@ -1,0 +1,171 @@
+"""How many networks a core trains in a minute, against the loop that everybody writes first.
+
+The loop trains one module after the other with `torch.optim.Adam` as it comes. `rg.zoo.train` chooses the back end. Both
+read the same batches, in float32, on one thread; times are CPU seconds between the first step and the last, without
+initialization; rounds alternate, and medians are printed.
+
+    OMP_NUM_THREADS=1 python benchmarks/populations.py [part of a name, for some of the rows] [--rounds 5]
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from regauge.zoo.presets import (
+    cnn_architecture,
+    mlp_architecture,
+    siren_architecture,
+    table4_architecture,
+)
+from regauge.zoo.training import Adam, Checkpoints, Config, Examples, LogUniform, train
+from regauge.zoo.training.program import mean_loss
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row.
+
+    Attributes:
+        name: Of the networks.
+        config: How they are trained; `steps` are those of a measurement.
+        data: Random examples: what they hold does not change the cost.
+        steps: Of a whole training, for networks per minute.
+        alone: Networks of the loop in a round.
+        flops: Floating-point operations of the matrix products of a step, where they decide; else None.
+    """
+
+    name: str
+    config: Config
+    data: Examples
+    steps: int
+    alone: int = 1
+    flops: float | None = None
+
+
+def examples(*shape: int, classes: int, count: int = 4096) -> Examples:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(count, *shape, generator=generator)
+    labels = torch.randint(classes, (count,), generator=generator)
+    return Examples("random", inputs, labels, inputs[:1], labels[:1])
+
+
+def pixels(side: int, channels: int, signals: int) -> Examples:
+    line = torch.linspace(-1, 1, side)
+    points = torch.cartesian_prod(line, line)
+    values = torch.rand(signals, side * side, channels, generator=torch.Generator().manual_seed(0))
+    return Examples("random images", points, values, points[:1], values[:, :1], is_signals=True)
+
+
+def cases() -> list[Case]:
+    mlp, one = mlp_architecture, Adam(lr=1e-3)
+    each = Adam(lr=LogUniform(5e-4, 2e-3))
+    start = Checkpoints(every=10**9)
+
+    def population(architecture, count: int, steps: int, optimizer: Adam = one, **changes) -> Config:
+        return Config(architecture, "random", count, steps=steps, optimizer=optimizer, checkpoints=start, **changes)
+
+    tiny, small, large = mlp(30, 16, 16, 2), mlp(784, 10, 10), mlp(784, 128, 128, 128, 10)
+    digits = examples(1, 28, 28, classes=10)
+    colors = examples(3, 32, 32, classes=10)
+    # The first layer has no gradient for its inputs.
+    products = 2 * 128 * (2 * 784 * 128 + 3 * (2 * 128 * 128 + 128 * 10))
+    return [
+        Case("30-16-16-2", population(tiny, 256, 40), examples(30, classes=2, count=455), 640, 4),
+        Case("30-16-16-2, own settings", population(tiny, 256, 40, each), examples(30, classes=2, count=455), 640, 4),
+        Case("784-10-10", population(small, 256, 20), digits, 2345, 4),
+        Case("784-10-10, own settings", population(small, 256, 20, each), digits, 2345, 4),
+        Case("784-10-10, own batches", population(small, 128, 20, group=1), digits, 2345, 4),
+        Case("784-128-128-128-10", population(large, 32, 20), digits, 2345, 4, products),
+        Case("784-128-128-128-10, own settings", population(large, 32, 20, each), digits, 2345, 4, products),
+        Case("SIREN 2-32-32-1", population(siren_architecture(2, 32, 1, depth=2), 32, 20, batch=None), pixels(28, 1, 32), 1000, 4),
+        Case("SIREN 2-32-32-32-32-3", population(siren_architecture(2, 32, 3, depth=4), 16, 20, batch=None), pixels(32, 3, 16), 10_000, 2),
+        Case("small CNN, 28 x 28 gray", population(cnn_architecture("relu", in_channels=1), 4, 20), digits, 2345, 2),
+        Case("small CNN, 32 x 32 color", population(cnn_architecture("relu", in_channels=3), 4, 20), colors, 1955, 2),
+        Case("CNN of table 4", population(table4_architecture(), 1, 4), colors, 7030, 1),
+    ]  # fmt: skip
+
+
+def seconds(run: Callable[[], object]) -> float:
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+def by_loop(case: Case) -> float:
+    """CPU seconds of a step of a network."""
+    config, data = case.config, case.data
+    total = 0.0
+    for network in range(case.alone):
+        module = config.architecture.module()
+        optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+        order = torch.randperm(len(data.inputs))
+
+        def steps(module: nn.Module = module, optimizer=optimizer, order=order, network: int = network) -> None:
+            for step in range(config.steps):
+                if data.is_signals:
+                    inputs, targets = data.inputs, data.targets[network]
+                else:
+                    first = step * config.batch % (len(order) - config.batch)
+                    index = order[first : first + config.batch]
+                    inputs, targets = data.inputs[index], data.targets[index]
+                optimizer.zero_grad()
+                mean_loss(module(inputs), targets).backward()
+                optimizer.step()
+
+        total += seconds(steps)
+    return total / case.alone / config.steps
+
+
+def by_population(case: Case) -> float:
+    """CPU seconds of a step of a network; a block at the start comes before the first step."""
+    total = 0.0
+    size = case.config.count
+    blocks = train(case.config, data=case.data, stack=size)
+    next(blocks)
+    total += seconds(lambda: next(blocks))
+    return total / size / case.config.steps
+
+
+def matrix_throughput() -> float:
+    """Floating-point operations per CPU second of a large matrix product."""
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    c = torch.empty(1024, 1024)
+    times = [seconds(lambda: torch.mm(a, b, out=c)) for _ in range(15)]
+    return 2 * 1024**3 / statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", nargs="?", default="")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| networks | loop, ms per step | population, ms per step | ratio | networks per minute | matrix products |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for case in cases():
+        if options.name not in case.name:
+            continue
+        by_population(case)
+        rounds = []
+        for _ in range(options.rounds):
+            peak = matrix_throughput() if case.flops else None
+            loop, population = by_loop(case), by_population(case)
+            share = case.flops / population / peak if case.flops and peak else None
+            rounds.append((loop, population, loop / population, share))
+        loop, population, ratio, share = (
+            None if column[0] is None else statistics.median(column) for column in zip(*rounds, strict=True)
+        )
+        print(
+            f"| {case.name} | {loop * 1e3:.3f} | {population * 1e3:.4f} | {ratio:.2f} | "
+            f"{60 / population / case.steps:.0f} | {'' if share is None else f'{share:.0%}'} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

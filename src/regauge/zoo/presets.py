@@ -1,0 +1,257 @@
+"""The populations that the papers start from. Each is a config; `dataclasses.replace` changes what should differ.
+
+What a paper does not say is marked in the function's text.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.training.config import Checkpoints, ClassHalves, Config, Fraction, Subset
+from regauge.zoo.training.examples import WAVE_POINTS, WAVES
+from regauge.zoo.training.initialization import Initialization
+from regauge.zoo.training.optimizers import SGD, Adam, AdamW
+from regauge.zoo.training.settings import Choice, LogUniform
+
+TABLE_4 = [16, 32, 32, "pool", 64, 64, "pool", 128, 128, "pool"]
+"""Channels and pooling of the CNN of Navon et al. (2024), table 4."""
+TINY_SCALE = 0.1**0.5
+"""Standard deviation of the initialization N(0, 0.1 I) of paper 000."""
+
+
+def mlp_architecture(*widths: int) -> Architecture:
+    """An MLP with ReLU by its widths."""
+    return Architecture(f"MLP {'-'.join(map(str, widths))}", "regauge.nets.mlp:mlp", {"widths": list(widths)})
+
+
+def siren_architecture(in_features: int, width: int, out_features: int, *, depth: int) -> Architecture:
+    """A SIREN with frequency 30."""
+    widths = [in_features, *[width] * depth, out_features]
+    settings = {"in_features": in_features, "width": width, "out_features": out_features, "depth": depth}
+    return Architecture(f"SIREN {'-'.join(map(str, widths))}", "regauge.nets.siren:Siren", settings)
+
+
+def cnn_architecture(activation: Literal["relu", "tanh"], *, in_channels: int) -> Architecture:
+    """The small CNN: three 3 x 3 convolutions of 16 channels and average pooling."""
+    settings = {"in_channels": in_channels, "activation": {"import": f"torch:{activation}"}}
+    return Architecture(f"small CNN, {activation}", "regauge.nets.small_cnn:SmallCNN", settings)
+
+
+def table4_architecture() -> Architecture:
+    """The CNN with seven convolutions of Navon et al. (2024), table 4."""
+    settings = {"plan": TABLE_4, "hidden": [], "classes": 10, "image": 32, "in_channels": 3, "norm": "none"}
+    return Architecture("CNN of table 4", "regauge.nets.vgg:VGG", settings)
+
+
+def uci_mlps(count: int = 100, seed: int = 0) -> Config:
+    """MLPs 30-16-16-2 on UCI breast cancer: 50 epochs of Adam, a sample every 4 steps after 10 epochs.
+
+    Not said: batches (32 here) and learning rate (1e-3).
+
+    References:
+        Paper 000, section 7.2 and its appendix.
+    """
+    return Config(
+        mlp_architecture(30, 16, 16, 2),
+        "breast-cancer",
+        count,
+        seed,
+        epochs=50,
+        batch=32,
+        optimizer=Adam(lr=1e-3),
+        initialization=Initialization(("isotropic",), TINY_SCALE),
+        # 410 examples: 12.8 steps an epoch.
+        checkpoints=Checkpoints(every=4, warmup=128),
+    )
+
+
+def mnist_tiny_mlps(count: int = 50, seed: int = 0) -> Config:
+    """MLPs 784-10-10 on MNIST: 25 epochs of SGD with momentum, a sample every 10 steps after 5 epochs.
+
+    Not said: batches (128 here).
+
+    References:
+        Paper 000, section 7.3 and its appendix.
+    """
+    return _tiny_mlps("mnist", count, seed)
+
+
+def fashion_tiny_mlps(count: int = 50, seed: int = 0) -> Config:
+    """As `mnist_tiny_mlps`, on Fashion-MNIST.
+
+    References:
+        Paper 000, section 7.4.
+    """
+    return _tiny_mlps("fashion-mnist", count, seed)
+
+
+def mnist_mlps(count: int = 10_000, seed: int = 0) -> Config:
+    """MLPs 784-128-128-128-10 on MNIST: 5 epochs, batches of 128, learning rate 5e-3.
+
+    Not said: the optimizer (Adam here).
+
+    References:
+        Navon et al. (2024), appendix, MLP classifiers.
+    """
+    return _mlps("mnist", 784, count, seed)
+
+
+def fashion_mlps(count: int = 10_000, seed: int = 0) -> Config:
+    """As `mnist_mlps`, on Fashion-MNIST."""
+    return _mlps("fashion-mnist", 784, count, seed)
+
+
+def cifar10_mlps(count: int = 10_000, seed: int = 0) -> Config:
+    """As `mnist_mlps`, 3072-128-128-128-10 on CIFAR-10.
+
+    References:
+        Navon et al. (2024), appendix, MLP classifiers.
+    """
+    return _mlps("cifar10", 3072, count, seed)
+
+
+def cifar10_cnns(count: int = 5000, seed: int = 0) -> Config:
+    """The CNN of table 4 on CIFAR-10: 20 epochs of Adam with 1e-4. Not said: batches (128 here).
+
+    References:
+        Navon et al. (2024), appendix, CNN classifiers.
+    """
+    return _table4(None, count, seed)
+
+
+def cifar10_halves(count: int = 5000, seed: int = 0) -> Config:
+    """The same, half of the groups on 95% of the classes 0-4 and 5% of the others, half on the rest.
+
+    References:
+        Navon et al. (2024), section 6, merging networks trained on disjoint data sets.
+    """
+    return _table4(ClassHalves(0.95), count, seed)
+
+
+def small_cnns_relu(count: int = 10_000, seed: int = 0) -> Config:
+    """The small CNN zoo with ReLU, see `small_cnns_tanh`."""
+    return _small_cnns("relu", count, seed)
+
+
+def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> Config:
+    """Small CNNs of very different quality: initialization, learning rate, decay and data differ for each.
+
+    Learning rates are log-uniform in [5e-4, 5e-2], decays in [1e-8, 1e-2]; 10%, 25%, 50% or all of the data. The public
+    zoo is trained for 86 epochs with dropout, on gray images, and draws its optimizer too; here it is 20,000 steps of
+    Adam without dropout, in color, and with decoupled decay.
+
+    References:
+        Unterthiner et al. (2020), section 3 and appendix.
+    """
+    return _small_cnns("tanh", count, seed)
+
+
+def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> Config:
+    """SIRENs 1-32-32-1 that are sine waves, two for each; not said: steps and learning rate (1,000 of Adam, 5e-4 here).
+
+    References:
+        Navon et al. (2024), section 6.1 and appendix; Navon et al. (2023), section 7.
+    """
+    return Config(
+        siren_architecture(1, 32, 1, depth=2),
+        "sine-waves",
+        count,
+        seed,
+        steps=1000,
+        batch=WAVE_POINTS,
+        optimizer=Adam(lr=5e-4),
+        copies=2,
+    )
+
+
+def mnist_inrs(count: int = 60_000, seed: int = 0) -> Config:
+    """SIRENs 2-32-32-1 that are MNIST's training images: 1,000 steps of Adam with 5e-4 on all pixels.
+
+    References:
+        Navon et al. (2023), appendix: their networks add 0.5 to the output, these do not.
+    """
+    return Config(
+        siren_architecture(2, 32, 1, depth=2),
+        "mnist-signals",
+        count,
+        seed,
+        steps=1000,
+        batch=None,
+        optimizer=Adam(lr=5e-4),
+    )
+
+
+def cifar10_inrs(count: int = 250_000, seed: int = 0) -> Config:
+    """SIRENs 2-32-32-32-32-3 that are CIFAR-10's training images, five for each: 10,000 steps of Adam with 1e-4.
+
+    References:
+        Navon et al. (2024), section 6.1 and appendix.
+    """
+    return Config(
+        siren_architecture(2, 32, 3, depth=4),
+        "cifar10-signals",
+        count,
+        seed,
+        steps=10_000,
+        batch=None,
+        optimizer=Adam(lr=1e-4),
+        copies=5,
+    )
+
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    "uci-mlps": uci_mlps,
+    "mnist-tiny-mlps": mnist_tiny_mlps,
+    "fashion-tiny-mlps": fashion_tiny_mlps,
+    "mnist-mlps": mnist_mlps,
+    "fashion-mlps": fashion_mlps,
+    "cifar10-mlps": cifar10_mlps,
+    "cifar10-cnns": cifar10_cnns,
+    "cifar10-halves": cifar10_halves,
+    "small-cnns-relu": small_cnns_relu,
+    "small-cnns-tanh": small_cnns_tanh,
+    "sine-inrs": sine_inrs,
+    "mnist-inrs": mnist_inrs,
+    "cifar10-inrs": cifar10_inrs,
+}
+"""By name, as the command line knows them; every one takes `count` and `seed`."""
+
+
+def _tiny_mlps(data: str, count: int, seed: int) -> Config:
+    return Config(
+        mlp_architecture(784, 10, 10),
+        data,
+        count,
+        seed,
+        epochs=25,
+        batch=128,
+        optimizer=SGD(lr=0.1, momentum=0.9, weight_decay=1e-5),
+        initialization=Initialization(("isotropic",), TINY_SCALE),
+        # 54,000 examples: 422 steps an epoch.
+        checkpoints=Checkpoints(every=10, warmup=2110),
+    )
+
+
+def _mlps(data: str, pixels: int, count: int, seed: int) -> Config:
+    architecture = mlp_architecture(pixels, 128, 128, 128, 10)
+    return Config(architecture, data, count, seed, epochs=5, batch=128, optimizer=Adam(lr=5e-3))
+
+
+def _table4(subset: Subset | None, count: int, seed: int) -> Config:
+    return Config(
+        table4_architecture(), "cifar10", count, seed, epochs=20, batch=128, optimizer=Adam(lr=1e-4), subset=subset
+    )
+
+
+def _small_cnns(activation: Literal["relu", "tanh"], count: int, seed: int) -> Config:
+    return Config(
+        cnn_architecture(activation, in_channels=3),
+        "cifar10",
+        count,
+        seed,
+        steps=20_000,
+        batch=128,
+        optimizer=AdamW(lr=LogUniform(5e-4, 5e-2), weight_decay=LogUniform(1e-8, 1e-2)),
+        initialization=Initialization(("normal", "he", "glorot", "orthogonal"), LogUniform(0.1, 1.0)),
+        subset=Fraction(Choice((0.1, 0.25, 0.5, 1.0))),
+    )

@@ -1,0 +1,77 @@
+"""Presets: architectures of the right size, data that fit them, and a few steps of training."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from regauge.zoo import presets
+from regauge.zoo.training import Examples, train
+
+SIZES = {
+    "uci-mlps": 802,
+    "mnist-tiny-mlps": 7960,
+    "fashion-tiny-mlps": 7960,
+    "mnist-mlps": 134_794,
+    "fashion-mlps": 134_794,
+    "cifar10-mlps": 427_658,
+    "cifar10-cnns": 311_690,
+    "cifar10-halves": 311_690,
+    "small-cnns-relu": 5258,
+    "small-cnns-tanh": 5258,
+    "sine-inrs": 1153,
+    "mnist-inrs": 1185,
+    "cifar10-inrs": 3363,
+}
+SHAPES = {
+    "breast-cancer": (30,),
+    "mnist": (1, 28, 28),
+    "fashion-mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "sine-waves": (1,),
+    "mnist-signals": (2,),
+    "cifar10-signals": (2,),
+}
+
+
+def few(name: str, out: int) -> Examples:
+    """A handful of random examples in the shapes of a data set."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(40, *SHAPES[name], generator=generator)
+    if len(SHAPES[name]) > 1 or name == "breast-cancer":
+        labels = torch.arange(40) % out
+        return Examples(name, inputs, labels, inputs, labels)
+    values = torch.rand(3, 40, out, generator=generator)
+    return Examples(name, inputs, values, inputs, values, is_signals=True)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_presets_train(name: str) -> None:
+    config = presets.PRESETS[name]()
+    assert config.architecture.size == SIZES[name]
+    data = few(config.data, config.architecture.layout[-1].shape[0])
+    short = replace(config, count=2, epochs=None, steps=2, batch=4, group=1, checkpoints=None)
+    rows = [row for block in train(short, data=data) for row in block.rows]
+    assert [row["id"] for row in rows] == [0, 1]
+    assert all(math.isfinite(row["validation_loss"]) for row in rows)
+    assert rows[0]["seed"] != rows[1]["seed"]
+
+
+def test_the_initialization_of_paper_000() -> None:
+    config = replace(presets.uci_mlps(200), epochs=None, steps=1)
+    config = replace(config, checkpoints=presets.Checkpoints(1))
+    start = next(train(config))
+    assert start.rows[0]["step"] == 0
+    values = torch.cat([tensor.flatten() for tensor in start.params.values()])
+    assert float(values.var()) == pytest.approx(0.1, rel=0.02)
+    assert float(values.mean()) == pytest.approx(0, abs=0.01)
+
+
+def test_the_steps_that_paper_000_keeps() -> None:
+    block = presets.uci_mlps()
+    assert block.checkpoints is not None
+    total = block.total_steps(few("breast-cancer", 2))
+    assert total == 62  # 50 epochs of 40 examples in batches of 32
+    assert min(block.checkpoints.steps(1000)) == 128
+    assert sorted(block.checkpoints.steps(140)) == [128, 132, 136]
