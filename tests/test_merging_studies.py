@@ -1,0 +1,69 @@
+"""The studies of merging: what must hold at any scale, however little the networks are trained."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regauge.nets.training import Training
+from regauge.papers import classifiers, merging, resnets
+from regauge.papers.run import Run
+from regauge.papers.table import Table
+
+
+@pytest.fixture(autouse=True)
+def _without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+
+
+def numbers(table: Table, name: str) -> dict[str, list[float]]:
+    return {row.label: list(row.values[name][0]) for row in table.rows if name in row.values}
+
+
+def test_merging_trained_networks(tmp_path: Path) -> None:
+    config = merging.mnist_config("smoke")
+    population = replace(config.population, training=Training(epochs=20, batch=32, lr=5e-3, weight_decay=0.0))
+    table = merging.measure(replace(config, population=population, sets=1), Run("smoke", 0, tmp_path))
+    (loss,), (accuracy,) = (zip(*numbers(table, name).values(), strict=True) for name in ("loss", "accuracy"))
+    labels = list(numbers(table, "loss"))
+    losses = dict(zip(labels, loss, strict=True))
+    assert losses["ensemble: mean of the probabilities"] <= losses["the networks, mean"]  # Jensen's inequality
+    for label in merging.METHODS:
+        if label != "mean as trained":
+            assert losses[label] < losses["mean as trained"]
+            assert numbers(table, "CPU s")[label][0] > 0
+    assert max(accuracy) == dict(zip(labels, accuracy, strict=True))["ensemble: mean of the probabilities"]
+    assert len(table.rows) == 2 + 2 * len(merging.METHODS)
+
+
+def test_equal_networks_are_merged_into_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def equal(*args: Any) -> list[Any]:
+        return [[network] * 6 for (network, *_) in trained(*args)]
+
+    trained = classifiers.networks
+    monkeypatch.setattr(merging, "networks", equal)
+    table = merging.measure(merging.cifar10_config("smoke"), Run("smoke", 0, tmp_path))
+    losses = numbers(table, "loss")
+    for values in losses.values():
+        assert values == pytest.approx(losses["the networks, mean"], rel=1e-4)
+
+
+def test_lines_begin_and_end_at_the_networks_and_statistics_matter(tmp_path: Path) -> None:
+    config = resnets.config("smoke")
+    training = Training(epochs=2, batch=32, lr=5e-3, weight_decay=0.0)
+    population = replace(config.populations[0], training=training)
+    config = replace(config, populations=(population,), pairs=2, points=5)
+    table = resnets.measure(config, Run("smoke", 0, tmp_path))
+    assert [row.label for row in table.rows][:2] == ["x1: as trained", "x1: as trained, new statistics"]
+    ends = {(row.curve[0]["loss"], row.curve[-1]["loss"]) for row in table.rows}
+    assert len(ends) == 1
+    middles = [row.curve[2]["loss"] for row in table.rows]
+    assert len(set(middles)) == len(middles)
+    assert all(torch.tensor(middles).isfinite())
+    stored = [json.loads(path.read_text()) for path in tmp_path.rglob("*.json")]
+    assert len(stored) == 4 + 2 * len(table.rows)
+    again = resnets.measure(config, Run("smoke", 0, tmp_path))
+    assert again == table
