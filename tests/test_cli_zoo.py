@@ -67,6 +67,12 @@ def test_a_population_is_trained_and_a_second_run_goes_on(
     assert "other networks or settings" in capsys.readouterr().err
 
 
+def test_a_preset_is_known_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["zoo", "train", "uci-mlps", "-o", str(tmp_path / "zoo"), "--networks", "2", "--seed", "3"])
+    assert "2 trajectories; 1 of 1 shards" in capsys.readouterr().out
+    assert Store.open(tmp_path / "zoo").about["training"]["seed"] == 3
+
+
 def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoints(tmp_path / "raw")
     options = ["--template", "net{id}_step{step}.pt", "--model", "regauge.nets.mlp:mlp", "--input-shape", "2x4"]
@@ -98,6 +104,7 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
         (["train", "CONFIG:small", "-o", "OUT", "--on", "ray"], "is no place to train; say here, processes"),
         (["train", "CONFIG:small", "-o", "OUT", "--on", "processes:0"], "is no place to train"),
         (["train", "CONFIG:small", "-o", "OUT", "--shard", "0"], "give at least 1"),
+        (["train", "uci-mlp", "-o", "OUT"], "there is no preset 'uci-mlp'; there are uci-mlps, "),
         (["train", "CONFIG:failing", "-o", "OUT"], "'no such set' is no data set"),
         (["info", "OUT"], "there is no store in"),
         (["import", "RAW", "-o", "OUT", "--template", "{id}.ckpt"], "no file below"),

@@ -23,6 +23,7 @@ from regauge.zoo.architecture import Architecture
 from regauge.zoo.jobs import JobsError, dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.driver import MakeExecutor
 from regauge.zoo.jobs.training import plan
+from regauge.zoo.presets import PRESETS
 from regauge.zoo.store import Store, verify
 from regauge.zoo.training import Config
 
@@ -156,7 +157,14 @@ def config_of(options: ZooTrain) -> Config:
     Raises:
         UsageError: There is none of that name.
     """
-    config = call_factory(options.config, "CONFIG")
+    if options.config in PRESETS:
+        config: Any = PRESETS[options.config]()
+    elif ":" in options.config:
+        config = call_factory(options.config, "CONFIG")
+    else:
+        raise UsageError(
+            f"there is no preset {options.config!r}; there are {', '.join(PRESETS)}; or write package.module:factory"
+        )
     if not isinstance(config, Config):
         raise UsageError(f"{options.config!r} returned a {type(config).__name__}; it must return a regauge.zoo Config")
     return replace(

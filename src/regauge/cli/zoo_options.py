@@ -25,7 +25,9 @@ class ZooTrain:
         Positional[str],
         arg(
             metavar="CONFIG",
-            help="A preset by name, or package.module:factory or file.py:factory that returns a Config.",
+            help="A preset, such as uci-mlps, mnist-tiny-mlps, mnist-mlps, cifar10-mlps, cifar10-cnns, "
+            "small-cnns-relu, sine-inrs or mnist-inrs; or package.module:factory or file.py:factory that returns a "
+            "Config.",
         ),
     ]
     output: Output
