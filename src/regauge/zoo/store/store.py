@@ -300,7 +300,7 @@ class Store:
                 shards.read_into(
                     self._file(shard.path).descriptor, buffer[target * width : (target + length) * width], start
                 )
-            params |= unpacked(torch.from_numpy(buffer).view(dtype).view(len(wanted), size), specs)
+            params |= unpacked(torch.from_numpy(buffer).view(len(wanted), width).view(dtype), specs)
         return {spec.name: params[spec.name] for spec in self.architecture.layout}
 
     def split(self, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
