@@ -9,6 +9,7 @@ is solved by coordinate ascent from two starts. Deeper nesting repeats the same 
 All tensors here have one leading axis of independent problems.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -20,10 +21,13 @@ from regauge.align.ascent.places import Family, Tensors, coupled_tensors, group_
 from regauge.align.ascent.problems import solved, where
 from regauge.align.ascent.splitting import Blocks, split
 from regauge.core import element as _element
+from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, ShiftCost, character, closest
 from regauge.core.element import Element, Value, map_value
 from regauge.core.groups import Group
 
+COMPRESSED = 1 << 22
+"""Values of all pairs of blocks above which their inner products are compared instead."""
 SIGN_FAMILIES = 4
 """A base with more families of signs than this keeps them at plus one."""
 
@@ -128,10 +132,11 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
             continue
         size = root.size
         v = size if root.is_permuted else 1
-        left = {key: blocks.a[key].unsqueeze(2).expand(-1, -1, v, *blocks.a[key].shape[2:]) for key in keys}
-        right = {key: b[key].unsqueeze(1 if v > 1 else 2).expand_as(left[key]) for key in keys}
-        flat_a = {key: t.flatten(0, 2) for key, t in left.items()}
-        flat_b = {key: t.flatten(0, 2) for key, t in right.items()}
+        flat_a: dict[str, Tensor] = {}
+        flat_b: dict[str, Tensor] = {}
+        for key in keys:
+            acting = [site for family in together for site in family.sites.get(key, ())]
+            flat_a[key], flat_b[key] = paired(blocks.a[key], b[key], acting, is_permuted=root.is_permuted)
         if len(together) == 1 and not coupled_tensors(together[0]):
             element, gain = solve_family(together[0], flat_a, flat_b)
         else:
@@ -141,6 +146,46 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
         values = {name: _reshaped(element[name], shape) for name in members}
         result.append(_Inner(gain.reshape(shape), values))
     return result
+
+
+def paired(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) -> tuple[Tensor, Tensor]:
+    """Blocks `[problem, block, ...]` of both networks for all pairs of blocks, `[problem * u * v, ...]`.
+
+    Of two large blocks only the inner products of their rows count, over the axes on which no inner group acts. Then
+    these products stand for the first block and an identity matrix for the second: `<A, g B> = <A B^T, g I>`.
+
+    Args:
+        a: Blocks of the first network.
+        b: Blocks of the second network.
+        sites: Where inner groups act.
+        is_permuted: Whether all pairs count, or only each block with itself.
+    """
+    ndim, size = a.ndim - 2, a.shape[1]
+    v = size if is_permuted else 1
+    inner = sorted({s.placement.axis for s in sites} | {axis for s in sites for axis, _ in s.bases if axis is not None})
+    free = [axis for axis in range(ndim) if axis not in inner]
+    rows = math.prod(a.shape[2 + axis] for axis in inner)
+    entries = math.prod(a.shape[2:])
+    is_shifted = any(any(site.placement.shift) for site in sites)
+    if is_shifted or not is_compressed(len(a) * size * v, rows, entries // max(1, rows)):
+        left = a.unsqueeze(2).expand(-1, -1, v, *a.shape[2:])
+        right = b.unsqueeze(1 if v > 1 else 2).expand_as(left)
+        return left.flatten(0, 2), right.flatten(0, 2)
+    x, y = (t.permute(0, 1, *(2 + axis for axis in (*inner, *free))).reshape(len(a), size, rows, -1) for t in (a, b))
+    if v > 1:
+        gram = (x.flatten(1, 2) @ y.flatten(1, 2).mT).reshape(-1, size, rows, size, rows).transpose(2, 3)
+    else:
+        gram = x @ y.mT
+    shape = (*(a.shape[2 + axis] for axis in inner), rows, *[1] * (len(free) - 1))
+    order = [0, *(1 + (*inner, *free).index(axis) for axis in range(ndim))]
+    one = torch.eye(rows, dtype=b.dtype, device=b.device).reshape(1, *shape)
+    count = len(a) * size * v
+    return gram.reshape(count, *shape).permute(order), one.permute(order).expand(count, *one.permute(order).shape[1:])
+
+
+def is_compressed(pairs: int, rows: int, rest: int) -> bool:
+    """Whether the inner products of rows stand for blocks of `rows` times `rest` values."""
+    return rest > rows and pairs * rows * rest > COMPRESSED
 
 
 def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from regauge.align.ascent.blocks import is_compressed
 from regauge.align.ascent.places import Family
 from regauge.core.closest import character
 from regauge.core.groups import Group
@@ -116,7 +117,7 @@ class Sizes:
             for length in lengths.values():
                 rows = length // root.size
                 rest = self.numel(name) // self.symmetry.shapes[name][next(iter(lengths))]
-                one = rows * min(rows, rest) if rest >= rows else rows * rest
+                one = rows * (rows if is_compressed(pairs, rows, rest) else rest)
                 entries += 4 * pairs * one + 2 * whole
         inner = sum(pairs * _characters(g) * _matrix(g) for g in family.members[1:])
         return blocks + 8 * entries + 6 * inner
