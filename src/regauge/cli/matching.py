@@ -24,20 +24,20 @@ def checkpoints_of(
     options: Matching, paths: Sequence[Path], console: Console
 ) -> tuple[rg.Symmetry, nn.Module | None, list[Params]]:
     """Read checkpoints of one architecture, with its symmetry and, where the options name it, its model."""
-    module = None
+    module, name = None, model_of(options, paths[0])
     with console.status("reading the checkpoints"):
         networks = [load(path) for path in paths]
-    if options.model is not None:
+    if name is not None:
         with console.status("building the model"):
-            model = load_model(options.model, options.inputs, values="if small" if options.data is None else "always")
+            model = load_model(name, options.inputs, values="if small" if options.data is None else "always")
         module = model.module
         state = module.state_dict()
         networks = [match(params, state, str(path)) for params, path in zip(networks, paths, strict=True)]
     if options.symmetry is not None:
-        symmetry = rg.Symmetry.from_json(_text(options.symmetry))
+        symmetry = symmetry_file(options.symmetry)
         for params in networks[1:]:
             require_same_shapes(networks[0], params)
-    elif options.model is None:
+    elif name is None:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
     else:
         with console.status("tracing the model"):
@@ -51,6 +51,20 @@ def as_stored(params: Params, path: Path) -> Params:
     is_torch = file.suffix in TORCH_SUFFIXES or ".bin." in file.name
     names = load(file) if is_torch else LazyCheckpoint.open(file).entries
     return {name: params[name] for name in names}
+
+
+def model_of(options: Matching, first: Path) -> str | None:
+    """MODEL, or the first checkpoint where that is a folder in Hugging Face style and nothing else is said."""
+    if options.model is None and options.symmetry is None and (first / "config.json").is_file():
+        return str(first)
+    return options.model
+
+
+def symmetry_file(path: Path) -> rg.Symmetry:
+    """The symmetry that `regauge discover -o` wrote."""
+    if not path.is_file():
+        raise UsageError(f"there is no symmetry {str(path)!r}; `regauge discover MODEL -o {path.name}` writes one")
+    return rg.Symmetry.from_json(path.read_text(encoding="utf-8"))
 
 
 def task_for(options: Matching, module: nn.Module | None, params: Params) -> rg.Task | None:
@@ -93,9 +107,3 @@ def _chosen(options: Matching) -> Method:
             return rg.StraightThrough(init=weights)
         case "sinkhorn":
             return rg.Sinkhorn(loss="l2" if options.data is None else "midpoint", init=weights)
-
-
-def _text(path: Path) -> str:
-    if not path.is_file():
-        raise UsageError(f"there is no symmetry {str(path)!r}; `regauge discover MODEL -o {path.name}` writes one")
-    return path.read_text(encoding="utf-8")

@@ -24,6 +24,7 @@ from regauge.checkpoints.shards import Pieces, Shard, joined, layout
 from regauge.checkpoints.staging import Staging, require_place
 from regauge.cli.discover import find
 from regauge.cli.errors import UsageError
+from regauge.cli.matching import model_of, symmetry_file
 from regauge.cli.models import load_model
 from regauge.cli.options import Streamed
 from regauge.core.element import Element
@@ -231,18 +232,13 @@ def report_lines(label: str, report: dict[str, Any]) -> list[str]:
 def _symmetry_of(
     options: Streamed, first: Path, checkpoints: Sequence[LazyCheckpoint], console: Console
 ) -> rg.Symmetry:
-    params = checkpoints[0].on_meta()
-    model = options.model
+    params, name = checkpoints[0].on_meta(), model_of(options, first)
     if options.symmetry is not None:
-        if not options.symmetry.is_file():
-            raise UsageError(f"there is no symmetry {str(options.symmetry)!r}; `regauge discover MODEL -o` writes one")
-        return rg.Symmetry.from_json(options.symmetry.read_text(encoding="utf-8")).bind(params)
-    if model is None and first.is_dir() and (first / "config.json").is_file():
-        model = str(first)
-    if model is None:
+        return symmetry_file(options.symmetry).bind(params)
+    if name is None:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
     with console.status("tracing the model"):
-        built = load_model(model, options.inputs, values="never")
+        built = load_model(name, options.inputs, values="never")
         match(params, built.module.state_dict(), str(first))
         return find(built, options.inputs).bind(params)
 
