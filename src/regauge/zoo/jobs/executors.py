@@ -1,5 +1,6 @@
 """Where jobs run: processes of this machine, or a cluster through Dask."""
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -55,11 +56,18 @@ def _dask(address: Any, workers: int | None) -> Iterator[Executor]:
             stack.enter_context(one_thread())
             address = stack.enter_context(
                 distributed.LocalCluster(
-                    n_workers=workers or os.cpu_count(), threads_per_worker=1, processes=True, dashboard_address=None
+                    n_workers=workers or os.cpu_count(),
+                    threads_per_worker=1,
+                    processes=True,
+                    dashboard_address=None,
+                    silence_logs=logging.CRITICAL,  # closing it interrupts heartbeats; failed jobs are told anyway
                 )
             )
         client = stack.enter_context(distributed.Client(address))
-        yield stack.enter_context(client.get_executor(retries=RETRIES))
+        executor = client.get_executor(retries=RETRIES)
+        # The driver has waited for all jobs; waiting here would gather results that a dead worker took with it.
+        stack.callback(executor.shutdown, wait=False)
+        yield executor
 
 
 def _begin() -> None:
