@@ -50,7 +50,8 @@ def branching():
             self.layers = model()
 
         def forward(self, x):
-            return self.layers(x) if x.sum() > 1e9 else self.layers(x)
+            y = self.layers(x)
+            return y if y.sum() > 1e9 else -y
 
     return Branching()
 """
@@ -202,6 +203,18 @@ def test_planes_of_networks_with_batch_normalization(folder: Path, capsys: pytes
     save(module(is_normed=True).state_dict(), folder / "nc.safetensors")
     main(["plane", *files("na", "nb", "nc"), *NORMED, "-o", "plane.svg", "--resolution", "2"])
     assert "statistics of batch normalization were recomputed" in capsys.readouterr().out
+
+
+def test_planes_of_models_that_run_one_network_at_a_time_only(folder: Path) -> None:
+    for name in "abc":
+        params = load(folder / f"{name}.safetensors")
+        save({f"layers.{k}": t for k, t in params.items()}, folder / f"l{name}.safetensors")
+    plane = ["plane", *files("la", "lb", "lc"), "--model", "nets.py:branching", "--data", "nets.py:batches"]
+    main([*plane, "-o", "plane.svg", "--resolution", "2"])
+    with torch.no_grad():
+        logits = -torch.func.functional_call(module(), load(folder / "a.safetensors"), (inputs(),))
+    expected = float(nn.functional.cross_entropy(logits, inputs()[:, :3].argmax(1)))
+    assert float(rows(folder / "plane.csv")[0]["loss"]) == pytest.approx(expected, rel=1e-5)
 
 
 # --- repair -----------------------------------------------------------------------------------------------------

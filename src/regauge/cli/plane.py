@@ -2,12 +2,16 @@
 
 from math import inf
 
+import functools
+from collections.abc import Callable, Mapping
+
 from rich.console import Console
 
 import regauge as rg
 from regauge.cli.errors import UsageError
-from regauge.cli.judging import LOSSES, read, require_pictures, save_figure, save_rows, table_of, table_path
+from regauge.cli.judging import LOSSES, Judged, read, require_pictures, save_figure, save_rows, table_of, table_path
 from regauge.cli.options import Plane
+from regauge.core.params import Params
 
 LABELS = ("A", "B", "C")
 
@@ -20,7 +24,7 @@ def run(options: Plane) -> None:
     console = Console(stderr=True)
     judged = read(options, (options.a, options.b, options.c), console)
     with console.status("evaluating the plane"):
-        found = rg.plane(judged.task, *judged.networks, resolution=options.resolution, margin=options.margin)
+        found = _plane(options, judged)
     networks: list[dict[str, float | str]] = [
         {"network": label, "x": x, "y": y, **{name: float(values[k]) for name, values in found.at_points.items()}}
         for k, (label, (x, y)) in enumerate(zip(LABELS, found.points.tolist(), strict=True))
@@ -49,3 +53,20 @@ def run(options: Plane) -> None:
     save_figure(figure, options.output)
     save_rows([*networks, *grid], table_path(options.output))
     print(f"written: {options.output} and {table_path(options.output).name}")
+
+
+def _plane(options: Plane, judged: Judged) -> rg.Plane:
+    """Many networks at a time where the model allows it, else one by one."""
+    evaluated = functools.partial(_evaluated, options, judged)
+    try:
+        return evaluated(judged.task)
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        return evaluated(judged.task.evaluate)
+
+
+def _evaluated(options: Plane, judged: Judged, judge: rg.Task | Callable[[Params], Mapping[str, float]]) -> rg.Plane:
+    buffers = [name for name, _ in judged.module.named_buffers()]
+    a, b, c = judged.networks
+    return rg.plane(judge, a, b, c, resolution=options.resolution, margin=options.margin, buffers=buffers)
