@@ -1,9 +1,8 @@
 """`regauge plane`: the loss over the plane through three checkpoints."""
 
-from math import inf
-
 import functools
 from collections.abc import Callable, Mapping
+from math import inf
 
 from rich.console import Console
 
