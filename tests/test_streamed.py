@@ -1,5 +1,6 @@
 """Streamed alignment: what the in-memory method finds, in less memory, from files that stay on the disk."""
 
+import importlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from regauge.align.streamed.state import State, load_state, save_state
 from regauge.align.streamed.totals import Total, part_cost
 from regauge.checkpoints.lazy import LazyCheckpoint
 from regauge.checkpoints.writing import save
+from regauge.cli.main import main
 from regauge.core.act import Site, resolve
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
@@ -274,3 +276,48 @@ def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], in
     align_streamed(*files, plan, rg.WeightMatching(scales="keep", max_sweeps=1))
     held = resident("VmHWM") - before
     assert held <= plan.peak
+
+
+# --- what others make of it ------------------------------------------------------------------------------------
+
+
+def test_transformers_takes_the_output_as_it_is(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=50,
+        tie_word_embeddings=False,
+        dtype=torch.bfloat16,
+    )
+    for seed, letter in enumerate("ab"):
+        torch.manual_seed(seed)
+        transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / letter, max_shard_size="8KB")
+    main(["align", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "out")])
+    b, out = (transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("b", "out"))
+    tokens = torch.arange(12).reshape(2, 6)
+    assert out.dtype == torch.bfloat16
+    assert {p.name for p in (tmp_path / "b").iterdir()} <= {p.name for p in (tmp_path / "out").iterdir()}
+    assert not torch.equal(out.model.layers[0].mlp.up_proj.weight, b.model.layers[0].mlp.up_proj.weight)
+    torch.testing.assert_close(out.float()(tokens).logits, b.float()(tokens).logits, rtol=0, atol=0.02)
+
+
+def test_large_blocks_are_compared_by_the_products_of_their_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pair = _pair("llama", tmp_path, noise=0.3)
+    blocks = importlib.import_module("regauge.align.ascent.blocks")
+    expected = rg.align(*pair.params, pair.symmetry)
+    monkeypatch.setattr(blocks, "COMPRESSED", 0)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(1, 3, 4, 9, generator=generator, dtype=torch.float64) for _ in range(2))
+    group = Group("g", 4, (Placement("w", 0),))
+    flat_a, flat_b = blocks.paired(a, b, resolve((group,), "w", (4, 9)), is_permuted=True)
+    assert flat_a.shape == flat_b.shape == (9, 4, 4)
+    direct = torch.einsum("ucd,ved->uvce", a[0], b[0]).flatten(0, 1)
+    torch.testing.assert_close(flat_a @ flat_b.mT, direct)
+    _require_same(rg.align(*pair.params, pair.symmetry).element, expected.element)
