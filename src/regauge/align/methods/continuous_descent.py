@@ -51,8 +51,7 @@ class ContinuousDescent:
         checks: How many times h is judged, evenly spaced; the last one is at the end.
 
     References:
-        Theus et al. (2025), Generalized linear mode connectivity for transformers, section 4 (learned matching), which
-        projects free matrices instead.
+        Theus et al. (2025), Generalized linear mode connectivity for transformers, who learn elements on the task loss.
     """
 
     loss: Literal["midpoint", "random"] = "midpoint"
