@@ -102,8 +102,10 @@ def reading(name: str, architecture: Architecture, count: int, folder: Path) -> 
             networks.append({key: file.get_slice(key)[k % SHARD] for key in names})
         return stacked(networks)
 
+    again = store.read([0] * BATCH)
     ways: dict[str, Callable[[list[int]], dict[str, Tensor]]] = {
         "store": store.read,
+        "again": lambda batch: store.read(batch, out=again),
         "parameters": from_parameters,
         "each": lambda batch: stacked([load_file(each / f"{k}.safetensors") for k in batch]),
         "pth": lambda batch: stacked([torch.load(pickled / f"{k}.pth", weights_only=True) for k in batch]),
@@ -114,7 +116,7 @@ def reading(name: str, architecture: Architecture, count: int, folder: Path) -> 
         batch = torch.randint(count, (BATCH,), generator=generator)
         found = {}
         for way, read in ways.items():
-            indices = batch.tolist() if way == "store" else order[batch.numpy()].tolist()
+            indices = batch.tolist() if way in ("store", "again") else order[batch.numpy()].tolist()
             wall, start_cpu = time.perf_counter(), time.process_time()
             found[way] = read(indices)
             if trial:  # the first round fills the caches
@@ -123,9 +125,17 @@ def reading(name: str, architecture: Architecture, count: int, folder: Path) -> 
         for way in ways:
             assert all(torch.equal(found[way][key], found["store"][key]) for key in names), way
     values = count * architecture.size * 4
-    places = {"store": folder / "store", "parameters": by_parameter, "each": each, "pth": pickled}
+    written["again"] = written["store"]
+    places = {
+        "store": folder / "store",
+        "again": folder / "store",
+        "parameters": by_parameter,
+        "each": each,
+        "pth": pickled,
+    }
     titles = {
         "store": "store",
+        "again": "store, in the memory of the last batch",
         "parameters": f"safetensors, {SHARD} networks in a file, one tensor for each parameter",
         "each": "safetensors, one file for each network",
         "pth": "torch.save, one file for each network",
@@ -140,16 +150,18 @@ def reading(name: str, architecture: Architecture, count: int, folder: Path) -> 
 
 
 MEASURED = """
-import json, resource, sys, time
+import json, os, sys, time
 import torch
 from regauge.zoo.store import Store
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-before = peak()
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+before = resident()
 start = time.process_time()
 store = Store.open(sys.argv[1])
 count = len(store)
 opened = time.process_time() - start
-headers = peak() - before
+headers = resident() - before
 start = time.process_time()
 found = store.rows.where(activation="tanh", validation_accuracy=lambda values: values > 0.99)
 first = time.process_time() - start
@@ -160,7 +172,7 @@ start = time.process_time()
 for name in store.rows.names:
     store.rows.column(name)
 rest = time.process_time() - start
-everything = peak() - before
+everything = resident() - before
 start = time.process_time()
 store.split()
 split = time.process_time() - start

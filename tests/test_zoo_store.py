@@ -69,6 +69,24 @@ def test_networks_come_back_bit_for_bit(tmp_path: Path, architecture: Architectu
     )
 
 
+@pytest.mark.parametrize("architecture", [SMALL, MIXED])
+def test_memory_of_a_batch_is_used_again(tmp_path: Path, architecture: Architecture) -> None:
+    store = Store.create(tmp_path / "zoo", architecture)
+    store.append(networks(architecture, 9), numbered(9))
+    first = store.read([1, 2, 3])
+    places = {name: tensor.data_ptr() for name, tensor in first.items()}
+    second = store.read([8, 0, 4], out=first)
+    for name, tensor in store.read([8, 0, 4]).items():
+        assert torch.equal(second[name], tensor)
+        assert second[name].data_ptr() == places[name]
+    with pytest.raises(ValueError, match="`out` has"):
+        store.read([1, 2], out=first)
+    half = Store.create(tmp_path / "half", architecture, storage="float16")
+    half.append(networks(architecture, 3), numbered(3))
+    with pytest.raises(ValueError, match="keeps values as they are"):
+        half.read([0, 1, 2], out=half.read([0, 1, 2]))
+
+
 def test_a_shard_is_a_safetensors_file(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "zoo", SMALL)
     params = networks(SMALL, 3)

@@ -46,6 +46,22 @@ def unpacked(flat: Tensor, specs: list[TensorSpec]) -> Params:
     }
 
 
+def memory_of(tensor: Tensor, size: int) -> Array:
+    """The bytes behind a tensor that begins a batch.
+
+    Raises:
+        ValueError: They are not the memory of a batch of that many bytes.
+    """
+    storage = tensor.untyped_storage()
+    if storage.nbytes() != size or tensor.storage_offset():
+        raise ValueError(
+            f"`out` has {storage.nbytes()} bytes instead of {size}; give what `read` returned for as many networks, "
+            "from a store that keeps values as they are"
+        )
+    memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return memory
+
+
 def runs_of(wanted: Array, order: Array, starts: Array) -> list[tuple[int, int, int, int]]:
     """What to read: (shard, row, position in the result, length), where neighbors in both are read at once."""
     if not len(wanted):

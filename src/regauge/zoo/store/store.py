@@ -21,7 +21,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.zoo.architecture import Architecture
 from regauge.zoo.store import shard as shards
 from regauge.zoo.store.columns import Array, Column, concatenate, encode
-from regauge.zoo.store.packing import STORAGE, are_finite, name_of, parts_of, runs_of, unpacked
+from regauge.zoo.store.packing import STORAGE, are_finite, memory_of, name_of, parts_of, runs_of, unpacked
 from regauge.zoo.store.rows import Indices, Rows
 from regauge.zoo.store.shard import FOLDER, MANIFEST, SUFFIX, Shard
 from regauge.zoo.store.splits import split
@@ -265,13 +265,15 @@ class Store:
             raise ValueError(f"a shard cannot be named {name!r}; use letters, digits, '-', '_', '=' and '.'")
         return self.folder / FOLDER / f"{name}{SUFFIX}"
 
-    def read(self, indices: Iterable[int] | slice | Array) -> Params:
+    def read(self, indices: Iterable[int] | slice | Array, *, out: Params | None = None) -> Params:
         """Some networks, stacked in the order of their numbers in `indices`.
 
         Their values are read at once by position, in the order of the files, and nothing else is.
 
         Args:
             indices: Numbers from 0 to `len(self) - 1`, in any order and repeated if wanted, or a slice.
+            out: What an earlier call returned for as many networks and is no longer needed: its memory is used again,
+                which takes half the time where a batch has tens of megabytes. Values must be stored as they are.
 
         Returns:
             Parameters and buffers with a leading model axis and the dtypes of the architecture. Tensors of one dtype
@@ -279,6 +281,7 @@ class Store:
 
         Raises:
             IndexError: There is no network of that number.
+            ValueError: `out` is of another number of networks, or values are not stored as they are.
         """
         table = self._now
         if isinstance(indices, slice):
@@ -293,7 +296,8 @@ class Store:
             size = sum(spec.size for spec in specs)
             width, name = size * dtype.itemsize, name_of(dtype)
             # numpy asks the system for huge pages: half the time of torch.empty for a batch of tens of megabytes.
-            buffer = np.empty(len(wanted) * width, np.uint8)
+            total = len(wanted) * width
+            buffer = np.empty(total, np.uint8) if out is None else memory_of(out[specs[0].name], total)
             for number, row, target, length in runs:
                 shard = table.shards[number]
                 start = shard.places[f"weights/{name}"].start + row * width
