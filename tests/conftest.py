@@ -1,8 +1,14 @@
 """What several test files share."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
+
+# Tests read data sets from REGAUGE_DATA alone: what a user once downloaded must not change what they do.
+os.environ["REGAUGE_OFFLINE"] = "1"
+os.environ["REGAUGE_CACHE"] = str(Path(tempfile.gettempdir()) / "regauge-tests-have-no-cache")
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,34 @@
 """Data sets: shapes, ranges, checksums, and the sentences about what is missing."""
 
 import gzip
+import hashlib
+import http.server
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from regauge.data.images import CIFAR10_SHA256, MNIST_SHA256, cifar10, digits, has_cifar10, has_mnist, mnist
+from regauge.data import files, images
+from regauge.data.files import DataFile, locate, present
+from regauge.data.images import (
+    CIFAR10_SHA256,
+    FASHION_FILES,
+    MNIST_SHA256,
+    cifar10,
+    digits,
+    fashion_mnist,
+    has_cifar10,
+    has_mnist,
+    mnist,
+)
+from regauge.data.shapes import SHAPES_SHA256, shape
+from regauge.data.tables import breast_cancer
 from regauge.data.text import help_topics, windows
 from regauge.data.waves import waves
 
@@ -31,7 +53,15 @@ def test_digits_are_split_alike_every_time_and_without_overlap() -> None:
     assert len(rows.unique(dim=0)) == len(rows)
 
 
-@needs_mnist
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache, no folder of data, and no downloads."""
+    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+    monkeypatch.setenv("REGAUGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("REGAUGE_OFFLINE", "1")
+    return tmp_path / "cache"
+
+
 def test_normalized_pixels() -> None:
     data = digits()
     normalized = data.normalized(0.25, 0.5)
@@ -40,6 +70,7 @@ def test_normalized_pixels() -> None:
     assert torch.equal(normalized.train_labels, data.train_labels)
 
 
+@needs_mnist
 def test_mnist() -> None:
     data = mnist()
     assert data.train_images.shape == (60000, 1, 28, 28)
@@ -49,15 +80,27 @@ def test_mnist() -> None:
     assert data.train_labels.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
-def test_mnist_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+def test_mnist_without_a_folder(monkeypatch: pytest.MonkeyPatch, nowhere: Path, tmp_path: Path) -> None:
     assert not has_mnist()
-    with pytest.raises(FileNotFoundError, match="set REGAUGE_DATA to a folder with its four IDX files in mnist/"):
+    with pytest.raises(
+        FileNotFoundError, match=r"set REGAUGE_DATA to a folder with 'train-images-idx3-ubyte.gz' in mnist/"
+    ):
         mnist()
     monkeypatch.setenv("REGAUGE_DATA", str(tmp_path))
     assert not has_mnist()
-    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte' is not there \(with or without \.gz\)"):
+    with pytest.raises(FileNotFoundError, match="REGAUGE_OFFLINE forbids to download it"):
         mnist()
+    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte' is not there \(with or without \.gz\)"):
+        mnist(tmp_path)
+
+
+@pytest.mark.skipif(any(present(file) is None for file in FASHION_FILES), reason="Fashion-MNIST is not here")
+def test_fashion_mnist() -> None:
+    data = fashion_mnist()
+    assert data.name == "Fashion-MNIST"
+    assert data.train_images.shape == (60000, 1, 28, 28)
+    assert data.test_labels.bincount().tolist() == [1000] * 10
+    assert data.train_labels[:5].tolist() == [9, 0, 0, 3, 0]
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\x08\x01" + bytes(8)], ids=["empty", "no images"])
@@ -88,19 +131,154 @@ def test_cifar10() -> None:
     assert data.test_labels.bincount().tolist() == [1000] * 10
 
 
-def test_cifar10_that_is_not_there_or_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+def test_cifar10_that_is_not_there_or_another(nowhere: Path, tmp_path: Path) -> None:
     assert not has_cifar10()
-    with pytest.raises(FileNotFoundError, match=r"CIFAR-10 does not ship.*cifar10_jpeg_test.npz in cifar10/"):
+    with pytest.raises(FileNotFoundError, match=r"CIFAR-10 does not ship.*cifar-10-binary.tar.gz' in cifar10/"):
         cifar10()
-    monkeypatch.setenv("REGAUGE_DATA", str(tmp_path))
-    assert not has_cifar10()
-    with pytest.raises(FileNotFoundError, match=r"cifar10_jpeg_train.npz' is not there; CIFAR-10 has two such files"):
-        cifar10()
+    with pytest.raises(FileNotFoundError, match=r"neither cifar-10-binary.tar.gz nor cifar10_jpeg_train.npz"):
+        cifar10(tmp_path)
     for name in CIFAR10_SHA256:
         (tmp_path / name).write_bytes(b"PK")
     with pytest.raises(ValueError, match="is not the file of CIFAR-10: its content has SHA-256"):
         cifar10(tmp_path)
+
+
+def test_the_original_cifar10(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An archive in the layout of the original: one byte for the class, then red, green and blue, row by row."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for k, name in enumerate(["data_batch_1", *(f"data_batch_{n}" for n in range(2, 6)), "test_batch", "readme"]):
+            suffix = ".html" if name == "readme" else ".bin"
+            content = b"".join(
+                bytes([10 * i + k]) + bytes([k]) * 1024 + bytes([i]) * 1024 + bytes(range(256)) * 4 for i in range(2)
+            )
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}{suffix}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    path.write_bytes(buffer.getvalue())
+    with pytest.raises(ValueError, match="is not the file of CIFAR-10"):
+        cifar10(tmp_path)
+    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+    monkeypatch.setattr(images, "CIFAR10_FILE", replace(images.CIFAR10_FILE, sha256=digest))
+    data = cifar10(tmp_path)
+    assert data.name == "CIFAR-10"
+    assert data.train_labels.tolist() == [0, 10, 1, 11, 2, 12, 3, 13, 4, 14]
+    assert data.test_labels.tolist() == [5, 15]
+    assert torch.equal(data.train_images[3, 0] * 255, torch.full((32, 32), 1.0))
+    assert torch.equal(data.train_images[3, 1] * 255, torch.full((32, 32), 1.0))
+    expected = torch.arange(1024).reshape(32, 32) % 256
+    assert torch.equal((data.test_images[0, 2] * 255).round().long(), expected)
+
+
+def test_breast_cancer() -> None:
+    data = breast_cancer()
+    assert data.train_inputs.shape == (455, 30)
+    assert data.test_inputs.shape == (114, 30)
+    assert (data.train_inputs.dtype, data.train_labels.dtype) == (torch.float32, torch.int64)
+    torch.testing.assert_close(data.train_inputs.mean(0), torch.zeros(30), atol=1e-5, rtol=0)
+    torch.testing.assert_close(data.train_inputs.std(0), torch.ones(30), atol=1e-5, rtol=0)
+    both = torch.cat([data.train_labels, data.test_labels])
+    assert both.bincount().tolist() == [212, 357]
+    assert len(torch.cat([data.train_inputs, data.test_inputs]).unique(dim=0)) == 569
+
+
+def test_shapes(nowhere: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"the shape 'spot' does not ship.*it has no public address"):
+        shape("spot")
+    with pytest.raises(FileNotFoundError, match="is not there"):
+        shape("spot", tmp_path)
+    with pytest.raises(ValueError, match=r"no shape 'cube'; choose from \['beast'"):
+        shape("cube")
+    (tmp_path / "spot.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="is not the file of the shape 'spot'"):
+        shape("spot", tmp_path)
+
+
+@pytest.mark.skipif(not os.environ.get("REGAUGE_DATA"), reason="the shapes are not here")
+@pytest.mark.parametrize("name", SHAPES_SHA256)
+def test_shapes_lie_in_the_unit_ball(name: str) -> None:
+    mesh = shape(name)
+    assert float(mesh.vertices.norm(dim=1).max()) == pytest.approx(1, abs=1e-5)
+    assert float(mesh.points.norm(dim=1).max()) <= 1 + 1e-5
+    assert mesh.points.shape == (8192, 3)
+    assert 0 <= int(mesh.faces.min()) <= int(mesh.faces.max()) == len(mesh.vertices) - 1
+    edges = mesh.faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2).sort(1).values
+    uses = edges.unique(dim=0, return_counts=True)[1]
+    assert bool((uses == 2).all()) or not mesh.is_watertight
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    content = b"the data"
+    requests: list[str] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        self.send_response(404 if "missing" in self.path else 200)
+        self.send_header("Content-Length", str(len(self.content)))
+        self.end_headers()
+        self.wfile.write(self.content)
+
+    def log_message(self, *_: object) -> None:
+        """Be quiet."""
+
+
+@pytest.fixture
+def address(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server on this machine that sends the same bytes whatever is asked for."""
+    monkeypatch.delenv("REGAUGE_OFFLINE")
+    Server.requests.clear()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+GOOD = hashlib.sha256(Server.content).hexdigest()
+
+
+def test_a_file_is_downloaded_once(
+    address: str, nowhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = DataFile("the set", "set", "a.bin", GOOD, (f"{address}/missing", f"{address}/there"), ("b.bin",))
+    assert present(file) is None
+    path = locate(file)
+    assert path == nowhere / "set" / "a.bin"
+    assert path.read_bytes() == Server.content
+    assert Server.requests == ["/missing", "/there"]
+    assert locate(file) == path == present(file)
+    assert len(Server.requests) == 2
+    # The user's folder comes first, under any of the names.
+    (tmp_path / "set").mkdir()
+    own = tmp_path / "set" / "b.bin"
+    own.write_bytes(b"mine")
+    monkeypatch.setenv("REGAUGE_DATA", str(tmp_path))
+    assert locate(file) == own
+
+
+def test_what_cannot_be_downloaded(address: str, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = DataFile("the set", "set", "a.bin", "0" * 64, (f"{address}/there",))
+    with pytest.raises(ValueError, match=r"/there sent another file than 'a.bin' of the set"):
+        locate(wrong)
+    assert not [path for path in nowhere.rglob("*") if path.is_file()]
+    away = DataFile("the set", "set", "a.bin", GOOD, (f"{address}/missing",))
+    with pytest.raises(FileNotFoundError, match=r"the set does not ship.*no address answers: .*/missing: 404"):
+        locate(away)
+    count = len(Server.requests)
+    monkeypatch.setenv("REGAUGE_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match="REGAUGE_OFFLINE forbids"):
+        locate(away)
+    assert len(Server.requests) == count
+
+
+def test_the_cache_is_that_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGAUGE_CACHE", raising=False)
+    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+    (folder,) = files.folders("mnist")
+    assert folder.parts[-2:] == ("regauge", "mnist")
 
 
 def test_waves_are_sines_on_two_grids() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
@@ -188,8 +189,18 @@ class _Activation:
 
 def _sine(z: Tensor, slope: Tensor | None) -> None:
     if slope is not None:
-        torch.cos(z, out=slope)
-    z.sin_()
+        _elementwise(np.cos, torch.cos, z, slope)
+    _elementwise(np.sin, torch.sin, z, z)
+
+
+def _elementwise(by_numpy: np.ufunc, by_torch: Callable[..., Tensor], z: Tensor, out: Tensor) -> None:
+    """A function of single values. In single precision on a CPU numpy takes 0.3 to 0.7 of torch's time."""
+    if z.dtype == torch.float32 and z.device.type == "cpu":
+        # A network that diverges is no reason to warn.
+        with np.errstate(all="ignore"):
+            by_numpy(z.numpy(), out=out.numpy())
+    else:
+        by_torch(z, out=out)
 
 
 def _slope(delta: Tensor, _: Tensor, slope: Tensor | None) -> Tensor:
@@ -215,7 +226,7 @@ def _sigmoid(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
 ACTIVATIONS = {
     "identity": _Activation(lambda z, _: z, lambda delta, *_: delta),
     "relu": _Activation(lambda z, _: z.relu_(), _relu),
-    "tanh": _Activation(lambda z, _: z.tanh_(), _tanh),
+    "tanh": _Activation(lambda z, _: _elementwise(np.tanh, torch.tanh, z, z), _tanh),
     "sigmoid": _Activation(lambda z, _: z.sigmoid_(), _sigmoid),
     "sin": _Activation(_sine, _slope),
 }
