@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from regauge.core.act import Site
-from regauge.core.groups import Group
+from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.discover.activations import COPIES
@@ -137,7 +137,8 @@ class _Family:
         direction = torch.linalg.pinv(rows)[:, -1]
         is_zero = gain == 0
         size = torch.where(is_zero, 1.0, gain.abs())
-        element = self._symmetry.identity()
+        local = self._local(name, direction)
+        element = local.identity()
         value = element[self._group.name]
         scale = torch.stack([size ** float(-d) for d in direction], dim=-2)
         sign = value.sign
@@ -147,17 +148,35 @@ class _Family:
             sign = torch.stack(
                 [flipped if f in flips else torch.ones_like(flipped) for f in range(self._group.signs)], -2
             )
-        result = self._symmetry.act(element.replace(self._group.name, replace(value, scale=scale, sign=sign)), params)
+        moved = element.replace(self._group.name, replace(value, scale=scale, sign=sign))
+        result = {**params, **local.act(moved, {key: params[key] for key in local.shapes})}
         if bool(is_zero.any()):
             doubled = torch.stack([torch.where(is_zero, 2.0 ** float(d), 1.0) for d in direction], dim=-2)
-            ones = {key: torch.ones_like(result[key]) for key in self._symmetry.sites}
-            powers = self._symmetry.act(element.replace(self._group.name, replace(value, scale=doubled)), ones)
+            ones = {key: torch.ones_like(result[key]) for key in local.shapes}
+            powers = local.act(element.replace(self._group.name, replace(value, scale=doubled)), ones)
             for key, power in powers.items():
                 if key != name and bool(((power > 1) & (result[key] != 0)).any()):
                     return None
                 result[key] = torch.where(power < 1, 0.0, result[key])
         tied = next((names for names in self._symmetry.tied if name in names), (name,))
         return {**result, **{key: torch.ones_like(result[key]) for key in tied if key in result}}
+
+    def _local(self, name: str, direction: Tensor) -> Symmetry:
+        """The group on what its scales in a direction, or the signs of a gain, multiply; nothing is reordered."""
+        flips = self._flips(self._kept, name)
+
+        def acts(place: Placement) -> bool:
+            power = sum(e * float(d) for e, d in zip(place.scale, direction, strict=True))
+            return abs(power) > 1e-9 or sum(place.sign[f] for f in flips) % 2 == 1
+
+        touched = {p.parameter for p in self._group.placements if acts(p)}
+        bases = [self._symmetry[base] for base in self._group.within]
+        bases = [replace(base, signs=0, scales=0, placements=tuple(map(_bare, base.placements))) for base in bases]
+        groups = [
+            replace(g, is_permuted=False, placements=tuple(p for p in g.placements if p.parameter in touched))
+            for g in (self._group, *bases)
+        ]
+        return Symmetry(tuple(groups), {key: self._symmetry.shapes[key] for key in touched})
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
         """Families of signs that together flip one gain and none of the others; empty where there are none."""
@@ -190,6 +209,10 @@ class _Family:
 
     def _shape(self) -> tuple[int, ...]:
         return (*(self._symmetry[base].size for base in self._group.within), self._group.size)
+
+
+def _bare(place: Placement) -> Placement:
+    return replace(place, scale=(), sign=())
 
 
 def _plus(x: Sequence[int], y: Sequence[int]) -> tuple[int, ...]:
