@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regauge import zoo
     from regauge.align import (
         ActivationMatching,
         AlignManyResult,
@@ -226,6 +227,7 @@ __all__ = [
     "reset_batchnorm",
     "train_path",
     "variance_collapse",
+    "zoo",
 ]
 
 
@@ -241,6 +243,8 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
+    if name == "zoo":
+        return import_module("regauge.zoo")
     if name not in _HOMES:
         raise AttributeError(f"module 'regauge' has no attribute {name!r}; its names are {__all__}")
     value = getattr(import_module(_HOMES[name]), name)
