@@ -89,6 +89,35 @@ def test_gradients_are_those_of_autograd(name: str, kind: str) -> None:
             torch.testing.assert_close(gradient[k], tensor.grad, rtol=1e-11, atol=1e-12, msg=lambda m, key=key: key + m)
 
 
+@pytest.mark.parametrize("name", ["sine", "tanh"])
+def test_single_precision_loses_little(name: str) -> None:
+    """In single precision the functions of the hidden layers are numpy's."""
+    module = CHAINS[name].double()
+    links = chain_of(module, reads_vectors=True)
+    assert links is not None
+    generator = torch.Generator().manual_seed(0)
+    params = {
+        key: torch.randn(3, *tensor.shape, dtype=torch.float64, generator=generator)
+        for key, tensor in module.state_dict().items()
+    }
+    size = params["layers.0.weight"].shape[2]
+    inputs = torch.randn(1, BATCH, size, dtype=torch.float64, generator=generator)
+    targets = torch.zeros(1, BATCH, len(module.state_dict()["layers.2.bias"]), dtype=torch.float64)
+    losses, gradients = Chain(links).gradients(params, inputs, targets)
+    single = {key: tensor.float() for key, tensor in params.items()}
+    losses_single, gradients_single = Chain(links).gradients(single, inputs.float(), targets.float())
+    torch.testing.assert_close(losses_single.double(), losses, rtol=1e-4, atol=1e-4)
+    for gradient, other in zip(gradients_single, gradients, strict=True):
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-3, atol=1e-4)
+    # What diverges is no reason to warn, and stays where it is.
+    single["layers.0.weight"][1] = float("nan")
+    losses, gradients = Chain(links).gradients(single, inputs.float(), targets.float())
+    assert losses.isfinite().tolist() == [True, False, True]
+    assert torch.equal(losses[::2], losses_single[::2])
+    assert torch.equal(gradients[0][::2], gradients_single[0][::2])
+
+
 def test_the_links_of_a_siren() -> None:
     links = chain_of(Siren(2, 6, 1, depth=2, omega=3.0), reads_vectors=True)
     assert links is not None

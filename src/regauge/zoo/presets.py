@@ -33,8 +33,8 @@ def siren_architecture(in_features: int, width: int, out_features: int, *, depth
 
 def cnn_architecture(activation: Literal["relu", "tanh"], *, in_channels: int) -> Architecture:
     """The small CNN: three 3 x 3 convolutions of 16 channels and average pooling."""
-    settings = {"in_channels": in_channels, "activation": {"import": f"torch:{activation}"}}
-    return Architecture(f"small CNN, {activation}", "regauge.nets.small_cnn:SmallCNN", settings)
+    settings = {"channels": [in_channels, 16, 16, 16], "activation": activation}
+    return Architecture(f"small CNN, {activation}", "regauge.zoo.formats.modules:SmallCNN", settings)
 
 
 def table4_architecture() -> Architecture:
