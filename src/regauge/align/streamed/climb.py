@@ -125,6 +125,7 @@ class _Climb:
         self._is_balanced = method.scales == "balance" and any(group.scales for group in plan.symmetry.groups)
         self._timings: list[Timing] = []
         self._total = state.element
+        self._active: dict[int, set[str]] = {}  # By the ids of elements that live until they are looked up anew.
         self._saved = time.monotonic()
         self._scale = 0.0  # sum |a| |b|
         self._identity = self._crossed = 0.0
@@ -315,6 +316,7 @@ class _Climb:
 
     def _refresh(self) -> None:
         """What moves the second network's values as they are in the file: balance, then the element so far."""
+        self._active.clear()
         right = self._state.right
         element = self._state.element
         self._total = element if right is None else self._symmetry.compose(element, right)
@@ -349,8 +351,14 @@ class _Climb:
         return dot(x, y) - ((dot(y, y) - start) / 2 if is_shifting else 0.0)
 
     def _moved(self, name: str, tensor: Tensor, element: Element) -> Tensor:
-        sites = {name: self._symmetry.sites[name]}
-        return _act.act(self._symmetry.groups, sites, element, {name: tensor}, {name: tensor.ndim})[name]
+        """A tensor moved by an element; groups for which it is the identity are passed over."""
+        if id(element) not in self._active:
+            self._active[id(element)] = active_groups(element)
+        active = self._active[id(element)]
+        sites = [site for site in self._symmetry.sites[name] if site.group.name in active]
+        if not sites:
+            return tensor
+        return _act.act(self._symmetry.groups, {name: sites}, element, {name: tensor}, {name: tensor.ndim})[name]
 
     def _add(
         self,
@@ -441,6 +449,27 @@ class _Climb:
 
     def _bytes(self, names: Sequence[str]) -> int:
         return sum(self._a.entries[n].nbytes + self._b.entries[n].nbytes for n in names)
+
+
+def active_groups(element: Element) -> set[str]:
+    """The groups for which an element is more than the identity."""
+    result = set()
+    for name, value in element.items():
+        blanks = {"perm": None, "scale": 1, "sign": 1, "shift": 0, "matrix": None}
+        for field, blank in blanks.items():
+            tensor = getattr(value, field)
+            if tensor is None:
+                continue
+            if field == "perm":
+                is_blank = bool((tensor == torch.arange(tensor.shape[-1])).all())
+            elif field == "matrix":
+                is_blank = bool((tensor == torch.eye(tensor.shape[-1], dtype=tensor.dtype)).all())
+            else:
+                is_blank = bool((tensor == blank).all())
+            if not is_blank:
+                result.add(name)
+                break
+    return result
 
 
 def _ndims(tensors: Mapping[str, Tensor]) -> dict[str, int]:
