@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import time
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,18 @@ def test_rows_without_a_value_meet_no_condition(tmp_path: Path) -> None:
     assert store.rows.where(loss=None).tolist() == [1]
 
 
-def test_splits_keep_trajectories_together_and_never_change(tmp_path: Path) -> None:
+def specified(identity: int, salt: str) -> float:
+    """Where a trajectory falls, with Python's integers."""
+    wrap = 2**64 - 1
+    z = (
+        identity * 0x9E3779B97F4A7C15 + int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little")
+    ) & wrap
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & wrap
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & wrap
+    return ((z ^ (z >> 31)) >> 11) / 2**53
+
+
+def test_splits_keep_trajectories_together_and_never_change() -> None:
     ids = np.repeat(np.arange(4000), 3)
     parts = split(ids, {"a": 0.5, "b": 0.3, "c": 0.2}, salt="one")
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(12000))
@@ -217,8 +229,11 @@ def test_splits_keep_trajectories_together_and_never_change(tmp_path: Path) -> N
     assert {100 + k for k in fewer["a"].tolist()} == {k for k in owner["a"] if 100 <= k < 200}
     other = split(ids, {"a": 0.5, "b": 0.3, "c": 0.2}, salt="two")
     assert set(ids[other["a"]].tolist()) != owner["a"]
-    # Fixed by the specification: the same on every machine and in every version.
+    # The same on every machine and in every version: docs/store.md says how.
     assert split(np.arange(20))["test"].tolist() == [3, 16]
+    assert split(ids, {"a": 0.5, "b": 0.3, "c": 0.2}, salt="one")["b"].tolist() == [
+        k for k, identity in enumerate(ids.tolist()) if 0.5 <= specified(identity, "one") < 0.8
+    ]
     with pytest.raises(ValueError, match="add up to one"):
         split(ids, {"a": 0.5, "b": 0.6})
 

@@ -26,12 +26,13 @@ class Tree:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._archive: zipfile.ZipFile | None = None
         if self.path.is_dir():
             files = (file for file in self.path.rglob("*") if file.is_file())
             self.names = sorted(file.relative_to(self.path).as_posix() for file in files)
         elif zipfile.is_zipfile(self.path):
-            with zipfile.ZipFile(self.path) as archive:
-                self.names = sorted(name for name in archive.namelist() if not name.endswith("/"))
+            self._archive = zipfile.ZipFile(self.path)  # open as long as it is used: its list of files is long
+            self.names = sorted(name for name in self._archive.namelist() if not name.endswith("/"))
         elif self.path.exists():
             raise ValueError(f"{str(self.path)!r} is neither a folder nor a zip file; unpack it, and give the folder")
         else:
@@ -39,10 +40,7 @@ class Tree:
 
     def read(self, name: str) -> bytes:
         """The content of one file."""
-        if self.path.is_dir():
-            return (self.path / name).read_bytes()
-        with zipfile.ZipFile(self.path) as archive:
-            return archive.read(name)
+        return (self.path / name).read_bytes() if self._archive is None else self._archive.read(name)
 
     def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
         """A state dictionary, and what lies beside its tensors.
