@@ -17,7 +17,7 @@ from regauge.align.matching import Method
 from regauge.checkpoints.reading import load
 from regauge.checkpoints.writing import save_text
 from regauge.core.params import Params
-from regauge.zoo.store import Store
+from regauge.zoo.store import Store, path_of
 
 Compare = Callable[[Params, Params], Tensor]
 """From two populations `[n, ...]` and `[m, ...]` to what relates each pair, `[n, m]`; picklable."""
@@ -52,7 +52,7 @@ class AlignShards:
 
     def is_done(self, key: str) -> bool:
         """Whether the aligned shard is in the target."""
-        return Store.open(self.target).has(key)
+        return path_of(self.target, key).exists()
 
     def __call__(self, key: str) -> None:
         """Align one shard."""

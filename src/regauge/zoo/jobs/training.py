@@ -9,7 +9,7 @@ import torch
 
 from regauge.core.symmetry import Symmetry
 from regauge.discover import discover
-from regauge.zoo.store import Store
+from regauge.zoo.store import Store, path_of
 from regauge.zoo.training import Config, load_examples, train
 
 SHARD = 512
@@ -39,7 +39,7 @@ class TrainShards:
 
     def is_done(self, key: int) -> bool:
         """Whether the shard is in the store."""
-        return Store.open(self.folder).has(self.name(key))
+        return path_of(self.folder, self.name(key)).exists()
 
     def name(self, key: int) -> str:
         """Of the shard."""

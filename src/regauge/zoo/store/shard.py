@@ -7,6 +7,7 @@ that opening thousands of shards takes little; any other program reads a shard a
 import hashlib
 import json
 import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ FOLDER = "shards"
 MANIFEST = "store.json"
 """What a store's folder holds: the manifest, and the folder of the shards."""
 PARTIAL = ".partial"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]*")
+"""Names that shards can have."""
 LARGEST_HEADER = 100_000_000
 """Bytes; the limit of safetensors itself."""
 BLANK = "0" * 64
@@ -70,6 +73,17 @@ class Shard:
     columns: Mapping[str, Any]
     places: Mapping[str, Place]
     checksum: str
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """The file of the shard of that name in the store of a folder, whether or not it is there.
+
+    Raises:
+        ValueError: The name is not usable in a file's name.
+    """
+    if not NAME.fullmatch(name):
+        raise ValueError(f"a shard cannot be named {name!r}; use letters, digits, '-', '_', '=' and '.'")
+    return folder / FOLDER / f"{name}{SUFFIX}"
 
 
 def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Column], count: int) -> Path:

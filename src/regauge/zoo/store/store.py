@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import threading
 import uuid
 from collections import OrderedDict
@@ -33,7 +32,6 @@ OPEN_FILES = 128
 """How many shards a reader keeps open."""
 FINITE = "is_finite"
 """The column in which a network with NaN or Inf is marked."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]*")
 
 
 class Store:
@@ -119,7 +117,8 @@ class Store:
                     f"{str(folder)!r} holds a store of other networks or settings; open it, or choose another folder"
                 )
             return store
-        if folder.exists() and any(not name.startswith(".") for name in os.listdir(folder) if name != FOLDER):
+        own = (FOLDER, MANIFEST)  # another process may be creating the same store right now
+        if folder.exists() and any(not name.startswith(".") for name in os.listdir(folder) if name not in own):
             raise FileExistsError(f"{str(folder)!r} holds other files; choose a new or empty folder for a store")
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         save_text(text, manifest)
@@ -261,9 +260,7 @@ class Store:
         Raises:
             ValueError: The name is not usable in a file's name.
         """
-        if not NAME.fullmatch(name):
-            raise ValueError(f"a shard cannot be named {name!r}; use letters, digits, '-', '_', '=' and '.'")
-        return self.folder / FOLDER / f"{name}{SUFFIX}"
+        return shards.path_of(self.folder, name)
 
     def read(self, indices: Iterable[int] | slice | Array, *, out: Params | None = None) -> Params:
         """Some networks, stacked in the order of their numbers in `indices`.
