@@ -1,8 +1,8 @@
 """How many networks a core trains in a minute, against the loop that everybody writes first.
 
-The loop trains one module after the other with `torch.optim.Adam` as it comes. `rg.zoo.train` chooses the back end. Both
-read the same batches, in float32, on one thread; times are CPU seconds between the first step and the last, without
-initialization; rounds alternate, and medians are printed.
+The loop trains one module after the other with `torch.optim.Adam` as it comes. `rg.zoo.train` chooses the back end.
+Both read batches of the same examples, in float32, on one thread; times are CPU seconds between the first step and the
+last, without initialization; rounds alternate, and medians are printed.
 
     OMP_NUM_THREADS=1 python benchmarks/populations.py [part of a name, for some of the rows] [--rounds 5]
 """
@@ -14,16 +14,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from regauge.zoo.presets import (
-    cnn_architecture,
-    mlp_architecture,
-    siren_architecture,
-    table4_architecture,
-)
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.presets import cnn_architecture, mlp_architecture, siren_architecture, table4_architecture
 from regauge.zoo.training import Adam, Checkpoints, Config, Examples, LogUniform, train
 from regauge.zoo.training.program import mean_loss
+
+
+class PooledCNN(nn.Module):
+    """Three 3 x 3 convolutions of 16 channels, 2 x 2 maxima behind two of them, the mean over positions, linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(before, 16, 3, padding=1) for before in (3, 16, 16))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.convolutions
+        x = functional.max_pool2d(functional.relu(first(x)), 2)
+        x = functional.max_pool2d(functional.relu(second(x)), 2)
+        return self.head(functional.relu(third(x)).mean((2, 3)))
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,9 @@ def cases() -> list[Case]:
     def population(architecture, count: int, steps: int, optimizer: Adam = one, **changes) -> Config:
         return Config(architecture, "random", count, steps=steps, optimizer=optimizer, checkpoints=start, **changes)
 
+    siren, deep = siren_architecture(2, 32, 1, depth=2), siren_architecture(2, 32, 3, depth=4)
+    pooled = Architecture("pooled CNN", f"{__name__}:PooledCNN", {})
+    gray, color = (cnn_architecture("relu", in_channels=channels) for channels in (1, 3))
     tiny, small, large = mlp(30, 16, 16, 2), mlp(784, 10, 10), mlp(784, 128, 128, 128, 10)
     digits = examples(1, 28, 28, classes=10)
     colors = examples(3, 32, 32, classes=10)
@@ -82,12 +97,13 @@ def cases() -> list[Case]:
         Case("784-10-10, own batches", population(small, 128, 20, group=1), digits, 2345, 4),
         Case("784-128-128-128-10", population(large, 32, 20), digits, 2345, 4, products),
         Case("784-128-128-128-10, own settings", population(large, 32, 20, each), digits, 2345, 4, products),
-        Case("SIREN 2-32-32-1", population(siren_architecture(2, 32, 1, depth=2), 32, 20, batch=None), pixels(28, 1, 32), 1000, 4),
-        Case("SIREN 2-32-32-32-32-3", population(siren_architecture(2, 32, 3, depth=4), 16, 20, batch=None), pixels(32, 3, 16), 10_000, 2),
-        Case("small CNN, 28 x 28 gray", population(cnn_architecture("relu", in_channels=1), 4, 20), digits, 2345, 2),
-        Case("small CNN, 32 x 32 color", population(cnn_architecture("relu", in_channels=3), 4, 20), colors, 1955, 2),
+        Case("SIREN 2-32-32-1", population(siren, 20, 20, batch=None), pixels(28, 1, 20), 1000, 4),
+        Case("SIREN 2-32-32-32-32-3", population(deep, 8, 20, batch=None), pixels(32, 3, 8), 10_000, 2),
+        Case("small CNN, stride 2, 28 x 28 gray", population(gray, 8, 20), digits, 2345, 4),
+        Case("small CNN, stride 2, 32 x 32 color", population(color, 8, 20), colors, 1955, 4),
+        Case("small CNN, max pooling, 32 x 32 color", population(pooled, 4, 8), colors, 1955, 2),
         Case("CNN of table 4", population(table4_architecture(), 1, 4), colors, 7030, 1),
-    ]  # fmt: skip
+    ]
 
 
 def seconds(run: Callable[[], object]) -> float:

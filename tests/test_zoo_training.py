@@ -35,6 +35,7 @@ from regauge.zoo.training import (
     OneCycle,
     Uniform,
     load_examples,
+    loop,
     train,
 )
 from regauge.zoo.training.config import Subset
@@ -167,6 +168,35 @@ def test_any_module_is_trained_as_chains_are(name: str, monkeypatch: pytest.Monk
     expected, _ = trained(config, data)
     monkeypatch.setattr("regauge.zoo.training.trainer.chain_of", lambda module, **_: None)
     assert_same(expected, trained(config, data, backend="stacked")[0])
+
+
+class Comparing(nn.Module):
+    """Compares the examples of a batch, without any layer that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x).mean((2, 3))
+        result: Tensor = self.head(torch.tanh(h - h.mean(0)))
+        return result
+
+
+@pytest.mark.parametrize("name", ["Comparing", "Branchless", "Plain"])
+def test_batches_are_read_in_pieces_only_where_that_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"channels": [1, 4, 4], "classes": 3, "activation": "tanh"}
+    plain = Architecture("plain", "regauge.zoo.formats.modules:SmallCNN", settings)
+    architecture = plain if name == "Plain" else Architecture(name, f"{__name__}:{name}", {})
+    data = classes(1, 7, 7)
+    batch = data.inputs[:8]
+    chosen = config(architecture, count=3)
+    expected, rows = trained(chosen, data)
+    monkeypatch.setattr(loop, "PIECE_BYTES", 500)
+    assert (loop.pieces_of(architecture.module(), batch) > 1) == (name == "Plain")
+    networks, own_rows = trained(chosen, data)
+    assert_same(expected, networks)
+    assert own_rows[1, 12]["train_loss"] == pytest.approx(rows[1, 12]["train_loss"], rel=1e-9)
 
 
 def test_a_network_is_what_plain_torch_makes_of_it() -> None:

@@ -113,7 +113,8 @@ class Batches:
             return self.examples.inputs.unsqueeze(0), targets
         rows = [feed.indices(step) for feed in self.feeds]
         indices = torch.stack(rows).to(self.examples.inputs.device)
-        inputs = self.examples.inputs.index_select(0, indices.flatten()).unflatten(0, indices.shape)
+        flat = self.examples.inputs.index_select(0, indices.flatten())
+        inputs = flat.reshape(*indices.shape, *flat.shape[1:])
         if not self.examples.is_signals:
             return inputs, self.targets[indices]
         members = len(self.targets) // len(rows)
