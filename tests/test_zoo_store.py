@@ -198,6 +198,18 @@ def test_rows_are_found_by_conditions(tmp_path: Path) -> None:
         rows.where(acuracy=1)
 
 
+def test_columns_in_words(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "zoo", SMALL)
+    rows = [{"id": 2**60 + 1, "step": 5, "loss": 0.25, "name": "a"}, {"id": 7, "step": 5, "loss": float("inf")}]
+    store.append(networks(SMALL, 2), rows)
+    words = store.rows.summary()
+    assert words["id"] == "7 to 1152921504606846977"
+    assert words["step"] == "5"
+    assert words["loss"] == "0.25, 1 not finite"
+    assert words["name"] == "a, 1 of 2 without"
+    assert words["is_finite"] == "2 true, 0 false"
+
+
 def test_rows_without_a_value_meet_no_condition(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "zoo", SMALL)
     store.append(networks(SMALL, 2), [{"id": 0, "step": 0, "loss": 0.0}, {"id": 1, "step": 0}])

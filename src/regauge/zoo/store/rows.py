@@ -112,9 +112,6 @@ def _words(column: Column, count: int) -> str:
     if not len(finite):
         return f"no finite value{rest}"
     low, high = finite.min().item(), finite.max().item()
+    ends = [str(end) if column.kind == "int" else f"{end:.6g}" for end in ((low,) if low == high else (low, high))]
     strange = len(values) - len(finite)
-    return (
-        (f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}")
-        + (f", {strange} not finite" if strange else "")
-        + rest
-    )
+    return " to ".join(ends) + (f", {strange} not finite" if strange else "") + rest
