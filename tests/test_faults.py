@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,14 @@ def test_what_cannot_stream_is_said(
     more: tuple[str, ...], sentence: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sentence in _refused(_arguments("merge", pair, pair[0].parent / "out", *more), capsys)
+
+
+def test_a_symmetry_of_folded_networks_is_for_folded_networks(
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = replace(SYMMETRY.bind(_params(0)), ones=("extra",)).to_json()
+    (pair[0].parent / "symmetry.json").write_text(text)
+    assert "'extra' is not" in _refused(_arguments("align", pair, pair[0].parent / "out"), capsys)
 
 
 def test_rules_that_look_at_whole_tensors_cannot_stream(

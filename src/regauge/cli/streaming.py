@@ -101,6 +101,8 @@ def job_of(options: Streamed, paths: Sequence[Path], out: Path, *, source: int, 
         checkpoints = tuple(stack.enter_context(LazyCheckpoint.open(path)) for path in paths)
         require_alike(checkpoints, [str(path) for path in paths])
         symmetry = _symmetry_of(options, paths[0], checkpoints, console)
+        for checkpoint in checkpoints:
+            symmetry.require_ones({name: checkpoint.read(name) for name in symmetry.ones if name in checkpoint.entries})
         method = rg.WeightMatching(scales=options.scales)
         is_balanced = method.scales == "balance" and any(group.scales for group in symmetry.groups)
         plans = []
