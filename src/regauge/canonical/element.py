@@ -23,7 +23,7 @@ from regauge.canonical.units import gather, unit_index
 from regauge.core import element as _element
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
-from regauge.core.rotations import keeping_ones, zero_sum_basis
+from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 from regauge.core.symmetry import Symmetry
 
 TIE, COARSEST = 64, 1e-3
@@ -165,6 +165,8 @@ class _Work:
         found = vectors.flip(-1).mT
         if self.symmetry[step.group].keeps_ones:
             found = keeping_ones(found)
+        if self.symmetry[step.group].is_proper:
+            found = without_reflection(found.mT).mT
         return Value(matrix=self._where_regular(step.group, found))
 
     def coordinates(self, place: Place) -> Tensor:
@@ -174,7 +176,10 @@ class _Work:
 
     def reflect(self, step: SignStep) -> Value:
         """The matrix that flips the coordinates which should be flipped."""
-        matrix = torch.diag_embed(self.signs(step))
+        signs = self.signs(step)
+        if self.symmetry[step.group].is_proper:  # An even number of coordinates: the last one follows the others.
+            signs = torch.cat([signs[..., :-1], signs[..., :-1].prod(-1, keepdim=True)], -1)
+        matrix = torch.diag_embed(signs)
         return Value(matrix=keeping_ones(matrix) if self.symmetry[step.group].keeps_ones else matrix)
 
     def signs(self, step: SignStep) -> Tensor:

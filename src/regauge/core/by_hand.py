@@ -69,20 +69,20 @@ def _placement(
     if kind == "dihedral":
         shift = math.pi / omega if is_bias and not is_inverse else 0.0
         return replace(place, sign=(1,), parity=(int(is_inverse),), shift=(shift,))
-    if kind in ("orthogonal", "centered", "linear"):
+    if kind in ("orthogonal", "centered", "rotation", "linear"):
         return replace(place, is_inverse=is_inverse)
     raise ValueError(
         f"kind {kind!r} cannot be written as axes; choose permutation, signed, dihedral, scaled, orthogonal, "
-        "centered or linear, or build Group and Placement objects for nested groups"
+        "centered, rotation or linear, or build Group and Placement objects for nested groups"
     )
 
 
 def _group(name: str, kind: Kind, placements: tuple[Placement, ...]) -> Group:
     if kind == "linear":
         return Group(name, 0, placements, is_permuted=False, matrix="linear")
-    if kind in ("orthogonal", "centered"):
-        keeps_ones = kind == "centered"
-        return Group(name, 0, placements, is_permuted=False, matrix="orthogonal", keeps_ones=keeps_ones)
+    if kind in ("orthogonal", "centered", "rotation"):
+        group = Group(name, 0, placements, is_permuted=False, matrix="orthogonal")
+        return replace(group, keeps_ones=kind == "centered", is_proper=kind == "rotation")
     return Group(
         name,
         0,

@@ -10,7 +10,7 @@ from torch import Tensor
 from regauge.core.assignment import Floats, assign, assign_many
 from regauge.core.element import Value
 from regauge.core.groups import Group, Placement
-from regauge.core.rotations import keeping_ones, zero_sum_basis
+from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 from regauge.core.signs import SignCode
 
 PULL = 1e-9
@@ -113,6 +113,7 @@ def closest(
     | signed | assignment on the best sign pattern of each pair: `abs(C)` where there is one character |
     | dihedral | the same; for each pair, pattern and parity the best shift is the nearest integer of that parity |
     | orthogonal | `U V^T` of `C = U S V^T` (Procrustes) |
+    | rotation | the same with the smallest singular value counted negative where that avoids a reflection (Kabsch) |
     | centered | the same among the vectors whose sum is zero; the ones stay |
     | linear | the same: the best *orthogonal* matrix, since the objective is unbounded over all invertible ones |
 
@@ -165,15 +166,20 @@ def _procrustes(group: Group, c: Tensor) -> Closest:
             f"the cost of group {group.name!r} holds NaN or Inf; the weights or activations that it was computed "
             "from are not finite, or overflowed"
         )
-    basis = zero_sum_basis(group.size)
-    matrix = keeping_ones(_nearest_rotation(basis @ c @ basis.mT)) if group.keeps_ones else _nearest_rotation(c)
+    if group.keeps_ones:
+        basis = zero_sum_basis(group.size)
+        matrix = keeping_ones(_nearest_rotation(basis @ c @ basis.mT))
+    else:
+        matrix = _nearest_rotation(c, is_proper=group.is_proper)
     return Closest(Value(matrix=matrix), (matrix * c).sum((-1, -2)))
 
 
-def _nearest_rotation(c: Tensor) -> Tensor:
+def _nearest_rotation(c: Tensor, *, is_proper: bool = False) -> Tensor:
     # Where C has no full rank many rotations are equally good; a weak pull chooses the one that turns least.
     pull = PULL * torch.linalg.matrix_norm(c)[..., None, None] * torch.eye(c.shape[-1], dtype=c.dtype)
     u, _, vh = torch.linalg.svd(c + pull)
+    if is_proper:
+        u, vh = without_reflection(u), without_reflection(vh.mT).mT
     matrix: Tensor = u @ vh
     return matrix
 

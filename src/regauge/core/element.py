@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.groups import Group
-from regauge.core.rotations import keeping_ones
+from regauge.core.rotations import keeping_ones, without_reflection
 
 PARTS = ("permutation", "sign", "scale", "shift", "linear")
 
@@ -128,7 +128,7 @@ def random(
 ) -> Element:
     """A random element: uniform permutations and signs, scales in [1/2, 2], shifts in {-1, 0, 1}.
 
-    Orthogonal values are uniform (Haar); invertible ones have singular values in [1/2, 2].
+    Orthogonal values and rotations are uniform (Haar); invertible ones have singular values in [1/2, 2].
     """
     require_parts(parts)
     element = identity(groups, batch)
@@ -317,6 +317,8 @@ def _random_matrix(shape: torch.Size, group: Group, generator: torch.Generator) 
     if group.keeps_ones:
         smaller = torch.Size((*shape[:-2], group.size - 1, group.size - 1))
         return keeping_ones(haar(smaller))
+    if group.is_proper:
+        return without_reflection(haar(shape))
     if group.matrix == "orthogonal":
         return haar(shape)
     noise = torch.rand(shape[:-1], generator=generator, device=generator.device, dtype=torch.float64).cpu()

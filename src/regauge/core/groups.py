@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["permutation", "signed", "dihedral", "scaled", "orthogonal", "centered", "linear", "nested"]
+Kind = Literal["permutation", "signed", "dihedral", "scaled", "orthogonal", "centered", "rotation", "linear", "nested"]
 Matrix = Literal["none", "orthogonal", "linear"]
 
 
@@ -69,6 +69,8 @@ class Group:
         shifts: Number of independent families of half-period shifts per unit (periodic activations).
         matrix: Whether a whole rotation or an invertible matrix acts instead.
         keeps_ones: Only rotations that leave the vector of all ones where it is: what LayerNorm lets through.
+        is_proper: Only rotations proper, without reflections: for two units an angle, which is all that commutes with
+            the rotary positions of attention.
         within: Names of the groups in which it is repeated: one independent copy per index of these.
         is_base: Whether another group is repeated within this one.
     """
@@ -82,6 +84,7 @@ class Group:
     shifts: int = 0
     matrix: Matrix = "none"
     keeps_ones: bool = False
+    is_proper: bool = False
     within: tuple[str, ...] = ()
     is_base: bool = False
 
@@ -99,6 +102,11 @@ class Group:
                 f"group {self.name!r} keeps the vector of all ones, which only a choice among rotations can mean, but "
                 f"its matrix is {self.matrix!r}; write matrix='orthogonal'"
             )
+        if self.is_proper and (self.matrix != "orthogonal" or self.keeps_ones):
+            raise ValueError(
+                f"group {self.name!r} is proper, which says that rotations act but no reflections, but its matrix is "
+                f"{self.matrix!r}{' and keeps the ones' if self.keeps_ones else ''}; write matrix='orthogonal' alone"
+            )
         if self.matrix != "none" and (self.is_permuted or self.scales or self.signs or self.shifts):
             raise ValueError(
                 f"group {self.name!r} is {self.matrix}: it contains permutations, scales and signs, so it cannot "
@@ -109,7 +117,7 @@ class Group:
     def kind(self) -> Kind:
         """The summary that people read and filter by."""
         if self.matrix == "orthogonal":
-            return "centered" if self.keeps_ones else "orthogonal"
+            return "centered" if self.keeps_ones else "rotation" if self.is_proper else "orthogonal"
         if self.matrix == "linear":
             return "linear"
         if self.is_base:

@@ -1,8 +1,8 @@
-"""Rotations that keep the vector of all ones: the part of O(n) that commutes with taking a mean.
+"""Parts of O(n): rotations that keep the vector of all ones, and rotations without reflections.
 
-Every such rotation is `1 1^T / n + H^T R H`, with the n - 1 rows of H an orthonormal basis of the vectors whose sum
-is zero and R any rotation of them. LayerNorm without gain commutes with all of these: they change neither the mean
-of a vector nor its deviation from the mean.
+The first are the part that commutes with taking a mean. Every such rotation is `1 1^T / n + H^T R H`, with the n - 1
+rows of H an orthonormal basis of the vectors whose sum is zero and R any rotation of them. LayerNorm without gain
+commutes with all of these: they change neither the mean of a vector nor its deviation from the mean.
 """
 
 import torch
@@ -30,3 +30,17 @@ def keeping_ones(rotation: Tensor) -> Tensor:
     n = rotation.shape[-1] + 1
     basis = zero_sum_basis(n)
     return basis.mT @ rotation @ basis + torch.full((n, n), 1 / n, dtype=torch.float64)
+
+
+def without_reflection(matrix: Tensor) -> Tensor:
+    """An orthogonal matrix with its last column turned round where its determinant is minus one, `[..., n, n]`.
+
+    With `C = U S V^T` and the singular values in falling order, `without_reflection(U) without_reflection(V)^T` is the
+    rotation with the largest `<R, C>` that is no reflection: what has to be turned round is what counts least.
+
+    References:
+        Kabsch (1976), A solution for the best rotation to relate two sets of vectors; Umeyama (1991), lemma.
+    """
+    sign = torch.linalg.det(matrix).sign()
+    ones = torch.ones_like(matrix[..., 0, :-1])
+    return matrix * torch.cat([ones, sign.unsqueeze(-1)], -1).unsqueeze(-2)

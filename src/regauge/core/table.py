@@ -58,6 +58,8 @@ def render(
 def _families(group: Group) -> str:
     if group.keeps_ones:
         return "rotation, ones kept"
+    if group.is_proper:
+        return "angle" if group.size == 2 else "rotation, no reflection"
     if group.matrix != "none":
         return {"orthogonal": "rotation", "linear": "matrix"}[group.matrix]
     parts = ["order"] if group.is_permuted else []

@@ -32,6 +32,8 @@ def _without_shifts(group: Group) -> Group:
 def _without_matrix(group: Group) -> Group:
     if group.matrix == "none":
         return group
+    if group.is_proper:  # Neither a swap of two axes nor a sign of one is a rotation without reflection.
+        return replace(group, matrix="none", is_proper=False, placements=())
     signs, scales = int(not group.keeps_ones), int(group.matrix == "linear")
     places = tuple(
         replace(place, is_inverse=False, sign=(1,) * signs, scale=(-1 if place.is_inverse else 1,) * scales)
