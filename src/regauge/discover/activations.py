@@ -14,6 +14,7 @@ from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
 from regauge.core.verification import perturbed, relative_change
+from regauge.discover.angles import with_angles
 from regauge.discover.correspond import carried_over
 from regauge.discover.discover import traced
 from regauge.discover.emit import groups_of, unplaced
@@ -120,7 +121,7 @@ def activations(
     nodes = _dependent(program)
     watched = {f"%{node.name}": value for node, value in found.values.items() if node in nodes}
     slots = write_out(found.builder.records, found.params, watched)
-    freedoms = solve(slots)
+    freedoms = with_angles(solve(slots), slots, program, found, pytree.tree_leaves((inputs, kwargs)))
     refused = unplaced(freedoms, slots)
     shapes = {name: value.shape for name, value in watched.items() if name not in refused}
     groups, notes = carried_over(bound, groups_of(freedoms, slots, program.aliases), shapes)

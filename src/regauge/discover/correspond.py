@@ -76,7 +76,8 @@ def _has_same_units(
         return False
     if (group.matrix == "none") != (other.matrix == "none") or (group.is_permuted and not other.is_permuted):
         return False
-    if (group.matrix == "linear" and other.matrix != "linear") or (other.keeps_ones and not group.keeps_ones):
+    is_wider = (other.keeps_ones and not group.keeps_ones) or (other.is_proper and not group.is_proper)
+    if (group.matrix == "linear" and other.matrix != "linear") or is_wider:
         return False
     if group.is_permuted or group.is_base or group.matrix != "none":
         # Of tied parameters one name is enough.

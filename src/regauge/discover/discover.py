@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Frozen, Symmetry
 from regauge.core.verification import verify as verify_numerically
+from regauge.discover.angles import with_angles
 from regauge.discover.emit import frozen_axes, groups_of
 from regauge.discover.interpret import Pass, interpret
 from regauge.discover.registry import leaves_as_operators, registered_rules
@@ -67,11 +68,12 @@ def discover(
     """
     inputs, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     is_meta = any(t.is_meta for t in module.state_dict().values())
+    known = pytree.tree_leaves((inputs, kwargs))
     if is_meta:
         inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))
     with leaves_as_operators(module):
         program, result = traced(module, inputs, kwargs, outputs, ones)
-    symmetry = replace(_symmetry(program, result), ones=_all_names(program, ones))
+    symmetry = replace(_symmetry(program, result, known), ones=_all_names(program, ones))
     count = sum(p.numel() for p in module.parameters())
     if _has_single_batch(inputs, kwargs):
         symmetry = replace(symmetry, notes=(*symmetry.notes, SINGLE_BATCH))
@@ -115,10 +117,11 @@ def _run(program: Program) -> Pass:
     return result
 
 
-def _symmetry(program: Program, result: Pass) -> Symmetry:
+def _symmetry(program: Program, result: Pass, inputs: list[Any]) -> Symmetry:
     builder, params = result.builder, result.params
     slots = write_out(builder.records, params)
-    groups = groups_of(solve(slots), slots, program.aliases)
+    freedoms = with_angles(solve(slots), slots, program, result, inputs)
+    groups = groups_of(freedoms, slots, program.aliases)
     used = {place.name for place in slots.places.values()}
     return Symmetry(
         groups,

@@ -54,7 +54,7 @@ class _Emitter:
         self.places = places
         self.aliases = aliases
         self.order = {freedom.atom: k for k, freedom in enumerate(freedoms)}
-        self.used = _needed_bases(freedoms)
+        self.used = needed_bases(freedoms)
         self.names: dict[Atom, str] = {}
         self.taken: dict[str, int] = defaultdict(int)
 
@@ -66,6 +66,7 @@ class _Emitter:
         for freedom in self.freedoms:
             groups.extend(self._main(freedom))
             groups.extend(self._matrices(freedom))
+            groups.extend(self._turns(freedom))
         return tuple(groups)
 
     def _has_main(self, freedom: Freedom) -> bool:
@@ -152,6 +153,46 @@ class _Emitter:
             )
         return groups
 
+    def _turns(self, freedom: Freedom) -> list[Group]:
+        """For every kind of pairs two groups: the pairs with their scales, and a rotation within each pair."""
+        groups = []
+        for part in freedom.planes:
+            within = self._within(part.bases)
+            name = self._name(freedom, [part.planes[0].slots[0]])
+            pairs, turns = [], []
+            for plane in part.planes:
+                scale = tuple(family.get(plane.slots[0], 0) for family, _ in part.scales)
+                pairs += self._named(replace(plane.pairs, scale=scale))
+                turns += self._named(plane.turn(freedom.atom.size))
+            groups.append(
+                Group(
+                    name,
+                    freedom.atom.size,
+                    tuple(pairs),
+                    is_permuted=False,
+                    scales=len(part.scales),
+                    within=within,
+                    is_base=True,
+                )
+            )
+            groups.append(
+                Group(
+                    f"{name}.angles",
+                    2,
+                    tuple(turns),
+                    is_permuted=False,
+                    matrix="orthogonal",
+                    is_proper=True,
+                    within=(*within, name),
+                )
+            )
+        return groups
+
+    def _named(self, placement: Placement) -> list[Placement]:
+        """A placement by all names of its parameter."""
+        names = self.aliases.get(placement.parameter, (placement.parameter,))
+        return [replace(placement, parameter=name) for name in names]
+
     def _within(self, bases: frozenset[Atom]) -> tuple[str, ...]:
         ordered = sorted(bases, key=lambda atom: (len(self._bases(atom)), self.order[atom]))
         return tuple(self.names[atom] for atom in ordered)
@@ -161,11 +202,8 @@ class _Emitter:
 
     def _placements(self, slot: int, **how: object) -> list[Placement]:
         place = self.places[slot]
-        names = self.aliases.get(place.name, (place.name,))
-        return [
-            Placement(name, place.axis, place.start, place.stride if place.stride else 1, place.others, **how)  # type: ignore[arg-type]
-            for name in names
-        ]
+        stride = place.stride if place.stride else 1
+        return self._named(Placement(place.name, place.axis, place.start, stride, place.others, **how))  # type: ignore[arg-type]
 
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
         """After the first parameter that has the axis, with what kind of piece of it this is."""
@@ -180,7 +218,8 @@ class _Emitter:
         return stem if self.taken[stem] == 1 else f"{stem}#{self.taken[stem]}"
 
 
-def _needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
+def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
+    """Atoms within which something is repeated that acts."""
     needed: set[Atom] = set()
     for freedom in freedoms:
         covered = {slot for part in freedom.matrices for slot in part.slots}
@@ -189,8 +228,8 @@ def _needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
         else:
             for _, bases in [*freedom.scales, *freedom.signs]:
                 needed |= bases
-        for part in freedom.matrices:
-            needed |= part.bases
+        needed |= frozenset().union(*(part.bases for part in freedom.matrices))
+        needed |= frozenset().union(*(part.bases for part in freedom.planes))
     changed = True
     while changed:
         # A base is a group of its own, with its own bases.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
+from regauge.core.groups import Placement
 from regauge.discover.layout import Atom
 from regauge.discover.slots import Place, Slots, Tie
 from regauge.discover.systems import (
@@ -39,6 +40,70 @@ class MatrixPart:
     keeps_ones: bool = False
 
 
+ScaleFamily = tuple[Vector, frozenset[Atom]]
+"""Exponents at slots, and the bases of the family."""
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Where the units of an atom have two coordinates each, on one axis of one tensor.
+
+    Attributes:
+        slots: Those of the first and of the second coordinate; the same one where the pair is a piece of the axis.
+        name: The tensor.
+        axis: Its axis.
+        start: First index.
+        stride: Distance between units.
+        distance: Between the two coordinates of a unit.
+        others: Sizes and strides of the other leaves of the block.
+    """
+
+    slots: tuple[int, int]
+    name: str
+    axis: int
+    start: int
+    stride: int
+    distance: int
+    others: Mapping[Atom, tuple[int, int]]
+
+    @property
+    def mates(self) -> frozenset[Atom]:
+        """The other leaves of the block."""
+        return frozenset(self.others)
+
+    @property
+    def pairs(self) -> Placement:
+        """Where the units act."""
+        return self._placement(self.stride, (2, self.distance), *self.others.values())
+
+    def turn(self, size: int) -> Placement:
+        """Where the rotations of the two coordinates act."""
+        return self._placement(self.distance, (size, self.stride), *self.others.values())
+
+    def along(self, base: Atom, size: int) -> Placement:
+        """Where one of the other leaves acts."""
+        rest = (other for atom, other in self.others.items() if atom is not base)
+        return self._placement(self.others[base][1], (size, self.stride), (2, self.distance), *rest)
+
+    def _placement(self, stride: int, *repeats: tuple[int, int]) -> Placement:
+        return Placement(self.name, self.axis, self.start, stride, repeats)
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Rotations of the pairs of coordinates that the units of an atom have.
+
+    Attributes:
+        planes: Where.
+        bases: Atoms on which the angles may depend, besides the unit.
+        scales: Families of scales of these pairs, and of nothing else.
+    """
+
+    planes: tuple[Plane, ...]
+    bases: frozenset[Atom]
+    scales: tuple[ScaleFamily, ...]
+
+
 @dataclass
 class Freedom:
     """Everything that may act on one atom.
@@ -56,6 +121,7 @@ class Freedom:
         signs: Slots of each family of signs, with the bases of each.
         shifts: Families of half-period shifts.
         matrices: Matrices on some of the slots; the rest above does not act there.
+        planes: Rotations of pairs of coordinates, where the units are such pairs.
     """
 
     atom: Atom
@@ -63,10 +129,11 @@ class Freedom:
     watched: list[int] = field(default_factory=list)
     is_permuted: bool = False
     bases: frozenset[Atom] = frozenset()
-    scales: list[tuple[Vector, frozenset[Atom]]] = field(default_factory=list)
+    scales: list[ScaleFamily] = field(default_factory=list)
     signs: list[tuple[frozenset[int], frozenset[Atom]]] = field(default_factory=list)
     shifts: list[ShiftFamily] = field(default_factory=list)
     matrices: list[MatrixPart] = field(default_factory=list)
+    planes: list[Planes] = field(default_factory=list)
 
 
 def solve(slots: Slots) -> list[Freedom]:

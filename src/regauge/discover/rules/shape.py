@@ -256,6 +256,22 @@ def _rearranged(b: Builder, x: Value, dims: Sequence[int], shape: Sequence[int],
     return result
 
 
+def view_as_complex(b: Builder, call: Call) -> Value:
+    """The pairs of the last axis as complex numbers."""
+    x = as_value(b, call.x)
+    b.freeze(x, [x.ndim - 1], "real and imaginary parts")
+    return b.reduce(x, [x.ndim - 1], keepdim=False)
+
+
+def view_as_real(b: Builder, call: Call) -> Value:
+    """Complex numbers as pairs along a new last axis."""
+    x = as_value(b, call.x)
+    result = Value([*x.layouts, leaf(2)], call.shape, virtual=x.virtual)
+    b.record(*(law.linear(Spot(x, (k,)), Spot(result, (k,))) for k in range(x.ndim)))
+    b.freeze(result, [x.ndim], "real and imaginary parts")
+    return result
+
+
 def _range(start: Any, stop: Any, size: int) -> tuple[int, int]:
     first, last, _ = slice(start, stop).indices(size)
     return first, last
@@ -298,6 +314,8 @@ RULES: dict[str, Rule] = {
     "channel_shuffle": channel_shuffle,
     "native_channel_shuffle": channel_shuffle,
     "im2col": unfold_patches,
+    "view_as_complex": view_as_complex,
+    "view_as_real": view_as_real,
 }
 
 ACCEPTS_STACK = {

@@ -1,0 +1,367 @@
+"""The angles that fixed turns leave free: rotary positions commute with rotations of each pair of coordinates.
+
+What may act on a single axis index is solved elsewhere, and of a pair of coordinates that positions turn by fixed
+angles it finds a common scale and a common sign. Both belong to more: all rotations of the plane commute with the
+turns, so that queries and keys may be turned by one angle. Which of the pairs are such planes no operator says by its
+name, and halves, neighbors and complex numbers are written in many ways. So every pair that shares a sign is tried: the
+operators between the parameters and the first values that do not have the axis any more are evaluated on random
+numbers in float64, with the constants of the trace in their places, before and after random turns. As everything
+else is random there, what does not change these values changes no output.
+"""
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from regauge.core import act as _act
+from regauge.core.element import random
+from regauge.core.groups import Group
+from regauge.core.verification import relative_change
+from regauge.discover.emit import needed_bases
+from regauge.discover.interpret import INLINED, Pass
+from regauge.discover.layout import Atom, leaves
+from regauge.discover.slots import Place, Slots
+from regauge.discover.solve import Freedom, Plane, Planes, ScaleFamily
+from regauge.discover.trace import Program
+
+TOLERANCE = 1e-9
+"""Largest relative change of what the operators return, in float64."""
+LARGEST = 1 << 26
+"""Parameters with more entries are not tried, unless a linear layer reads them: its inputs are then few."""
+FEW = 3
+"""Inputs of a linear layer when its outputs are all that counts."""
+
+
+class _UnknownError(Exception):
+    """Something has no known value: it depends on parameters, or is on the meta device."""
+
+
+def with_angles(
+    freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
+) -> list[Freedom]:
+    """The freedoms with a rotation instead of the sign wherever all rotations of a pair pass.
+
+    Args:
+        freedoms: What may act on single indices.
+        slots: Where.
+        program: The traced model.
+        found: What its operators recorded.
+        inputs: Values of the example inputs, leaf by leaf; those on the meta device count as unknown.
+    """
+    constants = _Constants(program, inputs)
+    bases = needed_bases(freedoms)
+    places = {**slots.places, **slots.watched}
+    return [_turned(f, places, program, found, constants) if _may_turn(f, bases) else f for f in freedoms]
+
+
+def _may_turn(freedom: Freedom, bases: set[Atom]) -> bool:
+    return bool(freedom.signs) and not (freedom.is_permuted or freedom.matrices or freedom.atom in bases)
+
+
+def _turned(
+    freedom: Freedom, places: Mapping[int, Place], program: Program, found: Pass, constants: "_Constants"
+) -> Freedom:
+    signs, scales, planes = [], list(freedom.scales), list(freedom.planes)
+    for family, bases in freedom.signs:
+        own = [slot for slot in freedom.slots if slot in family]
+        for k, pairs in _pairings(own, bases, places):
+            if _commutes(pairs, freedom.atom, bases, program, found, constants):
+                seen = [slot for slot in freedom.watched if slot in family]
+                everywhere = [*pairs, *_watched(seen, k, bases, places)]
+                common = frozenset.intersection(bases, *(plane.mates for plane in pairs))
+                with_planes = [scale for scale in scales if _is_scale_of(scale, everywhere, common)]
+                scales = [scale for scale in scales if scale not in with_planes]
+                planes.append(Planes(tuple(everywhere), common, tuple(with_planes)))
+                break
+        else:
+            signs.append((family, bases))
+    return replace(freedom, signs=signs, scales=scales, planes=planes)
+
+
+def _is_scale_of(scale: ScaleFamily, planes: Sequence[Plane], bases: frozenset[Atom]) -> bool:
+    """Whether a family multiplies both coordinates of each plane alike, and nothing else."""
+    family, within = scale
+    covered = {slot for plane in planes for slot in plane.slots}
+    is_alike = all(family.get(plane.slots[0], 0) == family.get(plane.slots[1], 0) for plane in planes)
+    return within == bases and family.keys() <= covered and is_alike
+
+
+# --- which pairs ----------------------------------------------------------------------------------------------
+
+
+def _pairings(
+    slots: Sequence[int], bases: frozenset[Atom], places: Mapping[int, Place]
+) -> Iterator[tuple[int | None, list[Plane]]]:
+    """Ways to read slots with a common sign as pairs of coordinates; with the number of the piece that is the pair."""
+    found = [_pieces(places[slot], bases) for slot in slots]
+    for k in range(min(map(len, found), default=0)):
+        yield k, _neighbors(slots, k, bases, places)
+    halves = _halves(slots, places)
+    if halves:
+        yield None, halves
+
+
+def _pieces(place: Place, bases: frozenset[Atom]) -> list[Atom]:
+    """Pieces of an axis that may be the two coordinates of a pair, those with the nearest entries first."""
+    near = sorted(zip(place.mates, place.others, strict=True), key=lambda piece: piece[1][1])
+    return [atom for atom, _ in near if atom.size == 2 and atom not in bases]
+
+
+def _neighbors(slots: Sequence[int], k: int, bases: frozenset[Atom], places: Mapping[int, Place]) -> list[Plane]:
+    """The two indices of another axis piece of each block: entries beside each other, complex numbers."""
+    result = []
+    for slot in slots:
+        place = places[slot]
+        others = dict(zip(place.mates, place.others, strict=True))
+        _, distance = others.pop(_pieces(place, bases)[k])
+        result.append(_plane((slot, slot), place, distance, others))
+    return result
+
+
+def _halves(slots: Sequence[int], places: Mapping[int, Place]) -> list[Plane]:
+    """Blocks of one axis that are alike, two by two; nothing where they are not."""
+    by_axis: dict[tuple[str, int], list[int]] = {}
+    for slot in slots:
+        by_axis.setdefault((places[slot].name, places[slot].axis), []).append(slot)
+    result = []
+    for along in by_axis.values():
+        along.sort(key=lambda slot: places[slot].start)
+        for one, two in zip(along[::2], along[1::2], strict=False):
+            first, second = places[one], places[two]
+            if (first.stride, first.others, first.mates) == (second.stride, second.others, second.mates):
+                rest = dict(zip(first.mates, first.others, strict=True))
+                result.append(_plane((one, two), first, second.start - first.start, rest))
+    return result if 2 * len(result) == len(slots) else []
+
+
+def _plane(slots: tuple[int, int], place: Place, distance: int, others: Mapping[Atom, tuple[int, int]]) -> Plane:
+    return Plane(slots, place.name, place.axis, place.start, place.stride or 1, distance, dict(others))
+
+
+def _watched(slots: Sequence[int], k: int | None, bases: frozenset[Atom], places: Mapping[int, Place]) -> list[Plane]:
+    """The planes of intermediate values, read as those of the parameters; those that cannot be read so are left out."""
+    result = []
+    for name in dict.fromkeys(places[slot].name for slot in slots):
+        here = [slot for slot in slots if places[slot].name == name]
+        result += dict(_pairings(here, bases, places)).get(k, [])
+    return result
+
+
+# --- whether they turn ----------------------------------------------------------------------------------------
+
+
+def _commutes(
+    planes: Sequence[Plane],
+    atom: Atom,
+    bases: frozenset[Atom],
+    program: Program,
+    found: Pass,
+    constants: "_Constants",
+) -> bool:
+    """Whether random turns leave alone all values behind the axis, and turning one place alone does not."""
+    generator = torch.Generator().manual_seed(0)
+    common = frozenset.intersection(bases, *(plane.mates for plane in planes))
+    try:
+        region = _Region(program, found, atom, planes, constants, generator)
+        before = region.ends(region.params)
+        after = region.ends(_moved(planes, atom, common, region.params, generator))
+        alone = region.ends(_moved(planes[:1], atom, common, region.params, generator))
+    except (_UnknownError, RuntimeError, TypeError, ValueError, IndexError, KeyError):
+        return False  # What cannot be tried is not claimed.
+    is_finite = all(bool(t.isfinite().all()) for t in before)
+    is_free = is_finite and relative_change(before, after) <= TOLERANCE
+    return is_free and relative_change(before, alone) > 1000 * TOLERANCE
+
+
+def _moved(
+    planes: Sequence[Plane],
+    atom: Atom,
+    bases: frozenset[Atom],
+    params: Mapping[str, Tensor],
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Parameters with an angle for every unit of the atom and every index of its bases."""
+    names = {base: f"base {k}" for k, base in enumerate(bases)}
+    groups = [
+        Group(names[base], base.size, tuple(p.along(base, atom.size) for p in planes), is_permuted=False)
+        for base in bases
+    ]
+    groups.append(Group("pairs", atom.size, tuple(p.pairs for p in planes), is_permuted=False))
+    within = (*names.values(), "pairs")
+    turns = tuple(p.turn(atom.size) for p in planes)
+    groups.append(Group("turns", 2, turns, is_permuted=False, matrix="orthogonal", is_proper=True, within=within))
+    moving = {plane.name for plane in planes}
+    sites = {name: _act.resolve(tuple(groups), name, tuple(params[name].shape)) for name in moving}
+    element = random(tuple(groups), generator)
+    return dict(_act.act(tuple(groups), sites, element, params, {name: params[name].ndim for name in moving}))
+
+
+class _Region:
+    """The operators from some parameters to the first values that do not have an axis piece any more.
+
+    Everything else that they read is constant, with the value that it has, or random.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        found: Pass,
+        atom: Atom,
+        planes: Sequence[Plane],
+        constants: "_Constants",
+        generator: torch.Generator,
+    ) -> None:
+        axes = {plane.name: plane.axis for plane in planes}
+        starts = [n for n in constants.parameters if program.states[n.name] in axes]
+        self._inside: dict[Node, str | None] = {node: program.states[node.name] for node in starts}
+        self._ends: list[Node] = []
+        for node in program.graph.graph.nodes:
+            if node in self._inside or not any(source in self._inside for source in node.all_input_nodes):
+                continue
+            if node.op == "output":
+                raise _UnknownError("the axis is an output")
+            if node.users:
+                value = found.values.get(node)
+                is_inside = value is None or any(atom in leaves(layout) for layout in value.layouts)
+                if is_inside:
+                    self._inside[node] = None
+                else:
+                    self._ends.append(node)
+        self._given: dict[Node, Any] = {}
+        self.params: dict[str, Tensor] = {}
+        for node in starts:
+            name = program.states[node.name]
+            shape = tuple(node.meta["val"].shape)
+            x = _read_by(node) if axes[name] == 0 else None
+            if x is not None and x not in self._inside:
+                shape = (shape[0], FEW)
+                few = (*x.meta["val"].shape[:-1], FEW)
+                self._given[x] = torch.randn(few, generator=generator, dtype=torch.float64)
+            if torch.Size(shape).numel() > LARGEST:
+                raise _UnknownError("too large")
+            self.params[name] = torch.randn(shape, generator=generator, dtype=torch.float64)
+        for node in [*self._inside, *self._ends]:
+            for source in node.all_input_nodes:
+                if source not in self._inside and source not in self._given:
+                    self._given[source] = constants.drawn(source, generator)
+
+    def ends(self, params: Mapping[str, Tensor]) -> list[Tensor]:
+        """The first values that do not have the axis piece."""
+        known: dict[Node, Any] = dict(self._given)
+        for node, name in self._inside.items():
+            known[node] = _evaluated(node, known) if name is None else params[name]
+        results = [_evaluated(node, known) for node in self._ends]
+        return [t for t in pytree.tree_leaves(results) if isinstance(t, Tensor)]
+
+
+def _read_by(weight: Node) -> Node | None:
+    """What a linear layer reads with this weight, if that is all it is used for."""
+    reader = next(iter(weight.users), None)
+    if reader is None or len(weight.users) > 1 or reader.target is not torch.ops.aten.linear.default:
+        return None
+    x, matrix = reader.args[:2]
+    return x if isinstance(x, Node) and matrix is weight else None
+
+
+class _Constants:
+    """Values of the nodes that no parameter influences, in float64 on the CPU."""
+
+    def __init__(self, program: Program, inputs: Sequence[Any]) -> None:
+        self._program = program
+        self._inputs = dict(zip(program.inputs, inputs, strict=False))
+        self._known: dict[Node, Any] = {}
+        self._generator = torch.Generator().manual_seed(1)
+        self.parameters: list[Node] = []
+        self._dependent: set[Node] = set()
+        for node in program.graph.graph.nodes:
+            if node.op == "placeholder" and node.name in program.states:
+                self.parameters.append(node)
+                self._dependent.add(node)
+            elif any(source in self._dependent for source in node.all_input_nodes):
+                self._dependent.add(node)
+
+    def drawn(self, node: Node, generator: torch.Generator) -> Any:
+        """The value of a node, or random numbers in its place where it depends on parameters."""
+        if node not in self._dependent:
+            return self(node)
+        like = node.meta.get("val")
+        if not isinstance(like, Tensor) or not like.is_floating_point():
+            raise _UnknownError(f"{node.name} depends on parameters")
+        return torch.randn(tuple(like.shape), generator=generator, dtype=torch.float64)
+
+    def __call__(self, node: Node) -> Any:
+        """The value of a node that depends on no parameter."""
+        waiting = [node]
+        while waiting:
+            last = waiting[-1]
+            missing = [source for source in last.all_input_nodes if source not in self._known]
+            if last in self._known or not missing:
+                waiting.pop()
+                if last not in self._known:
+                    self._known[last] = self._value(last)
+            else:
+                waiting += missing
+        return self._known[node]
+
+    def _value(self, node: Node) -> Any:
+        if node.op == "placeholder":
+            held = self._program.held.get(node.name, self._inputs.get(node.name))
+            return self._concrete(held)
+        if node.op == "get_attr":
+            found = operator.attrgetter(str(node.target))(self._program.graph)
+            return self._concrete(found)
+        return _evaluated(node, self._known)
+
+    def _concrete(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_meta:
+            # What holds for random numbers holds for all others but exceptions.
+            if not value.is_floating_point():
+                raise _UnknownError("an integer on the meta device")
+            return torch.rand(tuple(value.shape), generator=self._generator, dtype=torch.float64) + 0.5
+        if isinstance(value, Tensor | GraphModule | int | float | bool):
+            return _double(value)
+        raise _UnknownError("no value")
+
+
+def _evaluated(node: Node, known: Mapping[Node, Any]) -> Any:
+    """One operator on known operands, with float64 in the place of other floating-point types."""
+    target: Any = node.target
+    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: known[n])
+    args, kwargs = pytree.tree_map(_double, (args, kwargs))
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        if str(target.name()) not in INLINED:  # type: ignore[no-untyped-call]
+            raise _UnknownError(f"{node.name} runs other code")
+        k = next(k for k, a in enumerate(args) if isinstance(a, GraphModule))
+        return _run(args[k], [a for a in args[k + 1 :] if not isinstance(a, str)])
+    with torch.no_grad():
+        return pytree.tree_map(_double, target(*args, **kwargs))
+
+
+def _run(graph: GraphModule, arguments: list[Any]) -> Any:
+    known: dict[Node, Any] = {}
+    pending = list(arguments)
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            known[node] = pending.pop(0)
+        elif node.op == "get_attr":
+            known[node] = _double(operator.attrgetter(str(node.target))(graph))
+        elif node.op == "output":
+            return torch.fx.node.map_arg(node.args[0], lambda n: known[n])
+        elif node.users:
+            known[node] = _evaluated(node, known)
+    return None
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        wide = torch.float64 if value.is_floating_point() else torch.complex128 if value.is_complex() else value.dtype
+        return value.detach().to(device="cpu", dtype=wide)
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else torch.complex128 if value.is_complex else value
+    return torch.device("cpu") if isinstance(value, torch.device) else value
