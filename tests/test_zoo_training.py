@@ -199,6 +199,37 @@ def test_batches_are_read_in_pieces_only_where_that_changes_nothing(name: str, m
     assert own_rows[1, 12]["train_loss"] == pytest.approx(rows[1, 12]["train_loss"], rel=1e-9)
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.head = nn.GRU(1, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.memory(x.unsqueeze(2))[0][:, -1])
+        return result
+
+
+class PartlyFrozen(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        self[0].weight.requires_grad_(False)
+
+
+def test_recurrent_layers_are_trained_one_by_one() -> None:
+    chosen = config(Architecture("GRU", f"{__name__}:Recurrent", {}), count=3)
+    assert_same(trained(chosen, BLOBS)[0], trained(chosen, BLOBS, stack=1)[0])
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_frozen_parameters_stay(backend: Backend) -> None:
+    chosen = config(Architecture("frozen", f"{__name__}:PartlyFrozen", {}), checkpoints=Checkpoints(100))
+    networks, _ = trained(chosen, BLOBS, backend=backend)
+    for network in range(chosen.count):
+        assert torch.equal(networks[network, 0]["0.weight"], networks[network, 12]["0.weight"])
+        assert not torch.equal(networks[network, 0]["0.bias"], networks[network, 12]["0.bias"])
+    assert_same(networks, trained(chosen, BLOBS)[0])
+
+
 def test_a_network_is_what_plain_torch_makes_of_it() -> None:
     config, data = CASES["mlp"]
     networks, rows = trained(config, data)

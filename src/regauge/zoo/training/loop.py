@@ -37,7 +37,9 @@ class Loop:
             one.to(device=next(iter(params.values())).device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.modules.append(one.train())
             own = {name: values[k] for name, values in settings.items()}
-            self.optimizers.append(optimizer.sequential(list(one.parameters()), own))
+            self.optimizers.append(
+                optimizer.sequential([param for param in one.parameters() if param.requires_grad], own)
+            )
         self.pieces: int | None = None
 
     def step(self, inputs: Tensor, targets: Tensor, factor: float) -> Tensor:

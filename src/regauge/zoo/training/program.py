@@ -46,7 +46,7 @@ def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def learned_and_buffers(module: nn.Module, params: Mapping[str, Tensor]) -> tuple[Params, Params]:
-    """What is trained, and the rest.
+    """What is trained, and the rest: buffers, and parameters without `requires_grad`.
 
     Raises:
         ValueError: The module ties parameters, or draws random numbers while it is trained.
@@ -63,13 +63,23 @@ def learned_and_buffers(module: nn.Module, params: Mapping[str, Tensor]) -> tupl
             f"{dropping[:3]} drop at random from torch's global generator, so that a network would depend on its "
             "neighbors; set their p to 0"
         )
-    learned = {name: params[name] for name in names}
+    learned = {name: params[name] for name in learned_names(module)}
     return learned, {name: tensor for name, tensor in params.items() if name not in learned}
+
+
+def learned_names(module: nn.Module) -> list[str]:
+    """Names of the parameters that are trained."""
+    return [name for name, tensor in module.named_parameters() if tensor.requires_grad]
 
 
 def is_convolutional(module: nn.Module) -> bool:
     """Whether stacking would turn convolutions into grouped ones."""
     return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
+
+
+def is_recurrent(module: nn.Module) -> bool:
+    """Whether there are layers that `torch.func.vmap` does not know."""
+    return any(isinstance(part, nn.RNNBase) for part in module.modules())
 
 
 def channels_last(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.zoo.training.optimizers import Optimizer, stacked
-from regauge.zoo.training.program import learned_and_buffers, mean_loss
+from regauge.zoo.training.program import learned_and_buffers, learned_names, mean_loss
 
 
 class Engine(Protocol):
@@ -72,7 +72,7 @@ class VmapEngine:
 
     def __init__(self, module: nn.Module, *, is_compiled: bool) -> None:
         self.module = module
-        self.names = [name for name, _ in module.named_parameters()]
+        self.names = learned_names(module)
         run: Callable[[Params, Tensor, Tensor], Tensor] = self._losses
         self.run = torch.compile(run, dynamic=False) if is_compiled else run
 

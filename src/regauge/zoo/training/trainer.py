@@ -20,7 +20,7 @@ from regauge.zoo.training.examples import Examples, load_examples
 from regauge.zoo.training.feeds import Batches, half_of, reads_everything, share_of
 from regauge.zoo.training.initialization import Start, built, initialized, start_of
 from regauge.zoo.training.loop import Loop
-from regauge.zoo.training.program import Backend, Program, is_convolutional
+from regauge.zoo.training.program import Backend, Program, is_convolutional, is_recurrent
 from regauge.zoo.training.settings import drawn
 from regauge.zoo.training.stack import Stack, VmapEngine
 
@@ -164,7 +164,8 @@ class _Maker:
     ) -> None:
         self.config, self.module, self.examples = config, module.to(device), examples
         self.device, self.dtype = device, dtype
-        links = chain_of(module, reads_vectors=examples.inputs.ndim == 2)
+        is_whole = all(tensor.requires_grad for tensor in module.parameters())
+        links = chain_of(module, reads_vectors=examples.inputs.ndim == 2) if is_whole else None
         self.chain = None if links is None else Chain(links)
         self.backend: Backend = backend if backend is not None else self._fastest()
         if self.backend == "compiled" and not _has_compiler():
@@ -198,6 +199,8 @@ class _Maker:
     def _fastest(self) -> Backend:
         if self.chain is not None:
             return "stacked"
+        if is_recurrent(self.module):
+            return "loop"
         if is_convolutional(self.module):
             return "loop" if self.device.type == "cpu" else "stacked"
         config, size = self.config, self.config.architecture.size
