@@ -243,8 +243,9 @@ def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Me
             for step in range(reached, event):
                 losses = stack.program.step(*stack.batches.at(step), config.schedule.factor(step, total))
             reached = event
-            judged = stack.judge(event, losses)
-            block = stack.block(judged) if event in checkpoints else None
+            params = stack.program.params()
+            judged = stack.judge(event, losses, params)
+            block = stack.block(judged, params) if event in checkpoints else None
             stack.discard(judged, discards.get(event))
         if block is not None:
             yield block
@@ -278,9 +279,8 @@ class _Running:
         self.batches = Batches(config, examples, groups, own)
         self.program = maker.make(members)
 
-    def judge(self, step: int, losses: Tensor | None) -> list[Row]:
+    def judge(self, step: int, losses: Tensor | None, params: Params) -> list[Row]:
         """A row for each place, given up or not."""
-        params = self.program.params()
         finite = torch.stack([t.isfinite().flatten(1).all(1) for t in params.values() if t.is_floating_point()]).all(0)
         loss, accuracy = self._validation()
         finite &= loss.isfinite()
@@ -307,10 +307,9 @@ class _Running:
             rows.append(row)
         return rows
 
-    def block(self, rows: Sequence[Row]) -> Block:
+    def block(self, rows: Sequence[Row], params: Params) -> Block:
         """The networks that are alive."""
         index = [k for k, alive in enumerate(self.is_alive) if alive]
-        params = self.program.params()
         if len(index) < len(self.members):
             params = {name: tensor[index] for name, tensor in params.items()}
         return Block(params, [rows[k] for k in index])
