@@ -53,17 +53,18 @@ def test_equal_networks_are_merged_into_themselves(tmp_path: Path, monkeypatch: 
 
 def test_lines_begin_and_end_at_the_networks_and_statistics_matter(tmp_path: Path) -> None:
     config = resnets.config("smoke")
-    training = Training(epochs=2, batch=32, lr=5e-3, weight_decay=0.0)
-    population = replace(config.populations[0], training=training)
-    config = replace(config, populations=(population,), pairs=2, points=5)
+    training = Training(epochs=4, batch=32, lr=1e-2, weight_decay=0.0)
+    population = replace(config.populations[0], training=training, examples=1000)
+    config = replace(config, populations=(population,), pairs=1)
     table = resnets.measure(config, Run("smoke", 0, tmp_path))
     assert [row.label for row in table.rows][:2] == ["x1: as trained", "x1: as trained, new statistics"]
     ends = {(row.curve[0]["loss"], row.curve[-1]["loss"]) for row in table.rows}
     assert len(ends) == 1
-    middles = [row.curve[2]["loss"] for row in table.rows]
+    assert max(*ends.pop()) < 1.0  # in evaluation mode and float32 the networks are what bfloat16 trained
+    middles = [row.curve[1]["loss"] for row in table.rows]
     assert len(set(middles)) == len(middles)
     assert all(torch.tensor(middles).isfinite())
     stored = [json.loads(path.read_text()) for path in tmp_path.rglob("*.json")]
-    assert len(stored) == 4 + 2 * len(table.rows)
+    assert len(stored) == 2 + len(table.rows)
     again = resnets.measure(config, Run("smoke", 0, tmp_path))
     assert again == table

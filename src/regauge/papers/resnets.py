@@ -75,7 +75,8 @@ def measure(config: Resnets, run: Run) -> Table:
     """Train pairs of every width, align each by every method, evaluate the lines with and without new statistics."""
     data = config.populations[0].images()
     ends = range(2 * config.pairs)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    # A cache of converted weights would keep those of the first step.
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
         trained = [networks(population, data, 1, len(ends), run)[0] for population in config.populations]
     columns = range(len(config.widths))
     judged = run.each(
