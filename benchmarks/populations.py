@@ -102,7 +102,7 @@ def cases() -> list[Case]:
         Case("small CNN, stride 2, 28 x 28 gray", population(gray, 8, 20), digits, 2345, 4),
         Case("small CNN, stride 2, 32 x 32 color", population(color, 8, 20), colors, 1955, 4),
         Case("small CNN, max pooling, 32 x 32 color", population(pooled, 4, 8), colors, 1955, 2),
-        Case("CNN of table 4", population(table4_architecture(), 1, 4), colors, 7030, 1),
+        Case("CNN of table 4", population(table4_architecture(), 2, 8), colors, 7030, 1),
     ]
 
 
@@ -178,7 +178,7 @@ def main() -> None:
         )
         print(
             f"| {case.name} | {loop * 1e3:.3f} | {population * 1e3:.4f} | {ratio:.2f} | "
-            f"{60 / population / case.steps:.0f} | {'' if share is None else f'{share:.0%}'} |",
+            f"{60 / population / case.steps:.3g} | {'' if share is None else f'{share:.0%}'} |",
             flush=True,
         )
 
