@@ -398,7 +398,7 @@ CASES = (
     Case("rnn_relu", lambda: Recurrent(nn.RNN, nonlinearity="relu"), normal(2, 6, 5), "2*S12", scales=2),
     # A scale and a sign of the stream for each gain between it and its readers; RMSNorm lets one sign more through.
     Case("gpt", lambda: GPT(17, 6, width=24), tokens(), "2*S96 S24 2*S4 4*GL6^4", 5, 5, irrelevant=KEY_BIAS),
-    Case("llama", lambda: Llama(17, width=32), tokens(), "2*S85 S32 2*S2 2*S2^2 2*GL8^2", 9, 10),
+    Case("llama", lambda: Llama(17, width=32), tokens(), "2*S85 S32 2*S2 2*S2^2 2*SO2^8 2*GL8^2", 9, 8),
     Case(
         "vit", lambda: ViT(16, 8, width=24), normal(2, 1, 16, 16), "2*S96 S24 2*S4 4*GL6^4", 5, 5, irrelevant=KEY_BIAS
     ),
@@ -458,18 +458,18 @@ CASES = (
         "hf_gpt_neox",
         hugging("GPTNeoXForCausalLM", **{**LLAMA, "num_key_value_heads": None}),
         tokens(),
-        "2*S40 S32 2*S4 2*GL8^4 2*GL6^4",
+        "2*S40 S32 2*S4 2*SO2^4 2*GL8^4 2*GL6^4",
         scales=7,
-        signs=7,
+        signs=5,
         kwargs=NO_CACHE,
     ),
     Case(
         "hf_llama",
         hugging("LlamaForCausalLM", **LLAMA),
         tokens(),
-        "2*S40 S32 2*S2 2*S2^2 2*GL8^2",
+        "2*S40 S32 2*S2 2*S2^2 2*SO2^8 2*GL8^2",
         scales=9,
-        signs=10,
+        signs=8,
         kwargs=NO_CACHE,
     ),
     Case(
@@ -491,9 +491,9 @@ CASES = (
             _experts_implementation="batched_mm",
         ),
         tokens(),
-        "S32 2*S20^4 2*S4 2*S2 2*S2^2 2*GL8^2",
+        "S32 2*S20^4 2*S4 2*S2 2*S2^2 2*SO2^8 2*GL8^2",
         scales=9,
-        signs=10,
+        signs=8,
         kwargs=NO_CACHE,
     ),
     Case(

@@ -17,11 +17,12 @@ from regauge.align.ascent.blocks import solve_family
 from regauge.align.ascent.places import families
 from regauge.core.scales import balance
 
-KINDS = ["permutation", "scaled", "signed", "dihedral", "orthogonal", "centered", "linear"]
+KINDS = ["permutation", "scaled", "signed", "dihedral", "orthogonal", "centered", "rotation", "linear"]
 PARTS = {
     "dihedral": ("permutation", "sign", "shift"),
     "orthogonal": ("linear",),
     "centered": ("linear",),
+    "rotation": ("linear",),
     "linear": (),
 }
 
@@ -220,7 +221,7 @@ def test_one_hidden_layer_recovers_what_was_planted(kind: str, n: int, seed: int
 
 
 @settings(deadline=None, derandomize=True, max_examples=25)
-@given(kind=st.sampled_from(KINDS[:6]), n=st.integers(1, 20), seed=st.integers(0, 10**6))
+@given(kind=st.sampled_from(KINDS[:7]), n=st.integers(1, 20), seed=st.integers(0, 10**6))
 def test_moving_the_second_network_first_changes_nothing(kind: str, n: int, seed: int) -> None:
     """align(a, g b) is align(a, b) where the optimum is unique."""
     symmetry = mlp_symmetry(3, n, 4, kind=kind)

@@ -163,6 +163,30 @@ def test_procrustes_that_keeps_the_ones_beats_every_such_rotation() -> None:
     assert float(found.objective) <= float(closest(group(3, is_permuted=False, matrix="orthogonal"), c).objective)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_procrustes_without_reflection_beats_every_angle(seed: int) -> None:
+    c = drawn(2, 2, seed=seed)
+    found = closest(group(2, is_permuted=False, matrix="orthogonal", is_proper=True), c)
+    assert found.value.matrix is not None
+    assert float(torch.linalg.det(found.value.matrix)) == pytest.approx(1)
+    assert torch.allclose(found.value.matrix @ found.value.matrix.mT, torch.eye(2).double())
+    angles = torch.linspace(0, 2 * math.pi, 2001, dtype=torch.float64)
+    rotations = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1).reshape(-1, 2, 2)
+    best = float((rotations * c).sum((-1, -2)).max())
+    assert best - 1e-12 <= float(found.objective) == pytest.approx(best, rel=1e-5)
+    assert float(found.objective) <= float(closest(group(2, is_permuted=False, matrix="orthogonal"), c).objective)
+
+
+def test_procrustes_without_reflection_is_at_a_maximum_among_rotations_of_space() -> None:
+    c = drawn(5, 3, 3, seed=3)
+    c[0] = -torch.eye(3)  # The nearest orthogonal matrix is a reflection.
+    found = closest(group(3, is_permuted=False, matrix="orthogonal", is_proper=True), c)
+    q, _ = torch.linalg.qr(drawn(4000, 1, 3, 3, seed=4))
+    q = q * torch.linalg.det(q).sign()[..., None, None]
+    assert bool((found.objective >= (q * c).sum((-1, -2)).amax(0)).all())
+    assert float(found.objective[0]) == pytest.approx(1)
+
+
 def test_units_that_cannot_be_reordered_only_choose_signs() -> None:
     c = drawn(3, 4, 4, seed=1)
     found = closest(group(4, is_permuted=False, signs=1), c)

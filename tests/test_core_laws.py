@@ -13,7 +13,7 @@ from regauge.core import act as act_module
 from regauge.core.element import select_parts, stack
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=12)
-KINDS = ("permutation", "signed", "dihedral", "scaled", "orthogonal", "centered", "linear")
+KINDS = ("permutation", "signed", "dihedral", "scaled", "orthogonal", "centered", "rotation", "linear")
 SIZES = st.integers(1, 6)
 SEEDS = st.integers(0, 2**31)
 
@@ -276,13 +276,14 @@ def test_parts_restrict_a_random_element(kind: str) -> None:
         "scaled": ("permutation", "scale"),
         "orthogonal": ("linear",),
         "centered": ("linear",),
+        "rotation": ("linear",),
         "linear": ("linear",),
     }[kind]
     selected = select_parts(everything, bound.groups, parts)
     assert all(torch.equal(bound.act(selected, params)[name], bound.act(everything, params)[name]) for name in params)
 
 
-@pytest.mark.parametrize("kind", ["orthogonal", "centered"])
+@pytest.mark.parametrize("kind", ["orthogonal", "centered", "rotation"])
 def test_random_elements_are_orthogonal_where_they_should_be(kind: str) -> None:
     symmetry, shapes = one_kind(kind, 6)
     bound = symmetry.bind(draw(shapes, 0))
@@ -291,6 +292,9 @@ def test_random_elements_are_orthogonal_where_they_should_be(kind: str) -> None:
     assert torch.allclose(matrix @ matrix.mT, torch.eye(6, dtype=torch.float64), atol=1e-12)
     keeps_ones = torch.allclose(matrix.sum(-1), torch.ones(6, dtype=torch.float64), atol=1e-12)
     assert keeps_ones == (kind == "centered")
+    many = bound.random(torch.Generator().manual_seed(0), batch=(20,))["h"].matrix
+    assert many is not None
+    assert bool((torch.linalg.det(many) > 0).all()) == (kind == "rotation")
 
 
 def test_rotations_that_keep_the_ones_are_a_group_of_the_next_smaller_dimension() -> None:
@@ -305,6 +309,23 @@ def test_rotations_that_keep_the_ones_are_a_group_of_the_next_smaller_dimension(
     assert "centered" in str(bound)
     assert "rotation, ones kept" in str(bound)
     assert rg.Symmetry.from_json(bound.to_json()) == bound
+
+
+def test_rotations_without_reflection_say_so_in_text_and_tables() -> None:
+    for size, word in ((2, "angle"), (6, "rotation, no reflection")):
+        symmetry, shapes = one_kind("rotation", size)
+        bound = symmetry.bind(draw(shapes, 0))
+        assert bound.dimension == size * (size - 1) // 2
+        assert word in str(bound)
+        assert rg.Symmetry.from_json(bound.to_json()) == bound
+        assert bound.groups[0].kind == "rotation"
+
+
+def test_only_rotations_can_be_without_reflection() -> None:
+    with pytest.raises(ValueError, match=r"rotations act but no reflections.*write matrix='orthogonal'"):
+        rg.Group("a", 3, (), is_permuted=False, matrix="linear", is_proper=True)
+    with pytest.raises(ValueError, match="and keeps the ones"):
+        rg.Group("a", 3, (), is_permuted=False, matrix="orthogonal", keeps_ones=True, is_proper=True)
 
 
 def test_only_rotations_can_keep_the_ones() -> None:

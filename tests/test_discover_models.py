@@ -75,7 +75,8 @@ def summary(symmetry: rg.Symmetry) -> tuple[Counter[str], dict[str, int]]:
     sizes = {group.name: group.size for group in symmetry.groups}
     named: Counter[str] = Counter()
     for group in symmetry.groups:
-        letter = "O1 " if group.keeps_ones else {"none": "S", "orthogonal": "O", "linear": "GL"}[group.matrix]
+        letter = {"none": "S", "orthogonal": "SO" if group.is_proper else "O", "linear": "GL"}[group.matrix]
+        letter = "O1 " if group.keeps_ones else letter
         copies = math.prod(sizes[base] for base in group.within)
         if group.is_permuted or group.matrix != "none":
             named[f"{letter}{group.size}" + (f"^{copies}" if group.within else "")] += 1

@@ -190,7 +190,7 @@ def test_it_never_falls_nor_ends_below_its_start_and_reports_what_it_reaches(nam
         assert result.objective >= result.initial == pytest.approx(-distance(a, b))
         assert result.objective == pytest.approx(-distance(a, result.params))
         assert all(x <= y for x, y in itertools.pairwise(result.history))
-        assert len(result.history) == (1 if name in ("orthogonal", "centered", "linear") else 4)
+        assert len(result.history) == (1 if name in ("orthogonal", "centered", "rotation", "linear") else 4)
         moved = symmetry.act(result.element, b)
         assert all(torch.equal(moved[key], result.params[key]) for key in b)
 

@@ -75,21 +75,22 @@ def _turned(
                 seen = [slot for slot in freedom.watched if slot in family]
                 everywhere = [*pairs, *_watched(seen, k, bases, places)]
                 common = frozenset.intersection(bases, *(plane.mates for plane in pairs))
-                with_planes = [scale for scale in scales if _is_scale_of(scale, everywhere, common)]
+                with_planes = [scale for scale in scales if _is_scale_of(scale, everywhere, common, freedom.slots)]
                 scales = [scale for scale in scales if scale not in with_planes]
-                planes.append(Planes(tuple(everywhere), common, tuple(with_planes)))
+                unread = {places[slot].name for slot in seen} - {plane.name for plane in everywhere}
+                planes.append(Planes(tuple(everywhere), common, tuple(with_planes), frozenset(unread)))
                 break
         else:
             signs.append((family, bases))
     return replace(freedom, signs=signs, scales=scales, planes=planes)
 
 
-def _is_scale_of(scale: ScaleFamily, planes: Sequence[Plane], bases: frozenset[Atom]) -> bool:
-    """Whether a family multiplies both coordinates of each plane alike, and nothing else."""
+def _is_scale_of(scale: ScaleFamily, planes: Sequence[Plane], bases: frozenset[Atom], own: Sequence[int]) -> bool:
+    """Whether a family multiplies both coordinates of each plane alike, and no other parameters."""
     family, within = scale
     covered = {slot for plane in planes for slot in plane.slots}
     is_alike = all(family.get(plane.slots[0], 0) == family.get(plane.slots[1], 0) for plane in planes)
-    return within == bases and family.keys() <= covered and is_alike
+    return within == bases and all(slot in covered for slot in own if slot in family) and is_alike
 
 
 # --- which pairs ----------------------------------------------------------------------------------------------

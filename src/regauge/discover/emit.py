@@ -24,6 +24,7 @@ def unplaced(freedoms: Sequence[Freedom], slots: Slots) -> set[str]:
     """Watched values on which some group acts in a way that no placement says: the index of a base is not there."""
     refused = set(slots.unread)
     for freedom in freedoms:
+        refused |= frozenset().union(*(part.unread for part in freedom.planes))
         bases = [freedom.bases, *(bases for _, bases in (*freedom.scales, *freedom.signs))]
         covered = {slot: part.bases for part in freedom.matrices for slot in part.watched}
         for slot in freedom.watched:

@@ -69,7 +69,7 @@ class Nullity:
         if self.unexplained:
             parts.append(
                 f"{self.unexplained} unexplained (known kinds: units that are always on at this point, rotations "
-                "of a residual stream behind a gain, the angle of a rotary pair)"
+                "of a residual stream behind a gain)"
             )
         return f"{text}; {self.missing} are missing: {'; '.join(parts)}"
 

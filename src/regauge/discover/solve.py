@@ -96,12 +96,14 @@ class Planes:
     Attributes:
         planes: Where.
         bases: Atoms on which the angles may depend, besides the unit.
-        scales: Families of scales of these pairs, and of nothing else.
+        scales: Families of scales of these pairs, and of no other parameters.
+        unread: Intermediate values that turn in a way that no plane says: one coordinate without the other.
     """
 
     planes: tuple[Plane, ...]
     bases: frozenset[Atom]
     scales: tuple[ScaleFamily, ...]
+    unread: frozenset[str]
 
 
 @dataclass
