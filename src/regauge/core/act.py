@@ -365,6 +365,11 @@ def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, 
     blocks = matrix[key]
     # blocks: [*batch, *other axes, copies or 1, n, n]; work on [*lead, *others, rest, copies, n].
     blocks = blocks.to(device=tensor.device, dtype=tensor.dtype)
+    if not others:  # Each block has one matrix for all other indices: a product for each block, nothing repeated.
+        blocks = blocks.reshape(*blocks.shape[:batch], *([1] * (lead - batch)), *blocks.shape[-3:])
+        rows = picked.reshape(*picked.shape[:lead], -1, copies, n).movedim(-2, -3)  # [*lead, copies, rest, n]
+        result[..., positions] = (rows @ blocks.mT).movedim(-3, -2).reshape(picked.shape)
+        return result.movedim(-1, lead + axis)
     remaining = [k for k in range(len(shape)) if k != axis]
     wanted = [1] * len(remaining)
     for k, other in enumerate(others):

@@ -21,6 +21,8 @@ ASSIGNING = 3.5
 """Matrices that choosing a permutation takes besides its costs."""
 ROTATING = 10.0
 """Matrices that a singular value decomposition takes."""
+PAIRED = 8
+"""Copies of the blocks of a nested group, for all pairs of blocks, that solving it takes."""
 
 Part = tuple[Sequence[str], Sequence[Family]]
 """A working set: its tensors and its families."""
@@ -120,7 +122,7 @@ class Sizes:
                 one = rows * (rows if is_compressed(pairs, rows, rest) else rest)
                 entries += 4 * pairs * one + 2 * whole
         inner = sum(pairs * _characters(g) * _matrix(g) for g in family.members[1:])
-        return blocks + 8 * entries + 6 * inner
+        return blocks + PAIRED * entries + 6 * inner
 
 
 def total_peak(
