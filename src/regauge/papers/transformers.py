@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 import regauge as rg
@@ -192,15 +193,18 @@ def config(family: Family, scale: Scale) -> Transformers:
     if scale == "smoke":
         notes = ("a test run on tiny networks, which are hardly trained and say nothing about the methods",)
         return Transformers(population, _entries(4), 1, points=3, read=40, batch=20, test=60, notes=notes)
-    read, batch, test = (1000, 50, 300) if is_text else (5000, 250, 2000)
-    pairs, steps = (2, 150) if scale == "cpu" else (5, 1000)
+    read, batch, test = (3000, 50, 300) if is_text else (20_000, 250, 2000)
+    pairs, steps = (2, 200) if scale == "cpu" else (5, 1000)
     return Transformers(population, _entries(steps), pairs, points=25, read=read, batch=batch, test=test)
 
 
 def _entries(steps: int) -> tuple[Entry, ...]:
-    rotated, descent = "rotations, mixed matching", rg.ContinuousDescent(init=None, steps=steps, lr=DESCENT_LR)
-    soft = rg.Sinkhorn(init=None, steps=max(2, steps // 4))
-    first, second, third = f"{rotated}, descent", "the same, then Sinkhorn", "the same, then descent"
+    rotated = "rotations, mixed matching"
+    descent = rg.ContinuousDescent(init=None, steps=steps, lr=DESCENT_LR)
+    soft, straight = (
+        rg.Sinkhorn(init=None, steps=max(2, steps // 4)),
+        rg.StraightThrough(init=None, steps=steps // 2, checks=2),
+    )
     return (
         Entry("as trained"),
         Entry("permutations, weight matching", "permutations", rg.WeightMatching()),
@@ -209,11 +213,11 @@ def _entries(steps: int) -> tuple[Entry, ...]:
         Entry("rotations, weight matching", "all", rg.WeightMatching(), is_folded=True),
         Entry("rotations, activation matching", "all", rg.ActivationMatching(), is_folded=True),
         Entry(rotated, "all", rg.MixedMatching(), is_folded=True),
-        Entry(f"{rotated}, Sinkhorn", "all", soft, after=rotated, is_folded=True),
-        Entry(first, "all", descent, after=rotated, is_folded=True),
-        Entry(second, "all", soft, after=first, is_folded=True),
-        Entry(third, "all", descent, after=second, is_folded=True),
-        Entry("the same, repaired", after=third, is_folded=True, is_repaired=True),
+        Entry("then continuous descent", "all", descent, after=rotated, is_folded=True),
+        Entry("the same, repaired", after="then continuous descent", is_folded=True, is_repaired=True),
+        Entry("mixed matching, then straight-through", "all", straight, after=rotated, is_folded=True),
+        Entry("mixed matching, then Sinkhorn", "all", soft, after=rotated, is_folded=True),
+        Entry("Sinkhorn, then descent", "all", descent, after="mixed matching, then Sinkhorn", is_folded=True),
     )
 
 
@@ -251,8 +255,9 @@ class Pair:
         self._config, self._data, self._index, self._run = config, data, index, run
         self._networks, self._module = (a, b), config.population.make()
         self._entries = {entry.label: entry for entry in config.entries}
-        inputs, targets = data.train_inputs[: config.read], data.train_targets[: config.read]
-        self._read = split_batches(inputs, targets, config.batch)
+        # Drawn from all of them: a text's beginning tells little about the rest.
+        chosen = torch.randperm(len(data.train_targets), generator=run.generator("read", index))[: config.read]
+        self._read = split_batches(data.train_inputs[chosen], data.train_targets[chosen], config.batch)
 
     def line(self, entry: Entry) -> Record:
         """Loss and accuracy along the line to the second network, and what the alignment cost."""
