@@ -37,6 +37,7 @@ from regauge.zoo.training import (
     load_examples,
     loop,
     train,
+    trainer,
 )
 from regauge.zoo.training.config import Subset
 from regauge.zoo.training.feeds import Feed, subset_of
@@ -206,6 +207,16 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.head(self.memory(x.unsqueeze(2))[0][:, -1])
+        return result
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.a(x) * torch.sigmoid(self.b(x))
         return result
 
 
@@ -491,3 +502,28 @@ def test_subset_types_have_the_same_epochs() -> None:
     subsets: tuple[tuple[Subset | None, int], ...] = ((None, 10), (Fraction(0.5), 5), (ClassHalves(), 5))
     for subset, steps in subsets:
         assert config(steps=None, epochs=2.0, subset=subset).total_steps(BLOBS) == steps
+
+
+@pytest.mark.parametrize(
+    ("architecture", "data", "steps", "backend"),
+    [
+        (MLP, BLOBS, 10**9, "stacked"),
+        (CONV, IMAGES, 10**9, "loop"),
+        (Architecture("GRU", f"{__name__}:Recurrent", {}), BLOBS, 10**9, "loop"),
+        (Architecture("compared", f"{__name__}:Gated", {}), BLOBS, 10**9, "compiled"),
+        (Architecture("compared", f"{__name__}:Gated", {}), BLOBS, 12, "stacked"),
+    ],
+    ids=["chain", "convolutions", "recurrent", "much work", "little work"],
+)
+def test_the_back_end_that_is_chosen(
+    architecture: Architecture, data: Examples, steps: int, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "_has_compiler", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda run, **_: run)
+    chosen = config(architecture, steps=steps)
+    module = architecture.module()
+    maker = trainer._Maker(chosen, module, data, torch.device("cpu"), torch.float32, None, 10)
+    assert maker.backend == backend
+    monkeypatch.setattr(trainer, "_has_compiler", lambda: False)
+    maker = trainer._Maker(chosen, module, data, torch.device("cpu"), torch.float32, None, 10)
+    assert maker.backend == ("stacked" if backend == "compiled" else backend)

@@ -31,8 +31,8 @@ ACTIVATION_BYTES = 8 * 2**20
 STACK = 512
 """Networks of a stack at most."""
 STACK_BY_VMAP = 64
-COMPILED_WORK = 4e12
-"""Multiplications from which on compiling pays: a minute or more on one core."""
+COMPILED_WORK = 1e12
+"""Multiplications from which on compiling pays: some minutes on one core, of which it saves a third."""
 COMPILED_SIZE = 50_000
 """Networks with more values are bound by matrix products, which are the same when compiled."""
 EVALUATED = 1000
@@ -112,7 +112,7 @@ def train(
     examples = (data if data is not None else load_examples(config.data)).to(device, dtype)
     _require_whole_groups(config, chosen)
     module = built(config.architecture, config.seed).to(dtype)
-    maker = _Maker(config, module, examples, torch.device(device), dtype, backend)
+    maker = _Maker(config, module, examples, torch.device(device), dtype, backend, len(chosen))
     size = stack if stack is not None else maker.stack_size()
     for part in cut(config, chosen, size, is_one_group=reads_everything(config, examples)):
         yield from _trained(config, maker, examples, [member_of(config, k) for k in part])
@@ -161,13 +161,14 @@ class _Maker:
         device: torch.device,
         dtype: torch.dtype,
         backend: Backend | None,
+        networks: int,
     ) -> None:
         self.config, self.module, self.examples = config, module.to(device), examples
         self.device, self.dtype = device, dtype
         is_whole = all(tensor.requires_grad for tensor in module.parameters())
         links = chain_of(module, reads_vectors=examples.inputs.ndim == 2) if is_whole else None
         self.chain = None if links is None else Chain(links)
-        self.backend: Backend = backend if backend is not None else self._fastest()
+        self.backend: Backend = backend if backend is not None else self._fastest(networks)
         if self.backend == "compiled" and not _has_compiler():
             _log.warning("there is no C++ compiler for torch.compile, so the stacked program runs as it is")
             self.backend = "stacked"
@@ -196,7 +197,7 @@ class _Maker:
         size = min(STACK, max(1, ACTIVATION_BYTES // (2 * width * batch * self.dtype.itemsize)))
         return size if reads_everything(self.config, self.examples) else max(group, size // group * group)
 
-    def _fastest(self) -> Backend:
+    def _fastest(self, networks: int) -> Backend:
         if self.chain is not None:
             return "stacked"
         if is_recurrent(self.module):
@@ -206,7 +207,7 @@ class _Maker:
         config, size = self.config, self.config.architecture.size
         count = len(self.examples.inputs)
         batch = count if config.batch is None else min(config.batch, count)
-        work = float(config.count) * config.total_steps(self.examples) * batch * size * 3
+        work = float(networks) * config.total_steps(self.examples) * batch * size * 3
         pays = work >= COMPILED_WORK and size <= COMPILED_SIZE and not config.discards
         return "compiled" if pays and _has_compiler() else "stacked"
 
