@@ -8,10 +8,13 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from regauge.zoo.jobs import JobsError, Share, dask, processes, run_jobs, share_of
+from regauge.zoo.jobs.driver import perform
+from regauge.zoo.jobs.threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def test_jobs_are_done_once_and_a_second_run_does_the_rest(tmp_path: Path) -> No
         return lambda: told.append(-1)
 
     job = Squares(tmp_path, 5)
-    job(2)
+    perform(job, 2)
     assert run_jobs(job, watch=watch) == 4  # type: ignore[arg-type]
     assert told == [4, -1, -1, -1, -1]
     assert job.results() == [0, 1, 4, 9, 16]
@@ -71,6 +74,34 @@ def test_jobs_are_done_once_and_a_second_run_does_the_rest(tmp_path: Path) -> No
     assert job.log() == [0, 1, 2, 3, 4]
     assert run_jobs(Squares(tmp_path, 7), executor=lambda: ThreadPoolExecutor(2)) == 2
     assert job.log() == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_the_limit_of_threads_holds_until_the_last_of_several_workers_ends(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    both, first_ended = Event(), Event()
+
+    def first() -> None:
+        with one_thread():
+            assert both.wait(5)
+        first_ended.set()
+
+    def second() -> str | None:
+        with one_thread():
+            both.set()
+            assert first_ended.wait(5)
+            return os.environ.get("OMP_NUM_THREADS")
+
+    with ThreadPoolExecutor(2) as pool:
+        ended, seen = pool.submit(first), pool.submit(second)
+        ended.result()
+        assert seen.result() == "1"
+    assert os.environ.get("OMP_NUM_THREADS") == given
 
 
 def test_shares_are_all_jobs_together(tmp_path: Path) -> None:
