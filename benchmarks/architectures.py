@@ -21,10 +21,10 @@ from test_discover_models import summary
 HEADER = """# What was found in which architecture
 
 Small configurations with random weights; every group was verified in float64 with all parameters and buffers perturbed
-away from initialization. `S16` reorders 16 units, `GL6` is every invertible 6 x 6 matrix, `O10` every rotation; `S8^4`
-has one independent copy in each of 4 blocks (heads, normalization groups, experts). Families count the independent
-positive scales, signs and half-period shifts of all groups. The error is the largest relative change of an output under
-a random element of the whole symmetry; about 1e-7 means that the model itself rounds to float32 inside.
+away from initialization. `S16` reorders 16 units, `GL6` is every invertible 6 x 6 matrix, `O10` every rotation, `SO2`
+an angle; `S8^4` has one independent copy in each of 4 blocks (heads, normalization groups, experts). Families count the
+independent positive scales, signs and half-period shifts of all groups. The error is the largest relative change of an
+output under a random element of the whole symmetry; about 1e-7 means that the model itself rounds to float32 inside.
 
 Made by `.venv/bin/python benchmarks/architectures.py > docs/architectures.md`.
 

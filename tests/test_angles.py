@@ -121,6 +121,28 @@ def test_every_way_to_write_it_gives_an_angle_for_each_pair(position: Callable[[
     assert check.ok, str(check)
 
 
+def test_a_head_may_be_a_single_pair() -> None:
+    (group,) = turned(symmetry := found(Attention(halves, size=2)))
+    assert [symmetry[base].size for base in group.within] == [2, 1]
+
+
+def test_heads_may_be_an_axis_of_their_own() -> None:
+    class Separate(nn.Module):
+        """Projections `[head, entry, in]`."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Parameter(torch.randn(3, 4, 6)) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (torch.einsum("bti,hdi->bhtd", x, w) for w in (self.query, self.key, self.value))
+            scores = halves(q) @ halves(k).mT
+            return torch.einsum("bhtd,hdi->bti", torch.softmax(scores, -1) @ v, self.out)
+
+    (group,) = turned(symmetry := found(Separate()))
+    assert [symmetry[base].size for base in group.within] == [3, 2]
+
+
 @pytest.mark.parametrize("position", [two_frequencies, gained, lambda x: x])
 def test_turns_that_do_not_commute_have_no_angle(position: Callable[[Tensor], Tensor]) -> None:
     symmetry = found(Attention(position), verify=False)

@@ -21,13 +21,14 @@ from torch.utils import _pytree as pytree
 
 from regauge.core import act as _act
 from regauge.core.element import random
-from regauge.core.groups import Group
+from regauge.core.groups import Group, Placement
 from regauge.core.verification import relative_change
 from regauge.discover.emit import needed_bases
 from regauge.discover.interpret import INLINED, Pass
 from regauge.discover.layout import Atom, leaves
+from regauge.discover.planes import Plane, Planes, ScaleFamily
 from regauge.discover.slots import Place, Slots
-from regauge.discover.solve import Freedom, Plane, Planes, ScaleFamily
+from regauge.discover.solve import Freedom
 from regauge.discover.trace import Program
 
 TOLERANCE = 1e-9
@@ -57,7 +58,8 @@ def with_angles(
     constants = _Constants(program, inputs)
     bases = needed_bases(freedoms)
     places = {**slots.places, **slots.watched}
-    return [_turned(f, places, program, found, constants) if _may_turn(f, bases) else f for f in freedoms]
+    where = {f.atom: [places[slot].placement for slot in f.slots] for f in freedoms if f.atom in bases}
+    return [_turned(f, places, where, program, found, constants) if _may_turn(f, bases) else f for f in freedoms]
 
 
 def _may_turn(freedom: Freedom, bases: set[Atom]) -> bool:
@@ -65,20 +67,25 @@ def _may_turn(freedom: Freedom, bases: set[Atom]) -> bool:
 
 
 def _turned(
-    freedom: Freedom, places: Mapping[int, Place], program: Program, found: Pass, constants: "_Constants"
+    freedom: Freedom,
+    places: Mapping[int, Place],
+    where: Mapping[Atom, Sequence[Placement]],
+    program: Program,
+    found: Pass,
+    constants: "_Constants",
 ) -> Freedom:
     signs, scales, planes = [], list(freedom.scales), list(freedom.planes)
     for family, bases in freedom.signs:
         own = [slot for slot in freedom.slots if slot in family]
         for k, pairs in _pairings(own, bases, places):
-            if _commutes(pairs, freedom.atom, bases, program, found, constants):
+            groups = _groups(pairs, freedom.atom, {base: where[base] for base in bases})
+            if _commutes(pairs, groups, freedom.atom, program, found, constants):
                 seen = [slot for slot in freedom.watched if slot in family]
                 everywhere = [*pairs, *_watched(seen, k, bases, places)]
-                common = frozenset.intersection(bases, *(plane.mates for plane in pairs))
-                with_planes = [scale for scale in scales if _is_scale_of(scale, everywhere, common, freedom.slots)]
+                with_planes = [scale for scale in scales if _is_scale_of(scale, everywhere, bases, freedom.slots)]
                 scales = [scale for scale in scales if scale not in with_planes]
                 unread = {places[slot].name for slot in seen} - {plane.name for plane in everywhere}
-                planes.append(Planes(tuple(everywhere), common, tuple(with_planes), frozenset(unread)))
+                planes.append(Planes(tuple(everywhere), bases, tuple(with_planes), frozenset(unread)))
                 break
         else:
             signs.append((family, bases))
@@ -119,9 +126,9 @@ def _neighbors(slots: Sequence[int], k: int, bases: frozenset[Atom], places: Map
     result = []
     for slot in slots:
         place = places[slot]
-        others = dict(zip(place.mates, place.others, strict=True))
-        _, distance = others.pop(_pieces(place, bases)[k])
-        result.append(_plane((slot, slot), place, distance, others))
+        pair = place.mates.index(_pieces(place, bases)[k])
+        others = place.others[:pair] + place.others[pair + 1 :]
+        result.append(_plane((slot, slot), place, place.others[pair][1], others))
     return result
 
 
@@ -136,13 +143,12 @@ def _halves(slots: Sequence[int], places: Mapping[int, Place]) -> list[Plane]:
         for one, two in zip(along[::2], along[1::2], strict=False):
             first, second = places[one], places[two]
             if (first.stride, first.others, first.mates) == (second.stride, second.others, second.mates):
-                rest = dict(zip(first.mates, first.others, strict=True))
-                result.append(_plane((one, two), first, second.start - first.start, rest))
+                result.append(_plane((one, two), first, second.start - first.start, first.others))
     return result if 2 * len(result) == len(slots) else []
 
 
-def _plane(slots: tuple[int, int], place: Place, distance: int, others: Mapping[Atom, tuple[int, int]]) -> Plane:
-    return Plane(slots, place.name, place.axis, place.start, place.stride or 1, distance, dict(others))
+def _plane(slots: tuple[int, int], place: Place, distance: int, others: tuple[tuple[int, int], ...]) -> Plane:
+    return Plane(slots, place.name, place.axis, place.start, place.stride or 1, distance, others)
 
 
 def _watched(slots: Sequence[int], k: int | None, bases: frozenset[Atom], places: Mapping[int, Place]) -> list[Plane]:
@@ -157,50 +163,47 @@ def _watched(slots: Sequence[int], k: int | None, bases: frozenset[Atom], places
 # --- whether they turn ----------------------------------------------------------------------------------------
 
 
+def _groups(planes: Sequence[Plane], atom: Atom, bases: Mapping[Atom, Sequence[Placement]]) -> tuple[Group, ...]:
+    """An angle for every unit of the atom and every index of its bases."""
+    names = {plane.name for plane in planes}
+    groups = []
+    for k, (base, placements) in enumerate(bases.items()):
+        here = tuple(p for p in placements if p.parameter in names)
+        groups.append(Group(f"base {k}", base.size, here, is_permuted=False, is_base=True))
+    pairs = tuple(plane.pairs for plane in planes)
+    groups.append(Group("pairs", atom.size, pairs, is_permuted=False, is_base=True))
+    within = tuple(group.name for group in groups)
+    turns = tuple(plane.turn(atom.size) for plane in planes)
+    last = Group("turns", 2, turns, is_permuted=False, matrix="orthogonal", is_proper=True, within=within)
+    return (*groups, last)
+
+
 def _commutes(
     planes: Sequence[Plane],
+    groups: tuple[Group, ...],
     atom: Atom,
-    bases: frozenset[Atom],
     program: Program,
     found: Pass,
     constants: "_Constants",
 ) -> bool:
     """Whether random turns leave alone all values behind the axis, and turning one place alone does not."""
     generator = torch.Generator().manual_seed(0)
-    common = frozenset.intersection(bases, *(plane.mates for plane in planes))
+    only_first = (*groups[:-1], replace(groups[-1], placements=groups[-1].placements[:1]))
     try:
         region = _Region(program, found, atom, planes, constants, generator)
         before = region.ends(region.params)
-        after = region.ends(_moved(planes, atom, common, region.params, generator))
-        alone = region.ends(_moved(planes[:1], atom, common, region.params, generator))
-    except (_UnknownError, RuntimeError, TypeError, ValueError, IndexError, KeyError):
-        return False  # What cannot be tried is not claimed.
+        after = region.ends(_moved(groups, region.params, generator))
+        alone = region.ends(_moved(only_first, region.params, generator))
+    except Exception:  # Operators can fail in any way, and what cannot be tried is not claimed.
+        return False
     is_finite = all(bool(t.isfinite().all()) for t in before)
     is_free = is_finite and relative_change(before, after) <= TOLERANCE
     return is_free and relative_change(before, alone) > 1000 * TOLERANCE
 
 
-def _moved(
-    planes: Sequence[Plane],
-    atom: Atom,
-    bases: frozenset[Atom],
-    params: Mapping[str, Tensor],
-    generator: torch.Generator,
-) -> dict[str, Tensor]:
-    """Parameters with an angle for every unit of the atom and every index of its bases."""
-    names = {base: f"base {k}" for k, base in enumerate(bases)}
-    groups = [
-        Group(names[base], base.size, tuple(p.along(base, atom.size) for p in planes), is_permuted=False)
-        for base in bases
-    ]
-    groups.append(Group("pairs", atom.size, tuple(p.pairs for p in planes), is_permuted=False))
-    within = (*names.values(), "pairs")
-    turns = tuple(p.turn(atom.size) for p in planes)
-    groups.append(Group("turns", 2, turns, is_permuted=False, matrix="orthogonal", is_proper=True, within=within))
-    moving = {plane.name for plane in planes}
-    sites = {name: _act.resolve(tuple(groups), name, tuple(params[name].shape)) for name in moving}
-    element = random(tuple(groups), generator)
-    return dict(_act.act(tuple(groups), sites, element, params, {name: params[name].ndim for name in moving}))
+def _moved(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    sites = {name: _act.resolve(groups, name, tuple(t.shape)) for name, t in params.items()}
+    return dict(_act.act(groups, sites, random(groups, generator), params, {n: t.ndim for n, t in params.items()}))
 
 
 class _Region:

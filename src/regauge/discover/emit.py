@@ -203,8 +203,7 @@ class _Emitter:
 
     def _placements(self, slot: int, **how: object) -> list[Placement]:
         place = self.places[slot]
-        stride = place.stride if place.stride else 1
-        return self._named(Placement(place.name, place.axis, place.start, stride, place.others, **how))  # type: ignore[arg-type]
+        return self._named(replace(place.placement, **how))  # type: ignore[arg-type]
 
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
         """After the first parameter that has the axis, with what kind of piece of it this is."""

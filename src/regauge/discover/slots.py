@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
+from regauge.core.groups import Placement
 from regauge.discover.layout import Atom, leaves, terms
 from regauge.discover.record import Letter, Record, Spot, Value
 
@@ -94,6 +95,11 @@ class Place:
     beside: frozenset[Atom]
     is_whole: bool
     numel_elsewhere: int
+
+    @property
+    def placement(self) -> Placement:
+        """Where a group of these units acts, without what it does there."""
+        return Placement(self.name, self.axis, self.start, self.stride if self.stride else 1, self.others)
 
 
 Block = tuple[int, tuple[tuple[Atom, int], ...]]
