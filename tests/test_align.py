@@ -125,6 +125,20 @@ def attention(heads: int, dim: int, features: int) -> Symmetry:
     return Symmetry((base, qk, vo), shapes)
 
 
+def rotary(heads: int, pairs: int, features: int) -> Symmetry:
+    """Heads that can be reordered, each with an angle for each pair of coordinates of its queries and keys."""
+    width = 2 * heads * pairs
+    block = {"stride": 2 * pairs, "repeats": ((2 * pairs, 1),)}
+    base = Group("heads", heads, tuple(Placement(n, 0, **block) for n in ("q", "k", "v")), is_base=True)  # type: ignore[arg-type]
+    units = tuple(Placement(n, 0, repeats=((2, pairs), (heads, 2 * pairs))) for n in ("q", "k"))
+    within = Group("pairs", pairs, units, is_permuted=False, within=("heads",), is_base=True)
+    turns = tuple(Placement(n, 0, stride=pairs, repeats=((pairs, 1), (heads, 2 * pairs))) for n in ("q", "k"))
+    angles = Group(
+        "angles", 2, turns, is_permuted=False, matrix="orthogonal", is_proper=True, within=("heads", "pairs")
+    )
+    return Symmetry((base, within, angles), dict.fromkeys(("q", "k", "v"), (width, features)))
+
+
 def grouped_convolution(count: int, before: int, after: int, features: int) -> Symmetry:
     """Two inner groups on one tensor, within one permutation of blocks: each pair of blocks is not exact."""
     own, out = {"stride": before, "repeats": ((before, 1),)}, {"stride": after, "repeats": ((after, 1),)}
@@ -165,6 +179,7 @@ BY_HAND = {
     "normalized groups": normalized_groups(3, 4, 6),
     "three levels": three_levels(),
     "attention": attention(3, 4, 10),
+    "rotary": rotary(3, 2, 5),
     "grouped convolution": grouped_convolution(3, 2, 4, 5),
     "recurrent": recurrent(8),
     "stream": stream(6, 9, 3),
@@ -291,7 +306,9 @@ def test_rotations_of_heads_are_chosen_for_every_pair_of_heads() -> None:
     assert rg.align(a, b, symmetry).objective == pytest.approx(best)
 
 
-@pytest.mark.parametrize("name", ["attention", "grouped convolution", "recurrent", "experts", "normalized groups"])
+@pytest.mark.parametrize(
+    "name", ["attention", "rotary", "grouped convolution", "recurrent", "experts", "normalized groups"]
+)
 def test_blocks_are_recovered_under_noise(name: str) -> None:
     symmetry = BY_HAND[name]
     for seed in range(5):

@@ -187,6 +187,18 @@ def test_tables_and_constants_without_values_are_as_good_as_any() -> None:
     assert [len(turned(found(module, verify=False))) for module in (Table(), unknown)] == [1, 1]
 
 
+def test_with_the_angles_discovery_is_complete() -> None:
+    """What is left of the directions that change nothing are biases that pass shifts to one another."""
+    module, inputs = Attention(halves).double(), (torch.randn(3, 5, 6, generator=generator(0)).double(),)
+    symmetry = rg.discover(module, inputs)
+    (group,) = turned(symmetry)
+    without = rg.Symmetry(tuple(g for g in symmetry.groups if g is not group), symmetry.shapes)
+    unexplained = [
+        rg.nullity(module, inputs, symmetry=one, generator=generator(1)).unexplained for one in (symmetry, without)
+    ]
+    assert unexplained == [0, 4]
+
+
 def tiny() -> tuple[Llama, rg.Symmetry, rg.Params]:
     module = Llama(11, width=16, layers=1, heads=4, kv_heads=2).double()
     symmetry = rg.discover(module, (torch.randint(0, 11, (2, 6), generator=generator(0)),))

@@ -173,6 +173,7 @@ def test_a_population_is_a_loop(name: str) -> None:
         ("nested linear", ("linear",)),
         ("nested linear", ("scale", "sign")),
         ("attention", ("linear",)),
+        ("rotary", ("linear",)),
     ],
 )
 def test_parts_are_fixed_alone(name: str, parts: tuple[str, ...]) -> None:
@@ -319,7 +320,9 @@ def test_what_cannot_be_fixed_is_named() -> None:
 # --- to a reference ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["scaled", "signed", "dihedral", "attention", "families", "experts", "stream"])
+@pytest.mark.parametrize(
+    "name", ["scaled", "signed", "dihedral", "attention", "rotary", "families", "experts", "stream"]
+)
 def test_a_reference_gives_order_and_signs_and_still_one_form(name: str) -> None:
     symmetry = ALL_FIXED[name]
     reference, params = drawn(symmetry, 5), drawn(symmetry, 6)

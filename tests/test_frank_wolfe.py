@@ -89,7 +89,7 @@ def test_relaxed_layers_are_products_with_doubly_stochastic_matrices() -> None:
         assert torch.allclose(mixture.mean(name), expected[name], atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["permutation", "signed", "dihedral", "experts", "attention", "stream"])
+@pytest.mark.parametrize("name", ["permutation", "signed", "dihedral", "experts", "attention", "rotary", "stream"])
 def test_the_best_vertex_rises_fastest(name: str) -> None:
     """The slope towards the vertices is at least that towards any other elements."""
     symmetry = BY_HAND[name]

@@ -13,7 +13,8 @@ import regauge as rg
 from regauge import Element, GaussianMatching, Group, Params, Placement, StackMatching, Symmetry, WeightMatching
 
 Pair = tuple[Params, Params]
-DISCRETE = [name for name in BY_HAND if name not in ("orthogonal", "centered", "rotation", "linear", "attention")]
+ROTATING = ["orthogonal", "centered", "rotation", "linear", "attention", "rotary"]
+DISCRETE = [name for name in BY_HAND if name not in ROTATING]
 
 
 class Posterior(NamedTuple):
@@ -147,7 +148,7 @@ def test_scales_multiply_standard_deviations_and_signs_do_not() -> None:
     assert all(bool((tensor > 0).all()) for tensor in result.params[1].values())
 
 
-@pytest.mark.parametrize("name", ["orthogonal", "centered", "rotation", "linear", "attention"])
+@pytest.mark.parametrize("name", ROTATING)
 def test_rotations_stay_at_the_identity(name: str) -> None:
     symmetry = BY_HAND[name]
     a, b = gaussian(symmetry, 0), gaussian(symmetry, 1)

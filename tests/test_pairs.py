@@ -111,7 +111,7 @@ def test_many_networks_meet_one_reference(name: str) -> None:
     assert all(torch.equal(together.params[n], repeated.params[n]) for n in b)
 
 
-@pytest.mark.parametrize("name", ["signed", "attention", "grouped convolution", "stream"])
+@pytest.mark.parametrize("name", ["signed", "attention", "rotary", "grouped convolution", "stream"])
 def test_portions_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     symmetry = BY_HAND[name]
     a, b = population(symmetry, 7), population(symmetry, 7, seed=100)

@@ -107,7 +107,9 @@ def test_positions_are_carried_along() -> None:
     assert torch.allclose(moved["conv"], torch.einsum("uv,vxyz->uxyz", matrix, params["conv"]))
 
 
-@pytest.mark.parametrize("name", ["attention", "three levels", "grouped convolution", "normalized groups", "signed"])
+@pytest.mark.parametrize(
+    "name", ["attention", "rotary", "three levels", "grouped convolution", "normalized groups", "signed"]
+)
 def test_groups_without_matrices_stay(name: str) -> None:
     symmetry, params = BY_HAND[name], drawn(BY_HAND[name], 1)
     element, blank = symmetry.random(generator(0), HARD), symmetry.identity()
