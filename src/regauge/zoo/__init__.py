@@ -10,6 +10,17 @@ if TYPE_CHECKING:
     from regauge.zoo import presets
     from regauge.zoo.architecture import Architecture
     from regauge.zoo.formats import import_zoo
+    from regauge.zoo.populations import (
+        Barriers,
+        Map,
+        OrbitDistances,
+        Universe,
+        clusters,
+        flat_map,
+        medoid,
+        plan_population,
+        universe,
+    )
     from regauge.zoo.store import Store
     from regauge.zoo.training import (
         SGD,
@@ -59,12 +70,27 @@ _HOMES = {
     ),
     "regauge.zoo.training",
 )
+_HOMES |= dict.fromkeys(
+    (
+        "Barriers",
+        "Map",
+        "OrbitDistances",
+        "Universe",
+        "clusters",
+        "flat_map",
+        "medoid",
+        "plan_population",
+        "universe",
+    ),
+    "regauge.zoo.populations",
+)
 
 __all__ = [
     "SGD",
     "Adam",
     "AdamW",
     "Architecture",
+    "Barriers",
     "Checkpoints",
     "Choice",
     "ClassHalves",
@@ -76,13 +102,21 @@ __all__ = [
     "Fraction",
     "Initialization",
     "LogUniform",
+    "Map",
     "OneCycle",
+    "OrbitDistances",
     "StepDecay",
     "Store",
     "Uniform",
+    "Universe",
+    "clusters",
+    "flat_map",
     "import_zoo",
+    "medoid",
+    "plan_population",
     "presets",
     "train",
+    "universe",
 ]
 
 

@@ -1,0 +1,98 @@
+"""Barriers between all pairs of networks, many midpoints in one call."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regauge.align.matching import Method
+from regauge.connect.points import interpolate
+from regauge.core.params import Params, require_same_shapes
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+from regauge.zoo.populations.pairs import brought_together, count_of, matrix_of, parts_of, taken
+
+ALONE = (nn.modules.conv._ConvNd, nn.RNNBase)
+"""Networks with such a part are evaluated alone: stacked, convolutions are slower on a CPU, recurrence impossible."""
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """The barrier on the straight line between each network of one population and each of another.
+
+    Entry (i, j) is what `rg.line` calls the barrier: the largest excess of the loss over the straight line between the
+    end losses, never negative. It is NaN where a loss is. With a symmetry, each pair is aligned first, by a method with
+    other optima the other way round in the better of both directions; moving both ends of a line alike changes no loss
+    on it, so the matrix of the exchanged populations is the transpose. For the barriers in a population that was
+    aligned as a whole, give that population and no symmetry.
+
+    Attributes:
+        task: Model, data and loss; its `prepare` is applied to every network between the ends.
+        symmetry: Of the architecture; the networks are taken as they are unless given.
+        points: Networks on each line, ends included; three are the midpoint alone, as in the paper's figure.
+        method: How pairs are aligned; `WeightMatching()` unless given.
+        seed: Where the chance of a method comes from.
+        at_once: Networks that are evaluated together; the activations of all are in memory.
+
+    References:
+        Erdogan (2025), section 7.2 and figure 7.2.
+    """
+
+    task: Task
+    symmetry: Symmetry | None = None
+    points: int = 3
+    method: Method | None = None
+    seed: int = 0
+    at_once: int = 64
+
+    def __post_init__(self) -> None:
+        if self.points < 3 or self.at_once < 1:
+            raise ValueError(
+                f"points={self.points}, at_once={self.at_once}: a line needs both ends and a point between them, and "
+                "at least one network is evaluated at a time"
+            )
+        if self.symmetry is None and self.method is not None:
+            raise ValueError("a method is for aligning pairs, which needs a symmetry; give one, or leave it out")
+
+    def __call__(self, first: Params, second: Params) -> Tensor:
+        """The matrix, float64 `[n, m]`; half of it is computed where both are the same object.
+
+        Raises:
+            ValueError: The networks are of different architectures, or cannot be aligned.
+        """
+        n, m, is_half = count_of(first), count_of(second), first is second
+        require_same_shapes({name: t[:1] for name, t in first.items()}, {name: t[:1] for name, t in second.items()})
+        ends_first = self._losses(first)
+        ends_second = ends_first if is_half else self._losses(second)
+        generator = torch.Generator().manual_seed(self.seed)
+        found = []
+        for part in parts_of(first, second):
+            a, b = part.first, part.second
+            if self.symmetry is not None:
+                a, b = brought_together(part, self.symmetry, self.method, generator)
+            excess = torch.zeros(len(part.i), dtype=torch.float64)
+            for k in range(1, self.points - 1):
+                t = k / (self.points - 1)
+                chord = (1 - t) * ends_first[part.i] + t * ends_second[part.j]
+                excess = torch.maximum(excess, self._losses(interpolate(a, b, t), is_between=True) - chord)
+            found.append((part, excess))
+        return matrix_of(n, m, found, is_half=is_half)
+
+    def _losses(self, params: Params, *, is_between: bool = False) -> Tensor:
+        """Of every network, float64 on the CPU."""
+        count, prepare = count_of(params), self.task.prepare if is_between else None
+        if prepare is not None or any(isinstance(part, ALONE) for part in self.task.module.modules()):
+            networks = ({name: tensor[k] for name, tensor in params.items()} for k in range(count))
+            ready = networks if prepare is None else map(prepare, networks)
+            return torch.tensor([self.task.evaluate(one)["loss"] for one in ready], dtype=torch.float64)
+        parts = torch.split(torch.arange(count), self.at_once)
+        losses = [self.task.evaluate_each(taken(params, part))["loss"] for part in parts]
+        return torch.cat(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
+
+
+def mean_barrier(matrix: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation over the pairs of different networks, NaN left out."""
+    n = len(matrix)
+    values = matrix[tuple(torch.triu_indices(n, n, 1))]
+    values = values[~values.isnan()]
+    return float(values.mean()), float(values.std(correction=0))

@@ -1,0 +1,75 @@
+"""How far apart networks are when their symmetry does not count."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.align.matching import Method
+from regauge.canonical.canonicalize import canonicalize, matched
+from regauge.core.params import Params, require_same_shapes
+from regauge.core.symmetry import Symmetry
+from regauge.zoo.populations.pairs import Part, count_of, is_mutual, matrix_of, parts_of
+
+
+@dataclass(frozen=True)
+class OrbitDistances:
+    """The distance between the orbits of each network of one population and each of another.
+
+    Both networks of a pair are canonicalized, the second is aligned to the first, and the Euclidean distance is taken:
+    `rg.orbit_distance`, of all pairs at once. A method that may find other optima the other way round (restarts, data)
+    is run both ways, and the smaller distance counts. So the matrix of the exchanged populations is the transpose; the
+    distance is the same wherever on their orbits the networks are, up to rounding; and it is zero within an orbit.
+    Matching ends in local optima, so it is an upper bound of the distance of the orbits, and the triangle inequality
+    may be violated by as much.
+
+    Attributes:
+        symmetry: Of the architecture.
+        method: How networks are aligned; `WeightMatching(scales="keep")` unless given.
+        seed: Where the chance of a method comes from.
+    """
+
+    symmetry: Symmetry
+    method: Method | None = None
+    seed: int = 0
+
+    def __call__(self, first: Params, second: Params) -> Tensor:
+        """The matrix, float64 `[n, m]`; half of it is computed where both are the same object.
+
+        Raises:
+            ValueError: The networks are of different architectures, do not fit the symmetry, or are not finite.
+        """
+        n, m, is_half = count_of(first), count_of(second), first is second
+        require_same_shapes({name: t[:1] for name, t in first.items()}, {name: t[:1] for name, t in second.items()})
+        symmetry = self.symmetry.bind(first)
+        generator = torch.Generator().manual_seed(self.seed)
+        left = canonicalize(first, symmetry)
+        right = left if is_half else canonicalize(second, symmetry)
+        found = [(part, self._of(part, symmetry, generator)) for part in parts_of(left, right)]
+        return matrix_of(n, m, found, is_half=is_half)
+
+    def _of(self, part: Part, symmetry: Symmetry, generator: torch.Generator) -> Tensor:
+        def aligned(to: Params, params: Params) -> Params:
+            return symmetry.act(
+                matched(to, params, symmetry, method=self.method, task=None, generator=generator), params
+            )
+
+        a, b = part.first, part.second
+        ways = [(a, b), (a, aligned(a, b))]
+        if not is_mutual(self.method):
+            ways.append((aligned(b, a), b))
+        return torch.stack([squares(symmetry, x, y) for x, y in ways]).amin(0).sqrt()
+
+
+def squares(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Squared distances of the parameters of networks, without buffers and second names, float64 `[n]`.
+
+    Tensors without a model axis in `a` belong to one network, which is compared with all of `b`.
+    """
+    ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
+    total = torch.zeros(count_of(b), dtype=torch.float64)
+    for name, tensor in b.items():
+        if tensor.is_floating_point() and name not in ignored:
+            total += (tensor.double() - a[name].double()).flatten(1).square().sum(1).cpu()
+    return total

@@ -1,0 +1,91 @@
+"""A population as points in a plane, and as clusters, from the distances between its networks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
+
+
+@dataclass(frozen=True)
+class Map:
+    """Points whose distances resemble given ones.
+
+    Attributes:
+        points: `[networks, dims]`, centered, the direction of the largest variance first.
+        share: Of the squared distances that could be shown at all (the positive eigenvalues), what is shown.
+    """
+
+    points: NDArray[np.float64]
+    share: float
+
+
+def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
+    """Classical multidimensional scaling: points with the best inner products for these distances.
+
+    The Gram matrix -1/2 J D^2 J, with D the distances and J the centering, has its largest eigenvalues kept. Distances
+    of points in `dims` dimensions are reproduced exactly; those of networks in one universe give their principal
+    components. Negative eigenvalues, which distances of orbits can have, are left out.
+
+    Args:
+        distances: Symmetric, zero on the diagonal, `[networks, networks]`.
+        dims: Of the points.
+
+    Raises:
+        ValueError: The distances are not symmetric and finite, or there are no more networks than dimensions.
+
+    References:
+        Torgerson (1952), Multidimensional scaling I: theory and method.
+    """
+    given = _checked(distances)
+    if not 1 <= dims < len(given):
+        raise ValueError(f"{len(given)} networks cannot be shown in {dims} dimensions; take more networks")
+    squared = given**2
+    gram = -0.5 * (squared - squared.mean(0) - squared.mean(1)[:, None] + squared.mean())
+    values, vectors = np.linalg.eigh(gram)
+    positive = np.clip(values[::-1], 0, None)
+    vectors = vectors[:, ::-1][:, :dims]
+    largest = vectors[np.abs(vectors).argmax(0), np.arange(dims)]
+    points = vectors * np.where(largest < 0, -1.0, 1.0) * np.sqrt(positive[:dims])
+    total = positive.sum()
+    return Map(points, float(positive[:dims].sum() / total) if total > 0 else 1.0)
+
+
+def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
+    """Which of `count` clusters each network is in, by agglomeration with the mean distance between clusters.
+
+    Args:
+        distances: Symmetric, zero on the diagonal, `[networks, networks]`.
+        count: How many at most; fewer where networks are equally far from one another.
+
+    Returns:
+        Numbers from 0, in the order in which the clusters appear, `[networks]`.
+
+    Raises:
+        ValueError: The distances are not symmetric and finite, or the count makes no sense.
+    """
+    given = _checked(distances)
+    if not 1 <= count <= len(given):
+        raise ValueError(f"{len(given)} networks cannot be divided into {count} clusters")
+    if len(given) == 1:
+        return np.zeros(1, np.int64)
+    labels = fcluster(linkage(squareform(given, checks=False), "average"), count, "maxclust")
+    _, places, numbers = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(places))
+    return np.asarray(rank[numbers], np.int64)
+
+
+def _checked(distances: ArrayLike) -> NDArray[np.float64]:
+    """Made exactly symmetric, where it is so up to rounding."""
+    given = np.asarray(distances, np.float64)
+    if given.ndim != 2 or given.shape[0] != given.shape[1]:
+        raise ValueError(f"distances are a square matrix, but this has shape {given.shape}")
+    if not np.isfinite(given).all():
+        raise ValueError("some distances are NaN or Inf; leave out the networks that are not finite")
+    near = 1e-6 * max(1.0, float(np.abs(given).max(initial=0)))
+    if (np.abs(given - given.T) > near).any() or (np.abs(np.diag(given)) > near).any():
+        raise ValueError("distances are symmetric and zero on the diagonal, but these are not")
+    result = (given + given.T) / 2
+    np.fill_diagonal(result, 0)
+    return result

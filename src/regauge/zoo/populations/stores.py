@@ -1,0 +1,115 @@
+"""A store aligned to one network, shard by shard: to a given one, to the medoid, or to the mean of a universe."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from regauge.align.matching import Method
+from regauge.checkpoints.writing import save
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.zoo.jobs.aligning import AlignShards, plan_alignment
+from regauge.zoo.populations.distances import OrbitDistances
+from regauge.zoo.populations.universe import universe
+from regauge.zoo.store import Store
+
+To = int | Literal["medoid", "universe"]
+
+
+def sample(store: Store, count: int, *, seed: int = 0, is_final: bool = True) -> NDArray[np.int64]:
+    """Numbers of some networks of a store, drawn at random, in increasing order.
+
+    Args:
+        store: Where they are.
+        count: How many at most.
+        seed: Where chance comes from.
+        is_final: Whether only the last checkpoint of each trajectory may be drawn.
+
+    Raises:
+        ValueError: No network is finite.
+    """
+    there = store.rows.where(is_finite=True) if len(store) else np.zeros(0, np.int64)
+    if is_final and len(there):
+        there = np.intersect1d(there, store.rows.final())
+    if not len(there):
+        raise ValueError(f"the store {str(store.folder)!r} has no networks that are finite; train or import some")
+    order = torch.randperm(len(there), generator=torch.Generator().manual_seed(seed)).numpy()
+    return np.sort(there[order[:count]])
+
+
+def medoid(params: Params, symmetry: Symmetry, *, method: Method | None = None, seed: int = 0) -> int:
+    """The number of the network whose orbit is nearest to those of all others, in the mean."""
+    distances = OrbitDistances(symmetry, method, seed)(params, params)
+    return int(distances.sum(1).argmin())
+
+
+def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params:
+    """The network that a store is aligned to.
+
+    Args:
+        store: With a known symmetry.
+        to: The id of a trajectory, whose last checkpoint is taken; "medoid" or "universe" of some networks, which are
+            drawn from the last checkpoints of all trajectories. The mean of a universe is no network that was trained,
+            but closer to all of them.
+        count: How many are drawn for that.
+        seed: Where chance comes from.
+
+    Raises:
+        ValueError: There is no such network, or the symmetry is not known.
+    """
+    if store.symmetry is None:
+        raise ValueError(f"the symmetry of the store {str(store.folder)!r} is not known; create it with one")
+    if not isinstance(to, str):
+        found = np.intersect1d(
+            np.intersect1d(store.rows.where(id=to), store.rows.final()), store.rows.where(is_finite=True)
+        )
+        if not len(found):
+            raise ValueError(f"no trajectory of the store has the id {to} and ends in a network that is finite")
+        return _one(store.read(found), 0)
+    params = store.read(sample(store, count, seed=seed))
+    if to == "medoid":
+        return _one(params, medoid(params, store.symmetry, seed=seed))
+    return universe(params, store.symmetry).mean
+
+
+def plan_population(
+    source: str | Path,
+    target: str | Path,
+    *,
+    to: To = "medoid",
+    method: Method | None = None,
+    count: int = 64,
+    seed: int = 0,
+) -> tuple[Store, AlignShards]:
+    """The store for a population aligned to one network, and the jobs that fill it.
+
+    The reference is written beside the target, as `TARGET.TO.safetensors`, and used again by a later run.
+
+    Args:
+        source: Folder of the store.
+        target: Folder of the store for the aligned networks.
+        to: See `reference`.
+        method: As for `align_pairs`.
+        count: Networks from which the reference is found.
+        seed: Where all chance comes from.
+
+    Raises:
+        FileExistsError: The target holds another store, or other files.
+        FileNotFoundError: There is no source.
+        ValueError: There is no such reference.
+    """
+    store, target = Store.open(source), Path(target)
+    about = f"{to}-of-{count}-seed-{seed}" if isinstance(to, str) else f"id-{to}"
+    path = target.with_name(f"{target.name}.{about}.safetensors")
+    if not path.exists():
+        found = reference(store, to, count=count, seed=seed)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save(found, path)
+    return plan_alignment(source, target, path, method=method, seed=seed)
+
+
+def _one(params: Params, k: int) -> Params:
+    return {name: tensor[k].clone() for name, tensor in params.items()}
