@@ -56,6 +56,11 @@ def partial(x: Tensor) -> Tensor:
     return torch.cat([halves(x[..., :half]), x[..., half:]], -1)
 
 
+def empty_rest(x: Tensor) -> Tensor:
+    """The same with a rest of no entries at all, as Phi-3 writes it."""
+    return torch.cat([halves(x[..., : x.shape[-1]]), x[..., x.shape[-1] :]], -1)
+
+
 def decaying(x: Tensor) -> Tensor:
     """Turned, and smaller with the position: still a multiplication by complex numbers."""
     return halves(x) * torch.exp(-0.1 * torch.arange(x.shape[-2])).unsqueeze(-1)
@@ -106,7 +111,7 @@ def found(module: nn.Module, tokens: int = 5, **options: bool) -> rg.Symmetry:
 
 
 @pytest.mark.parametrize("shared", [1, 2])
-@pytest.mark.parametrize("position", [halves, neighbors, unbound, numbers, partial, decaying, mirrored])
+@pytest.mark.parametrize("position", [halves, neighbors, unbound, numbers, partial, empty_rest, decaying, mirrored])
 def test_every_way_to_write_it_gives_an_angle_for_each_pair(position: Callable[[Tensor], Tensor], shared: int) -> None:
     size = 8 if position is partial else 4
     symmetry = found(Attention(position, shared=shared, size=size), verify=False)

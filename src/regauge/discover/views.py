@@ -95,6 +95,8 @@ class Views(Recorder):
                 return Stack(x.dim, x.pieces[start:stop])
             inner = dim - (dim > x.dim)
             return Stack(x.dim, [_value(self.slice(piece, inner, start, stop)) for piece in x.pieces])
+        if start >= stop:  # Of no values at all anything may be said.
+            return Value.fixed([0 if k == dim else n for k, n in enumerate(x.shape)], is_zero=True)
         pieces = axis.cut(x.layouts[dim], [start, stop])
         piece = pieces[1 if start > 0 else 0]
         result = Value(
