@@ -276,7 +276,7 @@ def test_samples_are_last_checkpoints_that_are_finite(tmp_path: Path) -> None:
     drawn = sample(store, 100)
     assert store.rows["id"][drawn].tolist() == [0, *range(2, 12)]
     assert set(store.rows["step"][drawn].tolist()) == {2}
-    assert len(sample(store, 100, is_final=False)) == 23
+    assert len(sample(store, 100, among=np.arange(24))) == 23
     few = sample(store, 4, seed=1)
     assert len(few) == 4
     assert np.array_equal(few, sample(store, 4, seed=1))
@@ -333,8 +333,10 @@ def test_references_that_are_not_there(tmp_path: Path) -> None:
     unknown = Store.create(tmp_path / "plain", MLP)
     with pytest.raises(ValueError, match="symmetry of the store"):
         reference(unknown, "medoid")
-    with pytest.raises(ValueError, match="no networks that are finite"):
+    with pytest.raises(ValueError, match="none of the 0 networks"):
         sample(unknown, 3)
+    with pytest.raises(ValueError, match="draw one at least"):
+        sample(store, 0)
 
 
 def test_blocks_of_a_store_are_the_matrix_in_memory(tmp_path: Path) -> None:

@@ -53,8 +53,12 @@ def run(options: Zoo) -> None:
             import_(command)
         elif isinstance(command, ZooExport):
             export(command)
-        else:
+        elif isinstance(command, ZooVerify):
             check(command)
+        else:
+            from regauge.cli import zoo_populations
+
+            zoo_populations.run(command)
     except (ImportError, JobsError) as error:
         raise UsageError(str(error)) from error
 

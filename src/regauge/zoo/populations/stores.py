@@ -19,23 +19,25 @@ from regauge.zoo.store import Store
 To = int | Literal["medoid", "universe"]
 
 
-def sample(store: Store, count: int, *, seed: int = 0, is_final: bool = True) -> NDArray[np.int64]:
-    """Numbers of some networks of a store, drawn at random, in increasing order.
+def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """Numbers of some networks of a store, drawn at random, in increasing order; networks with NaN or Inf never are.
 
     Args:
         store: Where they are.
         count: How many at most.
         seed: Where chance comes from.
-        is_final: Whether only the last checkpoint of each trajectory may be drawn.
+        among: Numbers of those that may be drawn; the last checkpoints of all trajectories unless given.
 
     Raises:
-        ValueError: No network is finite.
+        ValueError: No network is finite, or the count is not positive.
     """
-    there = store.rows.where(is_finite=True) if len(store) else np.zeros(0, np.int64)
-    if is_final and len(there):
-        there = np.intersect1d(there, store.rows.final())
+    if count < 1:
+        raise ValueError(f"{count} networks are none; draw one at least")
+    there = np.zeros(0, np.int64)
+    if len(store):
+        there = np.intersect1d(store.rows.where(is_finite=True), store.rows.final() if among is None else among)
     if not len(there):
-        raise ValueError(f"the store {str(store.folder)!r} has no networks that are finite; train or import some")
+        raise ValueError(f"none of the {len(store)} networks of {str(store.folder)!r} is finite and was asked for")
     order = torch.randperm(len(there), generator=torch.Generator().manual_seed(seed)).numpy()
     return np.sort(there[order[:count]])
 

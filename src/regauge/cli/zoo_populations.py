@@ -1,0 +1,234 @@
+"""`regauge zoo align`, `compare` and `map`: populations modulo their symmetry."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+import regauge as rg
+from regauge.cli.batches import load_batches, task_of, with_reset
+from regauge.cli.errors import UsageError
+from regauge.cli.judging import LOSSES, require_pictures, save_figure, save_rows, table_path
+from regauge.cli.zoo import conditions_of, executor_of, progress, words
+from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
+from regauge.core.params import Params
+from regauge.core.task import Batch
+from regauge.zoo.jobs import run_jobs, share_of
+from regauge.zoo.populations import (
+    Barriers,
+    OrbitDistances,
+    clusters,
+    flat_map,
+    mean_barrier,
+    medoid,
+    plan_population,
+    sample,
+    universe,
+)
+from regauge.zoo.store import Store
+from regauge.zoo.training.examples import SETS, load_examples
+
+Indices = NDArray[np.int64]
+
+
+def run(options: ZooAlign | ZooCompare | ZooMap) -> None:
+    """One of the commands."""
+    if isinstance(options, ZooAlign):
+        align(options)
+    elif isinstance(options, ZooCompare):
+        compare(options)
+    else:
+        draw(options)
+
+
+def align(options: ZooAlign) -> None:
+    """Align what is missing of a store."""
+    to = target_of(options.to)
+    executor, share = executor_of(options.on), share_of()
+    console = Console(stderr=True)
+    with console.status("finding the network that all are aligned to"):
+        store, jobs = plan_population(options.store, options.output, to=to, count=options.sample, seed=options.seed)
+    with progress(console) as bar:
+        task = bar.add_task("shards", total=None)
+
+        def watch(total: int) -> Callable[[], None]:
+            bar.update(task, total=total)
+            return lambda: bar.advance(task)
+
+        done = run_jobs(jobs, executor=executor, share=share, watch=watch)
+    store.refresh()
+    print(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were aligned now")
+    left_out = len(Store.open(options.store)) - len(store)
+    if not share.world > 1 and left_out:
+        print(f"{left_out} networks with NaN or Inf were left out")
+    print(f"aligned to: {jobs.reference}")
+
+
+def compare(options: ZooCompare) -> None:
+    """Barriers before and after alignment."""
+    console = Console(stderr=True)
+    require_pictures(options.output, overwrite=options.overwrite)
+    store, chosen, params = networks_of(options)
+    symmetry = None if options.align == "no" else symmetry_of(store, options.store)
+    task = task_on(options, store)
+    matrices = {}
+    with console.status("barriers of the networks as they are"):
+        before = Barriers(task, points=options.points)
+        matrices["as they are"] = before(params, params)
+    with console.status("aligning, and barriers after it"):
+        if options.align == "pairs":
+            after = Barriers(task, symmetry, points=options.points, seed=options.seed)
+            matrices["each pair aligned"] = after(params, params)
+        elif symmetry is not None and options.align != "no":
+            moved, name = together(params, symmetry, options.align, options.seed)
+            matrices[f"aligned to the {name}"] = before(moved, moved)
+    rows = store.rows.dicts(chosen)
+    names = dict(zip(matrices, ("barrier", "barrier_aligned"), strict=False))
+    pairs: list[dict[str, float | str]] = [
+        {f"{key}_{side}": rows[k][key] for side, k in (("a", i), ("b", j)) for key in ("id", "step")}
+        | {names[title]: float(matrix[i, j]) for title, matrix in matrices.items()}
+        for i in range(len(rows))
+        for j in range(i + 1, len(rows))
+    ]
+    for title, matrix in matrices.items():
+        mean, deviation = mean_barrier(matrix)
+        print(f"{title}: mean barrier {mean:.4g}, standard deviation {deviation:.4g} over {len(pairs)} pairs")
+    from regauge.report.populations import matrices_figure
+
+    what = f"barrier: {LOSSES[options.loss]}"
+    save_figure(matrices_figure({title: matrix.numpy() for title, matrix in matrices.items()}, what), options.output)
+    save_rows(pairs, table_path(options.output))
+    print(f"written: {options.output} and {table_path(options.output).name}")
+
+
+def draw(options: ZooMap) -> None:
+    """Networks in the plane."""
+    console = Console(stderr=True)
+    require_pictures(options.output, overwrite=options.overwrite)
+    store, chosen, params = networks_of(options)
+    if options.color is not None and options.color not in store.rows.names:
+        raise UsageError(f"the networks have no column {options.color!r}; there are {', '.join(store.rows.names)}")
+    with console.status("distances"):
+        distances = distances_of(options, store, params)
+        shown, member = flat_map(distances), clusters(distances, options.clusters)
+    rows = store.rows.dicts(chosen)
+    known = [] if options.color is None else [row.get(options.color) for row in rows]
+    table: list[dict[str, float | str]] = []
+    for k, row in enumerate(rows):
+        x, y = shown.points[k].tolist()
+        table.append({"id": row["id"], "step": row["step"], "x": x, "y": y, "cluster": int(member[k])})
+        if options.color is not None:
+            table[-1][options.color] = _cell(known[k])
+    from regauge.report.populations import map_figure
+
+    counts = np.bincount(member)
+    title = f"{len(rows)} networks, {100 * shown.share:.0f}% of their squared distances"
+    is_number = options.color is not None and all(_is_number(value) for value in known)
+    if is_number:
+        values = np.array([np.nan if value is None else float(value) for value in known])
+        figure = map_figure(shown.points, member.tolist(), title=title, values=values, what=str(options.color))
+    elif options.color is not None:
+        figure = map_figure(shown.points, [str(value) for value in known], title=title, what=options.color)
+    else:
+        figure = map_figure(shown.points, [int(k) for k in member], title=title, what="cluster")
+    save_figure(figure, options.output)
+    save_rows(table, table_path(options.output))
+    if options.clusters > 1:
+        print(f"{len(counts)} clusters of {', '.join(map(str, counts.tolist()))} networks")
+    print(f"two dimensions show {100 * shown.share:.1f}% of the squared distances")
+    print(f"written: {options.output} and {table_path(options.output).name}")
+
+
+def networks_of(options: Sampled) -> tuple[Store, Indices, Params]:
+    """The store, the numbers of the networks that are looked at, and these.
+
+    Raises:
+        UsageError: There are fewer than three.
+    """
+    store = Store.open(options.store)
+    among = store.rows.where(**conditions_of(options.where)) if options.where else None
+    chosen = sample(store, options.networks, seed=options.seed, among=among)
+    if len(chosen) < 3:
+        raise UsageError(f"only {len(chosen)} networks were chosen; three at least are compared")
+    return store, chosen, store.read(chosen)
+
+
+def distances_of(options: ZooMap, store: Store, params: Params) -> NDArray[np.float64]:
+    """What the map is made of, `[networks, networks]`."""
+    if options.by == "orbits":
+        return OrbitDistances(symmetry_of(store, options.store), seed=options.seed)(params, params).numpy()
+    if options.by == "universe":
+        params = universe(params, symmetry_of(store, options.store)).params
+    flat = torch.cat([t.double().flatten(1) for t in params.values() if t.is_floating_point()], 1)
+    found: NDArray[np.float64] = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    return found
+
+
+def together(params: Params, symmetry: rg.Symmetry, to: Literal["medoid", "universe"], seed: int) -> tuple[Params, str]:
+    """A population aligned as a whole, and to what."""
+    if to == "universe":
+        return universe(params, symmetry).params, "mean of their universe"
+    k = medoid(params, symmetry, seed=seed)
+    return rg.align_pairs({name: tensor[k] for name, tensor in params.items()}, params, symmetry).params, "medoid"
+
+
+def task_on(options: ZooCompare, store: Store) -> rg.Task:
+    """The networks' task on the data of the options.
+
+    Raises:
+        UsageError: The set has a signal for each network instead of examples.
+    """
+    dtype = next((spec.dtype for spec in store.architecture.layout if spec.dtype.is_floating_point), torch.float32)
+    batches: list[Batch]
+    if options.data in SETS:
+        examples = load_examples(options.data)
+        if examples.is_signals:
+            raise UsageError(f"in {options.data!r} every network has data of its own, so no two have a barrier on them")
+        kept = (examples.validation_inputs, examples.validation_targets)
+        batches = list(zip(*(torch.split(tensor, options.batch) for tensor in kept), strict=True))
+    else:
+        batches = load_batches(options.data, options.batch)
+    return with_reset(task_of(store.architecture.module(), batches, loss=options.loss, outputs=(), dtype=dtype))
+
+
+def symmetry_of(store: Store, folder: Any) -> rg.Symmetry:
+    """That of a store.
+
+    Raises:
+        UsageError: It is not known.
+    """
+    if store.symmetry is None:
+        raise UsageError(f"the symmetry of the store {str(folder)!r} is not known; import it with --input-shape")
+    return store.symmetry
+
+
+def target_of(text: str) -> int | Literal["medoid", "universe"]:
+    """What `--to` says.
+
+    Raises:
+        UsageError: It is neither an id nor one of the names.
+    """
+    if text == "medoid":
+        return "medoid"
+    if text == "universe":
+        return "universe"
+    if not text.lstrip("-").isdigit():
+        raise UsageError(f"--to {text!r} is no network; say the id of a trajectory, medoid or universe")
+    return int(text)
+
+
+def _cell(value: Any) -> float | str:
+    """A value of a column as a field of a table."""
+    if value is None:
+        return ""
+    if isinstance(value, int | float):
+        return value
+    text = str(value).replace('"', '""')
+    return f'"{text}"' if "," in text or '"' in text else text
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
