@@ -582,6 +582,16 @@ add(
     "nested permutation",
     view_of_heads=lambda m, h, g: h.unflatten(-1, (3, 2)).softmax(-2).flatten(-2),
 )
+add(
+    "tokens",
+    "nested rotation",
+    view_as_complex=lambda m, h, g: ops.view_as_real(
+        ops.view_as_complex(h.unflatten(-1, (3, 2))) * torch.tensor([1j, 2, 1 + 1j], dtype=torch.complex128)
+    ),
+)
+add(
+    "rows", "frozen", view_as_real=lambda m, h, g: ops.view_as_real(ops.view_as_complex(h.unflatten(-1, (3, 2)))).tanh()
+)
 add("tokens", "nested permutation", unflatten=lambda m, h, g: fn.rms_norm(ops.unflatten(h, -1, [3, 2]), (2,)).exp())
 
 # Products
