@@ -590,7 +590,7 @@ add(
     ),
 )
 add(
-    "rows", "frozen", view_as_real=lambda m, h, g: ops.view_as_real(ops.view_as_complex(h.unflatten(-1, (3, 2)))).tanh()
+    "rows", "signed", view_as_real=lambda m, h, g: ops.view_as_real(ops.view_as_complex(h.unflatten(-1, (3, 2)))).tanh()
 )
 add("tokens", "nested permutation", unflatten=lambda m, h, g: fn.rms_norm(ops.unflatten(h, -1, [3, 2]), (2,)).exp())
 
