@@ -1,5 +1,6 @@
 """A store aligned to one network, shard by shard: to a given one, to the medoid, or to the mean of a universe."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -106,11 +107,12 @@ def plan_population(
     store, target = Store.open(source), Path(target)
     about = f"{to}-of-{count}-seed-{seed}" if isinstance(to, str) else f"id-{to}"
     path = target.with_name(f"{target.name}.{about}.safetensors")
-    if not path.exists():
-        found = reference(store, to, count=count, seed=seed)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        save(found, path)
-    return plan_alignment(source, target, path, method=method, seed=seed)
+    found = None if path.exists() else reference(store, to, count=count, seed=seed)
+    planned = plan_alignment(source, target, path, method=method, seed=seed)
+    if found is not None:
+        with suppress(FileExistsError):  # another process may have found the same
+            save(found, path)
+    return planned
 
 
 def _one(params: Params, k: int) -> Params:
