@@ -84,7 +84,7 @@ def compare(options: ZooCompare) -> None:
             matrices["each pair aligned"] = after(params, params)
         elif symmetry is not None and options.align != "no":
             moved, name = together(params, symmetry, options.align, options.seed)
-            matrices[f"aligned to the {name}"] = before(moved, moved)
+            matrices[name] = before(moved, moved)
     rows = store.rows.dicts(chosen)
     names = dict(zip(matrices, ("barrier", "barrier_aligned"), strict=False))
     pairs: list[dict[str, float | str]] = [
@@ -168,11 +168,13 @@ def distances_of(options: ZooMap, store: Store, params: Params) -> NDArray[np.fl
 
 
 def together(params: Params, symmetry: rg.Symmetry, to: Literal["medoid", "universe"], seed: int) -> tuple[Params, str]:
-    """A population aligned as a whole, and to what."""
+    """A population aligned as a whole, and how in words."""
     if to == "universe":
-        return universe(params, symmetry).params, "mean of their universe"
+        return universe(params, symmetry).params, "in one universe"
     k = medoid(params, symmetry, seed=seed)
-    return rg.align_pairs({name: tensor[k] for name, tensor in params.items()}, params, symmetry).params, "medoid"
+    return rg.align_pairs(
+        {name: tensor[k] for name, tensor in params.items()}, params, symmetry
+    ).params, "aligned to the medoid"
 
 
 def task_on(options: ZooCompare, store: Store) -> rg.Task:
