@@ -84,15 +84,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command that must be refused and write nothing; returns the sentence."""
 
+    def written() -> list[Path]:
+        return [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts]
+
     def run(*args: str) -> str:
-        before = sorted(folder.rglob("*"))
+        before = written()
         with pytest.raises(SystemExit) as stop:
             main(args)
         assert stop.value.code == 2
         text = capsys.readouterr().err
         assert text.startswith("regauge: ")
         assert text.count("\n") == 1
-        assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts] == before
+        assert written() == before
         return text
 
     return run

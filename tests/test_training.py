@@ -92,7 +92,9 @@ def test_batch_normalization_starts_as_torch_starts_it() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match=r"only linear and convolutional layers and batch normalization can be drawn.*'0.weight'"):
+    with pytest.raises(
+        ValueError, match=r"only linear and convolutional layers and batch normalization can be drawn.*'0.weight'"
+    ):
         initialize(nn.Sequential(nn.LayerNorm(3)), torch.Generator())
     with pytest.raises(ValueError, match="epochs and batch must be at least 1"):
         Training(epochs=0)
