@@ -124,6 +124,36 @@ def test_portions_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(torch.allclose(whole.params[n], parts.params[n], atol=1e-9) for n in b)
 
 
+def test_portions_side_by_side_are_those_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    symmetry = BY_HAND["signed"]
+    a, b = population(symmetry, 7), population(symmetry, 7, seed=100)
+    monkeypatch.setattr(pair_climbs, "PORTION_PAIRS", 2)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.append(rg.align_pairs(a, b, symmetry))
+            assert torch.get_num_threads() == number
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.allclose(found[0].history, found[1].history, rtol=1e-12)
+    assert all(torch.allclose(found[0].params[n], found[1].params[n], atol=1e-9) for n in b)
+
+
+def test_what_fails_in_a_portion_fails() -> None:
+    def work(part: slice) -> int:
+        return 1 // part.start
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            pair_climbs.side_by_side(work, [slice(2, 4), slice(0, 2)])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_portions_are_even_and_bound_what_is_held() -> None:
     small = {"w": torch.zeros(1000, 10)}
     sizes = [part.stop - part.start for part in pair_climbs.portions(small, small)]

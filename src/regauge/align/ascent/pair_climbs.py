@@ -1,8 +1,10 @@
 """Climbs of many pairs at once, in portions that bound the memory, and the best of several for each pair."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +21,8 @@ PORTION_BYTES = 1 << 26
 """Most bytes of both networks of the pairs at a time, unless one pair has more; costs take a few times that."""
 
 PARTS = ("perm", "scale", "sign", "shift", "matrix")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,28 @@ def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
     size = math.ceil(count / math.ceil(count / size))
     for first in range(0, count, size):
         yield slice(first, min(count, first + size))
+
+
+def side_by_side(work: Callable[[slice], T], parts: Sequence[slice]) -> list[T]:
+    """The results of `work` on all parts, as many at a time as torch has threads, each with one.
+
+    The operations of a climb are too small to be shared among threads: two that climb with different pairs are
+    faster. The number of threads is what it was, afterwards.
+    """
+    threads = min(torch.get_num_threads(), len(parts))
+    if threads < 2:
+        return [work(part) for part in parts]
+    before, has_gradients = torch.get_num_threads(), torch.is_grad_enabled()
+
+    def one(part: slice) -> T:
+        with torch.set_grad_enabled(has_gradients):  # Each thread has a mode, and a number of threads, of its own.
+            return work(part)
+
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(one, parts))
+    finally:
+        torch.set_num_threads(before)
 
 
 def climb_pairs(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regauge.align.ascent.balanced import balanced
 from regauge.align.ascent.batched import dots
-from regauge.align.ascent.pair_climbs import PairClimbs, padded, portions
+from regauge.align.ascent.pair_climbs import PairClimbs, padded, portions, side_by_side
 from regauge.align.ascent.places import Tensors, compared
 from regauge.align.pairs import PairsMatching
 from regauge.core.element import Element, concatenate, map_value
@@ -41,11 +41,15 @@ def match_in_portions(
         task: Where given and there are several starts, the loss at the midpoint decides between the climbs that end
             at or above the identity; else the objective does.
     """
-    found = []
-    for part in portions(params_a, params_b):
+
+    def matched(part: slice) -> PairsMatching:
         x, y = ({name: tensor[part] for name, tensor in params.items()} for params in (params_a, params_b))
         here = [None if start is None else _element_at(start, part) for start in starts]
-        found.append(_matched(x, y, symmetry, climb, here, is_balanced, task))
+        return _matched(x, y, symmetry, climb, here, is_balanced, task)
+
+    parts = list(portions(params_a, params_b))
+    # A task runs one module, which holds the parameters of one network at a time.
+    found = side_by_side(matched, parts) if task is None else [matched(part) for part in parts]
     steps = max(len(one.history) for one in found)
     names = found[0].moved
     return PairsMatching(
