@@ -10,7 +10,7 @@ else is random there, what does not change these values changes no output.
 """
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -190,7 +190,11 @@ def _commutes(
     generator = torch.Generator().manual_seed(0)
     only_first = (*groups[:-1], replace(groups[-1], placements=groups[-1].placements[:1]))
     try:
-        region = _Region(program, found, atom, planes, constants, generator)
+        region = _Region(program, found, atom, planes, constants)
+        like = (region.shape(), _geometry(region.names, planes, groups))
+        if like in constants.tried:
+            return constants.tried[like]
+        region.draw(generator)
         before = region.ends(region.params)
         after = region.ends(_moved(groups, region.params, generator))
         alone = region.ends(_moved(only_first, region.params, generator))
@@ -198,7 +202,19 @@ def _commutes(
         return False
     is_finite = all(bool(t.isfinite().all()) for t in before)
     is_free = is_finite and relative_change(before, after) <= TOLERANCE
-    return is_free and relative_change(before, alone) > 1000 * TOLERANCE
+    constants.tried[like] = is_free and relative_change(before, alone) > 1000 * TOLERANCE
+    return constants.tried[like]
+
+
+def _geometry(names: Sequence[str], planes: Sequence[Plane], groups: Sequence[Group]) -> Hashable:
+    """Where planes and groups act, with the numbers of the parameters instead of their names."""
+    numbers = {name: k for k, name in enumerate(names)}
+    own = tuple((numbers[p.name], p.axis, p.start, p.stride, p.distance, p.others) for p in planes)
+    sites = tuple(
+        (group.size, tuple(replace(p, parameter=str(numbers.get(p.parameter))) for p in group.placements))
+        for group in groups
+    )
+    return own, sites
 
 
 def _moved(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
@@ -219,11 +235,12 @@ class _Region:
         atom: Atom,
         planes: Sequence[Plane],
         constants: "_Constants",
-        generator: torch.Generator,
     ) -> None:
-        axes = {plane.name: plane.axis for plane in planes}
-        starts = [n for n in constants.parameters if program.states[n.name] in axes]
-        self._inside: dict[Node, str | None] = {node: program.states[node.name] for node in starts}
+        self._constants = constants
+        self._axes = {plane.name: plane.axis for plane in planes}
+        self._starts = [n for n in constants.parameters if program.states[n.name] in self._axes]
+        self.names = [program.states[node.name] for node in self._starts]
+        self._inside: dict[Node, str | None] = dict(zip(self._starts, self.names, strict=True))
         self._ends: list[Node] = []
         for node in program.graph.graph.nodes:
             if node in self._inside or not any(source in self._inside for source in node.all_input_nodes):
@@ -239,10 +256,28 @@ class _Region:
                     self._ends.append(node)
         self._given: dict[Node, Any] = {}
         self.params: dict[str, Tensor] = {}
-        for node in starts:
-            name = program.states[node.name]
+
+    def shape(self) -> Hashable:
+        """What decides its values besides chance: the layers of a deep model are alike."""
+        inside = {node: k for k, node in enumerate([*self._inside, *self._ends])}
+
+        def told(node: Node) -> Hashable:
+            if node in inside:
+                return inside[node]
+            return _like(node.meta.get("val")) if self._constants.is_dependent(node) else self._constants.name(node)
+
+        return tuple(
+            (node.op, _like(node.meta.get("val")), _frozen(node.target, told), _frozen((node.args, node.kwargs), told))
+            if name is None
+            else (node.op, _like(node.meta.get("val")), len(node.users))
+            for node, name in {**self._inside, **dict.fromkeys(self._ends)}.items()
+        )
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Give everything that it reads a value."""
+        for node, name in zip(self._starts, self.names, strict=True):
             shape = tuple(node.meta["val"].shape)
-            x = _read_by(node) if axes[name] == 0 else None
+            x = _read_by(node) if self._axes[name] == 0 else None
             if x is not None and x not in self._inside:
                 shape = (shape[0], FEW)
                 few = (*x.meta["val"].shape[:-1], FEW)
@@ -253,7 +288,7 @@ class _Region:
         for node in [*self._inside, *self._ends]:
             for source in node.all_input_nodes:
                 if source not in self._inside and source not in self._given:
-                    self._given[source] = constants.drawn(source, generator)
+                    self._given[source] = self._constants.drawn(source, generator)
 
     def ends(self, params: Mapping[str, Tensor]) -> list[Tensor]:
         """The first values that do not have the axis piece."""
@@ -262,6 +297,23 @@ class _Region:
             known[node] = _evaluated(node, known) if name is None else params[name]
         results = [_evaluated(node, known) for node in self._ends]
         return [t for t in pytree.tree_leaves(results) if isinstance(t, Tensor)]
+
+
+def _like(value: Any) -> tuple[object, ...]:
+    return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else (type(value),)
+
+
+def _frozen(value: Any, told: Callable[[Node], Hashable]) -> Hashable:
+    """Arguments of an operator as something that can be compared; nodes as they are told."""
+    if isinstance(value, Node):
+        return ("node", told(value))
+    if isinstance(value, list | tuple):
+        return ("list", *(_frozen(x, told) for x in value))
+    if isinstance(value, Mapping):
+        return ("dict", *((key, _frozen(x, told)) for key, x in value.items()))
+    if isinstance(value, slice):
+        return ("slice", *(_frozen(x, told) for x in (value.start, value.stop, value.step)))
+    return (type(value), value)
 
 
 def _read_by(weight: Node) -> Node | None:
@@ -282,6 +334,9 @@ class _Constants:
         self._known: dict[Node, Any] = {}
         self._generator = torch.Generator().manual_seed(1)
         self.parameters: list[Node] = []
+        self.tried: dict[Hashable, bool] = {}
+        self._names: dict[Node, Node] = {}
+        self._first: dict[Hashable, Node] = {}
         self._dependent: set[Node] = set()
         for node in program.graph.graph.nodes:
             if node.op == "placeholder" and node.name in program.states:
@@ -289,6 +344,20 @@ class _Constants:
                 self._dependent.add(node)
             elif any(source in self._dependent for source in node.all_input_nodes):
                 self._dependent.add(node)
+
+    def is_dependent(self, node: Node) -> bool:
+        """Whether parameters influence it."""
+        return node in self._dependent
+
+    def name(self, node: Node) -> Node:
+        """The first node that applies the same operator to the same constants."""
+        if node not in self._names:
+            same = node
+            if node.op == "call_function":
+                key = (_frozen(node.target, self.name), _frozen((node.args, node.kwargs), self.name))
+                same = self._first.setdefault(key, node)
+            self._names[node] = same
+        return self._names[node]
 
     def drawn(self, node: Node, generator: torch.Generator) -> Any:
         """The value of a node, or random numbers in its place where it depends on parameters."""
