@@ -29,17 +29,7 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
     Raises:
         ValueError: The text is not a symmetry, or is of another version.
     """
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"this is not JSON ({error}); give the text that `to_json` wrote") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"this JSON is not a symmetry: it lacks 'format': '{FORMAT}'")
-    if document.get("version") != VERSION:
-        raise ValueError(
-            f"this symmetry has version {document.get('version')}, but this regauge reads version {VERSION}; "
-            "write it again with this version, or upgrade regauge"
-        )
+    document = versioned(text, FORMAT, VERSION)
     try:
         groups = tuple(
             Group(**{**_tuples(g), "placements": tuple(Placement(**_tuples(p)) for p in g["placements"])})
@@ -48,6 +38,33 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
     except (KeyError, TypeError) as error:
         raise ValueError(f"a group or placement of this symmetry is malformed: {error}") from error
     return groups, document
+
+
+def versioned(text: str, form: str, version: int) -> dict[str, Any]:
+    """A JSON object that says of which form and version it is.
+
+    Args:
+        text: JSON.
+        form: Such as "regauge.symmetry".
+        version: The one that can be read.
+
+    Raises:
+        ValueError: It is not JSON, of another form, or of another version.
+    """
+    name = form.rpartition(".")[2]
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"this is not JSON ({error}); give the text that `to_json` wrote") from error
+    if not isinstance(document, dict) or document.get("format") != form:
+        article = "an" if name[0] in "aeiou" else "a"
+        raise ValueError(f"this JSON is not {article} {name}: it lacks 'format': '{form}'")
+    if document.get("version") != version:
+        raise ValueError(
+            f"this {name} has version {document.get('version')}, but this regauge reads version {version}; "
+            "write it again with this version, or upgrade regauge"
+        )
+    return document
 
 
 def _compact(fields: dict[str, Any], default: Group | Placement) -> dict[str, Any]:

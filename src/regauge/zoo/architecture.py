@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regauge.core.text import versioned
+
 FORMAT = "regauge.architecture"
 VERSION = 1
 
@@ -135,17 +137,7 @@ class Architecture:
         Raises:
             ValueError: The text is not an architecture, or is of another version.
         """
-        try:
-            document = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"this is not JSON ({error}); give the text that `to_json` wrote") from error
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise ValueError(f"this JSON is not an architecture: it lacks 'format': '{FORMAT}'")
-        if document.get("version") != VERSION:
-            raise ValueError(
-                f"this architecture has version {document.get('version')}, but this regauge reads version {VERSION}; "
-                "write it again with this version, or upgrade regauge"
-            )
+        document = versioned(text, FORMAT, VERSION)
         try:
             layout = tuple(TensorSpec(name, tuple(shape), _dtype(dtype)) for name, shape, dtype in document["layout"])
             return cls(document["name"], document["factory"], document["settings"], layout)
