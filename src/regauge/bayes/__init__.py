@@ -1,0 +1,1 @@
+"""Posteriors over the weights of networks, aligned as distributions."""

@@ -1,0 +1,93 @@
+"""Independent normal distributions, one for every parameter."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from regauge.align.methods.stack_matching import move_stack, role_symmetry
+from regauge.core.element import Element
+from regauge.core.groups import Group
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+
+
+class GaussianPosterior(NamedTuple):
+    """A diagonal Gaussian: theta = mean + std * noise, with independent standard normal noise.
+
+    It is a pair, so that `rg.align` with `GaussianMatching` and `rg.line` with `WassersteinGeodesic` take and return
+    posteriors as they are.
+
+    Attributes:
+        mean: A whole network, buffers included.
+        std: Standard deviations, not negative; what it lacks, such as buffers, is certain.
+
+    References:
+        Rossi et al. (2023), sections 2 and 4.1.
+    """
+
+    mean: Params
+    std: Params
+
+    def draw(self, count: int, generator: torch.Generator) -> Params:
+        """Standard normal noise, `[count, ...]` for every parameter that is not certain."""
+        return {
+            name: torch.randn((count, *std.shape), generator=generator, dtype=std.dtype, device=generator.device).to(
+                std.device
+            )
+            for name, std in self.std.items()
+        }
+
+    def at(self, noise: Params) -> Params:
+        """See `Posterior`."""
+        count = next(iter(noise.values())).shape[0]
+        return {
+            name: torch.addcmul(mean, self.std[name], noise[name])
+            if name in self.std
+            else mean.expand(count, *mean.shape)
+            for name, mean in self.mean.items()
+        }
+
+    def push(self, symmetry: Symmetry, element: Element) -> "GaussianPosterior":
+        """Means move as parameters, standard deviations by the magnitudes of the factors.
+
+        Raises:
+            ValueError: The element rotates: a rotated diagonal Gaussian is not diagonal.
+        """
+        require_unrotated(symmetry, element)
+        return move_stack(symmetry, ("parameters", "magnitudes"), element, self)  # type: ignore[return-value]
+
+    def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
+        """Noise moves by permutations and signs; positive scales are in the standard deviations."""
+        return move_noise(symmetry, element, noise)
+
+    def moments(self) -> "GaussianPosterior":
+        """Itself."""
+        return self
+
+
+def require_unrotated(symmetry: Symmetry, element: Element) -> None:
+    """Refuse an element that rotates.
+
+    Raises:
+        ValueError: The value of an orthogonal or linear group is not the identity.
+    """
+    for group in symmetry.groups:
+        matrix = element[group.name].matrix if group.matrix != "none" else None
+        if matrix is not None and not torch.equal(matrix, torch.eye(matrix.shape[-1]).to(matrix).expand_as(matrix)):
+            raise ValueError(
+                f"the element rotates group {group.name!r}, and a rotated diagonal Gaussian is not diagonal; draw the "
+                'element without the part "linear", or push samples (`ParticlePosterior`)'
+            )
+
+
+def move_noise(symmetry: Symmetry, element: Element, noise: Params) -> Params:
+    """White noise `[count, ...]` in the coordinates of moved parameters: reordered and flipped, never scaled."""
+    flips = replace(symmetry, groups=tuple(_rigid(group) for group in symmetry.groups))
+    return role_symmetry(flips, "parameters", noise).act(element, noise)
+
+
+def _rigid(group: Group) -> Group:
+    """The group without what its scales and shifts do; their families stay, so that its elements fit."""
+    places = tuple(replace(place, scale=(0,) * group.scales, shift=(0.0,) * group.shifts) for place in group.placements)
+    return replace(group, placements=places)
