@@ -8,6 +8,8 @@ import regauge as rg
 from regauge.nets.cnn import CNN
 from regauge.nets.fitting import Fitting, fit_signals
 from regauge.nets.mlp import mlp
+from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm, NormName
+from regauge.nets.resnet import resnet20
 from regauge.nets.siren import Siren, plain_population
 from regauge.nets.training import Training, initialize, split_batches, train
 
@@ -91,11 +93,28 @@ def test_batch_normalization_starts_as_torch_starts_it() -> None:
     assert start["1.num_batches_tracked"].dtype == torch.int64
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.LayerNorm((3, 2)), nn.GroupNorm(2, 4), ChannelLayerNorm(4), FilterResponseNorm(4)], ids=repr
+)
+def test_normalizations_start_as_they_are_made(layer: nn.Module) -> None:
+    fresh = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(7)
+    start = initialize(layer, torch.Generator())
+    assert start.keys() == fresh.keys()
+    assert all(torch.equal(start[name], tensor) for name, tensor in fresh.items())
+
+
+@pytest.mark.parametrize("norm", ["filter", "layer"])
+def test_residual_networks_of_the_papers_can_be_drawn(norm: NormName) -> None:
+    module = resnet20(1, norm=norm)
+    assert initialize(module, torch.Generator()).keys() == module.state_dict().keys()
+
+
 def test_refusals() -> None:
-    with pytest.raises(
-        ValueError, match=r"only linear and convolutional layers and batch normalization can be drawn.*'0.weight'"
-    ):
-        initialize(nn.Sequential(nn.LayerNorm(3)), torch.Generator())
+    with pytest.raises(ValueError, match=r"response normalization can be drawn, but the module has \['0.weight'\]"):
+        initialize(nn.Sequential(nn.RMSNorm(3)), torch.Generator())
     with pytest.raises(ValueError, match="epochs and batch must be at least 1"):
         Training(epochs=0)
     with pytest.raises(ValueError, match="at least one step"):

@@ -10,6 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.core.params import Params
 from regauge.core.task import cross_entropy
+from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
+
+_NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, ChannelLayerNorm, FilterResponseNorm)
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class Training:
 def initialize(module: nn.Module, generator: torch.Generator) -> Params:
     """Draw linear and convolutional layers anew, as torch does but from `generator`.
 
-    Weights and biases are uniform with bound 1/sqrt(fan in). Batch normalization starts as torch starts it: weights and
-    variances one, biases and means zero.
+    Weights and biases are uniform with bound 1/sqrt(fan in). Normalizations start as they are made: weights and running
+    variances one, everything else zero.
 
     Returns:
         New parameters; the module keeps its own.
@@ -62,7 +65,7 @@ def initialize(module: nn.Module, generator: torch.Generator) -> Params:
                 name = f"{prefix}.{field}".removeprefix(".")
                 params[name].uniform_(-bound, bound, generator=generator)
                 drawn.add(name)
-        elif isinstance(layer, _BatchNorm):
+        elif isinstance(layer, _NORMS):
             for field, tensor in layer.state_dict().items():
                 name = f"{prefix}.{field}".removeprefix(".")
                 params[name] = torch.full_like(tensor, field in ("weight", "running_var"))
@@ -70,8 +73,8 @@ def initialize(module: nn.Module, generator: torch.Generator) -> Params:
     others = [name for name, _ in module.named_parameters() if name not in drawn]
     if others:
         raise ValueError(
-            "only linear and convolutional layers and batch normalization can be drawn, but the module has "
-            f"{others[:4]}"
+            "only linear and convolutional layers, and batch, layer, group and filter response normalization can be "
+            f"drawn, but the module has {others[:4]}"
         )
     return params
 
