@@ -1,0 +1,1 @@
+"""Networks that are signals: implicit representations of images and 3D shapes."""
