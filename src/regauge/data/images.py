@@ -114,6 +114,12 @@ class ImageData:
         return replace(self, train_images=(self.train_images - mean) / std, test_images=(self.test_images - mean) / std)
 
 
+def pixel_centers(height: int, width: int) -> Tensor:
+    """Where the pixels of an image are as (row, column) in [-1, 1]^2, row by row, `[height * width, 2]`."""
+    ys, xs = (((torch.arange(size) + 0.5) / size * 2 - 1) for size in (height, width))
+    return torch.cartesian_prod(ys, xs)
+
+
 def digits() -> ImageData:
     """1,797 handwritten digits of 8 x 8 pixels, which ship with scikit-learn; the same 360 are always for testing."""
     from sklearn.datasets import load_digits

@@ -2,11 +2,15 @@
 
 import itertools
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
+
+Bias = Literal["siren", "torch", "zero"]
+"""Biases at the start: uniform with the bound of their layer's weights, with 1 / sqrt(fan in), or zero."""
 
 
 class Siren(nn.Module):
@@ -18,10 +22,11 @@ class Siren(nn.Module):
         out_features: Values at a point.
         depth: Number of hidden layers.
         omega: Frequency of every sine; half a period of a unit's bias is `pi / omega`.
+        bias: How biases start; weights do not depend on it.
         generator: Where the initialization comes from.
 
     References:
-        Sitzmann et al. (2020), sections 3.1 and 3.2.
+        Sitzmann et al. (2020), sections 3.1 and 3.2; their program leaves biases as torch draws them (`torch`).
     """
 
     def __init__(
@@ -32,11 +37,14 @@ class Siren(nn.Module):
         *,
         depth: int = 2,
         omega: float = 30.0,
+        bias: Bias = "siren",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         if depth < 1 or not omega > 0:
             raise ValueError(f"a SIREN needs depth >= 1 and omega > 0, not depth={depth} and omega={omega}")
+        if bias not in get_args(Bias):
+            raise ValueError(f"biases start as {', '.join(get_args(Bias))}, not {bias!r}")
         self.omega = omega
         sizes = [in_features, *[width] * depth, out_features]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
@@ -44,7 +52,8 @@ class Siren(nn.Module):
             assert isinstance(layer, nn.Linear)
             bound = 1 / layer.in_features if k == 0 else math.sqrt(6 / layer.in_features) / omega
             nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
-            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+            own = {"siren": bound, "torch": 1 / math.sqrt(layer.in_features), "zero": 0.0}[bias]
+            nn.init.uniform_(layer.bias, -own, own, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers[:-1]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist
+from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist, pixel_centers
 from regauge.data.tables import breast_cancer
 from regauge.data.waves import waves
 
@@ -90,8 +90,7 @@ def image_classes(data: ImageData, mean: float, std: float) -> Examples:
 def image_signals(data: ImageData) -> Examples:
     """Every training image as a function from pixel centers in [-1, 1]^2, row by row, to its channels."""
     count, channels, height, width = data.train_images.shape
-    ys, xs = (((torch.arange(size) + 0.5) / size * 2 - 1) for size in (height, width))
-    points = torch.cartesian_prod(ys, xs)
+    points = pixel_centers(height, width)
     values = data.train_images.reshape(count, channels, height * width).transpose(1, 2)
     return Examples(f"{data.name} as functions", points, values, points, values, is_signals=True)
 

@@ -1,0 +1,248 @@
+"""What a network that is a signal is: its layers, what its outputs mean, and a checkpoint that says both itself."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from regauge.checkpoints.reading import load, locate, match
+from regauge.checkpoints.writing import save
+from regauge.core.params import Params
+from regauge.core.text import versioned
+from regauge.nets.mlp import mlp
+from regauge.nets.siren import Bias, Siren
+
+FORMAT = "regauge.inr"
+VERSION = 1
+OMEGA = 30.0
+"""Frequency of the sines unless another is given."""
+LIMIT = 0.1
+"""Distance beyond which a field is constant unless another is given; shapes lie in the unit ball."""
+
+Kind = Literal["siren", "relu"]
+Signal = Literal["image", "unsigned", "signed", "occupancy"]
+"""Values at the pixels, or the logit of a label: of the distance to a surface, of that with a sign (negative inside),
+or of lying inside."""
+
+
+@dataclass(frozen=True)
+class Inr:
+    """An implicit neural representation: an MLP from the coordinates of a point to the signal there.
+
+    Coordinates lie in [-1, 1]: (x, y, z) of a shape, (row, column) of an image. An image's outputs are its channels; a
+    shape's one output is a logit, see `regauge.inr.fields.labels`. The default is the network of De Luigi et al.
+
+        >>> Inr().widths
+        (3, 512, 512, 512, 512, 1)
+        >>> Inr.from_json(Inr(width=128).to_json()) == Inr(width=128)
+        True
+
+    Attributes:
+        kind: Sine layers `sin(omega (W x + b))`, or ReLU layers.
+        in_features: Coordinates of a point.
+        out_features: Values at a point.
+        width: Units of each hidden layer.
+        depth: Number of hidden layers.
+        signal: What the outputs mean.
+        omega: Frequency of every sine: 30 unless given, none for ReLU.
+        limit: Distance at which labels are clipped: 0.1 unless given for a field of distances, none for the others.
+        pixels: Height and width of an image, none for the others.
+
+    Raises:
+        ValueError: These do not go together.
+
+    References:
+        Sitzmann et al. (2020), section 3; De Luigi et al. (2023), section 3.
+    """
+
+    kind: Kind = "siren"
+    in_features: int = 3
+    out_features: int = 1
+    width: int = 512
+    depth: int = 4
+    signal: Signal = "unsigned"
+    omega: float | None = None
+    limit: float | None = None
+    pixels: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind) or self.signal not in get_args(Signal):
+            raise ValueError(
+                f"an INR is {' or '.join(get_args(Kind))} and represents {', '.join(get_args(Signal))}, not "
+                f"{self.kind!r} and {self.signal!r}"
+            )
+        if min(self.in_features, self.out_features, self.width, self.depth) < 1:
+            raise ValueError(
+                f"an INR {self.widths} with {self.depth} hidden layers has an empty layer or no hidden one"
+            )
+        if self.kind == "siren" and self.omega is None:
+            object.__setattr__(self, "omega", OMEGA)
+        if self.is_distance and self.limit is None:
+            object.__setattr__(self, "limit", LIMIT)
+        if self.pixels is not None:
+            object.__setattr__(self, "pixels", tuple(self.pixels))
+        _require(self.kind == "siren", "omega", self.omega, f"a {self.kind} network")
+        _require(self.is_distance, "limit", self.limit, f"a signal {self.signal!r}")
+        if (self.pixels is not None) != (self.signal == "image"):
+            raise ValueError(
+                f"pixels={self.pixels} for the signal {self.signal!r}; exactly an image has (height, width)"
+            )
+        if self.pixels is not None and (len(self.pixels) != 2 or min(self.pixels) < 1 or self.in_features != 2):
+            raise ValueError(
+                f"an image has a height, a width and two coordinates, not pixels={self.pixels} and {self.in_features}"
+            )
+        if self.signal != "image" and self.out_features != 1:
+            raise ValueError(f"a signal {self.signal!r} has one output, not {self.out_features}")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Inputs, hidden layers, outputs."""
+        return (self.in_features, *[self.width] * self.depth, self.out_features)
+
+    @property
+    def is_distance(self) -> bool:
+        """Whether the signal is a distance, with a sign or without."""
+        return self.signal in ("unsigned", "signed")
+
+    def module(self, params: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """The network; with these parameters and their dtype, or as torch's global generator makes it."""
+        if self.kind == "siren":
+            assert self.omega is not None
+            network: nn.Module = Siren(
+                self.in_features, self.width, self.out_features, depth=self.depth, omega=self.omega, bias="torch"
+            )
+        else:
+            network = mlp(*self.widths)
+        if params is not None:
+            network = network.to(next(iter(params.values())).dtype)
+            network.load_state_dict(dict(params))
+        return network
+
+    def start(self, generator: torch.Generator, *, bias: Bias = "torch", dtype: torch.dtype = torch.float32) -> Params:
+        """Initial parameters: the same weights for every kind of biases.
+
+        Weights of a SIREN are uniform, with bound 1/n in the first layer (n: its inputs) and sqrt(6/n)/omega in all
+        others; those of a ReLU network with bound 1/sqrt(n), torch's own. Biases of bound 1/sqrt(n) spread over many
+        periods of the first layer's sines (`omega/sqrt(3)` = 17.3 rad for points in space), those of bound `siren` do
+        not: only the former give networks from different starts different phases.
+
+        Args:
+            generator: Where the values come from.
+            bias: Uniform with bound 1/sqrt(n), with that of the weights, or zero.
+            dtype: Of the parameters; values are drawn in float32.
+
+        Raises:
+            ValueError: A ReLU network with the bound of a SIREN.
+
+        References:
+            Sitzmann et al. (2020), section 3.2 and theorem 1.8.
+        """
+        if self.kind == "siren":
+            assert self.omega is not None
+            network: nn.Module = Siren(
+                self.in_features,
+                self.width,
+                self.out_features,
+                depth=self.depth,
+                omega=self.omega,
+                bias=bias,
+                generator=generator,
+            )
+        else:
+            network = _relu_start(mlp(*self.widths), bias, generator)
+        return {name: tensor.detach().to(dtype) for name, tensor in network.state_dict().items()}
+
+    def to_json(self) -> str:
+        """The text form."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Inr":
+        """What `to_json` wrote.
+
+        Raises:
+            ValueError: The text is no INR, or of another version.
+        """
+        document: dict[str, Any] = versioned(text, FORMAT, VERSION)
+        settings = {name: value for name, value in document.items() if name not in ("format", "version")}
+        try:
+            return cls(**settings)
+        except TypeError as error:
+            raise ValueError(f"this description of an INR is malformed: {error}") from error
+
+
+def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write an INR: `load_inr(save_inr(params, inr, path))` is what was given, bit for bit.
+
+    Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
+        FileNotFoundError: Its folder does not exist.
+        ValueError: The parameters are not those of this architecture, or the name does not end in `.safetensors`.
+    """
+    named = match(params, _blank(inr), "this network")
+    return save(named, path, overwrite=overwrite, metadata={"kind": FORMAT, "inr": inr.to_json()})
+
+
+def load_inr(path: str | Path) -> tuple[Params, Inr]:
+    """Read what `save_inr` wrote.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, does not say what INR it is, or holds another network than it says.
+    """
+    inr = read_inr(path)
+    return match(load(path), _blank(inr), repr(str(path))), inr
+
+
+def read_inr(path: str | Path) -> Inr:
+    """What INR a file says it holds; only its header is read.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, or does not say what INR it is.
+    """
+    file = locate(path)
+    header: dict[str, str] = {}
+    if file.suffix == ".safetensors":
+        try:
+            with safe_open(file, framework="pt") as opened:
+                header = opened.metadata() or {}
+        except SafetensorError as error:
+            raise ValueError(f"{str(file)!r} is not a readable safetensors file ({error}); fetch it again") from error
+    if header.get("kind") != FORMAT or "inr" not in header:
+        raise ValueError(
+            f"{str(path)!r} does not say what INR it holds; `regauge inr fit` and `save_inr` write files that do, and "
+            "`save_inr` turns the parameters of another program into one"
+        )
+    return Inr.from_json(header["inr"])
+
+
+def _blank(inr: Inr) -> dict[str, Tensor]:
+    """The parameters without values."""
+    with torch.device("meta"):
+        return dict(inr.module().state_dict())
+
+
+def _relu_start(network: nn.Module, bias: Bias, generator: torch.Generator) -> nn.Module:
+    if bias == "siren":
+        raise ValueError('a ReLU network has no frequency; its biases are "torch" or "zero"')
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear):
+            bound = 1 / math.sqrt(layer.in_features)
+            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+            own = bound if bias == "torch" else 0.0
+            nn.init.uniform_(layer.bias, -own, own, generator=generator)
+    return network
+
+
+def _require(is_used: bool, name: str, value: float | None, owner: str) -> None:
+    if is_used != (value is not None):
+        raise ValueError(f"{owner} has no {name}, but {name}={value}")
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, not {value}")
