@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from regauge.align.methods.stack_matching import move_stack, role_symmetry
+from regauge.align.methods.stack_matching import role_symmetry
+from regauge.core.deferred import settled
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.params import Params
@@ -54,31 +55,39 @@ class GaussianPosterior(NamedTuple):
         Raises:
             ValueError: The element rotates: a rotated diagonal Gaussian is not diagonal.
         """
-        require_unrotated(symmetry, element)
-        return move_stack(symmetry, ("parameters", "magnitudes"), element, self)  # type: ignore[return-value]
+        symmetry, element = bind(symmetry, element, self.mean)
+        return GaussianPosterior(symmetry.act(element, self.mean), move_std(symmetry, element, self.std))
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
         """Noise moves by permutations and signs; positive scales are in the standard deviations."""
-        return move_noise(symmetry, element, noise)
+        return move_noise(*bind(symmetry, element, self.mean), noise)
 
     def moments(self) -> "GaussianPosterior":
         """Itself."""
         return self
 
 
-def require_unrotated(symmetry: Symmetry, element: Element) -> None:
-    """Refuse an element that rotates.
+def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element]:
+    """Both with every size known, so that they also act on dictionaries that lack names of `params`."""
+    bound = symmetry.bind(params)
+    return bound, settled(element, bound.groups)
+
+
+def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
+    """Standard deviations moved by the magnitudes of the factors.
 
     Raises:
-        ValueError: The value of an orthogonal or linear group is not the identity.
+        ValueError: The value of an orthogonal or linear group that acts on them is not the identity.
     """
     for group in symmetry.groups:
-        matrix = element[group.name].matrix if group.matrix != "none" else None
+        is_touching = group.matrix != "none" and any(place.parameter in std for place in group.placements)
+        matrix = element[group.name].matrix if is_touching else None
         if matrix is not None and not torch.equal(matrix, torch.eye(matrix.shape[-1]).to(matrix).expand_as(matrix)):
             raise ValueError(
                 f"the element rotates group {group.name!r}, and a rotated diagonal Gaussian is not diagonal; draw the "
                 'element without the part "linear", or push samples (`ParticlePosterior`)'
             )
+    return role_symmetry(symmetry, "magnitudes", std).act(element, std)
 
 
 def move_noise(symmetry: Symmetry, element: Element, noise: Params) -> Params:
