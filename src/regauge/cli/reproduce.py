@@ -17,7 +17,7 @@ from regauge.papers.experiment import Experiment
 from regauge.papers.registry import EXPERIMENTS
 from regauge.papers.run import Run, write_text
 from regauge.papers.table import Table
-from regauge.report.figures import line_figure
+from regauge.report.figures import line_figure, picture_figure
 
 COLUMNS = (
     TextColumn("{task.description}"),
@@ -110,7 +110,7 @@ def printed(table: Table) -> Printed:
 
 
 def write(table: Table, options: Reproduce) -> None:
-    """Numbers as JSON, the table as Markdown, and the mean lines as a picture where there are any."""
+    """Numbers as JSON, the table as Markdown, and pictures: the mean lines where there are any, and further ones."""
     stem = options.out / f"{options.paper}-{options.experiment}-{options.scale}"
     what = {"paper": options.paper, "experiment": options.experiment, "scale": options.scale, "seed": options.seed}
     write_text(json.dumps(what | table.to_json(), indent=1) + "\n", stem.with_suffix(".json"))
@@ -120,4 +120,8 @@ def write(table: Table, options: Reproduce) -> None:
     if curves:
         line_figure(curves, title=table.loss).savefig(stem.with_suffix(".svg"), metadata={"Date": None})
         written.append(".svg")
+    for name, picture in table.pictures.items():
+        figure = picture_figure(picture)
+        figure.savefig(stem.with_name(f"{stem.name}-{name}.svg"), metadata={"Date": None})
+        written.append(f"-{name}.svg")
     print(f"written: {stem}" + ", ".join(written))

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from regauge.papers.pictures import Picture
+
 Values = Sequence[Sequence[float]]
 """For each seed, one number per pair of networks."""
 
@@ -50,6 +52,7 @@ class Table:
         quantities: The columns.
         rows: The methods.
         loss: What the curves of the rows show, in words.
+        pictures: Further pictures, by the names of their files.
     """
 
     title: str
@@ -57,6 +60,7 @@ class Table:
     quantities: tuple[Quantity, ...]
     rows: tuple[Row, ...]
     loss: str = ""
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
 
     def header(self) -> list[str]:
         """Titles of the columns of `cells`."""
@@ -94,6 +98,7 @@ class Table:
             "title": self.title,
             "notes": list(self.notes),
             "loss": self.loss,
+            "pictures": {name: [asdict(panel) for panel in picture] for name, picture in self.pictures.items()},
             "rows": [
                 {
                     "label": row.label,

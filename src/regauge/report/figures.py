@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 
+from regauge.papers.pictures import Chart, Picture, Surface
+
+Floats = NDArray[np.float64]
 Row = Mapping[str, float]
 
 INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
@@ -75,10 +79,10 @@ def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss", title
 
 
 def plane_figure(
-    xs: NDArray[np.float64],
-    ys: NDArray[np.float64],
-    values: NDArray[np.float64],
-    points: NDArray[np.float64],
+    xs: Floats,
+    ys: Floats,
+    values: Floats,
+    points: Floats,
     labels: Sequence[str] = ("A", "B", "C"),
     title: str = "loss",
     *,
@@ -101,29 +105,34 @@ def plane_figure(
     Raises:
         ValueError: No value is finite.
     """
-    known = values[np.isfinite(values)]
-    if not len(known):
-        raise ValueError(f"none of the {values.size} values is finite, so there is nothing to draw")
-    low, span = float(known.min()), float(np.quantile(known, 0.98) - known.min()) or 1.0
-    edges = [low, *(low + np.geomspace(0.01 * span, span, levels))]
     with matplotlib.rc_context(STYLE):
-        width = 4.4
-        height = float(np.clip(width * (ys[-1] - ys[0]) / (xs[-1] - xs[0]), 2.4, 6.0))
-        figure = Figure(figsize=(width + 0.9, height + 0.4), layout="constrained")
-        axes = figure.add_subplot()
-        shades = matplotlib.colormaps["viridis_r"].resampled(levels + 1)
-        norm = BoundaryNorm(edges, shades.N, extend="max")
-        drawn = axes.contourf(xs, ys, np.ma.masked_invalid(values), levels=edges, cmap=shades, norm=norm, extend="max")
-        inside = [edge for edge in edges[1:] if edge < known.max()]
-        if inside:
-            axes.contour(xs, ys, np.ma.masked_invalid(values), levels=inside, colors="white", linewidths=0.4)
-        for (x, y), label in zip(points, labels, strict=True):
-            axes.plot(x, y, "o", color="white", markeredgecolor=INK, markersize=7)
-            axes.annotate(label, (x, y), (6, 6), textcoords="offset points", color=INK, fontweight="bold")
-        bar = figure.colorbar(drawn, ax=axes, format=lambda value, _: f"{value:.3g}")
-        bar.outline.set_visible(False)
-        axes.set(aspect="equal", title=title)
-        axes.grid(False)
+        width, height = _plane_size(xs, ys)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        _draw_plane(figure, figure.add_subplot(), xs, ys, values, points, labels, title, levels)
+        return figure
+
+
+def picture_figure(picture: Picture) -> Figure:
+    """Panels side by side; what they are is in the values.
+
+    Raises:
+        ValueError: There is no panel, or a surface has no finite value.
+    """
+    if not picture:
+        raise ValueError("a picture needs at least one panel")
+    planes = [_plane_size(np.array(p.xs), np.array(p.ys)) for p in picture if isinstance(p, Surface)]
+    sizes = planes if len(planes) == len(picture) else [(4.3, 3.4)] * len(picture)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(
+            figsize=(sum(width for width, _ in sizes), max(height for _, height in sizes)), layout="constrained"
+        )
+        for k, panel in enumerate(picture):
+            axes = figure.add_subplot(1, len(picture), k + 1)
+            if isinstance(panel, Surface):
+                arrays = (np.array(panel.xs), np.array(panel.ys), np.array(panel.values), np.array(panel.points))
+                _draw_plane(figure, axes, *arrays, panel.labels, panel.title, 12)
+            else:
+                _draw_chart(axes, panel)
         return figure
 
 
@@ -184,6 +193,66 @@ def png_uri(figure: Figure) -> str:
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="png", dpi=200, metadata={"Software": None}, transparent=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _plane_size(xs: Floats, ys: Floats) -> tuple[float, float]:
+    """Inches of a plane with its color bar."""
+    width = 4.4
+    return width + 0.9, float(np.clip(width * (ys[-1] - ys[0]) / (xs[-1] - xs[0]), 2.4, 6.0)) + 0.4
+
+
+def _draw_plane(
+    figure: Figure,
+    axes: Axes,
+    xs: Floats,
+    ys: Floats,
+    values: Floats,
+    points: Floats,
+    labels: Sequence[str],
+    title: str,
+    levels: int,
+) -> None:
+    known = values[np.isfinite(values)]
+    if not len(known):
+        raise ValueError(f"none of the {values.size} values is finite, so there is nothing to draw")
+    low, span = float(known.min()), float(np.quantile(known, 0.98) - known.min()) or 1.0
+    edges = [low, *(low + np.geomspace(0.01 * span, span, levels))]
+    shades = matplotlib.colormaps["viridis_r"].resampled(levels + 1)
+    norm = BoundaryNorm(edges, shades.N, extend="max")
+    drawn = axes.contourf(xs, ys, np.ma.masked_invalid(values), levels=edges, cmap=shades, norm=norm, extend="max")
+    inside = [edge for edge in edges[1:] if edge < known.max()]
+    if inside:
+        axes.contour(xs, ys, np.ma.masked_invalid(values), levels=inside, colors="white", linewidths=0.4)
+    for (x, y), label in zip(points, labels, strict=True):
+        axes.plot(x, y, "o", color="white", markeredgecolor=INK, markersize=7)
+        axes.annotate(label, (x, y), (6, 6), textcoords="offset points", color=INK, fontweight="bold")
+    bar = figure.colorbar(drawn, ax=axes, format=lambda value, _: f"{value:.3g}")
+    bar.outline.set_visible(False)
+    axes.set(aspect="equal", title=title)
+    axes.grid(False)
+
+
+def _draw_chart(axes: Axes, chart: Chart) -> None:
+    for series, color in zip(chart.series, itertools.cycle(COLORS)):
+        x, y = np.array(series.x), np.array(series.y)
+        if series.style == "points":
+            axes.plot(x, y, ".", color=MUTED, markersize=4, label=series.label, zorder=1)
+        else:
+            dashes = "--" if series.style == "dashed" else "-"
+            marker = "o" if len(x) <= 9 else ""
+            axes.plot(x, y, dashes, marker=marker, color=color, linewidth=2, markersize=4.5, label=series.label)
+        if len(series.low):
+            axes.fill_between(x, np.array(series.low), np.array(series.high), color=color, alpha=0.18, linewidth=0)
+    if chart.is_log_x:
+        ticks = sorted({float(x) for series in chart.series for x in series.x})
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    if chart.y_limits is not None:
+        axes.set_ylim(*chart.y_limits)
+    axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+    if any(series.label for series in chart.series):
+        axes.legend(frameon=False, fontsize=9)
 
 
 def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:

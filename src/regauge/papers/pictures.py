@@ -1,0 +1,75 @@
+"""What an experiment's pictures show, as values: charts and surfaces that the report draws."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Style = Literal["line", "dashed", "points"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values over positions.
+
+    Attributes:
+        label: Its name in the legend; none if empty.
+        x: Positions.
+        y: Values.
+        low: Where a band around the values begins, if there is one.
+        high: Where it ends.
+        style: How it is drawn.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    style: Style = "line"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Several series over one axis.
+
+    Attributes:
+        title: What is shown.
+        x_label: What the positions are.
+        y_label: What the values are.
+        series: In the order of the legend.
+        is_log_x: Whether positions are in equal ratios.
+        y_limits: The values that are shown; all unless given.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    is_log_x: bool = False
+    y_limits: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Surface:
+    """A function of a plane, with points marked.
+
+    Attributes:
+        title: What is shown.
+        xs: Coordinates of the columns.
+        ys: Coordinates of the rows.
+        values: One row for each of `ys`; low is good.
+        points: Coordinates of what is marked.
+        labels: Their names.
+    """
+
+    title: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    values: Sequence[Sequence[float]]
+    points: Sequence[tuple[float, float]]
+    labels: tuple[str, ...]
+
+
+Panel = Chart | Surface
+Picture = tuple[Panel, ...]
+"""Panels side by side, all charts or all surfaces."""
