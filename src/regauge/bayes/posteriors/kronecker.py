@@ -1,0 +1,248 @@
+"""Kronecker-factored Gaussians: one covariance over the outputs of a layer and one over its inputs."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, bind, move_noise, move_std
+from regauge.core.act import Site
+from regauge.core.element import Element
+from regauge.core.groups import Group
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+
+
+class Term(NamedTuple):
+    """What turns the noise E of a weight into a deviation `rows @ E @ columns^T` from its mean.
+
+    Attributes:
+        rows: `[out, p]`, for the first axis of the weight.
+        columns: `[in, q]`, for all its other axes, flattened.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class KroneckerPosterior:
+    """Weights `W = M + B E C^T` with white noise E; other parameters independent.
+
+    With `G = B B^T` over the first axis of the weight and `A = C C^T` over its other axes, the entries of the weight
+    in their order in memory (`W.flatten()`, rows one after the other) have covariance `kron(G, A)`; for columns one
+    after the other it is `kron(A, G)`. The posterior holds roots B and C, any with these products, rather than G and
+    A: whatever acts on one axis of the weight acts on the rows of one root, and the noise stays what it is.
+
+    A point between two such posteriors on a geodesic deviates by two terms of the same noise, `B E C^T + B' E C'^T`;
+    its covariance is no Kronecker product.
+
+    Attributes:
+        mean: A whole network, buffers included.
+        terms: For each weight the terms of its deviation, usually one, all for one shape of noise.
+        std: Standard deviations of other parameters, such as biases; what neither names is certain.
+
+    Raises:
+        ValueError: A root does not fit its weight or the other terms, or a parameter has both terms and standard
+            deviations.
+
+    References:
+        Ritter et al. (2018), A scalable Laplace approximation for neural networks, section 3.
+    """
+
+    mean: Params
+    terms: Mapping[str, tuple[Term, ...]]
+    std: Params
+
+    def __post_init__(self) -> None:
+        twice = sorted(self.terms.keys() & self.std.keys())
+        if twice or not self.terms:
+            raise ValueError(
+                f"parameters {twice[:5]} have Kronecker factors and standard deviations; give one of the two"
+                if twice
+                else "no weight has Kronecker factors; give a `GaussianPosterior` instead"
+            )
+        for name, terms in self.terms.items():
+            shape = self.mean[name].shape
+            expected = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else None
+            sides = {(len(rows), len(columns)) for rows, columns in terms}
+            noises = {(rows.shape[1], columns.shape[1]) for rows, columns in terms}
+            if sides != {expected} or len(noises) != 1:
+                raise ValueError(
+                    f"the roots of the factors of {name!r} have {sorted(sides)} rows for noise of {sorted(noises)}, "
+                    f"but the weight has shape {tuple(shape)}; give roots for its first axis and for all its others "
+                    "together, those of all terms with the same columns"
+                )
+
+    @classmethod
+    def from_kfac(
+        cls,
+        mean: Mapping[str, Tensor],
+        factors: Mapping[str, tuple[Tensor, Tensor]],
+        *,
+        examples: float,
+        prior_precision: float,
+        std: Mapping[str, Tensor] | None = None,
+    ) -> "KroneckerPosterior":
+        """The Laplace approximation from Kronecker-factored curvature, with the prior spread over both factors.
+
+        The precision of a weight is approximated by
+
+            N (G + c I / pi) (x) (A + c pi I),    c^2 = prior_precision / N,    pi^2 = mean(diag A) / mean(diag G),
+
+        whose inverse is a Kronecker product again. It exceeds `N G (x) A + prior_precision I`, which is not: these
+        posteriors are no wider than those of the exact sum.
+
+        Args:
+            mean: The trained network.
+            factors: For each weight G `[out, out]`, mean products of gradients with respect to the outputs, and A
+                `[in, in]`, mean products of inputs, each an average over examples.
+            examples: N, the number of training examples.
+            prior_precision: Of every weight, positive.
+            std: Standard deviations of other parameters.
+
+        Raises:
+            ValueError: A factor is not symmetric and positive semidefinite, or a number is not positive.
+
+        References:
+            Martens and Grosse (2015), Optimizing neural networks with Kronecker-factored approximate curvature,
+            section 6.3; Ritter et al. (2018), section 3.
+        """
+        if not (examples > 0 and prior_precision > 0):
+            raise ValueError(
+                f"{examples} examples and a prior precision of {prior_precision}: both must be positive, or the "
+                "posterior has no finite width"
+            )
+        damping = math.sqrt(prior_precision / examples)
+        terms = {}
+        for name, (over_rows, over_columns) in factors.items():
+            g, a = (_spectrum(name, factor) for factor in (over_rows, over_columns))
+            traces = [float(values.mean()) for values, _ in (a, g)]
+            pi = math.sqrt(traces[0] / traces[1]) if min(traces) > 0 else 1.0
+            rows = _inverse_root(g, damping / pi) / math.sqrt(examples)
+            terms[name] = (Term(rows.to(mean[name]), _inverse_root(a, damping * pi).to(mean[name])),)
+        return cls(dict(mean), terms, dict(std or {}))
+
+    def draw(self, count: int, generator: torch.Generator) -> Params:
+        """Standard normal noise, `[count, p, q]` for weights with factors and `[count, ...]` for the others."""
+        shapes = dict(self.std)
+        for name, terms in self.terms.items():
+            rows, columns = terms[0]
+            shapes[name] = rows.new_empty(()).expand(rows.shape[1], columns.shape[1])
+        return GaussianPosterior({}, shapes).draw(count, generator)
+
+    def at(self, noise: Params) -> Params:
+        """See `Posterior`."""
+        count = next(iter(noise.values())).shape[0]
+        samples = {}
+        for name, mean in self.mean.items():
+            shape = (count, *mean.shape)
+            if name in self.terms:
+                total = mean.flatten(1).expand(count, -1, -1)
+                for k, (rows, columns) in enumerate(self.terms[name]):
+                    deviation = rows.expand(count, -1, -1), noise[name] @ columns.mT
+                    total = total.baddbmm_(*deviation) if k else total.baddbmm(*deviation)
+                samples[name] = total.view(shape)
+            elif name in self.std:
+                samples[name] = torch.addcmul(mean, self.std[name], noise[name])
+            else:
+                samples[name] = mean.expand(shape)
+        return samples
+
+    def push(self, symmetry: Symmetry, element: Element) -> "KroneckerPosterior":
+        """Means move as parameters, the rows of each root as the axis that they belong to, without shifts.
+
+        Rotations are possible where they act on weights with factors alone.
+
+        Raises:
+            ValueError: The element rotates standard deviations, or a group acts differently on different columns of
+                a weight (inside groups of a grouped convolution), which no Kronecker product survives.
+        """
+        symmetry, element = bind(symmetry, element, self.mean)
+        std = move_std(symmetry, element, self.std)
+        for name in self.terms:
+            for site in symmetry.sites.get(name, []):
+                _require_one_side(name, site)
+        roots: Params = {}
+        for name, terms in self.terms.items():
+            for k, (rows, columns) in enumerate(terms):
+                roots[_name(name, k, 0)] = rows
+                roots[_name(name, k, 1)] = columns.view(*self.mean[name].shape[1:], -1)
+        groups = tuple(self._on_roots(group) for group in symmetry.groups)
+        shapes = {name: tuple(root.shape) for name, root in roots.items()}
+        roots = Symmetry(groups, shapes).act(element, roots)
+        moved = {
+            name: tuple(
+                Term(roots[_name(name, k, 0)], roots[_name(name, k, 1)].reshape(term.columns.shape))
+                for k, term in enumerate(terms)
+            )
+            for name, terms in self.terms.items()
+        }
+        return KroneckerPosterior(symmetry.act(element, self.mean), moved, std)
+
+    def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
+        """The noise of standard deviations moves by permutations and signs; that of weights with factors stays."""
+        symmetry, element = bind(symmetry, element, self.mean)
+        diagonal = {name: tensor for name, tensor in noise.items() if name in self.std}
+        return {**noise, **move_noise(symmetry, element, diagonal)}
+
+    def moments(self) -> GaussianPosterior:
+        """The same means; standard deviations `sqrt(G_ii A_jj)` for weights with one term."""
+        std = dict(self.std)
+        for name, terms in self.terms.items():
+            variance = sum(
+                torch.outer((b.rows * c.rows).sum(1), (b.columns * c.columns).sum(1)) for b in terms for c in terms
+            )
+            assert isinstance(variance, Tensor)
+            std[name] = variance.clamp(min=0).sqrt().view(self.mean[name].shape)
+        return GaussianPosterior(self.mean, std)
+
+    def _on_roots(self, group: Group) -> Group:
+        """The group as it acts on the rows of the roots; shifts flip signs there, but add nothing."""
+        places = [
+            replace(
+                place,
+                parameter=_name(place.parameter, k, min(place.axis, 1)),
+                axis=max(place.axis - 1, 0),
+                shift=(0.0,) * group.shifts,
+            )
+            for place in group.placements
+            for k in range(len(self.terms.get(place.parameter, ())))
+        ]
+        return replace(group, placements=tuple(places))
+
+
+def _name(parameter: str, k: int, side: int) -> str:
+    return f"{parameter}/{k}/{side}"
+
+
+def _require_one_side(name: str, site: Site) -> None:
+    is_first = site.placement.axis == 0
+    if any(axis is not None and (axis == 0) != is_first for axis, _ in site.bases):
+        raise ValueError(
+            f"group {site.group.name!r} acts on axis {site.placement.axis} of {name!r} by an element for each index of "
+            "another axis, and the outcome has no Kronecker factors; give this weight standard deviations instead"
+        )
+
+
+def _spectrum(name: str, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors in float64; values below zero by rounding alone become zero."""
+    factor = factor.double()
+    if factor.ndim != 2 or not torch.allclose(factor, factor.mT, rtol=1e-4, atol=1e-5 * float(factor.abs().max())):
+        raise ValueError(f"a Kronecker factor of {name!r} is not a symmetric matrix (shape {tuple(factor.shape)})")
+    values, vectors = torch.linalg.eigh((factor + factor.mT) / 2)
+    if float(values[0]) < -1e-5 * float(values.abs().max()):
+        raise ValueError(
+            f"a Kronecker factor of {name!r} has the eigenvalue {float(values[0]):.3g}; give mean products of inputs "
+            "or gradients, whose eigenvalues are not negative"
+        )
+    return values.clamp(min=0), vectors
+
+
+def _inverse_root(spectrum: tuple[Tensor, Tensor], damping: float) -> Tensor:
+    """L with `L L^T = (factor + damping I)^-1`."""
+    values, vectors = spectrum
+    return vectors * (values + damping).rsqrt()

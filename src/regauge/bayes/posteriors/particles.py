@@ -1,0 +1,77 @@
+"""Particles: the samples of a Markov chain or the members of an ensemble, all equally likely."""
+
+from dataclasses import dataclass
+
+import torch
+
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.core.element import Element
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+
+PARTICLE = "(particle)"
+"""The name under which the noise holds which particles are taken, int64 `[count]`; no parameter is called so."""
+
+
+@dataclass(frozen=True, eq=False)
+class ParticlePosterior:
+    """Finitely many networks, each of the same probability.
+
+    Attributes:
+        stack: Parameters and buffers, with one leading axis of particles on every tensor.
+        buffers: Names that are no parameters, as in `symmetry.buffers`: each particle has its own, but they have no
+            standard deviation in `moments` and do not count in distances.
+
+    Raises:
+        ValueError: The stack is empty, or its tensors hold different numbers of particles.
+    """
+
+    stack: Params
+    buffers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts = {tensor.shape[0] if tensor.ndim else 0 for tensor in self.stack.values()}
+        if len(counts) != 1 or 0 in counts:
+            raise ValueError(
+                f"the tensors of a stack of particles have {sorted(counts)} rows; every tensor, buffers too, needs one "
+                "leading axis over the same particles, at least one of them (`torch.stack`)"
+            )
+
+    @property
+    def count(self) -> int:
+        """How many particles there are."""
+        return next(iter(self.stack.values())).shape[0]
+
+    def draw(self, count: int, generator: torch.Generator) -> Params:
+        """Which particles are taken: in random order, each once before any twice."""
+        rounds = -(-count // self.count)
+        orders = [torch.randperm(self.count, generator=generator, device=generator.device) for _ in range(rounds)]
+        return {PARTICLE: torch.cat([torch.zeros(0, dtype=torch.int64, device=generator.device), *orders])[:count]}
+
+    def at(self, noise: Params) -> Params:
+        """See `Posterior`."""
+        chosen = noise[PARTICLE]
+        return {name: tensor.index_select(0, chosen.to(tensor.device)) for name, tensor in self.stack.items()}
+
+    def push(self, symmetry: Symmetry, element: Element) -> "ParticlePosterior":
+        """Every particle moves as parameters do, by any element; a batched element moves each by its own."""
+        return ParticlePosterior(symmetry.act(element, self.stack), self.buffers)
+
+    def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
+        """The same particles."""
+        return noise
+
+    def moments(self) -> GaussianPosterior:
+        """Means and standard deviations over the particles; the largest-likelihood estimate, divided by their number.
+
+        Buffers are averaged and certain; integers are those of the first particle.
+
+        Raises:
+            ValueError: There is one particle only.
+        """
+        if self.count < 2:
+            raise ValueError("one particle says nothing of standard deviations; give at least two")
+        floating = {name: tensor for name, tensor in self.stack.items() if tensor.is_floating_point()}
+        mean = {name: tensor.mean(0) if name in floating else tensor[0] for name, tensor in self.stack.items()}
+        std = {name: t.std(0, correction=0) for name, t in floating.items() if name not in self.buffers}
+        return GaussianPosterior(mean, std)
