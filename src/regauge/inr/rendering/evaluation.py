@@ -1,0 +1,71 @@
+"""The values of a network at many points, a portion at a time."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from regauge.inr.architecture import Inr
+
+PORTION = 2**11
+"""Points that are evaluated at once: the activations of a layer 128 wide take 1 MB, about a processor's cache."""
+
+
+def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Tensor) -> Tensor:
+    """The network's outputs, without gradients.
+
+    Args:
+        network: How to run the parameters.
+        params: Of one network, or of a population with a leading model axis.
+        points: `[points, in]`.
+
+    Returns:
+        `[points, out]`, of a population `[models, points, out]`, in the dtype and on the device of the parameters.
+    """
+    module = module_of(network)
+    like = next(iter(params.values()))
+    points = points.to(like)
+    with torch.no_grad():
+        if is_population(module, params):
+            portions = torch.split(points, max(1, PORTION // len(like)))
+            call = torch.func.vmap(lambda one, x: torch.func.functional_call(module, one, (x,)), in_dims=(0, None))
+            return torch.cat([call(dict(params), portion) for portion in portions], 1)
+        return torch.cat([torch.func.functional_call(module, dict(params), (x,)) for x in torch.split(points, PORTION)])
+
+
+def module_of(network: Inr | nn.Module) -> nn.Module:
+    """The module that runs the parameters; an INR's is made without values."""
+    if isinstance(network, nn.Module):
+        return network
+    with torch.device("meta"):
+        return network.module()
+
+
+def is_population(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
+    """Whether the parameters have a leading model axis.
+
+    Raises:
+        ValueError: They are not those of the module.
+    """
+    expected = module.state_dict()
+    different = sorted(expected.keys() ^ params.keys())
+    if different:
+        raise ValueError(f"the parameters are not those of this network: only one of the two has {different[:5]}")
+    extra = {params[name].ndim - tensor.ndim for name, tensor in expected.items()}
+    if extra not in ({0}, {1}):
+        name = next(iter(expected))
+        raise ValueError(
+            f"{name!r} has shape {tuple(params[name].shape)}, but the network's has {tuple(expected[name].shape)}; "
+            "give one network, or a population with one leading axis on every tensor"
+        )
+    return extra == {1}
+
+
+def require_one(module: nn.Module, params: Mapping[str, Tensor]) -> None:
+    """Refuse a population.
+
+    Raises:
+        ValueError: The parameters have a leading model axis, or are not those of the module.
+    """
+    if is_population(module, params):
+        raise ValueError("these are the parameters of a population; extract the surface of one network at a time")

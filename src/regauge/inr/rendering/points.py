@@ -1,0 +1,144 @@
+"""Dense point clouds from unsigned distances: random points walk to the surface."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regauge.inr.architecture import Inr
+from regauge.inr.fields.labels import DistanceLabels, labels_of
+from regauge.inr.rendering.evaluation import evaluate, module_of, require_one
+
+ROUND = 2**14
+"""Random points of one round."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """How points come to the surface.
+
+    Uniform points of [-1, 1]^3 with a distance of at most `near` move `x <- x - u(x) grad u(x) / |grad u(x)|`, `steps`
+    times. Those whose distance before the last move was at most `close` stay.
+
+    Attributes:
+        count: Points that are wanted.
+        steps: Moves of each point: the thesis has 1 in validation, 5 for pictures.
+        near: Distance from which points start at most.
+        close: Distance before the last move at most.
+        rounds: Rounds of 16,384 random points at most.
+        seconds: Wall time at most; the round at work is finished. Only this limit makes a result depend on the machine.
+
+    References:
+        Chibane et al. (2020), Neural unsigned distance fields, section 3.3; De Luigi et al. (2023), appendix.
+    """
+
+    count: int = 2048
+    steps: int = 5
+    near: float = 0.05
+    close: float = 0.02
+    rounds: int = 200
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if min(self.count, self.steps, self.rounds) < 1 or not self.seconds > 0:
+            raise ValueError(f"{self} finds no points: count, steps, rounds and seconds must be positive")
+        if not 0 < self.close <= self.near:
+            raise ValueError(f"close={self.close} and near={self.near}, but 0 < close <= near is needed")
+
+
+@dataclass(frozen=True)
+class PointCloud:
+    """Points of a surface, as many as were found.
+
+    Attributes:
+        points: `[points, 3]`, in the dtype of the network.
+        wanted: How many were asked for.
+        draws: Random points that were tried.
+    """
+
+    points: Tensor
+    wanted: int
+    draws: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether as many points were found as were wanted."""
+        return len(self.points) == self.wanted
+
+    def __str__(self) -> str:
+        if self.is_complete:
+            return f"{self.wanted:,} points from {self.draws:,} random ones"
+        return (
+            f"only {len(self.points):,} of {self.wanted:,} points: {self.draws:,} random ones were tried, and no more "
+            "came close to a surface; the network may be broken"
+        )
+
+
+def extract_points(
+    inr: Inr, params: Mapping[str, Tensor], projection: Projection | None = None, *, generator: torch.Generator
+) -> PointCloud:
+    """Points of the surface where an unsigned distance is zero.
+
+    A network without a surface gives fewer points than wanted, or none: see `PointCloud.is_complete`.
+
+    Args:
+        inr: Of signal "unsigned".
+        params: Of one network.
+        projection: How; the defaults of `Projection` if left out.
+        generator: Where the random points come from.
+
+    Raises:
+        ValueError: The signal is another, `near` is not below the distance at which labels are clipped, or the
+            parameters are not those of one such network.
+
+    References:
+        Chibane et al. (2020), Neural unsigned distance fields, section 3.3.
+    """
+    if inr.signal != "unsigned":
+        raise ValueError(f"an INR of {inr.signal!r} has no unsigned distances; extract a mesh or draw an image")
+    projection = projection or Projection()
+    labels = labels_of(inr)
+    if projection.near >= labels.limit:
+        raise ValueError(
+            f"points up to near={projection.near} are wanted, but distances are clipped at {labels.limit}, where they "
+            "have no direction; choose a smaller one"
+        )
+    module = module_of(inr)
+    require_one(module, params)
+    own = {name: tensor.detach() for name, tensor in params.items()}
+    like = next(iter(own.values()))
+    found = [like.new_empty(0, inr.in_features)]
+    missing, draws, end = projection.count, 0, time.monotonic() + projection.seconds
+    for _ in range(projection.rounds):
+        uniform = torch.rand(ROUND, inr.in_features, dtype=torch.float64, generator=generator, device=generator.device)
+        draws += ROUND
+        points = (2 * uniform - 1).to(like)
+        distances = labels.from_logits(evaluate(module, own, points).squeeze(-1))
+        # Few of the points that start are needed in the last round.
+        points = points[distances <= projection.near]
+        for portion in torch.split(points, max(256, missing)):
+            if missing <= 0:
+                break
+            found.append(_walk(module, own, portion, labels, projection)[:missing])
+            missing -= len(found[-1])
+        if missing <= 0 or time.monotonic() > end:
+            break
+    return PointCloud(torch.cat(found), projection.count, draws)
+
+
+def _walk(
+    module: nn.Module, params: Mapping[str, Tensor], points: Tensor, labels: DistanceLabels, projection: Projection
+) -> Tensor:
+    """Where points come to that were close to the surface before their last move."""
+    distances = points.new_full((len(points),), math.inf)
+    for _ in range(projection.steps):
+        start = points.detach().requires_grad_()
+        logits = torch.func.functional_call(module, dict(params), (start,)).squeeze(-1)
+        # The logit falls where the distance grows; its gradient has the direction even where the distance is flat.
+        (uphill,) = torch.autograd.grad(logits.sum(), start)
+        distances = labels.from_logits(logits.detach())
+        points = points + distances.unsqueeze(-1) * torch.nn.functional.normalize(uphill, dim=-1)
+    return points[(distances <= projection.close) & points.isfinite().all(-1)]
