@@ -1,0 +1,144 @@
+"""Mixtures of two posteriors: a path without barriers by construction, and therefore a misleading one."""
+
+from dataclasses import dataclass
+
+import torch
+
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.posterior import Posterior
+from regauge.bayes.transport.geodesics import require_share
+from regauge.core.element import Element
+from regauge.core.params import Params, require_same_shapes
+from regauge.core.symmetry import Symmetry
+
+POSITION = "(position)"
+"""The name under which the noise holds a stratified number in (0, 1) for every sample; no parameter is called so."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixturePosterior:
+    """`(1 - share) first + share last`: each network is a sample of one of the two.
+
+    Noise is that of both, and for each sample a position, the `(k + 1/2) / count` in random order: those below the
+    share are samples of the last. So the numbers of samples are as close to the shares as they can be, and the same
+    noise fits all shares.
+
+    Attributes:
+        first: A posterior.
+        last: Another of the same architecture.
+        share: The probability of the last.
+
+    Raises:
+        ValueError: The share is outside of [0, 1].
+    """
+
+    first: Posterior
+    last: Posterior
+    share: float
+
+    def __post_init__(self) -> None:
+        require_share(self.share)
+
+    def draw(self, count: int, generator: torch.Generator) -> Params:
+        """The noise of both, and positions."""
+        order = torch.randperm(count, generator=generator, device=generator.device)
+        return {
+            **{f"0/{name}": tensor for name, tensor in self.first.draw(count, generator).items()},
+            **{f"1/{name}": tensor for name, tensor in self.last.draw(count, generator).items()},
+            POSITION: (order.to(torch.float64) + 0.5) / count,
+        }
+
+    def at(self, noise: Params) -> Params:
+        """See `Posterior`.
+
+        Raises:
+            ValueError: The two are of different architectures.
+        """
+        is_last = noise[POSITION] < self.share
+        parts = []
+        for k, (posterior, is_chosen) in enumerate(((self.first, ~is_last), (self.last, is_last))):
+            chosen = is_chosen.nonzero().flatten()
+            if len(chosen) == len(is_chosen):
+                return posterior.at(_part(noise, k))
+            if len(chosen):
+                own = {n: tensor.index_select(0, chosen.to(tensor.device)) for n, tensor in _part(noise, k).items()}
+                parts.append((chosen, posterior.at(own)))
+        require_same_shapes(*({name: tensor[0] for name, tensor in networks.items()} for _, networks in parts))
+        samples = {name: tensor.new_empty(len(is_last), *tensor.shape[1:]) for name, tensor in parts[0][1].items()}
+        for chosen, networks in parts:
+            for name, tensor in networks.items():
+                samples[name].index_copy_(0, chosen.to(tensor.device), tensor)
+        return samples
+
+    def push(self, symmetry: Symmetry, element: Element) -> "MixturePosterior":
+        """Both move.
+
+        Raises:
+            ValueError: As for either.
+        """
+        return MixturePosterior(self.first.push(symmetry, element), self.last.push(symmetry, element), self.share)
+
+    def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
+        """The noise of both moves; positions stay."""
+        first = self.first.push_noise(symmetry, element, _part(noise, 0))
+        last = self.last.push_noise(symmetry, element, _part(noise, 1))
+        return {
+            **{f"0/{name}": tensor for name, tensor in first.items()},
+            **{f"1/{name}": tensor for name, tensor in last.items()},
+            POSITION: noise[POSITION],
+        }
+
+    def moments(self) -> GaussianPosterior:
+        """Means in their shares; variances in their shares and `share (1 - share) (m_first - m_last)^2`.
+
+        Buffers, which are certain, are those of the likelier one.
+        """
+        (mean_a, std_a), (mean_b, std_b) = self.first.moments(), self.last.moments()
+        mean = dict(mean_b if self.share > 0.5 else mean_a)
+        std = {}
+        for name in dict.fromkeys([*std_a, *std_b]):
+            a, b, t = mean_a[name], mean_b[name], self.share
+            mean[name] = torch.lerp(a, b, t)
+            between = (t * (1 - t)) ** 0.5 * (a - b).abs()
+            within = [w**0.5 * std[name] for w, std in ((1 - t, std_a), (t, std_b)) if name in std]
+            std[name] = torch.linalg.vector_norm(torch.stack([between, *within]), dim=0)
+        return GaussianPosterior(mean, std)
+
+
+@dataclass(frozen=True, eq=False)
+class MixturePath:
+    """From one posterior to another by mixing, without moving anything.
+
+    Attributes:
+        first: What the path starts from.
+        last: What it ends at.
+    """
+
+    first: Posterior
+    last: Posterior
+
+    def at(self, t: float) -> MixturePosterior:
+        """The mixture with the share t of the last; at the ends it has the distribution of one of them.
+
+        Raises:
+            ValueError: t is outside of [0, 1].
+        """
+        return MixturePosterior(self.first, self.last, t)
+
+
+def mixture(a: Posterior, b: Posterior) -> MixturePath:
+    """The path `(1 - t) a + t b` of distributions, of any two kinds.
+
+    The log predictive likelihood of a mixture is never below the average of both with the same shares, by Jensen's
+    inequality: there is no barrier on this path, whatever lies between the two posteriors. It is a control, and no
+    evidence.
+
+    References:
+        Rossi et al. (2023), section 3, figure 3.
+    """
+    return MixturePath(a, b)
+
+
+def _part(noise: Params, k: int) -> Params:
+    """The noise of one of the two."""
+    return {name[2:]: tensor for name, tensor in noise.items() if name.startswith(f"{k}/")}

@@ -1,0 +1,449 @@
+"""Posteriors as values: sampling, moments and moving obey the same laws in every kind."""
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+import regauge as rg
+from regauge import Params, Symmetry
+from regauge.bayes.posteriors import (
+    GaussianPosterior,
+    KroneckerPosterior,
+    LowRankPosterior,
+    Noise,
+    ParticlePosterior,
+    Posterior,
+)
+from regauge.bayes.posteriors.kronecker import Term
+from regauge.nets.norm import FilterResponseNorm
+
+
+class Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+def mlp(activation: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 5), activation, nn.Linear(5, 4), activation, nn.Linear(4, 2))
+
+
+NETS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "relu": lambda: (mlp(nn.ReLU()), torch.randn(6, 3)),
+    "tanh": lambda: (mlp(nn.Tanh()), torch.randn(6, 3)),
+    "sine": lambda: (mlp(Sine()), torch.randn(6, 3)),
+    "filter response": lambda: (
+        nn.Sequential(
+            nn.Conv2d(2, 4, 2),
+            FilterResponseNorm(4, eps=0.0),
+            nn.Conv2d(4, 3, 2),
+            FilterResponseNorm(3, eps=0.0),
+            nn.Flatten(),
+            nn.Linear(12, 2),
+        ),
+        torch.randn(6, 2, 4, 4),
+    ),
+    "batch norm": lambda: (
+        nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)),
+        torch.randn(6, 3),
+    ),
+}
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@cache
+def network(name: str) -> tuple[nn.Module, Tensor, Symmetry]:
+    torch.manual_seed(0)
+    module, inputs = NETS[name]()
+    module, inputs = module.double().eval(), inputs.double()
+    return module, inputs, rg.discover(module, (inputs,))
+
+
+def mean_of(name: str, seed: int) -> Params:
+    noise = generator(seed)
+    return {
+        key: tensor + 0.3 * torch.randn(tensor.shape, generator=noise, dtype=tensor.dtype).abs()
+        if tensor.is_floating_point()
+        else tensor
+        for key, tensor in network(name)[0].state_dict().items()
+    }
+
+
+def uncertain(name: str) -> list[str]:
+    return [key for key, _ in network(name)[0].named_parameters()]
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
+
+
+def factor(seed: int, size: int) -> Tensor:
+    root = normal(seed, size, size + 1)
+    return root @ root.mT / size
+
+
+def gaussian(name: str, seed: int) -> GaussianPosterior:
+    mean = mean_of(name, seed)
+    return GaussianPosterior(mean, {n: 0.05 + 0.2 * normal(seed + 1, *mean[n].shape).abs() for n in uncertain(name)})
+
+
+def kronecker(name: str, seed: int, *, columns: int | None = None) -> KroneckerPosterior:
+    mean, std = gaussian(name, seed)
+    terms = {}
+    for key in uncertain(name):
+        if mean[key].ndim > 1:
+            rest = mean[key][0].numel()
+            std.pop(key)
+            rows = normal(seed + 2, mean[key].shape[0], mean[key].shape[0])
+            terms[key] = (Term(0.4 * rows, 0.4 * normal(seed + 3, rest, columns or rest)),)
+    return KroneckerPosterior(mean, terms, std)
+
+
+def low_rank(name: str, seed: int) -> LowRankPosterior:
+    mean, std = gaussian(name, seed)
+    std.pop(uncertain(name)[-1])
+    return LowRankPosterior(mean, std, deviations(name, seed, mean))
+
+
+def flat(name: str, seed: int) -> LowRankPosterior:
+    mean = mean_of(name, seed)
+    return LowRankPosterior(mean, {}, deviations(name, seed, mean))
+
+
+def deviations(name: str, seed: int, mean: Params) -> Params:
+    return {n: 0.2 * normal(seed + k, 3, *mean[n].shape) for k, n in enumerate(uncertain(name)[1:])}
+
+
+def particles(name: str, seed: int) -> ParticlePosterior:
+    networks = [mean_of(name, 100 * seed + k) for k in range(5)]
+    return ParticlePosterior({n: torch.stack([w[n] for w in networks]) for n in networks[0]}, network(name)[2].buffers)
+
+
+KINDS: dict[str, Callable[[str, int], Posterior]] = {
+    "gaussian": gaussian,
+    "kronecker": kronecker,
+    "kronecker of low rank": lambda name, seed: kronecker(name, seed, columns=2),
+    "low rank": low_rank,
+    "deviations alone": flat,
+    "particles": particles,
+}
+GAUSSIAN = [kind for kind in KINDS if kind != "particles"]
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_net = pytest.mark.parametrize("name", NETS)
+
+
+def is_close(a: Params, b: Params, atol: float = 1e-10) -> bool:
+    return a.keys() == b.keys() and all(torch.allclose(a[name], b[name], rtol=1e-10, atol=atol) for name in a)
+
+
+def dense(posterior: Posterior, names: list[str]) -> tuple[Tensor, Tensor]:
+    """The mean `[n]` and a root `[n, noise]` of the full covariance of a Gaussian, by sampling at unit noise."""
+    noise = posterior.draw(1, generator(0))
+    size = sum(tensor.numel() for tensor in noise.values())
+    columns = torch.eye(size + 1, size, dtype=torch.float64).split([t.numel() for t in noise.values()], 1)
+    basis = {key: c.reshape(size + 1, *t.shape[1:]) for c, (key, t) in zip(columns, noise.items(), strict=True)}
+    samples = posterior.at(basis)
+    rows = torch.cat([samples[name].flatten(1) for name in names], 1)
+    return rows[-1], (rows[:-1] - rows[-1]).mT
+
+
+@each_kind
+@each_net
+def test_pushing_commutes_with_sampling(name: str, kind: str) -> None:
+    _, _, symmetry = network(name)
+    q = KINDS[kind](name, 1)
+    noise = q.draw(7, generator(2))
+    samples = q.at(noise)
+    for seed in range(5):
+        g = symmetry.random(generator(seed))
+        assert is_close(q.push(symmetry, g).at(q.push_noise(symmetry, g, noise)), symmetry.act(g, samples))
+    assert not is_close(q.at(noise), symmetry.act(g, samples))
+
+
+@each_kind
+@each_net
+def test_pushing_is_an_action(name: str, kind: str) -> None:
+    _, _, symmetry = network(name)
+    q = KINDS[kind](name, 1)
+    noise = q.draw(4, generator(2))
+    assert is_close(q.push(symmetry, symmetry.identity()).at(noise), q.at(noise), atol=0)
+    assert is_close(q.push_noise(symmetry, symmetry.identity(), noise), noise, atol=0)
+    g, h = symmetry.random(generator(3)), symmetry.random(generator(4))
+    once, twice = q.push(symmetry, symmetry.compose(h, g)), q.push(symmetry, g).push(symmetry, h)
+    assert is_close(once.at(noise), twice.at(noise))
+    moved = q.push(symmetry, g).push_noise(symmetry, h, q.push_noise(symmetry, g, noise))
+    assert is_close(q.push_noise(symmetry, symmetry.compose(h, g), noise), moved, atol=0)
+
+
+@each_kind
+@each_net
+def test_the_predictive_law_does_not_change(name: str, kind: str) -> None:
+    module, inputs, symmetry = network(name)
+    q = KINDS[kind](name, 1)
+    noise = q.draw(4, generator(2))
+    g = symmetry.random(generator(3))
+    moved = q.push(symmetry, g).at(q.push_noise(symmetry, g, noise))
+    run = vmap(lambda params: functional_call(module, params, (inputs,)))
+    assert torch.allclose(run(q.at(noise)), run(moved), atol=1e-9)
+
+
+@each_kind
+@each_net
+def test_samples_have_the_moments(name: str, kind: str) -> None:
+    q = KINDS[kind](name, 1)
+    count = 5 if kind == "particles" else 4000
+    samples = q.at(q.draw(count, generator(0)))
+    mean, std = q.moments()
+    assert mean.keys() == samples.keys()
+    assert std.keys() <= set(uncertain(name))
+    for key, tensor in samples.items():
+        assert tensor.shape == (count, *mean[key].shape)
+        assert tensor.dtype == mean[key].dtype
+        if kind == "particles":
+            assert torch.allclose(tensor.double().mean(0), mean[key].double())
+            assert key not in std or torch.allclose(tensor.std(0, correction=0), std[key])
+        elif key in std:
+            assert torch.allclose(
+                (tensor.mean(0) - mean[key]) / std[key], torch.zeros(()).double(), atol=5 / count**0.5
+            )
+            assert torch.allclose(tensor.std(0) / std[key], torch.ones(()).double(), atol=5 / (2 * count) ** 0.5)
+        else:
+            assert torch.equal(tensor, mean[key].expand_as(tensor))
+
+
+@pytest.mark.parametrize("kind", GAUSSIAN)
+def test_moments_are_the_diagonal_of_the_covariance(kind: str) -> None:
+    q = KINDS[kind]("filter response", 1)
+    names = uncertain("filter response")
+    mean, root = dense(q, names)
+    expected, std = q.moments()
+    variance = torch.cat([std.get(n, torch.zeros_like(expected[n])).flatten() for n in names]).square()
+    assert torch.allclose(mean, torch.cat([expected[n].flatten() for n in names]))
+    assert torch.allclose(root.square().sum(1), variance)
+
+
+@each_kind
+def test_one_seed_gives_one_sample_in_the_dtype_of_the_network(kind: str) -> None:
+    q = KINDS[kind]("tanh", 1)
+    a, b, other = (q.at(q.draw(3, generator(seed))) for seed in (5, 5, 6))
+    assert is_close(a, b, atol=0)
+    assert not is_close(a, other)
+    assert all(tensor.dtype == torch.float64 for tensor in a.values())
+    single = {name: tensor.float() for name, tensor in a.items()}
+    samples = ParticlePosterior(single)
+    assert all(
+        t.dtype == torch.float32
+        for t in (*samples.at(samples.draw(9, generator(0))).values(), *samples.moments().std.values())
+    )
+
+
+def test_single_precision_is_kept() -> None:
+    mean = {"w": torch.ones(3, 2), "b": torch.ones(3)}
+    std = {"b": torch.ones(3)}
+    kfac = KroneckerPosterior.from_kfac(
+        mean, {"w": (factor(0, 3), factor(1, 2))}, examples=10, prior_precision=1, std=std
+    )
+    swag = LowRankPosterior.from_swag(mean, std, {name: torch.ones(2, *t.shape) for name, t in mean.items()})
+    for q in (kfac, swag, GaussianPosterior(mean, std)):
+        noise = q.draw(2, generator(0))
+        assert all(
+            t.dtype == torch.float32 for t in (*noise.values(), *q.at(noise).values(), *q.moments().std.values())
+        )
+
+
+def test_every_particle_comes_once_before_any_comes_twice() -> None:
+    q = particles("relu", 1)
+    for count in (0, 3, 5, 12):
+        chosen = next(iter(q.draw(count, generator(count)).values())).tolist()
+        assert len(chosen) == count
+        for start in range(0, count, 5):
+            assert len(set(chosen[start : start + 5])) == len(chosen[start : start + 5])
+    orders = {tuple(next(iter(q.draw(5, generator(seed)).values())).tolist()) for seed in range(10)}
+    assert len(orders) > 1
+
+
+def test_each_particle_can_have_its_own_element() -> None:
+    _, _, symmetry = network("tanh")
+    q = particles("tanh", 1)
+    g = symmetry.random(generator(0), batch=(5,))
+    moved = q.push(symmetry, g)
+    for k in range(5):
+        alone = symmetry.act(g.item(k), {name: t[k] for name, t in q.stack.items()})
+        assert is_close({name: t[k] for name, t in moved.stack.items()}, alone)
+
+
+def linear_network() -> tuple[Symmetry, Params]:
+    module = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)).double()
+    symmetry = rg.discover(module, (torch.randn(5, 3, dtype=torch.float64),))
+    assert [group.kind for group in symmetry.groups] == ["linear"]
+    return symmetry, {name: t.detach() for name, t in module.state_dict().items()}
+
+
+def test_what_is_not_diagonal_can_be_rotated() -> None:
+    symmetry, mean = linear_network()
+    terms = {n: (Term(normal(1, *t.shape), normal(2, t.shape[1], t.shape[1])),) for n, t in mean.items()}
+    rows = {name: normal(3, 3, *tensor.shape) for name, tensor in mean.items()}
+    posteriors: list[Posterior] = [
+        KroneckerPosterior(mean, terms, {}),
+        LowRankPosterior(mean, {}, rows),
+        ParticlePosterior(rows),
+    ]
+    for q, seed in itertools.product(posteriors, range(3)):
+        g = symmetry.random(generator(seed))
+        noise = q.draw(4, generator(5))
+        assert is_close(q.push(symmetry, g).at(q.push_noise(symmetry, g, noise)), symmetry.act(g, q.at(noise)))
+
+
+def test_what_is_diagonal_cannot_be_rotated() -> None:
+    symmetry, mean = linear_network()
+    std = {"1.weight": torch.ones_like(mean["1.weight"])}
+    terms = {"0.weight": (Term(normal(1, 4, 4), normal(2, 3, 3)),)}
+    posteriors: list[Posterior] = [
+        GaussianPosterior(mean, std),
+        KroneckerPosterior(mean, terms, std),
+        LowRankPosterior(mean, std, {name: t[None] for name, t in mean.items()}),
+    ]
+    for q in posteriors:
+        with pytest.raises(ValueError, match="not diagonal"):
+            q.push(symmetry, symmetry.random(generator(0)))
+        assert is_close(q.push(symmetry, symmetry.identity()).moments().std, q.moments().std)
+
+
+def test_hand_written_symmetries_learn_their_sizes_from_the_mean() -> None:
+    symmetry = Symmetry.from_axes(
+        {"0.weight": ("a", None), "0.bias": ("a",), "2.weight": ("b", "a"), "2.bias": ("b",), "4.weight": (None, "b")},
+        kinds={"b": "signed"},
+    )
+    _, std = gaussian("tanh", 1)
+    few = {name: tensor for name, tensor in std.items() if name.startswith("2")}
+    q = low_rank("tanh", 1)
+    posteriors: list[Posterior] = [
+        GaussianPosterior(q.mean, few),
+        kronecker("tanh", 1),
+        LowRankPosterior(q.mean, few, {name: t for name, t in q.deviations.items() if name.startswith("4")}),
+        particles("tanh", 1),
+    ]
+    for one, seed in itertools.product(posteriors, range(3)):
+        g = symmetry.random(generator(seed))
+        noise = one.draw(3, generator(7))
+        assert is_close(one.push(symmetry, g).at(one.push_noise(symmetry, g, noise)), symmetry.act(g, one.at(noise)))
+
+
+def test_rows_in_memory_order_have_the_kronecker_covariance() -> None:
+    q = kronecker("filter response", 1)
+    rows, columns = q.terms["2.weight"][0]
+    _, root = dense(q, ["2.weight"])
+    assert torch.allclose(root @ root.mT, torch.kron(rows @ rows.mT, columns @ columns.mT))
+
+
+def test_curvature_with_a_prior_gives_the_damped_factors() -> None:
+    mean = {"w": normal(0, 3, 4)}
+    g, a = factor(1, 3), 5 * factor(2, 4)
+    count, prior = 50.0, 2.0
+    q = KroneckerPosterior.from_kfac(mean, {"w": (g, a)}, examples=count, prior_precision=prior)
+    _, root = dense(q, ["w"])
+    pi = math.sqrt((a.trace() / 4) / (g.trace() / 3))
+    c = math.sqrt(prior / count)
+    damped = count * torch.kron(g + c / pi * torch.eye(3), a + c * pi * torch.eye(4))
+    assert torch.allclose(root @ root.mT, torch.linalg.inv(damped))
+    exact = count * torch.kron(g, a) + prior * torch.eye(12)
+    assert float(torch.linalg.eigvalsh(damped - exact)[0]) > 0
+    nothing = {"w": (torch.zeros(3, 3), a)}
+    _, root = dense(KroneckerPosterior.from_kfac(mean, nothing, examples=count, prior_precision=prior), ["w"])
+    assert torch.allclose(root @ root.mT, torch.linalg.inv(count * torch.kron(c * torch.eye(3), a + c * torch.eye(4))))
+
+
+def test_swag_has_half_its_diagonal_and_half_the_covariance_of_its_deviations() -> None:
+    mean = {"w": normal(0, 3, 2), "b": normal(1, 3)}
+    variance = {name: normal(2, *t.shape).square() for name, t in mean.items()}
+    columns = {name: normal(3, 4, *t.shape) for name, t in mean.items()}
+    _, root = dense(LowRankPosterior.from_swag(mean, variance, columns), ["w", "b"])
+    diagonal = torch.cat([variance["w"].flatten(), variance["b"]])
+    d = torch.cat([columns["w"].flatten(1), columns["b"]], 1)
+    assert torch.allclose(root @ root.mT, torch.diag(diagonal) / 2 + d.mT @ d / (2 * 3))
+
+
+def test_groups_that_differ_between_columns_leave_no_kronecker_product() -> None:
+    module = nn.Sequential(
+        nn.Conv2d(2, 4, 1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2), nn.Tanh(), nn.Conv2d(4, 2, 1)
+    ).double()
+    symmetry = rg.discover(module, (torch.randn(2, 2, 3, 3, dtype=torch.float64),))
+    mean = {name: t.detach() for name, t in module.state_dict().items()}
+    crossed = [
+        name
+        for name, sites in symmetry.sites.items()
+        if any(axis is not None and axis != site.placement.axis for site in sites for axis, _ in site.bases)
+    ]
+    assert crossed == ["3.weight"]
+    terms = {
+        n: (Term(normal(1, len(t), len(t)), normal(2, t[0].numel(), t[0].numel())),)
+        for n, t in mean.items()
+        if t.ndim > 1
+    }
+    with pytest.raises(ValueError, match="no Kronecker factors"):
+        KroneckerPosterior(mean, terms, {}).push(symmetry, symmetry.random(generator(0)))
+    std = {"3.weight": torch.ones_like(mean["3.weight"])}
+    q = KroneckerPosterior(mean, {n: t for n, t in terms.items() if n not in crossed}, std)
+    g, noise = symmetry.random(generator(0)), q.draw(3, generator(1))
+    assert is_close(q.push(symmetry, g).at(q.push_noise(symmetry, g, noise)), symmetry.act(g, q.at(noise)))
+
+
+def test_bad_input_is_refused() -> None:
+    mean = {"w": torch.ones(3, 2), "b": torch.ones(3)}
+    good = (torch.eye(3), torch.eye(2))
+    fits = {"w": (Term(*good),)}
+    with pytest.raises(ValueError, match="give one of the two"):
+        KroneckerPosterior(mean, fits, {"w": torch.ones(3, 2)})
+    with pytest.raises(ValueError, match="no weight has Kronecker factors"):
+        KroneckerPosterior(mean, {}, {"b": torch.ones(3)})
+    for name, terms in (
+        ("w", (Term(torch.eye(2), torch.eye(3)),)),
+        ("w", (Term(*good), Term(torch.ones(3, 1), torch.eye(2)))),
+        ("b", (Term(torch.eye(3), torch.eye(1)),)),
+    ):
+        with pytest.raises(ValueError, match="the roots of the factors of"):
+            KroneckerPosterior(mean, {name: terms}, {})
+    for factors, message in (
+        ((torch.eye(3), torch.tensor([[1.0, 2.0], [0.0, 1.0]])), "not a symmetric matrix"),
+        ((-torch.eye(3), torch.eye(2)), "has the eigenvalue -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            KroneckerPosterior.from_kfac(mean, {"w": factors}, examples=1, prior_precision=1)
+    for examples, precision in ((0, 1), (1, 0), (1, float("nan"))):
+        with pytest.raises(ValueError, match="both must be positive"):
+            KroneckerPosterior.from_kfac(mean, {"w": good}, examples=examples, prior_precision=precision)
+    for rows in ({}, {"w": torch.ones(2, 3, 2), "b": torch.ones(1, 3)}):
+        with pytest.raises(ValueError, match="one leading axis"):
+            LowRankPosterior(mean, {}, rows)
+    with pytest.raises(ValueError, match="at least two of them"):
+        LowRankPosterior.from_swag(mean, {}, {"b": torch.ones(1, 3)})
+    with pytest.raises(ValueError, match="negative variances"):
+        LowRankPosterior.from_swag(mean, {"b": -torch.ones(3)}, {"b": torch.ones(2, 3)})
+    for stack in ({}, {"w": torch.ones(2, 2), "b": torch.ones(3)}, {"n": torch.tensor(3)}):
+        with pytest.raises(ValueError, match="over the same particles"):
+            ParticlePosterior(stack)
+    with pytest.raises(ValueError, match="at least two"):
+        ParticlePosterior({"b": torch.ones(1, 3)}).moments()
+
+
+def test_nothing_that_is_given_is_written_to() -> None:
+    _, _, symmetry = network("sine")
+    for kind in KINDS:
+        q = KINDS[kind]("sine", 1)
+        noise: Noise = q.draw(3, generator(0))
+        before = {name: t.clone() for name, t in noise.items()}
+        first = q.at(noise)
+        q.push(symmetry, symmetry.random(generator(0)))
+        q.push_noise(symmetry, symmetry.random(generator(0)), noise)
+        assert is_close(noise, before, atol=0)
+        assert is_close(q.at(noise), first, atol=0)
+        assert isinstance(q, Posterior)
