@@ -1,6 +1,7 @@
 """Gaussian matching: means and standard deviations move together, and both decide."""
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +11,19 @@ from hypothesis import strategies as st
 from test_align import BY_HAND, drawn, every_element, experts, generator, mlp_symmetry, normalized_groups
 
 import regauge as rg
-from regauge import Element, GaussianMatching, Group, Params, Placement, StackMatching, Symmetry, WeightMatching
+from regauge import (
+    Element,
+    FrankWolfe,
+    GaussianMatching,
+    Group,
+    MergeMany,
+    Params,
+    Placement,
+    StackMatching,
+    Symmetry,
+    WeightMatching,
+)
+from regauge.align.methods.gaussian_matching import GaussianCost
 
 Pair = tuple[Params, Params]
 ROTATING = ["orthogonal", "centered", "rotation", "linear", "attention", "rotary"]
@@ -58,6 +71,119 @@ def test_it_never_falls_and_the_distance_falls_by_twice_what_it_gains(name: str)
         assert result.objective - result.initial == pytest.approx(fallen / 2, abs=1e-8)
         expected = moved(symmetry, result.element, b)
         assert all(torch.equal(x[n], y[n]) for x, y in zip(result.params, expected, strict=True) for n in x)
+
+
+def divergence(a: Pair, b: Pair) -> float:
+    """KL(N(b), N(a)) of diagonal Gaussians, from torch."""
+    normal = torch.distributions.Normal
+    return sum(
+        float(torch.distributions.kl_divergence(normal(b[0][n], b[1][n]), normal(a[0][n], a[1][n])).sum()) for n in a[0]
+    )
+
+
+def symmetric_divergence(a: Pair, b: Pair) -> float:
+    return divergence(a, b) + divergence(b, a)
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+@pytest.mark.parametrize("cost", ["kl", "symmetric kl"])
+def test_a_divergence_falls_by_what_it_gains(name: str, cost: GaussianCost) -> None:
+    symmetry = BY_HAND[name]
+    measure = divergence if cost == "kl" else symmetric_divergence
+    for seed in range(2):
+        a, b = gaussian(symmetry, seed), gaussian(symmetry, seed + 100)
+        result = rg.align(a, b, symmetry, method=GaussianMatching(cost=cost))
+        assert result.objective > result.initial
+        assert all(x <= y for x, y in itertools.pairwise(result.history))
+        fallen = measure(a, b) - measure(a, result.params)
+        assert result.objective - result.initial == pytest.approx(fallen, rel=1e-9)
+        for value in result.element.values():
+            assert value.scale is None or bool((value.scale == 1).all())
+            assert value.shift is None or not bool(value.shift.any())
+
+
+@pytest.mark.parametrize("cost", ["kl", "symmetric kl"])
+@pytest.mark.parametrize("symmetry", [mlp_symmetry(2, 5, 3), mlp_symmetry(2, 3, 3, kind="signed"), experts(2, 3, 3)])
+def test_a_single_family_has_the_smallest_divergence_of_all(symmetry: Symmetry, cost: GaussianCost) -> None:
+    measure = divergence if cost == "kl" else symmetric_divergence
+    for seed in range(2):
+        a, b = gaussian(symmetry, seed), gaussian(symmetry, seed + 50)
+        best = min(measure(a, moved(symmetry, g, b)) for g in every_element(symmetry))
+        found = rg.align(a, b, symmetry, method=GaussianMatching(cost=cost))
+        assert measure(a, found.params) == pytest.approx(best, rel=1e-9)
+
+
+def test_the_divergence_is_no_distance_of_means() -> None:
+    """Its trace depends on the permutation: with equal means it still tells units apart."""
+    symmetry = mlp_symmetry(3, 12, 2)
+    means, std = gaussian(symmetry, 0)
+    means = {name: torch.ones_like(tensor) for name, tensor in means.items()}
+    b = moved(symmetry, symmetry.random(generator(1)), (means, std))
+    assert is_close(rg.align((means, std), b, symmetry, method=GaussianMatching(cost="kl")).params, (means, std))
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_the_weight_of_standard_deviations_is_that_of_their_distance(name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = gaussian(symmetry, 1), gaussian(symmetry, 101)
+    result = rg.align(a, b, symmetry, method=GaussianMatching(std_weight=5.0))
+    gains = [
+        sum(float((x[n] - y[n]).square().sum() - (x[n] - z[n]).square().sum()) for n in x) / 2
+        for x, y, z in zip(a, b, result.params, strict=True)
+    ]
+    assert result.objective - result.initial == pytest.approx(gains[0] + 5 * gains[1], abs=1e-8)
+
+
+def squared_distances(pairs: Sequence[Pair]) -> float:
+    return sum(wasserstein(x, y) for x, y in itertools.combinations(pairs, 2))
+
+
+@pytest.mark.parametrize("method", [None, FrankWolfe(max_steps=5, scales="keep")], ids=["merge", "frank-wolfe"])
+@pytest.mark.parametrize("name", DISCRETE)
+def test_many_come_closer_by_twice_what_it_gains(name: str, method: FrankWolfe | None) -> None:
+    symmetry = BY_HAND[name]
+    pairs = [Posterior(*gaussian(symmetry, seed)) for seed in (0, 100, 200)]
+    result = rg.align_many(pairs, symmetry, method=GaussianMatching(method=method))
+    assert result.objective >= result.initial
+    assert all(x <= y for x, y in itertools.pairwise(result.history))
+    assert result.history[-1] == pytest.approx(result.objective)
+    assert result.params[0] is pairs[0]
+    for element, before, after in zip(result.elements, pairs, result.params, strict=True):
+        assert isinstance(after, Posterior)
+        assert is_close(after, moved(symmetry, element, before), atol=0)
+    fallen = squared_distances(pairs) - squared_distances(result.params)
+    assert result.objective - result.initial == pytest.approx(fallen / 2, abs=1e-6)
+
+
+def test_no_single_one_of_many_can_come_closer_to_the_barycenter_of_the_others() -> None:
+    symmetry = mlp_symmetry(3, 9, 8, 2)
+    pairs = [gaussian(symmetry, seed) for seed in range(5)]
+    found = rg.align_many(pairs, symmetry, method=GaussianMatching()).params
+    for k, pair in enumerate(found):
+        others = [x for j, x in enumerate(found) if j != k]
+        a, s = ({n: torch.stack([x[i][n] for x in others]).mean(0) for n in pair[i]} for i in range(2))
+        again = rg.align((a, s), pair, symmetry, method=GaussianMatching(method=WeightMatching(start="identity")))
+        assert again.objective == pytest.approx(again.initial, abs=1e-9)
+
+
+def test_many_that_are_one_coincide_and_scales_are_recovered_where_these_are_balanced() -> None:
+    symmetry = mlp_symmetry(3, 9, 8, 2, kind="scaled")
+    first = gaussian(symmetry, 0)
+    copies = [first, *(moved(symmetry, symmetry.random(generator(seed)), first) for seed in range(3))]
+    found = rg.align_many(copies, symmetry, method=GaussianMatching(method=MergeMany())).params
+    assert all(is_close(one, first, atol=1e-8) for one in found)
+    kept = rg.align_many(copies, symmetry, method=GaussianMatching()).params
+    assert not all(is_close(one, first, atol=1e-2) for one in kept)
+
+
+def test_many_to_the_first_and_a_single_one() -> None:
+    symmetry = mlp_symmetry(3, 6, 2, kind="signed")
+    pairs = [gaussian(symmetry, seed) for seed in range(3)]
+    found = rg.align_many(pairs, symmetry, method=GaussianMatching(method=WeightMatching()))
+    for one, pair in zip(found.params[1:], pairs[1:], strict=True):
+        assert is_close(one, rg.align(pairs[0], pair, symmetry, method=GaussianMatching()).params, atol=0)
+    (alone,) = rg.align_many(pairs[:1], symmetry, method=GaussianMatching()).params
+    assert alone is pairs[0]
 
 
 @settings(deadline=None, derandomize=True, max_examples=20)
@@ -203,13 +329,18 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(TypeError, match=r"WeightMatching aligns one dictionary .* not tuple with tuple"):
         rg.align(pair, pair, symmetry, method=WeightMatching())  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"GaussianMatching aligns tuples of 2 dictionaries .*, not a dict"):
-        rg.align(mean, mean, symmetry, method=GaussianMatching())  # type: ignore[type-var]
+        rg.align(mean, mean, symmetry, method=GaussianMatching())  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"not a tuple of 3"):
         rg.align((mean, std, std), (mean, std, std), symmetry, method=GaussianMatching())
-    for bad in (0.0, -1.0):
-        wrong = {**std, "0.weight": torch.full_like(std["0.weight"], bad)}
-        with pytest.raises(ValueError, match=r"'0.weight' of the second posterior hold 6 numbers .* not positive"):
-            rg.align(pair, (mean, wrong), symmetry, method=GaussianMatching())
+    wrong = {**std, "0.weight": torch.full_like(std["0.weight"], -1.0)}
+    with pytest.raises(ValueError, match=r"'0.weight' of the second posterior hold 6 negative numbers"):
+        rg.align(pair, (mean, wrong), symmetry, method=GaussianMatching())
+    certain = {**std, "0.weight": torch.zeros_like(std["0.weight"])}
+    missing = {name: tensor for name, tensor in std.items() if name != "0.weight"}
+    for one in (certain, missing):
+        assert rg.align((mean, one), (mean, one), symmetry, method=GaussianMatching()).is_converged
+        with pytest.raises(ValueError, match=r"'0.weight' of the first posterior has no positive standard deviation"):
+            rg.align((mean, one), (mean, one), symmetry, method=GaussianMatching(cost="kl"))
     negative = {**std, "0.weight": -std["0.weight"]}
     with pytest.raises(ValueError, match=r"of the first network holds 6 negative numbers"):
         rg.align((mean, negative), pair, symmetry, method=StackMatching(("parameters", "magnitudes")))
@@ -219,8 +350,22 @@ def test_what_does_not_fit_is_refused() -> None:
     other = {**std, "fc": torch.ones(2)}
     with pytest.raises(ValueError, match=r"'fc' has shape \(2,\) in entry 1 .* no tensor of that name"):
         rg.align((mean, other), (mean, other), symmetry, method=GaussianMatching())
-    with pytest.raises(ValueError, match="cost is 'kl'; choose 'wasserstein' or 'mean'"):
-        GaussianMatching(cost="kl")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cost is 'tv'; choose one of 'wasserstein', 'mean', 'kl', 'symmetric kl'"):
+        GaussianMatching(cost="tv")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"std_weight is -1.0; it must not be negative"):
+        GaussianMatching(std_weight=-1.0)
+    with pytest.raises(ValueError, match=r"std_weight=2.0 belongs to the Wasserstein cost; 'kl' has no weights"):
+        GaussianMatching(cost="kl", std_weight=2.0)
+    with pytest.raises(ValueError, match="cost='kl' has no common universe for many posteriors"):
+        rg.align_many([pair, pair], symmetry, method=GaussianMatching(cost="kl"))
+    with pytest.raises(TypeError, match=r"MergeMany aligns many networks at once; use `regauge.align_many`"):
+        rg.align(pair, pair, symmetry, method=GaussianMatching(method=MergeMany()))
+    with pytest.raises(TypeError, match=r"MergeMany aligns dictionaries of parameters, not a tuple"):
+        rg.align_many([pair, pair], symmetry)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"GaussianMatching aligns tuples of 2 dictionaries .*, not a dict"):
+        rg.align_many([mean, mean], symmetry, method=GaussianMatching())  # type: ignore[type-var]
+    with pytest.raises(ValueError, match=r"'0.weight' of posterior 3 hold 6 negative numbers"):
+        rg.align_many([pair, pair, (mean, wrong)], symmetry, method=GaussianMatching())
     with pytest.raises(ValueError, match="give 'parameters' for the first dictionary"):
         StackMatching(("magnitudes",))
     with pytest.raises(ValueError, match="2 roles need as many weights, not 1"):

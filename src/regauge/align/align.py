@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from regauge.align.matching import Matching, Method
 from regauge.align.methods.activation_matching import MixedMatching
-from regauge.align.methods.stack_matching import Stack, StackMethod, move_stack
+from regauge.align.methods.stack_matching import Stack, StackMethod, move_stack, require_entries, require_stack
 from regauge.align.methods.weight_matching import WeightMatching
 from regauge.core.element import Element
 from regauge.core.params import Params, require_finite, require_same_shapes
@@ -142,28 +142,10 @@ def _align_stacks(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> AlignResult[Stack]:
-    count = len(method.roles)
-    for stack in (stack_a, stack_b):
-        if not isinstance(stack, tuple) or len(stack) != count:
-            given = f"a tuple of {len(stack)}" if isinstance(stack, tuple) else f"a {type(stack).__name__}"
-            raise TypeError(
-                f"{type(method).__name__} aligns tuples of {count} dictionaries ({', '.join(method.roles)}), not "
-                f"{given}; give both networks as such tuples"
-            )
-    a, b = cast(Stack, stack_a), cast(Stack, stack_b)
+    a, b = require_stack(stack_a, method), require_stack(stack_b, method)
     symmetry = _checked(a[0], b[0], symmetry)
-    for k in range(1, count):
-        label = f"entry {k} of the stack of the"
-        require_same_shapes(a[k], b[k])
-        require_finite(a[k], f"{label} first network")
-        require_finite(b[k], f"{label} second network")
-        for name, tensor in b[k].items():
-            if name not in b[0] or tensor.shape != b[0][name].shape:
-                known = f"shape {tuple(b[0][name].shape)}" if name in b[0] else "no tensor of that name"
-                raise ValueError(
-                    f"{name!r} has shape {tuple(tensor.shape)} in entry {k} of the stacks, but entry 0 has {known}; "
-                    "all dictionaries of a stack belong to one architecture"
-                )
+    for stack, label in ((a, "the first network"), (b, "the second network")):
+        require_entries(a, stack, label)
     found = method.match(a, b, symmetry, task=task, generator=generator)
     return _result(found, move_stack(symmetry, method.roles, found.element, b), task is not None)
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, overload
 
 import torch
 from torch import Tensor
 
+from regauge.align.align import Moved, StackType
 from regauge.align.many import ManyMatching, ManyMethod, match_to_first
 from regauge.align.matching import Method
 from regauge.align.methods.merge_many import MergeMany
+from regauge.align.methods.stack_matching import Stack, StackMethod, move_stack, require_entries, require_stack
 from regauge.core.element import Element
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry
@@ -16,14 +19,15 @@ from regauge.core.task import Task
 
 
 @dataclass(frozen=True)
-class AlignManyResult:
+class AlignManyResult(Generic[Moved]):
     """The outcome of aligning many networks.
 
     Attributes:
         symmetry: The one that the elements belong to.
         elements: One for each network; it moves the network into the universe, in which the first one stays as
             it is: `elements[0]` is the identity.
-        params: The moved networks, `act(elements[k], params[k])`; each computes the same function as before.
+        params: The moved networks, `act(elements[k], params[k])`; each computes the same function as before. Of
+            stacks, the moved stacks, of the same type.
         objective: What the method maximizes, at `elements`: for methods for many networks the sum over
             unordered pairs of the inner products of the moved networks, for others the sum of their objectives.
         initial: The same at the identities; never larger than `objective`.
@@ -34,7 +38,7 @@ class AlignManyResult:
 
     symmetry: Symmetry
     elements: tuple[Element, ...]
-    params: tuple[Params, ...]
+    params: tuple[Moved, ...]
     objective: float
     initial: float
     history: tuple[float, ...]
@@ -64,6 +68,7 @@ class AlignManyResult:
         return self.report
 
 
+@overload
 def align_many(
     params: Sequence[Mapping[str, Tensor]],
     symmetry: Symmetry,
@@ -71,7 +76,28 @@ def align_many(
     method: ManyMethod | Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
-) -> AlignManyResult:
+) -> AlignManyResult[Params]: ...
+
+
+@overload
+def align_many(
+    params: Sequence[StackType],
+    symmetry: Symmetry,
+    *,
+    method: StackMethod,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> AlignManyResult[StackType]: ...
+
+
+def align_many(
+    params: Sequence[Mapping[str, Tensor]] | Sequence[Stack],
+    symmetry: Symmetry,
+    *,
+    method: ManyMethod | Method | StackMethod | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> AlignManyResult[Any]:
     """Move networks along their orbits into one universe, where all of them are close to one another.
 
     Aligning every network to the first makes the first a special one, and aligning every pair by itself is not
@@ -86,7 +112,8 @@ def align_many(
     network stays as it is.
 
     Args:
-        params: The networks, one at least; unchanged themselves. Buffers move with them.
+        params: The networks, one at least; unchanged themselves. Buffers move with them. For methods that take
+            stacks (`GaussianMatching`, `StackMatching`) tuples of dictionaries.
         symmetry: Of the architecture of all.
         method: How; `MergeMany()` unless given. A method for pairs aligns every network to the first.
         task: Model, data and loss, for the methods that use them.
@@ -95,6 +122,7 @@ def align_many(
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
+        TypeError: The method takes stacks and got single networks, or the other way around.
         ValueError: There is no network, or the networks have different parameters, do not fit the symmetry,
             hold NaN or Inf, or are populations; or the method needs a task or a generator.
 
@@ -103,41 +131,80 @@ def align_many(
     """
     if not params:
         raise ValueError("there is no network to align; give at least one")
-    for k, network in enumerate(params):
-        require_same_shapes(params[0], network)
+    method = MergeMany() if method is None else method
+    if isinstance(method, StackMethod):
+        return _align_stacks(params, symmetry, method, task, generator)
+    networks: list[Mapping[str, Tensor]] = []
+    for network in params:
+        if not isinstance(network, Mapping):
+            raise TypeError(
+                f"{type(method).__name__} aligns dictionaries of parameters, not a {type(network).__name__}; for means "
+                "and standard deviations use `regauge.GaussianMatching()`"
+            )
+        networks.append(network)
+    symmetry = _checked(networks, symmetry)
+    if len(networks) == 1:
+        found = _alone(symmetry)
+    elif isinstance(method, ManyMethod):
+        found = method.match_many(networks, symmetry, task=task, generator=generator)
+    else:
+        found = match_to_first(method, networks, symmetry, task=task, generator=generator)
+    moved = [symmetry.act(e, network) for e, network in zip(found.elements[1:], networks[1:], strict=True)]
+    return _result(symmetry, found, (dict(networks[0]), *moved))
+
+
+def _align_stacks(
+    params: Sequence[Mapping[str, Tensor] | Stack],
+    symmetry: Symmetry,
+    method: StackMethod,
+    task: Task | None,
+    generator: torch.Generator | None,
+) -> AlignManyResult[Stack]:
+    stacks = [require_stack(one, method) for one in params]
+    symmetry = _checked([one[0] for one in stacks], symmetry)
+    for k, one in enumerate(stacks):
+        require_entries(stacks[0], one, _label(k))
+    if len(stacks) == 1:
+        found = _alone(symmetry)
+    else:
+        found = method.match_many(stacks, symmetry, task=task, generator=generator)
+    moved = [move_stack(symmetry, method.roles, e, s) for e, s in zip(found.elements[1:], stacks[1:], strict=True)]
+    return _result(symmetry, found, (stacks[0], *moved))
+
+
+def _checked(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Symmetry:
+    """The symmetry with every size known; all networks are fit to be matched under it."""
+    first = networks[0]
+    for k, network in enumerate(networks):
+        require_same_shapes(first, network)
         symmetry.require_ones(network)
-        require_finite(network, ("the first network", "the second network")[k] if k < 2 else f"network {k + 1}")
-    symmetry = symmetry.bind(params[0])
+        require_finite(network, _label(k))
+    symmetry = symmetry.bind(first)
     for name in symmetry.sites:
-        if params[0][name].ndim != len(symmetry.shapes[name]):
+        if first[name].ndim != len(symmetry.shapes[name]):
             raise ValueError(
-                f"{name!r} has shape {tuple(params[0][name].shape)}, with a leading model axis; give a list of single "
+                f"{name!r} has shape {tuple(first[name].shape)}, with a leading model axis; give a list of single "
                 "networks, not populations"
             )
-    method = MergeMany() if method is None else method
-    found = _matched(method, params, symmetry, task, generator)
-    moved = [dict(params[0]), *(symmetry.act(e, p) for e, p in zip(found.elements[1:], params[1:], strict=True))]
+    return symmetry
+
+
+def _label(k: int) -> str:
+    return ("the first network", "the second network")[k] if k < 2 else f"network {k + 1}"
+
+
+def _alone(symmetry: Symmetry) -> ManyMatching:
+    return ManyMatching((symmetry.identity(),), 0.0, 0.0, (0.0,), True, (0.0,))
+
+
+def _result(symmetry: Symmetry, found: ManyMatching, moved: tuple[Moved, ...]) -> AlignManyResult[Moved]:
     return AlignManyResult(
         symmetry=symmetry,
         elements=found.elements,
-        params=tuple(moved),
+        params=moved,
         objective=found.objective,
         initial=found.initial,
         history=found.history,
         is_converged=found.is_converged,
         starts=found.starts,
     )
-
-
-def _matched(
-    method: ManyMethod | Method,
-    params: Sequence[Mapping[str, Tensor]],
-    symmetry: Symmetry,
-    task: Task | None,
-    generator: torch.Generator | None,
-) -> ManyMatching:
-    if len(params) == 1:
-        return ManyMatching((symmetry.identity(),), 0.0, 0.0, (0.0,), True, (0.0,))
-    if isinstance(method, ManyMethod):
-        return method.match_many(params, symmetry, task=task, generator=generator)
-    return match_to_first(method, params, symmetry, task=task, generator=generator)

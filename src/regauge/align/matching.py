@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class Matching:
     moved: Mapping[str, Tensor]
 
 
+@runtime_checkable
 class Method(Protocol):
     """A way to align two networks: a small frozen dataclass of its settings."""
 

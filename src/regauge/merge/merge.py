@@ -120,7 +120,7 @@ def merged(
 class _Made:
     params: Params
     networks: tuple[Params, ...]
-    aligned: AlignManyResult
+    aligned: AlignManyResult[Params]
     weights: tuple[float, ...]
     rule: Rule
     method: ManyMethod | Method

@@ -5,17 +5,19 @@ entry, on a symmetry with the placements of all of them; any method that compare
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from regauge.align.many import ManyMatching, ManyMethod, match_to_first
 from regauge.align.matching import Matching, Method
+from regauge.align.methods.merge_many import MergeMany
 from regauge.align.methods.weight_matching import WeightMatching
 from regauge.core.element import Element
 from regauge.core.groups import Group, Placement
-from regauge.core.params import Params
+from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
@@ -26,7 +28,7 @@ Stack = tuple[Mapping[str, Tensor], ...]
 
 @runtime_checkable
 class StackMethod(Protocol):
-    """A way to align two stacks: what a method is, and a role for each dictionary."""
+    """A way to align stacks: what a method is for two networks and for many, and a role for each dictionary."""
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -43,6 +45,17 @@ class StackMethod(Protocol):
         generator: torch.Generator | None,
     ) -> Matching:
         """The element that brings one stack close to the other; both are checked and the symmetry is bound."""
+        ...
+
+    def match_many(
+        self,
+        stacks: Sequence[Stack],
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> ManyMatching:
+        """One element for each of two stacks or more; all are checked and the symmetry is bound."""
         ...
 
 
@@ -65,8 +78,9 @@ class StackMatching:
     Attributes:
         roles: Of each dictionary, in order; the first is "parameters".
         weights: Of each dictionary, not negative, 1 unless given. A dictionary of weight 0 is moved only.
-        method: What matches the stack: one that compares parameters, without data. Weight matching that leaves
-            positive scales as they are, unless given.
+        method: What matches the stacks: one that compares parameters, without data. Unless given, weight matching
+            for two stacks and, for many, matching of each to the mean of the others (`MergeMany`), both leaving
+            positive scales as they are. A method for pairs aligns many to the first.
 
     Raises:
         ValueError: A role is unknown, the first is not "parameters", or the weights do not fit the roles.
@@ -74,7 +88,7 @@ class StackMatching:
 
     roles: tuple[Role, ...]
     weights: tuple[float, ...] | None = None
-    method: Method = field(default_factory=lambda: WeightMatching(scales="keep"))
+    method: Method | ManyMethod | None = None
 
     def __post_init__(self) -> None:
         unknown = [role for role in self.roles if role not in get_args(Role)]
@@ -102,20 +116,90 @@ class StackMatching:
         Raises:
             ValueError: A dictionary of magnitudes has a negative number.
         """
-        for params, label in ((params_a, "first"), (params_b, "second")):
-            for role, one in zip(self.roles, params, strict=True):
+        self._require_magnitudes((params_a, params_b), symmetry)
+        return match_stacks(self, params_a, params_b, symmetry, generator)
+
+    def match_many(
+        self,
+        stacks: Sequence[Stack],
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> ManyMatching:
+        """See `align_many`; the task is not looked at.
+
+        Raises:
+            ValueError: A dictionary of magnitudes has a negative number.
+        """
+        self._require_magnitudes(stacks, symmetry)
+        stacked, networks = _one_symmetry(self, symmetry, stacks)
+        method = MergeMany(inner=WeightMatching(scales="keep")) if self.method is None else self.method
+        if isinstance(method, ManyMethod):
+            found = method.match_many(networks, stacked, task=None, generator=generator)
+        else:
+            found = match_to_first(method, networks, stacked, task=None, generator=generator)
+        return replace(found, elements=tuple(_whole(element, symmetry) for element in found.elements))
+
+    def _require_magnitudes(self, stacks: Sequence[Stack], symmetry: Symmetry) -> None:
+        for k, stack in enumerate(stacks):
+            label = ("the first network", "the second network")[k] if k < 2 else f"network {k + 1}"
+            for role, params in zip(self.roles, stack, strict=True):
                 if role == "magnitudes":
-                    _require_magnitudes(one, symmetry, label)
-        weights = (1.0,) * len(self.roles) if self.weights is None else self.weights
-        views = [role_symmetry(symmetry, role, one) for role, one in zip(self.roles, params_b, strict=True)]
-        is_fixed = "magnitudes" in self.roles
-        free = tuple(group for group in symmetry.groups if not (is_fixed and group.matrix != "none"))
-        stacked = _stacked_symmetry(free, views, weights)
-        a, b = _stacked(params_a, weights), _stacked(params_b, weights)
-        found = self.method.match(a, b, stacked, task=None, generator=generator)
-        rest = symmetry.identity()
-        element = Element({g.name: (found.element if g in free else rest)[g.name] for g in symmetry.groups})
-        return replace(found, element=element, moved={})
+                    _require_magnitudes(params, symmetry, label)
+
+
+def match_stacks(
+    settings: StackMatching, a: Stack, b: Stack, symmetry: Symmetry, generator: torch.Generator | None
+) -> Matching:
+    """`StackMatching.match` for dictionaries of any numbers: magnitudes that are coefficients may be negative.
+
+    Raises:
+        TypeError: The method is one for many networks only.
+    """
+    method = WeightMatching(scales="keep") if settings.method is None else settings.method
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"{type(method).__name__} aligns many networks at once; use `regauge.align_many`, or give a method for "
+            "pairs such as `regauge.WeightMatching(scales='keep')`"
+        )
+    stacked, (one, other) = _one_symmetry(settings, symmetry, (a, b))
+    found = method.match(one, other, stacked, task=None, generator=generator)
+    return replace(found, element=_whole(found.element, symmetry), moved={})
+
+
+def require_stack(stack: Mapping[str, Tensor] | Stack, method: StackMethod) -> Stack:
+    """A tuple of as many dictionaries as the method has roles.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    count = len(method.roles)
+    if not isinstance(stack, tuple) or len(stack) != count:
+        given = f"a tuple of {len(stack)}" if isinstance(stack, tuple) else f"a {type(stack).__name__}"
+        raise TypeError(
+            f"{type(method).__name__} aligns tuples of {count} dictionaries ({', '.join(method.roles)}), not "
+            f"{given}; give all networks as such tuples"
+        )
+    return stack
+
+
+def require_entries(first: Stack, stack: Stack, label: str) -> None:
+    """Refuse further entries of a stack that do not fit its first one, or the first stack, or are not finite.
+
+    Raises:
+        ValueError: They hold NaN or Inf, or other names or shapes.
+    """
+    for k in range(1, len(stack)):
+        require_same_shapes(first[k], stack[k])
+        require_finite(stack[k], f"entry {k} of the stack of {label}")
+        for name, tensor in stack[k].items():
+            if name not in stack[0] or tensor.shape != stack[0][name].shape:
+                known = f"shape {tuple(stack[0][name].shape)}" if name in stack[0] else "no tensor of that name"
+                raise ValueError(
+                    f"{name!r} has shape {tuple(tensor.shape)} in entry {k} of the stacks, but entry 0 has {known}; "
+                    "all dictionaries of a stack belong to one architecture"
+                )
 
 
 def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) -> Symmetry:
@@ -138,6 +222,23 @@ def move_stack(symmetry: Symmetry, roles: Sequence[Role], element: Element, stac
         role_symmetry(symmetry, role, params).act(element, params) for role, params in zip(roles, stack, strict=True)
     ]
     return stack._make(moved) if hasattr(stack, "_make") else tuple(moved)
+
+
+def _one_symmetry(
+    settings: StackMatching, symmetry: Symmetry, stacks: Sequence[Stack]
+) -> tuple[Symmetry, list[Params]]:
+    """The stacks as single dictionaries, and the symmetry that acts on these."""
+    weights = (1.0,) * len(settings.roles) if settings.weights is None else settings.weights
+    views = [role_symmetry(symmetry, role, one) for role, one in zip(settings.roles, stacks[0], strict=True)]
+    is_fixed = "magnitudes" in settings.roles
+    free = tuple(group for group in symmetry.groups if not (is_fixed and group.matrix != "none"))
+    return _stacked_symmetry(free, views, weights), [_stacked(stack, weights) for stack in stacks]
+
+
+def _whole(element: Element, symmetry: Symmetry) -> Element:
+    """With the identity for the groups that matching left out."""
+    rest = symmetry.identity()
+    return Element({g.name: (element if g.name in element else rest)[g.name] for g in symmetry.groups})
 
 
 def _unsigned(group: Group) -> Group:
@@ -192,7 +293,7 @@ def _require_magnitudes(params: Mapping[str, Tensor], symmetry: Symmetry, label:
     for name, tensor in params.items():
         if name not in symmetry.buffers and bool((tensor < 0).any()):
             raise ValueError(
-                f"{name!r} of a dictionary of magnitudes of the {label} network holds "
+                f"{name!r} of a dictionary of magnitudes of {label} holds "
                 f"{int((tensor < 0).sum())} negative numbers (of {tensor.numel()}); give that dictionary the role "
                 "'parameters', or its absolute values"
             )
