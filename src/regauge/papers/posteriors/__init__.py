@@ -1,0 +1,19 @@
+"""Paper 004: Bayesian neural networks aligned as distributions.
+
+References:
+    Rossi, Singh and Hannagan (2023), On permutation symmetries in Bayesian neural network posteriors.
+"""
+
+from regauge.papers.experiment import Experiment
+from regauge.papers.posteriors import barriers
+from regauge.papers.posteriors.configs import CONFIGS
+
+SUMMARIES = {
+    "figure4": "barriers of posteriors with and without alignment, on three data sets",
+    "figure5": "barriers by width",
+    "figure7": "barriers by the prior's variance",
+    "figure8": "barriers by temperature",
+    "figure9": "posteriors beside points, by width",
+    "figure11": "filter response and layer normalization, and what their symmetries are worth",
+}
+EXPERIMENTS = {name: Experiment(SUMMARIES[name], config, barriers.measure) for name, config in CONFIGS.items()}

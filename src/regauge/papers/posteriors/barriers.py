@@ -1,0 +1,265 @@
+"""Functional loss barriers between posteriors, with and without alignment: figures 4, 5, 7 to 9 and 11 of paper 004."""
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+import regauge as rg
+from regauge.align.methods.stack_matching import StackMethod
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.prediction import posterior_line, predict
+from regauge.bayes.transport import distance
+from regauge.bayes.variational.diagnostics import diagnose
+from regauge.connect import Curve
+from regauge.papers.classifiers import mean_curve
+from regauge.papers.pictures import Chart, Picture, Series
+from regauge.papers.posteriors.families import Family, batches, posteriors
+from regauge.papers.run import Record, Run
+from regauge.papers.symmetries import permutations_only
+from regauge.papers.table import Quantity, Row, Table
+
+SPLITS = {"train": False, "test": True}
+QUANTITIES = (
+    Quantity("barrier, train"),
+    Quantity("barrier, test"),
+    Quantity("removed, test"),
+    Quantity("Monte Carlo error"),
+    Quantity("loss of the ends, test"),
+    Quantity("accuracy of the ends"),
+    Quantity("accuracy halfway"),
+    Quantity("KL per example", 2),
+    Quantity("sigma / prior sigma"),
+    Quantity("active units", 2),
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to align the second posterior of a pair.
+
+    Attributes:
+        label: In words.
+        method: None leaves the posterior as it was inferred.
+        restrict: Takes the symmetry to the part of it that is used.
+    """
+
+    label: str
+    method: StackMethod | None
+    restrict: Callable[[rg.Symmetry], rg.Symmetry] | None = None
+
+
+NAIVE = Arm("as inferred", None)
+ALIGNED = Arm("aligned", rg.GaussianMatching())
+PERMUTED = Arm("aligned by permutations", rg.GaussianMatching(), permutations_only)
+SIGNED = Arm("aligned by permutations and signs", rg.GaussianMatching())
+BALANCED = Arm("aligned by permutations, signs and scales", rg.GaussianMatching(method=rg.WeightMatching()))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Pairs of posteriors of one kind.
+
+    Attributes:
+        label: Its name in the table; its chart goes by it.
+        family: The posteriors.
+        pairs: How many; no posterior is in two of them.
+        position: Where it is on the axis of a chart over cases.
+        series: To which curve of that chart it belongs.
+    """
+
+    label: str
+    family: Family
+    pairs: int
+    position: float | None = None
+    series: str = ""
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """One comparison.
+
+    Attributes:
+        title: Of the table.
+        cases: The rows, each with every arm.
+        arms: The first leaves the posteriors as they are.
+        points: On each line, both ends included.
+        samples: Of each posterior.
+        train: The first so many training images are judged.
+        test: And so many test images.
+        axis: What the positions of the cases are, for a chart over them.
+        claim: What the paper says, and what comes out here, for the reader of the table.
+        notes: What the scale changes.
+    """
+
+    title: str
+    cases: tuple[Case, ...]
+    arms: tuple[Arm, ...]
+    points: int
+    samples: int
+    train: int
+    test: int
+    axis: str = ""
+    claim: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def measure(config: Barriers, run: Run) -> Table:
+    """Infer the posteriors, align each pair in every way, and evaluate the geodesics."""
+    found = [posteriors(case.family, 2 * case.pairs, run) for case in config.cases]
+    cells = [(k, pair, arm) for k, case in enumerate(config.cases) for pair in range(case.pairs) for arm in config.arms]
+    lines = run.each(
+        "evaluating geodesics",
+        [functools.partial(_line, config, config.cases[k], pair, arm, found[k], run) for k, pair, arm in cells],
+    )
+    rows, curves = [], {}
+    for k, case in enumerate(config.cases):
+        states = [_state(case.family, index, posterior, run) for index, posterior in enumerate(found[k])]
+        of_arm = {
+            arm.label: [r for (j, _, other), r in zip(cells, lines, strict=True) if j == k and other is arm]
+            for arm in config.arms
+        }
+        naive = of_arm[config.arms[0].label]
+        for arm in config.arms:
+            records = of_arm[arm.label]
+            rows.append(_row(case, arm, records, naive, states))
+            curves[case.label, arm.label] = mean_curve([Curve(tuple(r["test"])) for r in records])
+    notes = (
+        *([config.claim] if config.claim else []),
+        "loss: negative log predictive likelihood per example, in nats (the paper's L is the positive log likelihood, "
+        "summed, so that its equation 10 as printed is never the barrier); geodesics of the 2-Wasserstein distance, on "
+        "which standard deviations are interpolated",
+        f"{config.points} points, {config.samples} samples of each posterior with common random numbers, the first "
+        f"{config.train:,} training and {config.test:,} test images; ± is the standard error over pairs, and 'Monte "
+        "Carlo error' that of one barrier",
+        *(_described(case) for case in config.cases),
+        *config.notes,
+    )
+    return Table(config.title, notes, QUANTITIES, tuple(rows), pictures=_pictures(config, curves, rows))
+
+
+def _described(case: Case) -> str:
+    family = case.family
+    return f"{case.label}: {family.name}, {case.pairs} pair(s), {family.examples:,} training images, {family.inference}"
+
+
+def _line(config: Barriers, case: Case, pair: int, arm: Arm, found: Sequence[GaussianPosterior], run: Run) -> Record:
+    """One pair, aligned in one way, with the losses along its geodesic."""
+    family = case.family
+
+    def make() -> Record:
+        module = family.module()
+        symmetry = rg.discover(module, (family.images().test_images[:4],))
+        symmetry = symmetry if arm.restrict is None else arm.restrict(symmetry)
+        a, b = found[2 * pair : 2 * pair + 2]
+        noise = b.draw(config.samples, run.generator("noise", family, pair))
+        seconds = 0.0
+        if arm.method is not None:
+            generator = run.generator("alignment", family, pair)
+            began = time.thread_time()
+            element = rg.align(a, b, symmetry, method=arm.method, generator=generator).element
+            seconds = time.thread_time() - began
+            b, noise = b.push(symmetry, element), b.push_noise(symmetry, element, noise)
+        record: Record = {"seconds": seconds, "distance": distance(a, b).total}
+        for split, is_test in SPLITS.items():
+            data = batches(family, config.test if is_test else config.train, is_test=is_test)
+            if a.std:
+                curve: Curve = posterior_line(module, a, b, data, noise=noise, points=config.points)
+                record[f"{split} error"] = curve.error  # type: ignore[attr-defined]
+            else:
+                curve = rg.line(
+                    lambda params, data=data: predict(module, params, data).metrics,  # type: ignore[misc]
+                    a.mean,
+                    b.mean,
+                    points=config.points,
+                )
+            record[split] = list(curve.table)
+        return record
+
+    sizes = (config.points, config.samples, config.train, config.test)
+    restricted = arm.restrict.__name__ if arm.restrict is not None else ""
+    return run.record((family, arm.method, restricted, *sizes), str(pair), make)
+
+
+def _state(family: Family, index: int, posterior: GaussianPosterior, run: Run) -> Record:
+    """How much of one posterior is pruned."""
+    if not posterior.std:
+        return {}
+
+    def make() -> Record:
+        symmetry = rg.discover(family.module(), (family.images().test_images[:4],))
+        state = diagnose(posterior, family.prior_std, family.examples, symmetry)
+        return {
+            "KL per example": state.kl_per_example,
+            "sigma / prior sigma": state.std_ratio,
+            "active units": state.active_share,
+        }
+
+    return run.record((family, "diagnostics"), str(index), make)
+
+
+def _row(case: Case, arm: Arm, records: Sequence[Record], naive: Sequence[Record], states: Sequence[Record]) -> Row:
+    curves = {split: [Curve(tuple(record[split])) for record in records] for split in SPLITS}
+    before = [Curve(tuple(record["test"])).barrier for record in naive]
+    test = [curve.barrier for curve in curves["test"]]
+    ends = [end for curve in curves["test"] for end in (curve.table[0], curve.table[-1])]
+    values = {
+        "barrier, train": [[curve.barrier for curve in curves["train"]]],
+        "barrier, test": [test],
+        "accuracy halfway": [[curve.table[len(curve.table) // 2]["accuracy"] for curve in curves["test"]]],
+    }
+    if "test error" in records[0]:
+        values["Monte Carlo error"] = [[record["test error"] for record in records]]
+    if arm.method is not None and min(before) > 0:
+        values["removed, test"] = [[1 - after / first for after, first in zip(test, before, strict=True)]]
+    if arm.method is None:
+        values["loss of the ends, test"] = [[end["loss"] for end in ends]]
+        values["accuracy of the ends"] = [[end["accuracy"] for end in ends]]
+        for name in states[0]:
+            values[name] = [[state[name] for state in states]]
+    return Row(f"{case.label}, {arm.label}", values)
+
+
+def _pictures(
+    config: Barriers, curves: Mapping[tuple[str, str], Sequence[Mapping[str, float]]], rows: Sequence[Row]
+) -> dict[str, Picture]:
+    """Losses along the geodesics and, where the cases have positions, barriers over them."""
+    if not config.axis:
+        return {"lines": tuple(_line_chart(config, case, curves) for case in config.cases)}
+    count = len(config.arms)
+    charts = []
+    for split in SPLITS:
+        series = []
+        for name in dict.fromkeys(case.series for case in config.cases):
+            for j, arm in enumerate(config.arms):
+                of = [(k, case) for k, case in enumerate(config.cases) if case.series == name]
+                found = [rows[count * k + j].values[f"barrier, {split}"][0] for k, _ in of]
+                x = [case.position for _, case in of if case.position is not None]
+                middle = [fmean(values) for values in found]
+                error = [stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0 for values in found]
+                series.append(
+                    Series(
+                        f"{name}{', ' if name else ''}{arm.label}",
+                        x,
+                        middle,
+                        [m - e for m, e in zip(middle, error, strict=True)],
+                        [m + e for m, e in zip(middle, error, strict=True)],
+                        "dashed" if arm.method is None else "line",
+                    )
+                )
+        charts.append(Chart(f"Barrier, {split} images", config.axis, "nats per example", tuple(series), True))
+    return {"barriers": tuple(charts)}
+
+
+def _line_chart(config: Barriers, case: Case, curves: Mapping[tuple[str, str], Sequence[Mapping[str, float]]]) -> Chart:
+    series = tuple(
+        Series(
+            arm.label,
+            [row["t"] for row in curves[case.label, arm.label]],
+            [row["loss"] for row in curves[case.label, arm.label]],
+            style="dashed" if arm.method is None else "line",
+        )
+        for arm in config.arms
+    )
+    return Chart(case.label, "t", "test loss (nats)", series)

@@ -1,0 +1,189 @@
+"""What the comparisons of barriers consist of, at every scale."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Literal
+
+from regauge.bayes.variational.training import Variational
+from regauge.data.images import has_cifar10, has_mnist
+from regauge.nets.training import Training
+from regauge.papers.posteriors.barriers import (
+    ALIGNED,
+    BALANCED,
+    NAIVE,
+    PERMUTED,
+    SIGNED,
+    Arm,
+    Barriers,
+    Case,
+)
+from regauge.papers.posteriors.families import DataName, Family
+from regauge.papers.run import Scale
+
+PAPER_LR = 1e-6
+"""Of table 1, for the evidence lower bound summed over the training images."""
+TRAIN = 60_000
+"""Training images of MNIST and Fashion-MNIST; CIFAR-10 has 50,000."""
+
+
+def as_published(examples: int, prior_var: float, epochs: int) -> Variational:
+    """Inference as in table 1 of the paper, its learning rate converted to the bound per example."""
+    rate = PAPER_LR * examples
+    return Variational(
+        epochs=epochs, prior_std=prior_var**0.5, optimizer="sgd", lr=rate, lr_std=rate, schedule="constant"
+    )
+
+
+def converged(scale: Scale, prior_var: float = 0.01, temperature: float = 0.1) -> Variational:
+    """Adam until the bound no longer changes: 30 epochs, as many as the paper at its scale."""
+    return Variational(epochs=1000 if scale == "paper" else 30, prior_std=prior_var**0.5, temperature=temperature)
+
+
+def figure4(scale: Scale) -> Barriers:
+    """MLPs on three data sets and a residual network."""
+
+    def case(data: DataName, pairs: int, prior_var: float) -> Case:
+        examples = 50_000 if data == "CIFAR-10" else TRAIN
+        inference = as_published(examples, prior_var, 1000 if scale == "paper" else 25)
+        return Case(data, Family(data, "mlp", 512, inference, examples), 5 if scale == "paper" else pairs)
+
+    cases = (case("MNIST", 5, 0.0025), case("Fashion-MNIST", 2, 0.0025), case("CIFAR-10", 2, 0.0025))
+    residual = _residual(scale, "filter")
+    return _barriers(
+        scale,
+        "Figure 4: barriers with and without alignment",
+        (*cases, Case(residual.name, residual, _pairs(scale))),
+        (NAIVE, ALIGNED),
+        claim="the paper shows bars without numbers: none to be seen for aligned MLPs, a small one for ResNet20",
+    )
+
+
+def figure5(scale: Scale) -> Barriers:
+    """Widths of an MLP."""
+    return _barriers(
+        scale,
+        "Figure 5: barriers by width",
+        _widths(scale, "", converged(scale)),
+        (NAIVE, ALIGNED),
+        axis="units of a layer",
+        claim="the paper: barriers of MLPs fall with the width, with and without alignment",
+    )
+
+
+def figure7(scale: Scale) -> Barriers:
+    """Variances of the prior."""
+    cases = [
+        Case(f"{data}, prior variance {variance:g}", _mlp(scale, converged(scale, variance), data), 2, variance, data)
+        for data in _small_data(scale)
+        for variance in (0.001, 0.01, 0.1, 1.0)
+    ]
+    return _barriers(
+        scale,
+        "Figure 7: barriers by the prior's variance",
+        cases,
+        (NAIVE, ALIGNED),
+        axis="variance of the prior",
+        claim="the paper: aligned, the variance has no measurable effect; without alignment wide priors lower barriers",
+    )
+
+
+def figure8(scale: Scale) -> Barriers:
+    """Temperatures."""
+    cases = [
+        Case(f"T = {t:g}", _mlp(scale, converged(scale, 0.01, t)), 5 if t == 0.1 else 2, t)
+        for t in (0.01, 0.1, 0.3, 1.0, 2.0)
+    ]
+    return _barriers(
+        scale,
+        "Figure 8: barriers by temperature",
+        cases,
+        (NAIVE, ALIGNED),
+        axis="temperature",
+        claim="the paper: aligned cold posteriors have barriers marginally closer to zero than warm ones",
+    )
+
+
+def figure9(scale: Scale) -> Barriers:
+    """Posteriors beside points."""
+    points = Training(epochs=100 if scale == "paper" else 10, batch=500, lr=1e-3, weight_decay=0.0)
+    return _barriers(
+        scale,
+        "Figure 9: posteriors and points",
+        (*_widths(scale, "posterior", converged(scale)), *_widths(scale, "point", points)),
+        (NAIVE, ALIGNED),
+        axis="units of a layer",
+        claim="the paper: alike for narrow networks; for wide ones the points' barriers are lower",
+    )
+
+
+def figure11(scale: Scale) -> Barriers:
+    """Normalizations, and what their symmetries are worth."""
+    families = (_residual(scale, "filter"), _residual(scale, "layer"))
+    return _barriers(
+        scale,
+        "Figure 11: filter response and layer normalization, and what their symmetries are worth",
+        [Case(family.name, family, _pairs(scale)) for family in families],
+        (NAIVE, PERMUTED, SIGNED, BALANCED),
+        claim="the paper: barriers with LayerNorm are lower than with FRN, both aligned by permutations; it does not "
+        "use the signs and scales that FRN and ReLU bring",
+    )
+
+
+def _pairs(scale: Scale) -> int:
+    return {"smoke": 1, "cpu": 2, "paper": 5}[scale]
+
+
+def _small_data(scale: Scale) -> tuple[DataName, ...]:
+    return ("MNIST",) if scale == "smoke" else ("MNIST", "Fashion-MNIST")
+
+
+def _mlp(scale: Scale, inference: Variational | Training, data: DataName = "MNIST", width: int | None = None) -> Family:
+    width = (512 if scale == "paper" else 128) if width is None else width
+    return Family(data, "mlp", width, inference, TRAIN)
+
+
+def _widths(scale: Scale, series: str, inference: Variational | Training) -> list[Case]:
+    return [
+        Case(f"{series}{' ' * bool(series)}{width}", _mlp(scale, inference, width=width), 2, width, series)
+        for width in (32, 64, 128, 256, 512)
+    ]
+
+
+def _residual(scale: Scale, norm: Literal["filter", "layer"]) -> Family:
+    """ResNet20 at the paper's scale; on a CPU ResNet8 with a cold posterior, which is not pruned so soon."""
+    if scale == "paper":
+        return Family("CIFAR-10", norm, 1, as_published(50_000, 0.01, 1000), 50_000)
+    inference = Variational(epochs=8, batch=125, prior_std=0.1, temperature=0.1)
+    return Family("CIFAR-10", norm, 1, inference, 20_000, blocks=1)
+
+
+def _barriers(
+    scale: Scale, title: str, cases: Iterable[Case], arms: tuple[Arm, ...], *, claim: str, axis: str = ""
+) -> Barriers:
+    if scale == "paper":
+        return Barriers(title, tuple(replace(c, pairs=5) for c in cases), arms, 25, 128, 10_000, 10_000, axis, claim)
+    if scale == "cpu":
+        return Barriers(title, tuple(cases), arms, 11, 32, 2000, 2000, axis, claim)
+    small = tuple(replace(case, pairs=1, family=_tiny(case.family)) for case in cases)
+    return Barriers(
+        title, small, arms, 3, 4, 100, 100, axis, claim, ("a test run on networks that are hardly trained",)
+    )
+
+
+def _tiny(family: Family) -> Family:
+    """The same kind of posterior, in seconds."""
+    is_there = has_cifar10() if family.data == "CIFAR-10" else has_mnist()
+    data: DataName = family.data if is_there and family.data != "Fashion-MNIST" else "digits"
+    inference = replace(family.inference, epochs=1, batch=50)
+    width = 1 if family.kind != "mlp" else max(4, family.width // 16)
+    return Family(data, family.kind, width, inference, 200, blocks=1)
+
+
+CONFIGS: dict[str, Callable[[Scale], Barriers]] = {
+    "figure4": figure4,
+    "figure5": figure5,
+    "figure7": figure7,
+    "figure8": figure8,
+    "figure9": figure9,
+    "figure11": figure11,
+}

@@ -1,0 +1,124 @@
+"""Posteriors of one kind: data, networks, inference; each posterior is kept on disk when it is trained."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.variational.training import Variational, fit
+from regauge.core.params import Params
+from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist
+from regauge.nets.mlp import mlp
+from regauge.nets.resnet import resnet20
+from regauge.nets.training import Training, initialize, train
+from regauge.papers.run import Run
+
+DataName = Literal["digits", "MNIST", "Fashion-MNIST", "CIFAR-10"]
+Kind = Literal["mlp", "filter", "layer"]
+"""Fully connected, or residual with filter response or layer normalization."""
+
+IMAGES: dict[DataName, Callable[[], ImageData]] = {
+    "digits": digits,
+    "MNIST": mnist,
+    "Fashion-MNIST": fashion_mnist,
+    "CIFAR-10": cifar10,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Posteriors of networks of one architecture on the same images, inferred from different seeds.
+
+    Attributes:
+        data: The images, with pixels in [0, 1].
+        kind: Of the networks.
+        width: Units of each of the three hidden layers of an MLP, or channels in units of 16 of a residual network.
+        inference: How a posterior is found; `Training` finds a point instead.
+        examples: The first so many training images are used.
+        blocks: Residual blocks of each stage.
+    """
+
+    data: DataName
+    kind: Kind
+    width: int
+    inference: Variational | Training
+    examples: int
+    blocks: int = 3
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        if self.kind == "mlp":
+            return f"MLP, 3 x {self.width}, {self.data}"
+        norm = {"filter": "FRN", "layer": "LayerNorm"}[self.kind]
+        return f"ResNet{6 * self.blocks + 2} x{self.width}, {norm}, {self.data}"
+
+    @property
+    def prior_std(self) -> float:
+        """Of every parameter.
+
+        Raises:
+            TypeError: The family consists of points.
+        """
+        if not isinstance(self.inference, Variational):
+            raise TypeError(f"{self.name} is trained as points, which have no prior")
+        return self.inference.prior_std
+
+    def images(self) -> ImageData:
+        """Training and test images."""
+        return images(self.data)
+
+    def module(self) -> nn.Module:
+        """A network of this architecture."""
+        data = self.images()
+        channels, height, width = data.train_images.shape[1:]
+        if self.kind == "mlp":
+            return mlp(channels * height * width, *[self.width] * 3, data.classes)
+        return resnet20(width=self.width, in_channels=channels, blocks=self.blocks, norm=self.kind)
+
+
+@functools.cache
+def images(name: DataName) -> ImageData:
+    """The images of that name, read once."""
+    return IMAGES[name]()
+
+
+def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
+    """That many posteriors; points are posteriors whose parameters are all certain."""
+    steps = [functools.partial(_posterior, family, index, run) for index in range(count)]
+    return run.each(f"inferring {family.name}", steps)
+
+
+def _posterior(family: Family, index: int, run: Run) -> GaussianPosterior:
+    def make() -> Params:
+        generator = run.generator("posterior", family, index)
+        data, module = family.images(), family.module()
+        inputs, labels = data.train_images[: family.examples], data.train_labels[: family.examples]
+        start = initialize(module, generator)
+        if isinstance(family.inference, Training):
+            found = GaussianPosterior(train(module, start, inputs, labels, family.inference, generator=generator), {})
+        else:
+            found = fit(module, start, inputs, labels, family.inference, generator=generator)
+        return {f"{part}/{name}": tensor for part in found._fields for name, tensor in getattr(found, part).items()}
+
+    kept = run.network(family, str(index), make)
+    parts: dict[str, Params] = {"mean": {}, "std": {}}
+    for key, tensor in kept.items():
+        part, _, name = key.partition("/")
+        parts[part][name] = tensor
+    return GaussianPosterior(**parts)
+
+
+def batches(family: Family, count: int, *, is_test: bool, size: int = 500) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The first so many training or test images, in batches."""
+    data = family.images()
+    inputs, labels = (
+        (data.test_images, data.test_labels)
+        if is_test
+        else (data.train_images[: family.examples], data.train_labels[: family.examples])
+    )
+    return list(zip(torch.split(inputs[:count], size), torch.split(labels[:count], size), strict=True))
