@@ -1,0 +1,164 @@
+"""Fields of shapes: the exact distance to a cloud of points or to a mesh, or what a grid of cells contains.
+
+The distance to points that were drawn from a surface is another target than the distance to the surface: between
+points it is larger. Which one a network learns is which field its samples come from.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+
+class Field(Protocol):
+    """A shape that can be asked for distances, with signs or without."""
+
+    @property
+    def surface(self) -> Tensor:
+        """Points of the surface, around which queries are drawn, `[points, 3]`."""
+        ...
+
+    def distances(self, queries: Tensor) -> Tensor:
+        """The distance of every query `[n, 3]` to the shape, `[n]`, exact and in the dtype of the queries."""
+        ...
+
+    def signed_distances(self, queries: Tensor) -> Tensor:
+        """The same, negative inside.
+
+        Raises:
+            ValueError: The shape has no inside.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class CloudField:
+    """The distance to the nearest point of a cloud, found with a k-d tree.
+
+    Attributes:
+        surface: The points, `[points, 3]`.
+
+    Raises:
+        ValueError: There is no point, or one is not finite.
+    """
+
+    surface: Tensor
+
+    def __post_init__(self) -> None:
+        _require_points(self.surface, "a point cloud")
+
+    def distances(self, queries: Tensor) -> Tensor:
+        """To the nearest point."""
+        distances, _ = self._tree.query(_exact(queries))
+        return torch.from_numpy(distances).to(queries)
+
+    def signed_distances(self, queries: Tensor) -> Tensor:
+        """Refused.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("points have no inside; fit their unsigned distance, or give a mesh")
+
+    @cached_property
+    def _tree(self) -> cKDTree:
+        return cKDTree(_exact(self.surface))
+
+
+@dataclass(frozen=True)
+class MeshField:
+    """The distance to the triangles of a mesh, from libigl.
+
+    The sign is that of the pseudonormal of the nearest feature where the mesh is closed, which is exact; a mesh with
+    holes has the inside that its generalized winding number says. A mesh whose triangles are all turned inside out
+    counts as turned right.
+
+    Attributes:
+        vertices: `[vertices, 3]`.
+        faces: Numbers of their vertices, `[faces, 3]`.
+        surface: Points of the surface, around which queries are drawn, `[points, 3]`.
+
+    Raises:
+        ValueError: There is no triangle, a face names a vertex that is not there, or a coordinate is not finite.
+
+    References:
+        Baerentzen and Aanaes (2005); Jacobson et al. (2013); Barill et al. (2018).
+    """
+
+    vertices: Tensor
+    faces: Tensor
+    surface: Tensor
+
+    def __post_init__(self) -> None:
+        _require_points(self.vertices, "a mesh")
+        _require_points(self.surface, "the surface of a mesh")
+        if self.faces.ndim != 2 or self.faces.shape[1] != 3 or not len(self.faces):
+            raise ValueError(f"a mesh has faces [faces, 3], at least one, not {list(self.faces.shape)}")
+        if self.faces.min() < 0 or self.faces.max() >= len(self.vertices):
+            raise ValueError(f"a face names vertex {int(self.faces.max())}, but there are {len(self.vertices)}")
+
+    @cached_property
+    def is_closed(self) -> bool:
+        """Whether every edge has one triangle on each side, oriented alike."""
+        faces = self.faces.numpy()
+        edges = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]]).astype(np.int64)
+        there = np.sort(edges[:, 0] * len(self.vertices) + edges[:, 1])
+        back = np.sort(edges[:, 1] * len(self.vertices) + edges[:, 0])
+        return bool((np.diff(there) > 0).all() and np.array_equal(there, back))
+
+    def distances(self, queries: Tensor) -> Tensor:
+        """To the nearest point of any triangle."""
+        squares, *_ = _igl().point_mesh_squared_distance(_exact(queries), *self._arrays)
+        return torch.from_numpy(np.sqrt(squares)).to(queries)
+
+    def signed_distances(self, queries: Tensor) -> Tensor:
+        """The same, negative inside."""
+        igl = _igl()
+        kind = igl.SIGNED_DISTANCE_TYPE_PSEUDONORMAL if self.is_closed else igl.SIGNED_DISTANCE_TYPE_FAST_WINDING_NUMBER
+        distances, *_ = igl.signed_distance(_exact(queries), *self._arrays, sign_type=kind)
+        return torch.from_numpy(np.asarray(distances)).to(queries)
+
+    @cached_property
+    def _arrays(self) -> "tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.int64]]]":
+        """Vertices and faces, turned so that the volume is positive."""
+        vertices, faces = _exact(self.vertices), self.faces.numpy().astype(np.int64)
+        a, b, c = (vertices[faces[:, k]] for k in range(3))
+        volume = (a * np.cross(b, c)).sum()
+        return vertices, np.ascontiguousarray(faces if volume >= 0 else faces[:, ::-1])
+
+
+def sample_surface(vertices: Tensor, faces: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
+    """Random points of a mesh, uniform by area, `[count, 3]` in the dtype of the vertices."""
+    a, b, c = (vertices[faces[:, k]].double() for k in range(3))
+    areas = torch.linalg.cross(b - a, c - a).norm(dim=1)
+    # By the inverse distribution function: torch.multinomial takes at most 2^24 triangles, and float32 weights badly.
+    bounds = areas.cumsum(0)
+    places = torch.rand(count, generator=generator, dtype=torch.float64) * bounds[-1]
+    chosen = torch.searchsorted(bounds, places, right=True).clamp_(max=len(faces) - 1)
+    first, second = torch.rand(2, count, 1, generator=generator, dtype=torch.float64)
+    root = first.sqrt()
+    points: Tensor = (1 - root) * a[chosen] + root * (1 - second) * b[chosen] + root * second * c[chosen]
+    return points.to(vertices.dtype)
+
+
+def _igl() -> Any:
+    try:
+        return import_module("igl")
+    except ImportError as error:
+        raise ImportError("distances to meshes need libigl: pip install 'regauge[shapes]'") from error
+
+
+def _exact(points: Tensor) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    return np.ascontiguousarray(points.detach().cpu().double().numpy())
+
+
+def _require_points(points: Tensor, label: str) -> None:
+    if points.ndim != 2 or points.shape[1] != 3 or not len(points):
+        raise ValueError(f"{label} has points [points, 3], at least one, not {list(points.shape)}")
+    if not bool(points.isfinite().all()):
+        raise ValueError(f"{label} has coordinates that are NaN or Inf; repair the file")

@@ -1,0 +1,116 @@
+"""Fit one INR to one signal."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.inr.architecture import Inr
+from regauge.inr.fields.samples import Samples
+from regauge.inr.fitting.gradient import Gradient
+from regauge.inr.fitting.losses import LossName, loss_of
+from regauge.inr.rendering.evaluation import evaluate
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a network is fitted: Adam on random samples. The defaults are those of paper 003.
+
+    Attributes:
+        steps: How many.
+        batch: Samples of a step, drawn with replacement; all of them if None or if there are no more.
+        lr: Learning rate.
+        loss: Cross entropy of distances, squared error of images and the focal loss of occupancy unless given.
+
+    Raises:
+        ValueError: A number is not positive, or there is no such loss.
+
+    References:
+        Paper 003, section 3.2.
+    """
+
+    steps: int = 500
+    batch: int | None = 10_000
+    lr: float = 1e-4
+    loss: LossName | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.lr <= 0 or (self.batch is not None and self.batch < 1):
+            raise ValueError(f"{self} cannot fit: steps, batch and lr must be positive")
+        if self.loss is not None:
+            loss_of(self.loss)
+
+    def loss_for(self, inr: Inr) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss of a network, from outputs and labels `[n, out]` to losses of that shape."""
+        own: dict[str, LossName] = {"image": "mse", "occupancy": "focal"}
+        return loss_of(self.loss or own.get(inr.signal, "bce"))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted network.
+
+    Attributes:
+        params: Its parameters.
+        losses: The mean loss of every step's samples before that step, `[steps]`.
+    """
+
+    params: Params
+    losses: Tensor
+
+
+def fit(
+    inr: Inr,
+    samples: Samples,
+    config: Fit | None = None,
+    *,
+    start: Mapping[str, Tensor],
+    generator: torch.Generator,
+    on_step: Callable[[], object] = lambda: None,
+) -> Fitted:
+    """Minimize the loss of a network on samples of a signal.
+
+    Args:
+        inr: What the network is.
+        samples: Of the signal.
+        config: Steps, batches, learning rate and loss.
+        start: Initial parameters, unchanged; the result has their dtype.
+        generator: Which samples a step reads.
+        on_step: Is called after every step.
+
+    Raises:
+        ValueError: The samples or the start do not fit the network.
+    """
+    config = config or Fit()
+    if (samples.points.shape[1], samples.labels.shape[1]) != (inr.in_features, inr.out_features):
+        raise ValueError(
+            f"the samples go from {samples.points.shape[1]} coordinates to {samples.labels.shape[1]} values, but the "
+            f"network from {inr.in_features} to {inr.out_features}"
+        )
+    params = {name: tensor.detach().clone() for name, tensor in start.items()}
+    like = next(iter(params.values()))
+    samples = samples.to(like.dtype)
+    gradient = Gradient(inr, params, config.loss_for(inr))
+    optimizer = torch.optim.Adam(params.values(), lr=config.lr, fused=True)
+    losses = like.new_empty(config.steps)
+    points, labels = samples.points, samples.labels
+    for step in range(config.steps):
+        if config.batch is not None and config.batch < len(samples):
+            index = torch.randint(len(samples), (config.batch,), generator=generator)
+            points, labels = samples.points.index_select(0, index), samples.labels.index_select(0, index)
+        losses[step] = gradient(points, labels)
+        optimizer.step()
+        on_step()
+    for tensor in params.values():
+        tensor.grad = None
+    return Fitted(params, losses)
+
+
+def mean_loss(inr: Inr, params: Mapping[str, Tensor], samples: Samples, config: Fit | None = None) -> float:
+    """The loss of a network on samples; the least that any could have is `entropy_floor` of distances' labels."""
+    losses = (config or Fit()).loss_for(inr)(
+        evaluate(inr, params, samples.points), samples.labels.to(next(iter(params.values())))
+    )
+    return losses.double().mean().item()

@@ -1,0 +1,91 @@
+"""The loss of one INR on a batch and its gradient, at about the cost of their matrix products.
+
+The batch is worked off in blocks of rows, each forward and at once backward, so that a block stays in the cache: sines
+and cosines are computed once, in place, and nothing of the size of the batch is ever written.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.inr.architecture import Inr
+from regauge.zoo.training.chain import ACTIVATIONS
+
+BLOCK = 1 << 19
+"""Values of one layer in a block: 2 MB."""
+
+
+class Gradient:
+    """`f(points, labels)` is the mean loss; the gradient is left in `.grad` of the parameters.
+
+    The gradient is that of automatic differentiation, up to rounding.
+
+    Args:
+        inr: The architecture.
+        params: Its parameters, which the gradient is taken at; an optimizer may change them between calls.
+        loss: From outputs and labels `[n, out]` to losses of that shape.
+    """
+
+    def __init__(self, inr: Inr, params: Params, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.scale = 1.0 if inr.omega is None else inr.omega
+        self.activation = ACTIVATIONS["sin" if inr.kind == "siren" else "relu"]
+        self.loss = loss
+        last = len(inr.widths) - 1
+        self.weights = [params[f"layers.{k}.weight"] for k in range(last)]
+        self.biases = [params[f"layers.{k}.bias"] for k in range(last)]
+        for tensor in (*self.weights, *self.biases):
+            tensor.grad = torch.zeros_like(tensor)
+        self.rows = max(64, BLOCK // inr.width)
+        like, hidden = self.weights[0], inr.depth
+        self.values = like.new_empty(hidden, self.rows, inr.width)
+        self.slopes = None if inr.kind == "relu" else torch.empty_like(self.values)
+        self.deltas = like.new_empty(2, self.rows, inr.width)
+        self.ones = like.new_ones(self.rows)
+
+    @torch.no_grad()
+    def __call__(self, points: Tensor, labels: Tensor) -> Tensor:
+        for tensor in (*self.weights, *self.biases):
+            assert tensor.grad is not None
+            tensor.grad.zero_()
+        total = self.weights[0].new_zeros(())
+        for first in range(0, len(points), self.rows):
+            rows = slice(first, first + self.rows)
+            total += self._block(points[rows], labels[rows], labels.numel())
+        return total
+
+    def _block(self, points: Tensor, labels: Tensor, total: int) -> Tensor:
+        count = len(points)
+        inputs = [points]
+        for k in range(len(self.values)):
+            value = self.values[k, :count]
+            factor = self.scale
+            torch.addmm(self.biases[k], inputs[-1], self.weights[k].t(), beta=factor, alpha=factor, out=value)
+            self.activation.forward(value, self._slope(k, count))
+            inputs.append(value)
+        outputs = torch.addmm(self.biases[-1], inputs[-1], self.weights[-1].t())
+        with torch.enable_grad():
+            outputs.requires_grad_()
+            loss = self.loss(outputs, labels).sum() / total
+        (delta,) = torch.autograd.grad(loss, outputs)
+        self._add(len(self.weights) - 1, delta, inputs[-1], 1.0)
+        factor = 1.0  # of the layer above: the last one has no frequency
+        for k in reversed(range(len(self.values))):
+            below = self.deltas[k % 2, :count]
+            torch.addmm(below, delta, self.weights[k + 1], beta=0, alpha=factor, out=below)
+            factor = self.scale
+            delta = self.activation.backward(below, inputs[k + 1], self._slope(k, count))
+            self._add(k, delta, inputs[k], factor)
+        return loss.detach()
+
+    def _add(self, k: int, delta: Tensor, inputs: Tensor, factor: float) -> None:
+        """What a block adds to the gradient of layer k."""
+        weight, bias = self.weights[k].grad, self.biases[k].grad
+        assert weight is not None
+        assert bias is not None
+        weight.addmm_(delta.t(), inputs, alpha=factor)
+        bias.addmv_(delta.t(), self.ones[: len(delta)], alpha=factor)
+
+    def _slope(self, k: int, count: int) -> Tensor | None:
+        return None if self.slopes is None else self.slopes[k, :count]
