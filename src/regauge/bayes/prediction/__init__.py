@@ -1,0 +1,21 @@
+"""Predictions of posteriors: their loss with its Monte Carlo error, calibration, barriers, slices, collapse."""
+
+from regauge.bayes.prediction.calibration import Bin, Calibration
+from regauge.bayes.prediction.likelihoods import Categorical, Likelihood, Normal
+from regauge.bayes.prediction.line import PosteriorCurve, PosteriorPath, posterior_line
+from regauge.bayes.prediction.predict import predict
+from regauge.bayes.prediction.predictive import Entropy, Predictive
+
+__all__ = [
+    "Bin",
+    "Calibration",
+    "Categorical",
+    "Entropy",
+    "Likelihood",
+    "Normal",
+    "PosteriorCurve",
+    "PosteriorPath",
+    "Predictive",
+    "posterior_line",
+    "predict",
+]

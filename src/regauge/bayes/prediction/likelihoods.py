@@ -1,0 +1,97 @@
+"""Likelihoods: how probable a target is, given what a network returns."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Likelihood(Protocol):
+    """The distribution of a target given a network's output; a small object that a user can write.
+
+    Outputs may have leading axes that targets lack, such as the axis of samples; both methods keep these axes. An
+    example is an entry of the first axis of the targets. Results are float64, so that sums over examples are.
+    """
+
+    def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The log density or probability of every example, in nats, `[..., batch]`."""
+        ...
+
+    def statistics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Values of every example, `[..., batch, *]`, whose averages over samples describe the prediction.
+
+        `Predictive` reads "probabilities" and "entropy" for classes, "mean" and "square" (the second moment of the
+        target) for numbers; the targets say only which axis is which.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Classes: outputs are logits `[..., batch, classes]`, targets integers `[batch]`."""
+
+    def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Logarithms of the softmax at the targets.
+
+        Raises:
+            ValueError: Targets are not classes of these logits.
+        """
+        if targets.is_floating_point() or outputs.shape[:-1][-targets.ndim :] != targets.shape:
+            raise ValueError(
+                f"targets have dtype {targets.dtype} and shape {tuple(targets.shape)}, outputs have shape "
+                f"{tuple(outputs.shape)}; a categorical likelihood needs integer classes and one more axis of logits"
+            )
+        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < outputs.shape[-1]:
+            raise ValueError(
+                f"targets are between {int(targets.min())} and {int(targets.max())}, but there are logits of "
+                f"{outputs.shape[-1]} classes, counted from 0; check the labels or the network's last layer"
+            )
+        log_probabilities = torch.log_softmax(outputs.double(), -1)
+        places = targets.long().expand(outputs.shape[:-1]).unsqueeze(-1)
+        return log_probabilities.gather(-1, places).squeeze(-1)
+
+    def statistics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """ "probabilities" `[..., batch, classes]` and their "entropy" `[..., batch]`, in nats."""
+        log_probabilities = torch.log_softmax(outputs.double(), -1)
+        probabilities = log_probabilities.exp()
+        return {"probabilities": probabilities, "entropy": -(probabilities * log_probabilities).sum(-1)}
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Numbers with independent noise of a known size: outputs are means, of the shape of the targets.
+
+    Attributes:
+        std: Of the noise, in the units of the targets.
+
+    Raises:
+        ValueError: It is not positive.
+    """
+
+    std: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.std < math.inf:
+            raise ValueError(f"the noise has standard deviation {self.std}; it must be positive and finite")
+
+    def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log densities, summed over all axes of an example.
+
+        Raises:
+            ValueError: Outputs and targets have different shapes.
+        """
+        if outputs.shape[outputs.ndim - targets.ndim :] != targets.shape:
+            raise ValueError(
+                f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}; apart from an axis of "
+                "samples they must agree, so reshape the targets (`targets[:, None]` for one output)"
+            )
+        residuals = (outputs.double() - targets.double()) / self.std
+        density = -0.5 * residuals.square() - math.log(self.std) - 0.5 * math.log(2 * math.pi)
+        return density.flatten(density.ndim - targets.ndim + 1).sum(-1) if targets.ndim > 1 else density
+
+    def statistics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """ "mean" and "square" of the target, of the shape of the outputs."""
+        mean = outputs.double()
+        return {"mean": mean, "square": mean.square() + self.std**2}

@@ -1,0 +1,166 @@
+"""Run the samples of a posterior on data."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regauge.bayes.posteriors import Noise, Posterior
+from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
+from regauge.bayes.prediction.predictive import Predictive
+from regauge.core.outputs import Outputs, output_tensors
+from regauge.core.params import Params, require_finite
+from regauge.core.task import Batch, call, evaluating
+
+TOGETHER = 2**21
+"""How many values the parameters and the largest intermediate result of samples that run together have, at most.
+
+Small networks gain from running together what calls cost. Beyond this, on a CPU, they gain nothing, and batched
+convolutions become several times slower than single ones."""
+
+
+def predict(
+    module: nn.Module,
+    posterior: Posterior | Mapping[str, Tensor],
+    batches: Iterable[Batch],
+    *,
+    noise: Noise | None = None,
+    samples: int | None = None,
+    generator: torch.Generator | None = None,
+    likelihood: Likelihood | None = None,
+    outputs: Outputs = None,
+    chunk: int | None = None,
+) -> Predictive:
+    """The predictive distribution of a posterior on data, by Monte Carlo; of one network without it.
+
+    The noise is held as a whole, samples of parameters only `chunk` at a time. Small samples run together
+    (`torch.func.vmap`, which a module with control flow that depends on values does not allow), large ones one by one:
+    as many as have `TOGETHER` values in their parameters and in the largest intermediate result, which the first
+    sample shows. The result depends on this only by rounding.
+
+    Args:
+        module: How to run parameters, in evaluation mode; its own are not used.
+        posterior: Any posterior, an ensemble among them, or the parameters of one network.
+        batches: Pairs (inputs, targets), as for `Task`. They are read once and held. Integer targets may have any
+            shape, one example each; negative ones (-100) do not count.
+        noise: Of the samples. The same noise for several posteriors makes their differences far more precise.
+        samples: Instead of noise, how many to draw.
+        generator: For drawing them.
+        likelihood: `Categorical()` unless given.
+        outputs: Which output is compared with the targets; the first tensor unless given.
+        chunk: How many samples run together.
+
+    Raises:
+        ValueError: Noise and number of samples are both given or both missing, or given for one network; there are no
+            examples; parameters are NaN or Inf.
+
+    References:
+        Rossi et al. (2023), section 3, equation 5 and appendix C (128 samples).
+    """
+    likelihood = Categorical() if likelihood is None else likelihood
+    data = list(batches)
+    is_network = isinstance(posterior, Mapping)
+    if is_network != (noise is None and samples is None) or (noise is not None and samples is not None):
+        raise ValueError(
+            "give the noise of the samples, or `samples=` and `generator=` to draw it, and neither of them for the "
+            f"parameters of one network (noise {'is' if noise is None else 'is not'} None, samples is {samples})"
+        )
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk={chunk}; at least one sample must run at a time")
+    if isinstance(posterior, Mapping):
+        source: _Single | Posterior = _Single(posterior)
+        noise, count = {}, 1
+    else:
+        source = posterior
+        noise = drawn(posterior, samples, generator) if noise is None else noise
+        count = len(next(iter(noise.values())))
+    rows: list[Tensor] = []
+    totals: Params = {}
+    targets: list[Tensor] = []
+    done, together = 0, chunk or 1
+    with torch.no_grad(), evaluating(module):
+        while done < count:
+            params = source.at({name: tensor[done : done + together] for name, tensor in noise.items()})
+            if not done:
+                require_finite(params, "the network" if is_network else "the first sample")
+            largest = _Largest()
+            with nullcontext() if done or chunk else largest:
+                found = [_judged(module, params, batch, likelihood, outputs) for batch in data]
+            if not sum(len(target) for _, _, target in found):
+                raise ValueError("there are no examples to predict; give batches of inputs and targets")
+            rows.append(torch.cat([log_likelihoods for log_likelihoods, _, _ in found], 1))
+            for name in found[0][1]:
+                total = torch.cat([sums[name] for _, sums, _ in found])
+                totals[name] = totals[name] + total if name in totals else total
+            targets = [target for _, _, target in found]
+            done += together
+            if not (chunk or largest.values == 0):
+                together = max(1, TOGETHER // (sum(t.numel() for t in params.values()) + largest.values))
+    log_likelihoods = torch.cat(rows)
+    averages = {name: total / count for name, total in totals.items()}
+    averages["log_likelihood"] = log_likelihoods.mean(0)
+    return Predictive(log_likelihoods, torch.cat(targets), averages, is_exact=is_network)
+
+
+def drawn(posterior: Posterior, samples: int | None, generator: torch.Generator | None) -> Noise:
+    """The noise of so many samples.
+
+    Raises:
+        ValueError: It is not said how many, or there is no generator.
+    """
+    if samples is None or samples < 1 or generator is None:
+        raise ValueError(
+            f"samples={samples} and generator={generator}; to draw samples, give a positive number of them and a "
+            "torch.Generator"
+        )
+    return posterior.draw(samples, generator)
+
+
+def _judged(
+    module: nn.Module, params: Params, batch: Batch, likelihood: Likelihood, outputs: Outputs
+) -> tuple[Tensor, Params, Tensor]:
+    """Log likelihoods `[samples, examples]`, sums over samples of the statistics `[examples, ...]`, and the targets."""
+    inputs, targets = batch
+
+    def run(one: Params) -> Tensor:
+        return output_tensors(call(module, one, inputs), outputs)[0]
+
+    if len(next(iter(params.values()))) == 1:
+        results = run({name: tensor[0] for name, tensor in params.items()}).unsqueeze(0)
+    else:
+        results = torch.func.vmap(run)(params)
+    targets = torch.as_tensor(targets, device=results.device)
+    if not targets.is_floating_point() and (targets.ndim > 1 or bool((targets < 0).any())):
+        counted = targets >= 0
+        results, targets = results[:, counted], targets[counted]
+    statistics = likelihood.statistics(results, targets)
+    sums = {name: tensor.sum(0) for name, tensor in statistics.items()}
+    return likelihood.log_likelihood(results, targets), sums, targets
+
+
+@dataclass(frozen=True, eq=False)
+class _Single:
+    """One network as a posterior of one sample."""
+
+    params: Mapping[str, Tensor]
+
+    def at(self, noise: Mapping[str, Tensor]) -> Params:
+        return {name: tensor.unsqueeze(0) for name, tensor in self.params.items()}
+
+
+class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees how many values the largest result of an operator has."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.values = max(self.values, result.numel())
+        return result

@@ -1,0 +1,203 @@
+"""The predictive distribution of a posterior, and what it says about data."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.bayes.prediction.calibration import Calibration, calibration
+from regauge.core.params import Params
+
+
+@dataclass(frozen=True, eq=False)
+class Predictive:
+    """What samples of a posterior predict on some examples: Bayesian model averaging.
+
+    The loss is the negative log predictive likelihood per example, in nats,
+    `-(1/N) sum_i log (1/S) sum_s p(y_i | x_i, theta_s)`. The average is inside the logarithm, over probabilities and
+    not over logits; it is evaluated by log-sum-exp. All numbers are float64.
+
+    Attributes:
+        log_likelihoods: Of every sample on every example, in nats, `[samples, examples]`.
+        targets: Of the examples, `[examples, ...]`.
+        averages: What the likelihood's `statistics` are on average over samples, `[examples, ...]`, and of
+            "log_likelihood" the average.
+        is_exact: Whether the samples are the whole distribution, as for one network, so that nothing was estimated.
+
+    References:
+        Rossi et al. (2023), equation 5, which is a sum and not negated.
+    """
+
+    log_likelihoods: Tensor
+    targets: Tensor
+    averages: Params
+    is_exact: bool = False
+
+    @property
+    def loss(self) -> float:
+        """The negative log predictive likelihood per example, in nats.
+
+        An estimate: in expectation it lies above the value for infinitely many samples, by about the mean over
+        examples of `Var(p_i) / (2 S E(p_i)^2)`; one sample gives the expected loss. `corrected` removes most of that.
+        """
+        return -float(log_mean_exp(self.log_likelihoods).mean())
+
+    @property
+    def influences(self) -> Tensor:
+        """How much each sample moves the loss, `[samples]`: `-(1/N) sum_i (p_is / mean_s p_is - 1)`; their sum is 0."""
+        ratios = (self.log_likelihoods - log_mean_exp(self.log_likelihoods)).exp()
+        return 1 - ratios.mean(1)
+
+    @property
+    def error(self) -> float:
+        """The Monte Carlo standard error of the loss, by the delta method; NaN for a single sample.
+
+        It measures the chance in the samples, not the choice of the examples.
+        """
+        return 0.0 if self.is_exact else standard_error(self.influences)
+
+    @property
+    def corrected(self) -> float:
+        """The jackknife estimate `S loss - (S - 1) mean_s loss without s`, whose bias falls with 1 / S^2.
+
+        It is noisier than the loss where few samples carry the likelihood of an example; NaN for a single sample.
+
+        References:
+            Quenouille (1956), Notes on bias in estimation.
+        """
+        if self.is_exact:
+            return self.loss
+        samples = len(self.log_likelihoods)
+        if samples < 2:
+            return math.nan
+        without = -_log_means_without(self.log_likelihoods).mean(1)
+        return samples * self.loss - (samples - 1) * float(without.mean())
+
+    @property
+    def bias(self) -> float:
+        """How much of the loss is bias, as far as the jackknife can tell: `loss - corrected`."""
+        return self.loss - self.corrected
+
+    @property
+    def gibbs(self) -> float:
+        """The expected loss of one sample, in nats per example: never below the loss."""
+        return -float(self.averages["log_likelihood"].mean())
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Of the classes, `[examples, classes]`: the average of the samples' probabilities.
+
+        Raises:
+            ValueError: The targets are not classes.
+        """
+        return self._average("probabilities", "classes")
+
+    @property
+    def accuracy(self) -> float:
+        """The share of examples whose most probable class is the target.
+
+        Raises:
+            ValueError: The targets are not classes.
+        """
+        return float((self.probabilities.argmax(-1) == self.targets).double().mean())
+
+    @property
+    def entropy(self) -> "Entropy":
+        """What is uncertain about the class of each example, and why.
+
+        Raises:
+            ValueError: The targets are not classes.
+        """
+        return Entropy(
+            predictive=torch.special.entr(self.probabilities).sum(-1), expected=self._average("entropy", "classes")
+        )
+
+    def calibration(self, bins: int = 15) -> Calibration:
+        """How often the most probable class is right, against its probability, in equal bins of that probability.
+
+        Raises:
+            ValueError: The targets are not classes, or there are no bins.
+        """
+        return calibration(self.probabilities, self.targets, bins=bins)
+
+    @property
+    def mean(self) -> Tensor:
+        """Of the targets, `[examples, ...]`.
+
+        Raises:
+            ValueError: The targets are classes.
+        """
+        return self._average("mean", "numbers")
+
+    @property
+    def std(self) -> Tensor:
+        """The total standard deviation of the targets, `[examples, ...]`: of the noise and of the mean over samples.
+
+        Raises:
+            ValueError: The targets are classes.
+        """
+        mean = self._average("mean", "numbers")
+        return (self.averages["square"] - mean.square()).clamp(min=0).sqrt()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What a table says: "loss", its "error", "gibbs", "corrected"; "accuracy" and "ece" for classes, or "rmse"."""
+        found = {"loss": self.loss, "error": self.error, "gibbs": self.gibbs, "corrected": self.corrected}
+        if "probabilities" in self.averages:
+            found |= {"accuracy": self.accuracy, "ece": self.calibration().error}
+        if "mean" in self.averages:
+            found["rmse"] = float((self.mean - self.targets.double()).square().mean().sqrt())
+        return found
+
+    def _average(self, name: str, targets: str) -> Tensor:
+        if name not in self.averages:
+            raise ValueError(
+                f"the likelihood describes no {targets} (it has averages of {sorted(self.averages)}); "
+                f"predict with one whose targets are {targets}"
+            )
+        return self.averages[name]
+
+    def __str__(self) -> str:
+        rest = {name: value for name, value in self.metrics.items() if name not in ("loss", "error")}
+        return f"loss {self.loss:.4g} +- {self.error:.2g}, " + ", ".join(f"{k} {v:.4g}" for k, v in rest.items())
+
+
+@dataclass(frozen=True, eq=False)
+class Entropy:
+    """Entropies of the predicted class, in nats, `[examples]`.
+
+    Attributes:
+        predictive: Of the averaged probabilities: all uncertainty.
+        expected: The average over samples of each sample's entropy: what remains when the parameters are known.
+
+    References:
+        Depeweg et al. (2018), Decomposition of Uncertainty in Bayesian Deep Learning, section 3.
+    """
+
+    predictive: Tensor
+    expected: Tensor
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Between the class and the parameters: the difference, never negative."""
+        return (self.predictive - self.expected).clamp(min=0)
+
+
+def log_mean_exp(values: Tensor) -> Tensor:
+    """`log mean exp` over the first axis, without overflow."""
+    return torch.logsumexp(values, 0) - math.log(len(values))
+
+
+def standard_error(influences: Tensor) -> float:
+    """Of a mean over samples with these influences on it; NaN for a single sample."""
+    count = len(influences)
+    return float(influences.std() / count**0.5) if count > 1 else math.nan
+
+
+def _log_means_without(values: Tensor) -> Tensor:
+    """`log mean exp` over all other samples, for every sample; nothing is subtracted, so nothing cancels."""
+    nothing = values.new_full((1, values.shape[1]), -math.inf)
+    before = torch.cat([nothing, torch.logcumsumexp(values, 0)[:-1]])
+    after = torch.cat([torch.logcumsumexp(values.flip(0), 0)[:-1].flip(0), nothing])
+    return torch.logaddexp(before, after) - math.log(len(values) - 1)
