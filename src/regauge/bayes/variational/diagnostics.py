@@ -1,0 +1,156 @@
+"""How much of a network a variational posterior uses: mean-field posteriors give up units that they do not need."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.core.act import Site
+from regauge.core.groups import Group
+from regauge.core.symmetry import Symmetry
+
+SIGNAL = 2.0
+"""A weight counts when its mean exceeds so many of its standard deviations."""
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """What a variational posterior uses of its network.
+
+    Where the standard deviations are those of the prior and few units are active, the posterior has gone back to the
+    prior (over-pruning): its barriers say little about those of networks that use all their units.
+
+    Attributes:
+        kl: Kullback-Leibler divergence from the prior, in nats.
+        kl_per_example: The same per training example, as it stands beside the loss.
+        std_ratio: Median standard deviation over that of the prior, of all uncertain parameters.
+        std_ratios: The same of each parameter.
+        active: For each group how many of its units are active: one of the weights that read it has a mean of more
+            than two standard deviations.
+        sizes: For each of these groups how many units it has.
+        uncounted: Groups whose units were not counted, and why.
+    """
+
+    kl: float
+    kl_per_example: float
+    std_ratio: float
+    std_ratios: Mapping[str, float]
+    active: Mapping[str, int]
+    sizes: Mapping[str, int]
+    uncounted: Mapping[str, str]
+
+    @property
+    def active_share(self) -> float:
+        """Active units among those counted, as a fraction; NaN if none were."""
+        return sum(self.active.values()) / sum(self.sizes.values()) if self.sizes else math.nan
+
+    def __str__(self) -> str:
+        lines = [
+            f"KL from the prior: {self.kl:.4g} nats, {self.kl_per_example:.3g} per example",
+            f"median std / prior std: {self.std_ratio:.3f}",
+        ]
+        width = max(map(len, [*self.std_ratios, *self.active, *self.uncounted]))
+        lines.extend(f"  {name.ljust(width)}  {ratio:.3f}" for name, ratio in self.std_ratios.items())
+        if self.sizes:
+            lines.append(f"active units: {sum(self.active.values())} of {sum(self.sizes.values())}")
+            lines.extend(f"  {name.ljust(width)}  {count} of {self.sizes[name]}" for name, count in self.active.items())
+        if self.uncounted:
+            lines.append("units not counted:")
+            lines.extend(f"  {name.ljust(width)}  {reason}" for name, reason in self.uncounted.items())
+        return "\n".join(lines)
+
+
+def diagnose(
+    posterior: GaussianPosterior, prior_std: float, examples: int, symmetry: Symmetry | None = None
+) -> Diagnostics:
+    """Measure how far a posterior is from its prior N(0, prior_std^2), and which units it uses.
+
+    The divergence is `sum(log(prior_std / std) + (std^2 + mean^2) / (2 prior_std^2) - 1/2)` over what is uncertain.
+
+    Which weights read a unit is taken from the symmetry: those on which one of its positive scales has a negative
+    exponent, or else, for a group without such (odd or smooth activations, residual streams), those that have it on
+    their second axis, the input axis of torch's linear and convolutional layers. A bias reads nothing.
+
+    Args:
+        posterior: A diagonal Gaussian.
+        prior_std: Standard deviation of the prior.
+        examples: Number of training examples.
+        symmetry: Of the network; without it no units are counted.
+
+    Raises:
+        ValueError: The prior's standard deviation or the number of examples is not positive, nothing is uncertain, or a
+            standard deviation is zero, for which the divergence is infinite.
+        KeyError: The posterior is not of the symmetry's network.
+
+    References:
+        Trippe and Turner (2018), Overpruning in variational Bayesian neural networks; Rossi et al. (2023), section 2.
+    """
+    if not (prior_std > 0 and examples > 0):
+        raise ValueError(f"prior_std is {prior_std} and examples {examples}; both must be positive")
+    if not posterior.std:
+        raise ValueError("the posterior has no standard deviations; only uncertain parameters can be diagnosed")
+    kl, ratios = 0.0, {}
+    for name, std in posterior.std.items():
+        if not bool((std > 0).all()):
+            raise ValueError(
+                f"{name!r} has standard deviations that are not positive, and infinite divergence from the prior; "
+                "leave certain parameters out of `std`"
+            )
+        ratio = std.double() / prior_std
+        scaled = posterior.mean[name].double() / prior_std
+        kl += float((ratio.square() + scaled.square() - 1).sum() / 2 - ratio.log().sum())
+        ratios[name] = ratio
+    every = torch.cat([ratio.flatten() for ratio in ratios.values()])
+    active: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    uncounted: dict[str, str] = {}
+    if symmetry is not None:
+        symmetry = symmetry.bind(posterior.mean)
+        for group in symmetry.groups:
+            reason = _why_not(group)
+            sites = [] if reason else _readers(group, symmetry, posterior)
+            if not sites:
+                uncounted[group.name] = reason or "no uncertain weight reads its units"
+                continue
+            active[group.name], sizes[group.name] = _count_active(group, sites, posterior), group.size
+    return Diagnostics(
+        kl,
+        kl / examples,
+        float(every.median()),
+        {n: float(r.median()) for n, r in ratios.items()},
+        active,
+        sizes,
+        uncounted,
+    )
+
+
+def _why_not(group: Group) -> str:
+    if group.matrix != "none":
+        return "it is rotated: no single unit has a meaning"
+    return "it is repeated within other groups" if group.within else ""
+
+
+def _readers(group: Group, symmetry: Symmetry, posterior: GaussianPosterior) -> list[Site]:
+    """Where uncertain weights read the units of a group."""
+    sites = [
+        site
+        for name, local in symmetry.sites.items()
+        if name in posterior.std and posterior.std[name].ndim > 1
+        for site in local
+        if site.group.name == group.name
+    ]
+    scaled = [site for site in sites if any(exponent < 0 for exponent in site.placement.scale)]
+    return scaled or [site for site in sites if site.placement.axis == 1]
+
+
+def _count_active(group: Group, sites: list[Site], posterior: GaussianPosterior) -> int:
+    active = torch.zeros(group.size, dtype=torch.bool)
+    for site in sites:
+        name, axis = site.placement.parameter, site.placement.axis
+        signal: Tensor = posterior.mean[name].abs() > SIGNAL * posterior.std[name]
+        used = signal.movedim(axis, 0).flatten(1).any(1).cpu()
+        active[site.units[used[site.positions]]] = True
+    return int(active.sum())
