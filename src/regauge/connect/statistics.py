@@ -105,21 +105,31 @@ class Statistics:
         Raises:
             ValueError: A value is NaN or Inf.
         """
-        running = self.floats(params)
         result = {name: Moments() for name in places}
+        for batch in self.activations(params, places):
+            for name, samples in batch.items():
+                result[name].update(samples)
+        return result
+
+    def activations(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> Iterator[dict[str, Tensor]]:
+        """The values themselves, `[units, samples]`, batch by batch.
+
+        Raises:
+            ValueError: A value is NaN or Inf.
+        """
+        running = self.floats(params)
         for batch in self._batches:
             values, args, kwargs = self._prepared(batch)
             with evaluating(self.module):
                 found = values(running, args, kwargs, list(places))
-            for name, axis in places.items():
-                samples = found[name].movedim(axis, 0).flatten(1)
+            result = {name: found[name].movedim(axis, 0).flatten(1) for name, axis in places.items()}
+            for name, samples in result.items():
                 if not bool(samples.isfinite().all()):
                     raise ValueError(
                         f"the activation {name} (shape {tuple(found[name].shape)}) is NaN or Inf for some inputs, so "
                         "that it has no statistics; leave these inputs out, or run the networks in a wider dtype"
                     )
-                result[name].update(samples)
-        return result
+            yield result
 
     def floats(self, params: Mapping[str, Tensor]) -> Params:
         """Parameters in the precision in which networks run."""
