@@ -1,0 +1,107 @@
+"""Variance collapse between posteriors: how much of the ends' variance is left, layer by layer."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.bayes.posteriors import Noise, Posterior
+from regauge.connect.collapse import LayerVariance, VarianceCollapse
+from regauge.connect.repair import require_endpoints
+from regauge.connect.statistics import Moments, Statistics
+from regauge.core.params import Params
+
+
+@dataclass(frozen=True)
+class PosteriorCollapse:
+    """Variances over the data of the values of layers, in a posterior against those in its ends.
+
+    Attributes:
+        samples: Of each sample's units, averaged over samples.
+        averages: Of the units averaged over samples, input by input: what all samples agree on.
+    """
+
+    samples: VarianceCollapse
+    averages: VarianceCollapse
+
+
+def posterior_collapse(
+    module: nn.Module,
+    posterior: Posterior,
+    ends: Sequence[Posterior],
+    batches: Iterable[Any],
+    *,
+    noise: Noise,
+    weights: Sequence[float] | None = None,
+) -> PosteriorCollapse:
+    """Measure the variance over data of every layer's units, in a posterior and in its ends.
+
+    The values are those of `variance_collapse`, before the nonlinearity; what is expected is again the square of the
+    ends' interpolated standard deviations. For posteriors without uncertainty both tables are its table. Samples run
+    one by one, and all values of a batch in one sample are held at a time.
+
+    Args:
+        module: How to run parameters; its own are not used.
+        posterior: What lies between the ends, such as `geodesic(a, b).at(0.5)`.
+        ends: Between which it lies, for the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
+        batches: Inputs without labels, or tuples of positional or mappings of keyword inputs; they are held.
+        noise: Of the samples, for all of them.
+        weights: Share of every end: `(1 - t, t)` at t; equal unless given.
+
+    Raises:
+        TraceError: The module cannot be traced.
+        ValueError: As for `repair`.
+
+    References:
+        Rossi et al. (2023), section 5.4 and figure 10; Jordan et al. (2023), REPAIR, section 3.1.
+    """
+    firsts = [_sample(q, noise, 0) for q in (posterior, *ends)]
+    shares = require_endpoints(firsts[0], firsts[1:], weights)
+    statistics = Statistics(module, list(batches), firsts)
+    places = {layer.normalized or layer.value: layer.axis for layer in statistics.layers}
+    now, *limits = [_variances(statistics, places, q, noise) for q in (posterior, *ends)]
+    tables = []
+    for kind in range(2):
+        rows = []
+        for layer in statistics.layers:
+            name = layer.normalized or layer.value
+            stds = [variances[kind][name].sqrt() for variances in limits]
+            std = (torch.stack(stds) * torch.tensor(shares).to(stds[0])[:, None]).sum(0)
+            variance, expected = float(now[kind][name].mean()), float(std.square().mean())
+            ratio = variance / expected if expected else float("nan") if not variance else float("inf")
+            rows.append(LayerVariance(layer.name, len(stds[0]), variance, expected, ratio))
+        tables.append(VarianceCollapse(tuple(rows)))
+    return PosteriorCollapse(*tables)
+
+
+def _sample(posterior: Posterior, noise: Noise, k: int) -> Params:
+    one = posterior.at({name: tensor[k : k + 1] for name, tensor in noise.items()})
+    return {name: tensor[0] for name, tensor in one.items()}
+
+
+def _variances(
+    statistics: Statistics, places: Mapping[str, int], posterior: Posterior, noise: Noise
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Of every unit over the data: the average over samples of its variance, and the variance of its average."""
+    count = len(next(iter(noise.values())))
+    each = [{name: Moments() for name in places} for _ in range(count)]
+    averaged = {name: Moments() for name in places}
+    # Samples advance together, so that their average on a batch needs no second pass and no stored activations.
+    runs = [statistics.activations(_sample(posterior, noise, k), places) for k in range(count)]
+    while True:
+        totals: dict[str, Tensor] = {}
+        for k, run in enumerate(runs):
+            values = next(run, None)
+            if values is None:
+                break
+            for name, samples in values.items():
+                each[k][name].update(samples)
+                totals[name] = totals[name] + samples if name in totals else samples
+        if not totals:
+            break
+        for name, total in totals.items():
+            averaged[name].update(total / count)
+    variances = {name: torch.stack([m[name].std.square() for m in each]).mean(0) for name in places}
+    return variances, {name: averaged[name].std.square() for name in places}
