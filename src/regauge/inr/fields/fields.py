@@ -118,10 +118,15 @@ class MeshField:
 
     def signed_distances(self, queries: Tensor) -> Tensor:
         """The same, negative inside."""
-        igl = _igl()
-        kind = igl.SIGNED_DISTANCE_TYPE_PSEUDONORMAL if self.is_closed else igl.SIGNED_DISTANCE_TYPE_FAST_WINDING_NUMBER
-        distances, *_ = igl.signed_distance(_exact(queries), *self._arrays, sign_type=kind)
-        return torch.from_numpy(np.asarray(distances)).to(queries)
+        igl, points = _igl(), _exact(queries)
+        if self.is_closed:
+            kind = igl.SIGNED_DISTANCE_TYPE_PSEUDONORMAL
+            distances, *_ = igl.signed_distance(points, *self._arrays, sign_type=kind)
+            return torch.from_numpy(np.asarray(distances)).to(queries)
+        # The library's signed distance by winding numbers w is multiplied by 1 - 2 w, which is 1 or -1 only if closed.
+        is_inside = torch.from_numpy(igl.fast_winding_number(*self._arrays, points) > 0.5)
+        found = self.distances(queries)
+        return torch.where(is_inside, -found, found)
 
     @cached_property
     def _arrays(self) -> "tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.int64]]]":
