@@ -1,0 +1,66 @@
+"""Posteriors that are samples: Markov chains, such as SGLD and SGHMC, and deep ensembles."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from regauge.bayes.importers.checks import detached
+from regauge.bayes.posteriors.particles import ParticlePosterior
+from regauge.checkpoints.reading import load
+from regauge.core.params import Params, require_finite, require_same_shapes
+
+
+def from_samples(
+    samples: Sequence[Mapping[str, Tensor] | str | Path] | Mapping[str, Tensor], *, buffers: Collection[str] = ()
+) -> ParticlePosterior:
+    """Equally likely samples.
+
+    Args:
+        samples: Networks, or the files that hold them, or one stack with a leading axis of samples on every tensor.
+        buffers: Names that are no parameters, such as running statistics.
+
+    Raises:
+        FileNotFoundError: A file is not there.
+        ValueError: There are no samples, they are of different architectures, one is not finite, or a buffer is named
+            that they do not have.
+    """
+    if isinstance(samples, Mapping):
+        stack = detached(samples)
+        require_finite(stack, "the stack of samples")
+    else:
+        stack = _stacked(samples)
+    unknown = sorted(set(buffers) - stack.keys())
+    if unknown:
+        raise ValueError(f"the samples have no buffers {unknown[:4]}; their names are {list(stack)[:6]}, ...")
+    return ParticlePosterior(stack, tuple(name for name in stack if name in buffers))
+
+
+def from_ensemble(modules: Sequence[nn.Module]) -> ParticlePosterior:
+    """A deep ensemble: its members are equally likely, each with its own buffers.
+
+    Members trained apart lie in different copies of the same basin: align them before moments of the posterior are
+    used.
+
+    Raises:
+        ValueError: There are no members, they are of different architectures, or one is not finite.
+
+    References:
+        Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep ensembles.
+    """
+    states = [module.state_dict() for module in modules]
+    buffers = (
+        states[0].keys() - {name for name, _ in modules[0].named_parameters(remove_duplicate=False)} if states else ()
+    )
+    return from_samples(states, buffers=buffers)
+
+
+def _stacked(samples: Sequence[Mapping[str, Tensor] | str | Path]) -> Params:
+    loaded = [load(sample) if isinstance(sample, str | Path) else dict(sample) for sample in samples]
+    if not loaded:
+        raise ValueError("there are no samples; give at least one")
+    for k, sample in enumerate(loaded):
+        require_same_shapes(loaded[0], sample)
+        require_finite(sample, f"sample {k}")
+    return {name: torch.stack([sample[name].detach() for sample in loaded]) for name in loaded[0]}
