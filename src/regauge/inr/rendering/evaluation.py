@@ -23,10 +23,11 @@ def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Ten
         `[points, out]`, of a population `[models, points, out]`, in the dtype and on the device of the parameters.
     """
     module = module_of(network)
+    is_many = is_population(module, params)
     like = next(iter(params.values()))
     points = points.to(like)
     with torch.no_grad():
-        if is_population(module, params):
+        if is_many:
             portions = torch.split(points, max(1, PORTION // len(like)))
             call = torch.func.vmap(lambda one, x: torch.func.functional_call(module, one, (x,)), in_dims=(0, None))
             return torch.cat([call(dict(params), portion) for portion in portions], 1)

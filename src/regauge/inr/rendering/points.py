@@ -14,6 +14,8 @@ from regauge.inr.rendering.evaluation import evaluate, module_of, require_one
 
 ROUND = 2**14
 """Random points of one round."""
+PATIENCE = 4
+"""Rounds without any point after which there is no surface: it would be close to less than 1 in 65,536."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Projection:
         steps: Moves of each point: the thesis has 1 in validation, 5 for pictures.
         near: Distance from which points start at most.
         close: Distance before the last move at most.
-        rounds: Rounds of 16,384 random points at most.
+        tries: Random points for each point that is wanted, at most.
         seconds: Wall time at most; the round at work is finished. Only this limit makes a result depend on the machine.
 
     References:
@@ -39,12 +41,12 @@ class Projection:
     steps: int = 5
     near: float = 0.05
     close: float = 0.02
-    rounds: int = 200
+    tries: int = 256
     seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        if min(self.count, self.steps, self.rounds) < 1 or not self.seconds > 0:
-            raise ValueError(f"{self} finds no points: count, steps, rounds and seconds must be positive")
+        if min(self.count, self.steps, self.tries) < 1 or not self.seconds > 0:
+            raise ValueError(f"{self} finds no points: count, steps, tries and seconds must be positive")
         if not 0 < self.close <= self.near:
             raise ValueError(f"close={self.close} and near={self.near}, but 0 < close <= near is needed")
 
@@ -82,7 +84,8 @@ def extract_points(
 ) -> PointCloud:
     """Points of the surface where an unsigned distance is zero.
 
-    A network without a surface gives fewer points than wanted, or none: see `PointCloud.is_complete`.
+    A network without a surface gives fewer points than wanted, or none, after a bounded time: `str` of the result says
+    so.
 
     Args:
         inr: Of signal "unsigned".
@@ -112,7 +115,7 @@ def extract_points(
     like = next(iter(own.values()))
     found = [like.new_empty(0, inr.in_features)]
     missing, draws, end = projection.count, 0, time.monotonic() + projection.seconds
-    for _ in range(projection.rounds):
+    for done in range(1, math.ceil(projection.count * projection.tries / ROUND) + 1):
         uniform = torch.rand(ROUND, inr.in_features, dtype=torch.float64, generator=generator, device=generator.device)
         draws += ROUND
         points = (2 * uniform - 1).to(like)
@@ -124,7 +127,8 @@ def extract_points(
                 break
             found.append(_walk(module, own, portion, labels, projection)[:missing])
             missing -= len(found[-1])
-        if missing <= 0 or time.monotonic() > end:
+        is_hopeless = done >= PATIENCE and missing == projection.count
+        if missing <= 0 or is_hopeless or time.monotonic() > end:
             break
     return PointCloud(torch.cat(found), projection.count, draws)
 

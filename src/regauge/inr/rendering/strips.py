@@ -1,0 +1,216 @@
+"""What networks on a path between two others show: pictures, losses, and histograms of their labels."""
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+from zipfile import is_zipfile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regauge.checkpoints.writing import require_writable
+from regauge.connect.paths import Path, Straight
+from regauge.core.params import Params, require_same_shapes
+from regauge.core.text import versioned
+from regauge.inr.architecture import Inr, Signal
+from regauge.inr.rendering.evaluation import evaluate as values_at
+from regauge.inr.rendering.files import write_bytes
+from regauge.inr.rendering.image import render_image
+from regauge.inr.rendering.mesh import Mesh, NoSurfaceError, extract_mesh
+from regauge.inr.rendering.points import PointCloud, Projection, extract_points
+
+FORMAT, VERSION = "regauge.strips", 1
+BINS = 40
+"""Bins of a histogram of labels, equal parts of [0, 1]."""
+
+Picture = Tensor | Mesh | PointCloud | None
+"""An image `[height, width, channels]`, the surface of a shape, or nothing where there is none."""
+
+
+@dataclass(frozen=True)
+class Detail:
+    """How finely shapes are shown.
+
+    Attributes:
+        projection: Of points from unsigned distances.
+        resolution: Of meshes.
+    """
+
+    projection: Projection = field(default_factory=lambda: Projection(count=8192))
+    resolution: int = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """Networks along a path.
+
+    Attributes:
+        label: Of the path: how its second end was aligned.
+        signal: What the networks represent.
+        ts: Where on the path, from 0 to 1.
+        losses: There.
+        pictures: What the networks show.
+        counts: For each network the numbers of labels (the sigmoids of its outputs) in equal parts of [0, 1],
+            `[networks, bins]`; None for images, and where no points were asked.
+    """
+
+    label: str
+    signal: Signal
+    ts: tuple[float, ...]
+    losses: tuple[float, ...]
+    pictures: tuple[Picture, ...]
+    counts: NDArray[np.int64] | None
+
+
+def render_strip(
+    inr: Inr,
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    evaluate: Callable[[Params], Mapping[str, float]],
+    *,
+    label: str,
+    points: int = 7,
+    path: Path | None = None,
+    queries: Tensor | None = None,
+    detail: Detail | None = None,
+    generator: torch.Generator,
+) -> Strip:
+    """Show networks along a path from the first to the second, which should be aligned before.
+
+    Every network is shown with the same random points, so that equal ones look the same.
+
+    Args:
+        inr: Of both networks.
+        params_a: The network at t = 0.
+        params_b: The network at t = 1.
+        evaluate: From parameters to metrics, "loss" among them, as for `line`.
+        label: Of the path.
+        points: Number of equally spaced values of t, both ends included.
+        path: The straight line unless given.
+        queries: Where labels are counted, `[points, in]`; not for images.
+        detail: How finely shapes are shown.
+        generator: Where random points come from; moves on once, however many networks are shown.
+
+    Raises:
+        ImportError: scikit-image is not installed, and meshes are needed.
+        ValueError: The networks have different parameters, there are fewer than two points, or `evaluate` returns
+            no loss.
+
+    References:
+        De Luigi et al. (2023), figures 3.9 to 3.11.
+    """
+    if points < 2:
+        raise ValueError(f"a strip needs both ends, but points={points}")
+    require_same_shapes(params_a, params_b)
+    path, detail = path or Straight(), detail or Detail()
+    seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+    ts = tuple(k / (points - 1) for k in range(points))
+    losses: list[float] = []
+    pictures: list[Picture] = []
+    counts: list[NDArray[np.int64]] = []
+    for t in ts:
+        params = path.at(params_a, params_b, t)
+        metrics = evaluate(params)
+        if "loss" not in metrics:
+            raise ValueError(f"evaluate returned {sorted(metrics)}, but a strip shows the metric 'loss'")
+        losses.append(float(metrics["loss"]))
+        pictures.append(_picture(inr, params, detail, torch.Generator(generator.device).manual_seed(seed)))
+        if queries is not None and inr.signal != "image":
+            labels = values_at(inr, params, queries).double().sigmoid()
+            counts.append(torch.histc(labels[labels.isfinite()], BINS, 0, 1).long().cpu().numpy())
+    return Strip(label, inr.signal, ts, tuple(losses), tuple(pictures), np.stack(counts) if counts else None)
+
+
+def save_strips(strips: Sequence[Strip], path: str | FilePath, *, overwrite: bool = False) -> FilePath:
+    """Write strips to one `.npz` file, which appears only when it is complete.
+
+    It holds `about`, a JSON text with all but the arrays, and these as `STRIP/counts` and `STRIP/PICTURE/NAME`.
+
+    Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
+        FileNotFoundError: Its folder does not exist.
+        ValueError: The name does not end in `.npz`.
+    """
+    path = FilePath(path)
+    require_writable(path, overwrite=overwrite, suffixes=(".npz",))
+    arrays: dict[str, NDArray[np.generic]] = {}
+    about = []
+    for s, strip in enumerate(strips):
+        if strip.counts is not None:
+            arrays[f"{s}/counts"] = strip.counts
+        found = []
+        for k, picture in enumerate(strip.pictures):
+            match picture:
+                case Mesh():
+                    parts = {"vertices": picture.vertices, "faces": picture.faces}
+                case PointCloud():
+                    parts = {"points": picture.points}
+                case Tensor():
+                    parts = {"image": picture}
+                case None:
+                    parts = {}
+            arrays |= {f"{s}/{k}/{name}": tensor.cpu().numpy() for name, tensor in parts.items()}
+            found.append([picture.wanted, picture.draws] if isinstance(picture, PointCloud) else None)
+        losses = [loss if math.isfinite(loss) else None for loss in strip.losses]
+        own = {"label": strip.label, "signal": strip.signal, "t": strip.ts, "loss": losses, "points": found}
+        about.append(own)
+    text = json.dumps({"format": FORMAT, "version": VERSION, "strips": about})
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, about=np.array(text), **arrays)  # type: ignore[arg-type]
+    return write_bytes(buffer.getvalue(), path)
+
+
+def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
+    """Read what `save_strips` wrote; a loss that was not finite is NaN.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file holds no strips, or those of another version.
+    """
+    path = FilePath(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
+    if not is_zipfile(path):
+        raise ValueError(f"{str(path)!r} is damaged or holds no strips; write it again")
+    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
+        arrays = dict(archive)
+    if "about" not in arrays:
+        raise ValueError(f"{str(path)!r} holds the arrays {sorted(arrays)[:5]}, but no strips")
+    document = versioned(str(arrays["about"]), FORMAT, VERSION)
+    return tuple(_strip(str(s), own, arrays) for s, own in enumerate(document["strips"]))
+
+
+def _strip(key: str, own: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Strip:
+    pictures: list[Picture] = []
+    for k, numbers in enumerate(own["points"]):
+        parts = {
+            name: torch.from_numpy(arrays[f"{key}/{k}/{name}"])
+            for name in ("image", "points", "vertices", "faces")
+            if f"{key}/{k}/{name}" in arrays
+        }
+        if numbers is not None:
+            pictures.append(PointCloud(parts["points"], *numbers))
+        elif "faces" in parts:
+            pictures.append(Mesh(parts["vertices"], parts["faces"]))
+        else:
+            pictures.append(parts.get("image"))
+    losses = tuple(math.nan if loss is None else loss for loss in own["loss"])
+    return Strip(own["label"], own["signal"], tuple(own["t"]), losses, tuple(pictures), arrays.get(f"{key}/counts"))
+
+
+def _picture(inr: Inr, params: Mapping[str, Tensor], detail: Detail, generator: torch.Generator) -> Picture:
+    if inr.signal == "image":
+        assert inr.pixels is not None
+        return render_image(inr, params, *inr.pixels)
+    if inr.signal == "unsigned":
+        return extract_points(inr, params, detail.projection, generator=generator)
+    try:
+        return extract_mesh(inr, params, resolution=detail.resolution)
+    except NoSurfaceError:
+        return None

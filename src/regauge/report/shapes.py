@@ -1,0 +1,111 @@
+"""Shapes in a picture: points and triangles seen from afar, shaded, without an engine for graphics."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+Floats = NDArray[np.floating[Any]]
+
+NEIGHBORS = 16
+"""Points of which the normal of one is found."""
+LIGHT = np.array([-0.35, 0.65, 0.68]) / np.linalg.norm([-0.35, 0.65, 0.68])
+"""Where light comes from: right, up and toward the viewer."""
+REACH = 1.02
+"""Half the width of a picture; shapes lie in the unit ball."""
+
+
+@dataclass(frozen=True)
+class View:
+    """From where shapes are seen; parallel rays.
+
+    Attributes:
+        azimuth: Turn about the upward axis, in degrees; at zero the axis after the upward one points to the viewer.
+        elevation: Of the viewer above the horizon, in degrees.
+        up: Number of the upward axis: 1 (y) in graphics, 2 (z) in engineering.
+
+    Raises:
+        ValueError: There is no such axis.
+    """
+
+    azimuth: float = -35.0
+    elevation: float = 18.0
+    up: int = 1
+
+    def __post_init__(self) -> None:
+        if self.up not in (0, 1, 2):
+            raise ValueError(f"the upward axis is 0, 1 or 2, not {self.up}")
+
+    @property
+    def matrix(self) -> Floats:
+        """Rows: right, up, and toward the viewer."""
+        a, e = np.radians([self.azimuth, self.elevation])
+        turn = np.array([[np.cos(a), 0, -np.sin(a)], [0, 1, 0], [np.sin(a), 0, np.cos(a)]])
+        tilt = np.array([[1, 0, 0], [0, np.cos(e), -np.sin(e)], [0, np.sin(e), np.cos(e)]])
+        return np.asarray(np.roll(tilt @ turn, self.up - 1, axis=1))
+
+
+def draw_points(axes: Axes, points: Floats, *, view: View, color: str) -> None:
+    """A point cloud, each point shaded by its normal, which its neighbors give, and paler far away.
+
+    Markers are about as wide as the points lie apart, so that the front hides the back.
+    """
+    _frame(axes)
+    seen = points.astype(np.float64) @ view.matrix.T
+    seen = seen[np.argsort(seen[:, 2])]
+    if not len(seen):
+        return
+    normals, spacing = _normals(seen)
+    colors = _shaded(normals, seen[:, 2], color)
+    box = axes.get_window_extent()
+    per_unit = 72 / axes.figure.dpi * min(box.width, box.height) / (2 * REACH)
+    diameter = float(np.clip(1.8 * spacing * per_unit, 0.8, 4.0))
+    style: Any = {"s": diameter**2, "c": colors, "linewidths": 0, "rasterized": True}
+    axes.scatter(seen[:, 0], seen[:, 1], **style)
+
+
+def draw_mesh(axes: Axes, vertices: Floats, faces: NDArray[np.int64], *, view: View, color: str) -> None:
+    """Triangles, each in the shade of its normal, the far ones first."""
+    _frame(axes)
+    corners = (vertices.astype(np.float64) @ view.matrix.T)[faces]
+    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
+    depths = corners[:, :, 2].mean(1)
+    order = np.argsort(depths)
+    colors = _shaded(normals, depths, color)[order]
+    shape: Any = PolyCollection(
+        list(corners[order][:, :, :2]), facecolors=colors, edgecolors=colors, linewidths=0.25, rasterized=True
+    )
+    axes.add_collection(shape)
+
+
+def _frame(axes: Axes) -> None:
+    """An empty square of the unit ball's size."""
+    axes.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), aspect="equal")
+    axes.set_axis_off()
+
+
+def _normals(points: Floats) -> tuple[Floats, float]:
+    """Directions of least variance among neighbors, and how far apart points typically lie."""
+    count = min(NEIGHBORS, len(points))
+    distances, near = cKDTree(points).query(points, k=[*range(1, count + 1)])
+    centered = points[near] - points[near].mean(1, keepdims=True)
+    _, vectors = np.linalg.eigh(np.einsum("nki,nkj->nij", centered, centered))
+    spacing = float(np.median(np.asarray(distances)[:, min(4, count - 1)]))
+    return vectors[:, :, 0], spacing
+
+
+def _shaded(normals: Floats, depths: Floats, color: str) -> Floats:
+    """Diffuse light on surfaces that have no back: a normal that points away is turned."""
+    facing = normals * np.where(normals[:, 2:] < 0, -1.0, 1.0)
+    light = np.clip(facing @ LIGHT, 0, 1)
+    base, paper = np.array(to_rgb(color)), np.ones(3)
+    shade = (0.35 + 0.65 * light)[:, None] * base
+    shine = (0.35 * light**12)[:, None]
+    fog = np.clip(0.16 - 0.2 * depths, 0, 0.4)[:, None]
+    return np.asarray((shade * (1 - shine) + shine * paper) * (1 - fog) + fog * paper)
