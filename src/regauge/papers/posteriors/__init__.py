@@ -5,7 +5,7 @@ References:
 """
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.posteriors import barriers
+from regauge.papers.posteriors import barriers, regression
 from regauge.papers.posteriors.configs import CONFIGS
 
 SUMMARIES = {
@@ -16,4 +16,7 @@ SUMMARIES = {
     "figure9": "posteriors beside points, by width",
     "figure11": "filter response and layer normalization, and what their symmetries are worth",
 }
-EXPERIMENTS = {name: Experiment(SUMMARIES[name], config, barriers.measure) for name, config in CONFIGS.items()}
+EXPERIMENTS = {
+    "figure1": Experiment("functions of a regression, before and after", regression.config, regression.measure),
+    **{name: Experiment(SUMMARIES[name], config, barriers.measure) for name, config in CONFIGS.items()},
+}

@@ -94,22 +94,29 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
 
 
 def _posterior(family: Family, index: int, run: Run) -> GaussianPosterior:
-    def make() -> Params:
+    def make() -> GaussianPosterior:
         generator = run.generator("posterior", family, index)
         data, module = family.images(), family.module()
         inputs, labels = data.train_images[: family.examples], data.train_labels[: family.examples]
         start = initialize(module, generator)
         if isinstance(family.inference, Training):
-            found = GaussianPosterior(train(module, start, inputs, labels, family.inference, generator=generator), {})
-        else:
-            found = fit(module, start, inputs, labels, family.inference, generator=generator)
+            return GaussianPosterior(train(module, start, inputs, labels, family.inference, generator=generator), {})
+        return fit(module, start, inputs, labels, family.inference, generator=generator)
+
+    return kept(family, str(index), make, run)
+
+
+def kept(settings: object, key: str, make: Callable[[], GaussianPosterior], run: Run) -> GaussianPosterior:
+    """The posterior of that key, inferred by `make` unless an earlier run did; kept like a network."""
+
+    def flat() -> Params:
+        found = make()
         return {f"{part}/{name}": tensor for part in found._fields for name, tensor in getattr(found, part).items()}
 
-    kept = run.network(family, str(index), make)
     parts: dict[str, Params] = {"mean": {}, "std": {}}
-    for key, tensor in kept.items():
-        part, _, name = key.partition("/")
-        parts[part][name] = tensor
+    for name, tensor in run.network(settings, key, flat).items():
+        part, _, rest = name.partition("/")
+        parts[part][rest] = tensor
     return GaussianPosterior(**parts)
 
 
