@@ -123,5 +123,5 @@ def _downloaded(file: DataFile) -> Path:
 def _absent(file: DataFile, reason: str) -> str:
     return (
         f"{file.data} does not ship with regauge: set {FOLDER_VARIABLE} to a folder with {file.name!r} in "
-        f"{file.folder}/ ({reason}), or use the digits"
+        f"{file.folder}/ ({reason})"
     )
