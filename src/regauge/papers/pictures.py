@@ -12,7 +12,7 @@ class Series:
     """Values over positions.
 
     Attributes:
-        label: Its name in the legend; none if empty.
+        label: Its name in the legend. Those without one follow the rest, thinner, in the same colors.
         x: Positions.
         y: Values.
         low: Where a band around the values begins, if there is one.

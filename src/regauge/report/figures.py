@@ -233,16 +233,19 @@ def _draw_plane(
 
 
 def _draw_chart(axes: Axes, chart: Chart) -> None:
-    for series, color in zip(chart.series, itertools.cycle(COLORS)):
+    colors = {True: itertools.cycle(COLORS), False: itertools.cycle(COLORS)}
+    for series in chart.series:
         x, y = np.array(series.x), np.array(series.y)
         if series.style == "points":
             axes.plot(x, y, ".", color=MUTED, markersize=4, label=series.label, zorder=1)
         else:
+            color = next(colors[bool(series.label)])
             dashes = "--" if series.style == "dashed" else "-"
             marker = "o" if len(x) <= 9 else ""
-            axes.plot(x, y, dashes, marker=marker, color=color, linewidth=2, markersize=4.5, label=series.label)
-        if len(series.low):
-            axes.fill_between(x, np.array(series.low), np.array(series.high), color=color, alpha=0.18, linewidth=0)
+            width = 2 if series.label else 1.2
+            axes.plot(x, y, dashes, marker=marker, color=color, linewidth=width, markersize=4.5, label=series.label)
+            if len(series.low):
+                axes.fill_between(x, np.array(series.low), np.array(series.high), color=color, alpha=0.18, linewidth=0)
     if chart.is_log_x:
         ticks = sorted({float(x) for series in chart.series for x in series.x})
         axes.set_xscale("log")
