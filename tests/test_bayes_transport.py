@@ -249,6 +249,20 @@ def test_buffers_do_not_count_if_they_are_named() -> None:
             assert distance(a, b, skip=a.mean).total == 0
 
 
+def test_what_does_not_count_does_not_choose_the_coupling() -> None:
+    a, b = particles("batch norm", 1), particles("batch norm", 50)
+    far = {name: 1e4 * normal(3, 5, 5) for name in ("1.running_mean", "1.running_var")}
+    c, d = replace(a, stack={**a.stack, **far}), replace(b, stack={**b.stack, **far})
+    assert distance(c, d) == distance(a, b)
+    assert distance(ParticlePosterior(c.stack), ParticlePosterior(d.stack), skip=far) == distance(a, b)
+    assert distance(ParticlePosterior(c.stack), ParticlePosterior(d.stack)) != distance(a, b)
+    x, y = flat("tanh", 1), flat("tanh", 50)
+    rows = {"2.weight": 100 * x.deviations["2.weight"]}
+    z = replace(y, deviations={**y.deviations, **rows})
+    assert distance(x, z, skip=["2.weight"]) == distance(x, y, skip=["2.weight"])
+    assert distance(x, z) != distance(x, y)
+
+
 def test_what_one_posterior_is_certain_of_has_no_width_there() -> None:
     a, b = gaussian("tanh", 1), gaussian("tanh", 50)
     few = GaussianPosterior(a.mean, {"0.bias": a.std["0.bias"]})
@@ -306,6 +320,11 @@ def test_mixtures_have_the_moments_of_their_samples() -> None:
     for name in uncertain("tanh"):
         assert torch.allclose((samples[name].mean(0) - mean[name]) / std[name], torch.zeros(()).double(), atol=0.04)
         assert torch.allclose(samples[name].std(0) / std[name], torch.ones(()).double(), atol=0.04)
+    a, c = gaussian("batch norm", 1), gaussian("batch norm", 50)
+    for share, likelier in ((0.3, a), (0.7, c)):
+        found = mixture(a, c).at(share).moments().mean
+        assert all(torch.equal(found[name], likelier.mean[name]) for name in network("batch norm")[2].buffers)
+    a = gaussian("tanh", 1)
     assert is_close(mixture(a, b).at(0).moments().std, a.std)
     assert is_close(mixture(a, b).at(1).moments().mean, b.mean)
 
