@@ -63,7 +63,7 @@ def strips_figure(strips: Sequence[Strip], *, view: View | None = None) -> Figur
             _write(figure, MARGIN + SIDE * (k + 0.5), height - HEAD / 2, _name(t), color=MUTED)
         for r, strip in enumerate(strips):
             color, upper = COLORS[(r + 1) % len(COLORS)], height - HEAD - r * row
-            label = textwrap.fill(strip.label, 16)
+            label = textwrap.fill(strip.label, 14)
             _write(figure, MARGIN - 0.12, upper - SIDE / 2, label, ha="right", fontweight="bold", color=color)
             beside: Any = {"ha": "right", "color": MUTED, "fontsize": 8}
             _write(figure, MARGIN - 0.12, upper - SIDE - WORDS / 2, "loss", **beside)
@@ -72,8 +72,7 @@ def strips_figure(strips: Sequence[Strip], *, view: View | None = None) -> Figur
             for k, (loss, picture) in enumerate(zip(strip.losses, strip.pictures, strict=True)):
                 left, words = MARGIN + SIDE * k, upper - SIDE
                 _draw(_place(figure, left + 0.04, words, SIDE - 0.08, SIDE - 0.04), picture, view, color)
-                number = f"{loss:.3f}" if math.isfinite(loss) else "not finite"
-                _write(figure, left + SIDE / 2, words - WORDS / 2, number, fontsize=9)
+                _write(figure, left + SIDE / 2, words - WORDS / 2, _number(loss), fontsize=9)
                 if strip.counts is not None:
                     axes = _place(figure, left + 0.12, words - WORDS - below, SIDE - 0.24, below)
                     _histogram(axes, _heights(strip)[k], top, color)
@@ -137,6 +136,13 @@ def _write(figure: Figure, x: float, y: float, words: str, **style: Any) -> None
     """Words by their place in inches."""
     w, h = figure.get_size_inches()
     figure.text(x / w, y / h, words, **({"ha": "center", "va": "center", "color": INK} | style))
+
+
+def _number(loss: float) -> str:
+    """Three decimals, or the size of what is smaller than they show."""
+    if not math.isfinite(loss):
+        return "not finite"
+    return f"{loss:.1e}" if 0 < abs(loss) < 0.01 else f"{loss:.3f}"
 
 
 def _name(t: float) -> str:
