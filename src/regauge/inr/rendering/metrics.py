@@ -47,7 +47,7 @@ def compare_points(points: Tensor, reference: Tensor, *, threshold: float = THRE
 
     References:
         Fan et al. (2017), A point set generation network; Tatarchenko et al. (2019), What do single-view 3D
-        reconstruction networks learn, section 5.1.
+        reconstruction networks learn.
     """
     p, q = (np.asarray(cloud.detach().cpu().double()) for cloud in (points, reference))
     if not len(q):

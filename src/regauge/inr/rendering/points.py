@@ -34,7 +34,7 @@ class Projection:
         seconds: Wall time at most; the round at work is finished. Only this limit makes a result depend on the machine.
 
     References:
-        Chibane et al. (2020), Neural unsigned distance fields, section 3.3; De Luigi et al. (2023), appendix.
+        Chibane et al. (2020), Neural unsigned distance fields; De Luigi et al. (2023).
     """
 
     count: int = 2048
@@ -98,7 +98,7 @@ def extract_points(
             parameters are not those of one such network.
 
     References:
-        Chibane et al. (2020), Neural unsigned distance fields, section 3.3.
+        Chibane et al. (2020), Neural unsigned distance fields.
     """
     if inr.signal != "unsigned":
         raise ValueError(f"an INR of {inr.signal!r} has no unsigned distances; extract a mesh or draw an image")
