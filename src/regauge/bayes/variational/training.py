@@ -130,29 +130,35 @@ def fit(
     optimizer = _optimizer(config, mean, log_std)
     total = config.steps(len(targets))
 
-    def gradient(theta: Tensor, index: Tensor) -> tuple[float, Tensor]:
-        params = layout.views(theta)
+    # Vectors as long as the network are written to again and again: making new ones takes longer.
+    mean.grad, log_std.grad = torch.zeros_like(mean), torch.zeros_like(log_std)
+    theta, slope, std = torch.empty_like(mean), torch.empty_like(mean), torch.empty_like(log_std)
+    noise = torch.empty(len(std), dtype=std.dtype, device=generator.device)
+
+    def gradient(index: Tensor) -> float:
+        params = layout.views(theta.detach())
         leaves = [tensor.requires_grad_() for tensor in params.values()]
         outputs = torch.func.functional_call(module, {**params, **buffers}, (inputs[index],))
         loss = -criterion.log_likelihood(outputs, targets[index]).mean()
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        return loss.item(), torch.cat([grad.reshape(-1) for grad in grads])
+        torch.cat([grad.reshape(-1) for grad in grads], out=slope)
+        return loss.item()
 
     step = 0
     with _training(module):
         for _ in range(config.epochs):
             order = torch.randperm(len(targets), generator=generator, device=generator.device).to(inputs.device)
             for index in torch.split(order, config.batch):
-                std = log_std.exp()
-                loss, mean.grad, log_std.grad = 0.0, torch.zeros_like(mean), torch.zeros_like(log_std)
+                torch.exp(log_std, out=std)
+                mean.grad.zero_()
+                log_std.grad.zero_()
+                loss = 0.0
                 for _ in range(config.samples):
-                    noise = torch.randn(len(std), generator=generator, dtype=std.dtype, device=generator.device).to(std)
-                    theta = mean.clone()
-                    theta[: layout.uncertain].addcmul_(std, noise)
-                    value, slope = gradient(theta, index)
-                    loss += value / config.samples
+                    deviation = noise.normal_(generator=generator).to(std.device)
+                    theta.copy_(mean)[: layout.uncertain].addcmul_(std, deviation)
+                    loss += gradient(index) / config.samples
                     mean.grad.add_(slope, alpha=1 / config.samples)
-                    log_std.grad.addcmul_(slope[: layout.uncertain], noise, value=1 / config.samples)
+                    log_std.grad.addcmul_(slope[: layout.uncertain], deviation, value=1 / config.samples)
                 if not math.isfinite(loss):
                     raise ValueError(
                         f"training diverged: in step {step + 1} of {total} the loss is {loss}; lower lr ({config.lr}) "
