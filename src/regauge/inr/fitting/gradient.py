@@ -15,6 +15,8 @@ from regauge.zoo.training.chain import ACTIVATIONS
 
 BLOCK = 1 << 19
 """Values of one layer in a block: 2 MB."""
+LEAST = 64
+"""Rows of a block at least."""
 
 
 class Gradient:
@@ -37,7 +39,7 @@ class Gradient:
         self.biases = [params[f"layers.{k}.bias"] for k in range(last)]
         for tensor in (*self.weights, *self.biases):
             tensor.grad = torch.zeros_like(tensor)
-        self.rows = max(64, BLOCK // inr.width)
+        self.rows = max(LEAST, BLOCK // inr.width)
         like, hidden = self.weights[0], inr.depth
         self.values = like.new_empty(hidden, self.rows, inr.width)
         self.slopes = None if inr.kind == "relu" else torch.empty_like(self.values)
