@@ -48,11 +48,11 @@ def figure4(scale: Scale) -> Barriers:
         return Case(data, Family(data, "mlp", 512, inference, examples), 5 if scale == "paper" else pairs)
 
     cases = (case("MNIST", 5, 0.0025), case("Fashion-MNIST", 2, 0.0025), case("CIFAR-10", 2, 0.0025))
-    residual = _residual(scale, "filter")
+    convolutional = residual(scale, "filter")
     return _barriers(
         scale,
         "Figure 4: barriers with and without alignment",
-        (*cases, Case(residual.name, residual, _pairs(scale))),
+        (*cases, Case(convolutional.name, convolutional, _pairs(scale))),
         (NAIVE, ALIGNED),
         claim="the paper shows bars without numbers: none to be seen for aligned MLPs, a small one for ResNet20",
     )
@@ -118,7 +118,7 @@ def figure9(scale: Scale) -> Barriers:
 
 def figure11(scale: Scale) -> Barriers:
     """Normalizations, and what their symmetries are worth."""
-    families = (_residual(scale, "filter"), _residual(scale, "layer"))
+    families = (residual(scale, "filter"), residual(scale, "layer"))
     return _barriers(
         scale,
         "Figure 11: filter response and layer normalization, and what their symmetries are worth",
@@ -149,7 +149,7 @@ def _widths(scale: Scale, series: str, inference: Variational | Training) -> lis
     ]
 
 
-def _residual(scale: Scale, norm: Literal["filter", "layer"]) -> Family:
+def residual(scale: Scale, norm: Literal["filter", "layer"]) -> Family:
     """ResNet20 at the paper's scale; on a CPU ResNet8 with a cold posterior, which is not pruned so soon."""
     if scale == "paper":
         return Family("CIFAR-10", norm, 1, as_published(50_000, 0.01, 1000), 50_000)
@@ -164,13 +164,13 @@ def _barriers(
         return Barriers(title, tuple(replace(c, pairs=5) for c in cases), arms, 25, 128, 10_000, 10_000, axis, claim)
     if scale == "cpu":
         return Barriers(title, tuple(cases), arms, 11, 32, 2000, 2000, axis, claim)
-    small = tuple(replace(case, pairs=1, family=_tiny(case.family)) for case in cases)
+    small = tuple(replace(case, pairs=1, family=tiny(case.family)) for case in cases)
     return Barriers(
         title, small, arms, 3, 4, 100, 100, axis, claim, ("a test run on networks that are hardly trained",)
     )
 
 
-def _tiny(family: Family) -> Family:
+def tiny(family: Family) -> Family:
     """The same kind of posterior, in seconds."""
     is_there = has_cifar10() if family.data == "CIFAR-10" else has_mnist()
     data: DataName = family.data if is_there and family.data != "Fashion-MNIST" else "digits"

@@ -1,0 +1,244 @@
+"""What lies between two posteriors: mixtures (figure 3), planes (figures 6 and A16), variances (figure 10)."""
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import regauge as rg
+from regauge.bayes.posteriors import GaussianPosterior, Noise
+from regauge.bayes.prediction import posterior_collapse, posterior_line, posterior_slice, predict
+from regauge.bayes.transport import geodesic, mixture
+from regauge.connect import Curve, interpolate
+from regauge.core.params import Params
+from regauge.papers.pictures import Chart, Series, Surface
+from regauge.papers.posteriors.configs import as_published, residual, tiny
+from regauge.papers.posteriors.families import Family, batches, posteriors
+from regauge.papers.run import Record, Run, Scale
+from regauge.papers.table import Quantity, Row, Table
+
+SIGN = "loss: negative log predictive likelihood per example, in nats; the paper draws the positive log likelihood"
+
+
+@dataclass(frozen=True)
+class Between:
+    """One pair of posteriors.
+
+    Attributes:
+        family: The posteriors.
+        points: On each line, or along each side of a plane.
+        samples: Of each posterior.
+        test: The first so many images are judged.
+        notes: What the scale changes.
+    """
+
+    family: Family
+    points: int
+    samples: int
+    test: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two posteriors, the second also where alignment brings it.
+
+    Attributes:
+        first: q_0.
+        second: q_1, as inferred.
+        moved: P#q_1.
+        noise: Of samples of q_1.
+        moved_noise: Of the same samples of P#q_1.
+    """
+
+    first: GaussianPosterior
+    second: GaussianPosterior
+    moved: GaussianPosterior
+    noise: Noise
+    moved_noise: Noise
+
+
+def mixture_config(scale: Scale) -> Between:
+    """An MLP on CIFAR-10, as in the paper."""
+    inference = as_published(50_000, 0.0025, 1000 if scale == "paper" else 25)
+    return _config(scale, Family("CIFAR-10", "mlp", 512, inference, 50_000), points=25)
+
+
+def plane_config(scale: Scale) -> Between:
+    """A residual network with filter response normalization."""
+    return _config(scale, residual(scale, "filter"), points=21)
+
+
+def collapse_config(scale: Scale) -> Between:
+    """An MLP on MNIST and the layers of one pair."""
+    inference = as_published(60_000, 0.0025, 1000 if scale == "paper" else 25)
+    return _config(scale, Family("MNIST", "mlp", 512, inference, 60_000), points=3)
+
+
+def mixtures(config: Between, run: Run) -> Table:
+    """The geodesic, aligned and not, beside the mixture."""
+    family, pair = config.family, _pair(config, run)
+    data = batches(family, config.test, is_test=True)
+
+    def record(kind: Literal["geodesic", "aligned", "mixture"]) -> Record:
+        last, noise = (pair.moved, pair.moved_noise) if kind == "aligned" else (pair.second, pair.noise)
+        path = mixture if kind == "mixture" else geodesic
+        curve = posterior_line(family.module(), pair.first, last, data, noise=noise, points=config.points, path=path)
+        return {"line": list(curve.table), "error": curve.error}
+
+    labels: dict[Literal["geodesic", "aligned", "mixture"], str] = {
+        "geodesic": "geodesic, as inferred",
+        "aligned": "geodesic, aligned",
+        "mixture": "mixture, as inferred",
+    }
+    sizes = (config.points, config.samples, config.test)
+    steps = [
+        functools.partial(run.record, (family, "mixture", *sizes), kind, functools.partial(record, kind))
+        for kind in labels
+    ]
+    rows, series = [], []
+    for label, found in zip(labels.values(), run.each("evaluating lines", steps), strict=True):
+        curve = Curve(tuple(found["line"]))
+        middle = curve.table[len(curve.table) // 2]
+        values = {
+            "barrier": [[curve.barrier]],
+            "Monte Carlo error": [[found["error"]]],
+            "loss halfway": [[middle["loss"]]],
+            "accuracy halfway": [[middle["accuracy"]]],
+        }
+        rows.append(Row(label, values))
+        t, loss = [row["t"] for row in curve.table], [row["loss"] for row in curve.table]
+        series.append(Series(label, t, loss, style="dashed" if "mixture" in label else "line"))
+    notes = (
+        "the paper: a mixture shows no barrier and so misleads; its likelihood is the average of those of its ends, so "
+        "that by convexity it never can",
+        SIGN,
+        _described(config),
+        *config.notes,
+    )
+    quantities = tuple(map(Quantity, ("barrier", "Monte Carlo error", "loss halfway", "accuracy halfway")))
+    chart = Chart(family.name, "t", "test loss (nats)", tuple(series))
+    return Table("Figure 3: geodesics and mixtures", notes, quantities, tuple(rows), pictures={"lines": (chart,)})
+
+
+def planes(config: Between, run: Run) -> Table:
+    """Likelihood and prior over the planes through three means (figure A16) and through three samples (figure 6)."""
+    family, pair = config.family, _pair(config, run)
+    module, data = family.module(), batches(family, config.test, is_test=False)
+    corners: dict[str, tuple[Params, Params, Params]] = {
+        "means": (pair.first.mean, pair.second.mean, pair.moved.mean),
+        "samples": (
+            _one(pair.first, pair.moved_noise),
+            _one(pair.second, pair.noise),
+            _one(pair.moved, pair.moved_noise),
+        ),
+    }
+    rows, pictures = [], {}
+    for name, networks in corners.items():
+
+        def make(networks: tuple[Params, Params, Params] = networks) -> Record:
+            cut = posterior_slice(
+                module, *networks, data, prior_std=family.prior_std, resolution=config.points, margin=0.3
+            )
+            parts = ("log_likelihood", "log_prior", "log_posterior")
+            halfway = {
+                "q0, P#q1": interpolate(networks[0], networks[2], 0.5),
+                "q0, q1": interpolate(networks[0], networks[1], 0.5),
+                "q1, P#q1": interpolate(networks[1], networks[2], 0.5),
+            }
+            ends = dict(zip(("q0", "q1", "P#q1"), networks, strict=True))
+            return {
+                "xs": cut.plane.xs.tolist(),
+                "ys": cut.plane.ys.tolist(),
+                "points": cut.plane.points.tolist(),
+                "parts": {part: (-cut.per_example(part)).tolist() for part in parts},
+                "losses": {label: predict(module, one, data).loss for label, one in (ends | halfway).items()},
+            }
+
+        found = run.record((family, "plane", name, config.points, config.samples, config.test), "0", make)
+        titles = {"log_likelihood": "likelihood", "log_prior": "prior", "log_posterior": "posterior"}
+        pictures[name] = tuple(
+            Surface(
+                f"-log {title} per example, {name}",
+                found["xs"],
+                found["ys"],
+                found["parts"][part],
+                [(x, y) for x, y in found["points"]],
+                ("q0", "q1", "P#q1"),
+            )
+            for part, title in titles.items()
+        )
+        rows += [Row(f"{name}: {label}", {"loss": [[value]]}) for label, value in found["losses"].items()]
+    notes = (
+        "the paper: q0 and P#q1 are connected by regions of higher density than q0 and q1; the prior is drawn apart, "
+        "because it alone is better between networks, whose norms are smaller there",
+        "rows with two names: the network halfway between their means or samples; training images",
+        _described(config),
+        *config.notes,
+    )
+    title = "Figures 6 and A16: the log posterior over planes"
+    return Table(title, notes, (Quantity("loss"),), tuple(rows), pictures=pictures)
+
+
+def collapses(config: Between, run: Run) -> Table:
+    """Variances of every layer halfway, over those of the ends."""
+    family, pair = config.family, _pair(config, run)
+    inputs = [images for images, _ in batches(family, config.test, is_test=False)]
+
+    def record(is_aligned: bool) -> Record:
+        last, noise = (pair.moved, pair.moved_noise) if is_aligned else (pair.second, pair.noise)
+        path = geodesic(pair.first, last)
+        ends = (path.at(0.0), path.at(1.0))
+        few = {name: tensor[: max(2, config.samples // 2)] for name, tensor in noise.items()}
+        found = posterior_collapse(family.module(), path.at(0.5), ends, inputs, noise=few)
+        return {
+            kind: [[row.layer, row.ratio] for row in table.table]
+            for kind, table in (("samples", found.samples), ("averages", found.averages))
+        }
+
+    rows, series = [], []
+    for is_aligned, label in ((False, "as inferred"), (True, "aligned")):
+        settings = (family, "collapse", config.samples, config.test)
+        found = run.record(settings, label, functools.partial(record, is_aligned))
+        for kind, words in (("samples", "of samples"), ("averages", "of the average over samples")):
+            ratios = {layer: [[ratio]] for layer, ratio in found[kind]}
+            rows.append(Row(f"{label}, {words}", ratios))
+            depth = list(range(1, len(ratios) + 1))
+            flat = [ratio for _, ratio in found[kind]]
+            series.append(Series(f"{label}, {words}", depth, flat, style="line" if is_aligned else "dashed"))
+    notes = (
+        "variance over images of what enters the nonlinearities of a layer, halfway between the posteriors, over that "
+        "at the ends: 1 is no collapse; the last layer has no nonlinearity",
+        "the paper: variance collapses in the naive interpolation, and less after alignment",
+        _described(config),
+        *config.notes,
+    )
+    names = tuple(Quantity(name) for name in rows[0].values)
+    chart = Chart(family.name, "layer", "variance / variance of the ends", tuple(series))
+    return Table("Figure 10: variance collapse", notes, names, tuple(rows), pictures={"layers": (chart,)})
+
+
+def _config(scale: Scale, family: Family, *, points: int) -> Between:
+    if scale == "smoke":
+        return Between(tiny(family), 3, 4, 50, ("a test run on networks that are hardly trained",))
+    return Between(family, points, 32 if scale == "cpu" else 128, 1000 if scale == "cpu" else 10_000)
+
+
+def _pair(config: Between, run: Run) -> Pair:
+    family = config.family
+    first, second = posteriors(family, 2, run)
+    symmetry = rg.discover(family.module(), (family.images().test_images[:4],))
+    generator = run.generator("alignment", family, 0)
+    element = rg.align(first, second, symmetry, method=rg.GaussianMatching(), generator=generator).element
+    noise = second.draw(config.samples, run.generator("noise", family, 0))
+    moved = second.push(symmetry, element)
+    return Pair(first, second, moved, noise, second.push_noise(symmetry, element, noise))
+
+
+def _one(posterior: GaussianPosterior, noise: Noise) -> Params:
+    one = posterior.at({name: tensor[:1] for name, tensor in noise.items()})
+    return {name: tensor[0] for name, tensor in one.items()}
+
+
+def _described(config: Between) -> str:
+    family = config.family
+    return f"{family.name}, one pair, {family.examples:,} training images, {config.samples} samples, {family.inference}"

@@ -1,0 +1,159 @@
+"""One Gaussian from many: ensemble members and posteriors merged into one, which paper 004 leaves open."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import regauge as rg
+from regauge.align import ManyMethod, Method, StackMethod
+from regauge.bayes.matching import barycenter, one_gaussian
+from regauge.bayes.posteriors import GaussianPosterior, ParticlePosterior, Posterior
+from regauge.bayes.prediction import predict
+from regauge.nets.training import Training
+from regauge.papers.posteriors.configs import converged, tiny
+from regauge.papers.posteriors.families import Family, batches, posteriors
+from regauge.papers.run import Record, Run, Scale
+from regauge.papers.table import Quantity, Row, Table
+
+SPREADS = (0.0, 0.1, 0.3, 1.0)
+"""Factors of the members' standard deviations; 0 is the mean network."""
+QUANTITIES = tuple(Quantity(name) for name in ("loss", "accuracy", "calibration error", "entropy"))
+
+
+@dataclass(frozen=True)
+class Ensembles:
+    """The settings.
+
+    Attributes:
+        members: Networks trained as points.
+        member_count: How many.
+        posteriors: Of the same architecture.
+        posterior_count: How many.
+        samples: Of each Gaussian.
+        test: The first so many test images are judged.
+        notes: What the scale changes.
+    """
+
+    members: Family
+    member_count: int
+    posteriors: Family
+    posterior_count: int
+    samples: int
+    test: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Way:
+    """How networks are aligned before they are merged.
+
+    Attributes:
+        label: In words.
+        networks: What aligns the members; None leaves them as they are.
+        gaussians: The same for posteriors.
+    """
+
+    label: str
+    networks: ManyMethod | Method | None
+    gaussians: StackMethod | None
+
+
+FIRST = rg.WeightMatching(scales="keep")
+WAYS = (
+    Way("not aligned", None, None),
+    Way("aligned to the first", FIRST, rg.GaussianMatching(method=FIRST)),
+    Way("aligned to one another", rg.MergeMany(inner=FIRST), rg.GaussianMatching()),
+)
+
+
+def config(scale: Scale) -> Ensembles:
+    """Sixteen members, and the posteriors that figure 8 has for T = 0.1."""
+    points = Training(epochs=5, batch=256, lr=1e-3, weight_decay=0.0)
+    width = 512 if scale == "paper" else 128
+    members = Family("MNIST", "mlp", width, points, 60_000)
+    bayesian = Family("MNIST", "mlp", width, converged(scale), 60_000)
+    if scale == "smoke":
+        notes = ("a test run on networks that are hardly trained",)
+        return Ensembles(tiny(members), 3, tiny(bayesian), 2, 4, 100, notes)
+    return Ensembles(members, 16, bayesian, 10, 32 if scale == "cpu" else 128, 10_000)
+
+
+def measure(config: Ensembles, run: Run) -> Table:
+    """Merge after each way of aligning, beside the members and their ensemble."""
+    members = posteriors(config.members, config.member_count, run)
+    bayesian = posteriors(config.posteriors, config.posterior_count, run)
+    networks = [member.mean for member in members]
+    together = ParticlePosterior({name: torch.stack([one[name] for one in networks]) for name in networks[0]})
+    noise_of = functools.partial(run.generator, "samples")
+    each = max(1, config.samples // len(bayesian))
+    drawn = [q.at(q.draw(each, noise_of(k))) for k, q in enumerate(bayesian)]
+    mixed = ParticlePosterior({name: torch.cat([one[name] for one in drawn]) for name in drawn[0]})
+    steps: dict[str, list[Callable[[], Record]]] = {
+        "a member": [functools.partial(_judged, config, f"member-{k}", m, 0, run) for k, m in enumerate(members)],
+        "the ensemble of members": [functools.partial(_judged, config, "ensemble", together, len(members), run)],
+        "a posterior": [
+            functools.partial(_judged, config, f"posterior-{k}", q, config.samples, run) for k, q in enumerate(bayesian)
+        ],
+        "the ensemble of posteriors": [functools.partial(_judged, config, "mixture", mixed, each * len(bayesian), run)],
+    }
+    symmetry = rg.discover(config.members.module(), (config.members.images().test_images[:4],))
+    for way in WAYS:
+        merged = _merged(way, members, symmetry)
+        for spread in SPREADS:
+            label = f"one Gaussian, members {way.label}, {'its mean' if spread == 0 else f'spread {spread:g}'}"
+            wide = GaussianPosterior(merged.mean, {name: spread * std for name, std in merged.std.items()})
+            samples = config.samples if spread else 0
+            steps[label] = [functools.partial(_judged, config, f"{way.label}-{spread}", wide, samples, run)]
+        one = _merged(way, bayesian, symmetry)
+        label = f"one Gaussian, posteriors {way.label}"
+        steps[label] = [functools.partial(_judged, config, f"{way.label}-posteriors", one, config.samples, run)]
+    flat = run.each("judging", [step for row in steps.values() for step in row])
+    rows, done = [], 0
+    for label, row in steps.items():
+        found = flat[done : done + len(row)]
+        done += len(row)
+        rows.append(Row(label, {quantity.name: [[one[quantity.name] for one in found]] for quantity in QUANTITIES}))
+    notes = (
+        "the paper asks whether aligned posteriors can be one; it has no numbers",
+        f"{config.members.name}: {config.member_count} members, {config.members.inference}; {config.posterior_count} "
+        f"posteriors, {config.posteriors.inference}",
+        f"the first {config.test:,} test images; {config.samples} samples of each Gaussian; loss: negative log "
+        "predictive likelihood per example, in nats, of averaged probabilities; calibration error "
+        "in 15 bins, expected; entropy of the prediction in nats; ± over members or posteriors",
+        "members are merged with their mean and standard deviation, posteriors into their Wasserstein barycenter",
+        *config.notes,
+    )
+    return Table("One Gaussian from many", notes, QUANTITIES, tuple(rows))
+
+
+def _merged(way: Way, gaussians: Sequence[GaussianPosterior], symmetry: rg.Symmetry) -> GaussianPosterior:
+    is_bayesian = bool(gaussians[0].std)
+    networks = [one.mean for one in gaussians]
+    if way.networks is None or way.gaussians is None:
+        if is_bayesian:
+            return barycenter(gaussians)
+        return ParticlePosterior({name: torch.stack([one[name] for one in networks]) for name in networks[0]}).moments()
+    if is_bayesian:
+        return one_gaussian(gaussians, symmetry, method=way.gaussians).posterior
+    return one_gaussian(networks, symmetry, method=way.networks).posterior
+
+
+def _judged(config: Ensembles, key: str, posterior: Posterior, samples: int, run: Run) -> Record:
+    """A posterior on the test images; by its mean alone without samples."""
+
+    def make() -> Record:
+        data = batches(config.members, config.test, is_test=True)
+        generator = run.generator("judging")
+        module = config.members.module()
+        found = (
+            predict(module, posterior, data, samples=samples, generator=generator)
+            if samples
+            else predict(module, posterior.moments().mean, data)
+        )
+        values = (found.loss, found.accuracy, found.calibration().error, float(found.entropy.predictive.mean()))
+        return {quantity.name: value for quantity, value in zip(QUANTITIES, values, strict=True)}
+
+    settings = (config.members, config.posteriors, config.member_count, config.posterior_count, samples, config.test)
+    return run.record(("one Gaussian", *settings), key, make)

@@ -1,0 +1,98 @@
+"""Figure A14 of paper 004: seconds to align posteriors, and points of the same networks, by width."""
+
+import functools
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import regauge as rg
+from regauge.bayes.posteriors import GaussianPosterior
+from regauge.core.params import Params
+from regauge.nets.mlp import mlp
+from regauge.nets.resnet import resnet20
+from regauge.nets.training import initialize
+from regauge.papers.pictures import Chart, Series
+from regauge.papers.run import Record, Run, Scale
+from regauge.papers.table import Quantity, Row, Table
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The settings.
+
+    Attributes:
+        mlps: Widths of MLPs.
+        resnets: Multipliers of the channels of ResNet20.
+        repeats: Pairs of each.
+    """
+
+    mlps: tuple[int, ...]
+    resnets: tuple[int, ...]
+    repeats: int
+
+
+def config(scale: Scale) -> Timing:
+    """Widths up to the paper's MLP."""
+    if scale == "smoke":
+        return Timing((8, 16), (1,), 2)
+    widths = (64, 128, 256, 512) if scale == "cpu" else (64, 128, 256, 512, 1024, 2048)
+    return Timing(widths, (1, 2, 4) if scale == "cpu" else (1, 2, 4, 8, 16), 3)
+
+
+def measure(config: Timing, run: Run) -> Table:
+    """CPU seconds of both alignments in turn."""
+    cases = [("MLP 784-3 x ", width) for width in config.mlps]
+    cases += [("ResNet20 with FRN, width x", width) for width in config.resnets]
+    steps = [
+        functools.partial(_timed, name, width, repeat, run) for name, width in cases for repeat in range(config.repeats)
+    ]
+    found = run.each("aligning", steps)
+    rows = []
+    kinds = ("points", "posteriors")
+    charts: dict[str, dict[str, list[float]]] = {}
+    for k, (name, width) in enumerate(cases):
+        records = found[k * config.repeats : (k + 1) * config.repeats]
+        values = {f"{kind}, CPU s": [[record[kind] for record in records]] for kind in kinds}
+        values["ratio"] = [[record["posteriors"] / record["points"] for record in records]]
+        rows.append(Row(f"{name}{width}", values))
+        for kind in kinds:
+            seconds = charts.setdefault(name, {"width": [], "points": [], "posteriors": []})
+            seconds[kind].append(min(record[kind] for record in records))
+        charts[name]["width"].append(width)
+    notes = (
+        "the paper: within a minute in most cases, and dearer for posteriors than for points, both on its hardware",
+        "networks as initialized, standard deviations random; CPU seconds of one thread",
+    )
+    pictures = tuple(
+        Chart(
+            name.strip(), "width", "CPU seconds", tuple(Series(kind, one["width"], one[kind]) for kind in kinds), True
+        )
+        for name, one in charts.items()
+    )
+    quantities = (Quantity("points, CPU s"), Quantity("posteriors, CPU s"), Quantity("ratio", 2))
+    return Table("Figure A14: time", notes, quantities, tuple(rows), pictures={"seconds": pictures})
+
+
+def _timed(name: str, width: int, repeat: int, run: Run) -> Record:
+    def make() -> Record:
+        generator = run.generator("timing", name, width, repeat)
+        is_mlp = name.startswith("MLP")
+        module: nn.Module = mlp(784, *[width] * 3, 10) if is_mlp else resnet20(width=width, norm="filter")
+        example = torch.zeros(2, 784) if is_mlp else torch.zeros(2, 3, 32, 32)
+        symmetry = rg.discover(module, (example,))
+        pair = [_posterior(module, generator) for _ in range(2)]
+        began = time.thread_time()
+        rg.align(pair[0].mean, pair[1].mean, symmetry, method=rg.WeightMatching(scales="keep"))
+        middle = time.thread_time()
+        rg.align(pair[0], pair[1], symmetry, method=rg.GaussianMatching())
+        return {"points": middle - began, "posteriors": time.thread_time() - middle}
+
+    return run.record(("timing", name, width), str(repeat), make)
+
+
+def _posterior(module: nn.Module, generator: torch.Generator) -> GaussianPosterior:
+    mean = initialize(module, generator)
+    std: Params = {n: 0.01 + 0.04 * torch.rand(t.shape, generator=generator) for n, t in mean.items()}
+    return GaussianPosterior(mean, std)
