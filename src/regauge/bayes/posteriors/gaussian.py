@@ -31,7 +31,13 @@ class GaussianPosterior(NamedTuple):
     std: Params
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """Standard normal noise, `[count, ...]` for every parameter that is not certain."""
+        """Standard normal noise, `[count, ...]` for every parameter that is not certain.
+
+        Raises:
+            ValueError: All parameters are certain, so that there is nothing to sample.
+        """
+        if not self.std:
+            raise ValueError("all parameters are certain, so there is nothing to sample; use the mean as one network")
         return {
             name: torch.randn((count, *std.shape), generator=generator, dtype=std.dtype, device=generator.device).to(
                 std.device
