@@ -254,8 +254,10 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
     if chart.y_limits is not None:
         axes.set_ylim(*chart.y_limits)
     axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
-    if any(series.label for series in chart.series):
-        axes.legend(frameon=False, fontsize=9)
+    named = sum(bool(series.label) for series in chart.series)
+    if named:
+        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)} if named > 3 else {}
+        axes.legend(frameon=False, fontsize=9, **below)
 
 
 def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:

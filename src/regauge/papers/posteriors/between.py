@@ -139,7 +139,10 @@ def planes(config: Between, run: Run) -> Table:
             cut = posterior_slice(
                 module, *networks, data, prior_std=family.prior_std, resolution=config.points, margin=0.3
             )
-            parts = ("log_likelihood", "log_prior", "log_posterior")
+            # The prior counts once for all training images, not for those alone on which the likelihood is taken.
+            likelihood = -cut.per_example("log_likelihood")
+            prior = -cut.plane.values["log_prior"] / family.examples
+            parts = {"likelihood": likelihood, "prior": prior, "posterior": likelihood + prior}
             halfway = {
                 "q0, P#q1": interpolate(networks[0], networks[2], 0.5),
                 "q0, q1": interpolate(networks[0], networks[1], 0.5),
@@ -150,28 +153,28 @@ def planes(config: Between, run: Run) -> Table:
                 "xs": cut.plane.xs.tolist(),
                 "ys": cut.plane.ys.tolist(),
                 "points": cut.plane.points.tolist(),
-                "parts": {part: (-cut.per_example(part)).tolist() for part in parts},
+                "parts": {part: (values - values.min()).tolist() for part, values in parts.items()},
                 "losses": {label: predict(module, one, data).loss for label, one in (ends | halfway).items()},
             }
 
         found = run.record((family, "plane", name, config.points, config.samples, config.test), "0", make)
-        titles = {"log_likelihood": "likelihood", "log_prior": "prior", "log_posterior": "posterior"}
         pictures[name] = tuple(
             Surface(
-                f"-log {title} per example, {name}",
+                f"-log {part} per example, {name}",
                 found["xs"],
                 found["ys"],
                 found["parts"][part],
                 [(x, y) for x, y in found["points"]],
                 ("q0", "q1", "P#q1"),
             )
-            for part, title in titles.items()
+            for part in found["parts"]
         )
         rows += [Row(f"{name}: {label}", {"loss": [[value]]}) for label, value in found["losses"].items()]
     notes = (
         "the paper: q0 and P#q1 are connected by regions of higher density than q0 and q1; the prior is drawn apart, "
         "because it alone is better between networks, whose norms are smaller there",
-        "rows with two names: the network halfway between their means or samples; training images",
+        "rows with two names: the network halfway between their means or samples; training images; pictures show how "
+        "far everything is above the least value, in nats per training image",
         _described(config),
         *config.notes,
     )
