@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
+from regauge.data.images import pixel_centers
 from regauge.discover import discover
 from regauge.inr.architecture import Inr
 from regauge.inr.rendering.evaluation import PORTION, evaluate
 from regauge.inr.rendering.files import MESH_FORMATS, POINT_FORMATS, load_mesh, load_points, save_mesh, save_points
-from regauge.inr.rendering.image import pixel_grid, render_image
+from regauge.inr.rendering.image import render_image
 from regauge.inr.rendering.mesh import Mesh, NoSurfaceError, extract_mesh
 from regauge.inr.rendering.metrics import compare_points, psnr
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
@@ -161,12 +162,14 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_pixels_lie_in_rows_from_minus_one_to_one() -> None:
-    expected = [[-1, -1], [-1, 0], [-1, 1], [1, -1], [1, 0], [1, 1]]
-    assert pixel_grid(2, 3).tolist() == expected
-    assert pixel_grid(1, 1).tolist() == [[0, 0]]
+def test_an_image_is_drawn_where_its_pixels_are() -> None:
+    network = torch.nn.Linear(2, 2)
+    params = {"weight": torch.eye(2, dtype=torch.float64) / 4, "bias": torch.full((2,), 0.5, dtype=torch.float64)}
+    image = render_image(network, params, 2, 4)
+    torch.testing.assert_close(image[:, 0, 0], torch.tensor([0.375, 0.625], dtype=torch.float64))
+    torch.testing.assert_close(image[0, :, 1], 0.5 + torch.tensor([-0.75, -0.25, 0.25, 0.75]).double() / 4)
     with pytest.raises(ValueError, match="has none"):
-        pixel_grid(0, 3)
+        render_image(network, params, 0, 3)
 
 
 def test_a_population_of_images_is_its_images() -> None:
@@ -179,7 +182,7 @@ def test_a_population_of_images_is_its_images() -> None:
     assert images.max() == 1
     for params, image in zip(each, images, strict=True):
         torch.testing.assert_close(image, render_image(inr.module(params), params, 5, 4), atol=1e-12, rtol=0)
-        points = pixel_grid(5, 4)
+        points = pixel_centers(5, 4).double()
         expected = inr.module(params)(points).clamp(0, 1).reshape(5, 4, 3).detach()
         torch.testing.assert_close(image, expected, atol=1e-12, rtol=0)
 
