@@ -95,7 +95,7 @@ def test_the_focal_loss() -> None:
 @pytest.mark.parametrize("kind", ["siren", "relu"])
 def test_a_fit_beats_a_constant(kind: str) -> None:
     inr = Inr(kind, width=24, depth=2)  # type: ignore[arg-type]
-    samples, config = waves(), Fit(steps=150, batch=100, lr=3e-3)
+    samples, config = waves(), Fit(steps=150, batch=100, lr=3e-3 if kind == "siren" else 1e-2)
     fitted = fit(inr, samples, config, start=inr.start(seeded()), generator=seeded())
     mean = samples.labels.mean()
     constant = bce(torch.logit(mean).expand_as(samples.labels), samples.labels).mean().item()

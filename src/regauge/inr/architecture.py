@@ -17,6 +17,7 @@ from regauge.core.params import Params
 from regauge.core.text import versioned
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
+from regauge.zoo.architecture import Architecture
 
 FORMAT = "regauge.inr"
 VERSION = 1
@@ -158,6 +159,27 @@ class Inr:
             network = _relu_start(mlp(*self.widths), bias, generator)
         return {name: tensor.detach().to(dtype) for name, tensor in network.state_dict().items()}
 
+    def architecture(self, *, bias: Bias = "torch") -> Architecture:
+        """The same as what populations and stores know, networks of which start as `start` does.
+
+        Raises:
+            ValueError: A ReLU network whose biases start differently from torch's.
+        """
+        name = f"{self.kind} {'-'.join(map(str, self.widths))}"
+        if self.kind == "relu":
+            if bias != "torch":
+                raise ValueError(f"a population of ReLU networks has biases as torch draws them, not {bias!r}")
+            return Architecture(name, "regauge.nets.mlp:mlp", {"widths": list(self.widths)})
+        settings = {
+            "in_features": self.in_features,
+            "width": self.width,
+            "out_features": self.out_features,
+            "depth": self.depth,
+            "omega": self.omega,
+            "bias": bias,
+        }
+        return Architecture(name, "regauge.nets.siren:Siren", settings)
+
     def to_json(self) -> str:
         """The text form."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
@@ -186,7 +208,12 @@ def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwr
         ValueError: The parameters are not those of this architecture, or the name does not end in `.safetensors`.
     """
     named = match(params, _blank(inr), "this network")
-    return save(named, path, overwrite=overwrite, metadata={"kind": FORMAT, "inr": inr.to_json()})
+    return save(named, path, overwrite=overwrite, metadata=header_of(inr))
+
+
+def header_of(inr: Inr) -> dict[str, str]:
+    """What the header of a checkpoint says about the INR that it holds."""
+    return {"kind": FORMAT, "inr": inr.to_json()}
 
 
 def load_inr(path: str | Path) -> tuple[Params, Inr]:

@@ -12,7 +12,6 @@ from regauge.inr.architecture import Inr
 from regauge.inr.fields.samples import Samples, image_samples
 from regauge.inr.fitting.fit import Fit, Fitted, fit
 from regauge.nets.siren import Bias
-from regauge.zoo.architecture import Architecture
 from regauge.zoo.jobs.threads import one_thread
 from regauge.zoo.training import Adam, Config, Examples, train
 
@@ -61,7 +60,7 @@ def fit_images(
     values = images.flatten(2).transpose(1, 2)
     examples = Examples("images", points, values, points, values, is_signals=True)
     population = Config(
-        _architecture(inr, bias),
+        inr.architecture(bias=bias),
         examples.name,
         count,
         seed,
@@ -119,20 +118,3 @@ def fit_many(
 
     with one_thread(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         return list(pool.map(one, range(len(samples))))
-
-
-def _architecture(inr: Inr, bias: Bias) -> Architecture:
-    name = f"{inr.kind} {'-'.join(map(str, inr.widths))}"
-    if inr.kind == "relu":
-        if bias != "torch":
-            raise ValueError(f'a population of ReLU networks has biases as torch draws them, not "{bias}"')
-        return Architecture(name, "regauge.nets.mlp:mlp", {"widths": list(inr.widths)})
-    settings = {
-        "in_features": inr.in_features,
-        "width": inr.width,
-        "out_features": inr.out_features,
-        "depth": inr.depth,
-        "omega": inr.omega,
-        "bias": bias,
-    }
-    return Architecture(name, "regauge.nets.siren:Siren", settings)

@@ -1,0 +1,201 @@
+"""Signals by name: shapes and grids of the data sets, and files of meshes, point clouds and images."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from regauge.data.shapes import SHAPES_SHA256, shape
+from regauge.data.voxels import voxels
+from regauge.inr.architecture import Inr
+from regauge.inr.fields.fields import CloudField, Field, MeshField, sample_surface
+from regauge.inr.fields.queries import Queries
+from regauge.inr.fields.samples import Samples, field_samples, image_samples, voxel_samples
+from regauge.inr.rendering.files import load_mesh, load_points
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+MESH_SUFFIXES = (".ply", ".obj", ".stl")
+CLOUD_SUFFIXES = (".ply", ".xyz", ".npz")
+POINTS = 2048
+"""Points of a mesh that distances are to where they are to points; the number of paper 003."""
+SURFACE = 100_000
+"""Points of a mesh around which queries are drawn where distances are to the mesh."""
+
+
+@dataclass(frozen=True)
+class ImageSignal:
+    """An image `[channels, height, width]` in [0, 1]."""
+
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class GridSignal:
+    """Occupied cells of the cube [-1, 1]^3, booleans `[x, y, z]`."""
+
+    cells: Tensor
+
+
+@dataclass(frozen=True)
+class ShapeSignal:
+    """A point cloud, or a mesh, in the unit ball.
+
+    Attributes:
+        vertices: Of the mesh, or the points, `[n, 3]`.
+        faces: Numbers of vertices, `[faces, 3]`; None for points.
+        to: Whether distances are to points (drawn from the surface of a mesh), or to the mesh; None is to points
+            where they have no sign, and to the mesh where they have one.
+    """
+
+    vertices: Tensor
+    faces: Tensor | None
+    to: Literal["points", "mesh"] | None = None
+
+    def field(self, inr: Inr, *, generator: torch.Generator) -> Field:
+        """The field that a network learns.
+
+        Raises:
+            ValueError: Distances are to be to a mesh, or have a sign, and there are only points.
+        """
+        is_to_mesh = self.to == "mesh" or (self.to is None and inr.signal != "unsigned")
+        if self.faces is None:
+            if self.to == "mesh":
+                raise ValueError("there are only points, to which distances can be; leave out :mesh, or give a mesh")
+            return CloudField(self.vertices)
+        count = SURFACE if is_to_mesh else POINTS
+        surface = sample_surface(self.vertices, self.faces, count, generator=generator)
+        return MeshField(self.vertices, self.faces, surface) if is_to_mesh else CloudField(surface)
+
+
+Signal = ImageSignal | GridSignal | ShapeSignal
+
+
+def is_signal(text: str) -> bool:
+    """Whether a text has the form of the name of a signal; nothing is read, so that the file may not be there."""
+    name, tail = _parted(text)
+    known = name in SHAPES_SHA256 or name.lower().endswith((*IMAGE_SUFFIXES, *MESH_SUFFIXES, *CLOUD_SUFFIXES))
+    return known or (name in ("chair", "monitor") and tail.isdecimal())
+
+
+def read_signal(text: str) -> Signal:
+    """The signal of a name.
+
+    `spot` is one of the shapes of `regauge.data.shapes`, `chair:7` a grid of ModelNet10. Anything else is a file: an
+    image; a mesh (`.ply`, `.obj`, `.stl`, or `.npz` with `vertices` and `faces`); points (`.ply`, `.xyz`, or `.npz`
+    with `points`). Shapes of files are moved and scaled into the unit ball, their centroid at the origin. What follows
+    a colon says what distances are to: `spot:points` or `spot:mesh`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ImportError: A file of a mesh or of points needs trimesh.
+        ValueError: It is no signal, or its file is damaged.
+    """
+    name, tail = _parted(text)
+    if name in ("chair", "monitor") and tail.isdecimal():
+        grids = voxels("chair" if name == "chair" else "monitor")
+        if int(tail) >= len(grids):
+            raise ValueError(f"there are {len(grids)} grids of a {name}, from {name}:0; there is no {text}")
+        return GridSignal(grids[int(tail)])
+    if not is_signal(text):
+        raise ValueError(
+            f"{text!r} is no signal: give a shape ({', '.join(sorted(SHAPES_SHA256))}), a grid (chair:0, monitor:0), "
+            "or a file of an image, a mesh or points"
+        )
+    if name.lower().endswith(IMAGE_SUFFIXES):
+        return ImageSignal(read_image(name))
+    if name in SHAPES_SHA256:
+        known = shape(name)
+        found = ShapeSignal(known.vertices, known.faces)
+    else:
+        found = _in_unit_ball(_from_file(Path(name)))
+    return replace(found, to="mesh") if tail == "mesh" else replace(found, to="points") if tail == "points" else found
+
+
+def read_image(path: str | Path) -> Tensor:
+    """An image file as `[channels, height, width]` in [0, 1]: one channel if it is gray, else red, green and blue.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no image.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
+    try:
+        with Image.open(path) as image:
+            is_gray = image.mode in ("1", "L", "LA")
+            pixels = np.array(image.convert("L" if is_gray else "RGB"))
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise ValueError(f"{str(path)!r} is damaged or no image ({error})") from error
+    values = torch.from_numpy(pixels).float() / 255
+    return values.unsqueeze(0) if is_gray else values.permute(2, 0, 1).contiguous()
+
+
+def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: torch.Generator) -> Samples:
+    """Samples of any signal: all pixels, all cells, or queries of the field of a shape.
+
+    Args:
+        signal: What is learned.
+        inr: The network that learns it.
+        queries: Where a shape is asked.
+        generator: Where chance comes from.
+
+    Raises:
+        ValueError: The network does not represent such a signal.
+    """
+    expected = {"image": ImageSignal, "occupancy": GridSignal | ShapeSignal}.get(inr.signal, ShapeSignal)
+    if not isinstance(signal, expected):
+        kind = {ImageSignal: "an image", GridSignal: "a grid of cells", ShapeSignal: "a shape"}[type(signal)]
+        raise ValueError(f"a network of signal {inr.signal!r} cannot represent {kind}")
+    if isinstance(signal, ImageSignal):
+        return image_samples(signal.values)
+    if isinstance(signal, GridSignal):
+        return voxel_samples(signal.cells)
+    return field_samples(signal.field(inr, generator=generator), inr, queries, generator=generator)
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """A name, and what follows a colon if that is known."""
+    name, colon, tail = text.rpartition(":")
+    return (name, tail) if colon and (tail in ("points", "mesh") or tail.isdecimal()) else (text, "")
+
+
+def _from_file(path: Path) -> ShapeSignal:
+    if path.suffix == ".npz" and path.is_file():
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                if {"vertices", "faces"} <= set(archive.files):
+                    vertices, faces = archive["vertices"], archive["faces"]
+                    return ShapeSignal(torch.from_numpy(vertices).float(), torch.from_numpy(faces).long())
+        except (ValueError, OSError, TypeError) as error:
+            raise ValueError(f"{str(path)!r} cannot be read as arrays: {error}") from error
+    if path.suffix not in CLOUD_SUFFIXES:
+        mesh = load_mesh(path)
+        return ShapeSignal(mesh.vertices, mesh.faces)
+    if path.suffix in MESH_SUFFIXES:
+        try:
+            mesh = load_mesh(path)
+        except ValueError:  # points without faces
+            return ShapeSignal(load_points(path).float(), None)
+        return ShapeSignal(mesh.vertices, mesh.faces)
+    return ShapeSignal(load_points(path).float(), None)
+
+
+def _in_unit_ball(found: ShapeSignal) -> ShapeSignal:
+    vertices = found.vertices.double()
+    if not bool(vertices.isfinite().all()):
+        raise ValueError("the shape has coordinates that are NaN or Inf; repair the file")
+    if found.faces is None:
+        center = vertices.mean(0)
+    else:
+        a, b, c = (vertices[found.faces[:, k]] for k in range(3))
+        areas = torch.linalg.cross(b - a, c - a).norm(dim=1, keepdim=True)
+        center = ((a + b + c) / 3 * areas).sum(0) / areas.sum()
+    radius = (vertices - center).norm(dim=1).max()
+    if not radius > 0 or not bool(center.isfinite().all()):
+        raise ValueError("the shape has no extent: all its points are one, or its faces have no area")
+    return replace(found, vertices=((vertices - center) / radius).float())
