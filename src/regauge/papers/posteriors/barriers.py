@@ -153,14 +153,15 @@ def _line(config: Barriers, case: Case, pair: int, arm: Arm, found: Sequence[Gau
         symmetry = rg.discover(module, (family.images().test_images[:4],))
         symmetry = symmetry if arm.restrict is None else arm.restrict(symmetry)
         a, b = found[2 * pair : 2 * pair + 2]
-        noise = b.draw(config.samples, run.generator("noise", family, pair))
+        noise = b.draw(config.samples, run.generator("noise", family, pair)) if b.std else {}
         seconds = 0.0
         if arm.method is not None:
             generator = run.generator("alignment", family, pair)
             began = time.thread_time()
             element = rg.align(a, b, symmetry, method=arm.method, generator=generator).element
             seconds = time.thread_time() - began
-            b, noise = b.push(symmetry, element), b.push_noise(symmetry, element, noise)
+            noise = b.push_noise(symmetry, element, noise) if noise else {}
+            b = b.push(symmetry, element)
         record: Record = {"seconds": seconds, "distance": distance(a, b).total}
         for split, is_test in SPLITS.items():
             data = batches(family, config.test if is_test else config.train, is_test=is_test)
