@@ -1,0 +1,20 @@
+"""Paper 003: implicit representations of 3D shapes, aligned.
+
+References:
+    Ballerini (2023), Alignment of implicit neural representations of 3D shapes via permutation symmetries.
+"""
+
+import functools
+
+from regauge.papers.experiment import Experiment
+from regauge.papers.shapes import alignment
+from regauge.papers.shapes.pairs import study
+
+EXPERIMENTS = {
+    "alignment": Experiment(
+        "figures 3.1 to 3.3 and the whole group, width 128", functools.partial(study, width=128), alignment.measure
+    ),
+    "alignment-512": Experiment(
+        "the same at the paper's width, hours on a CPU", functools.partial(study, width=512), alignment.measure
+    ),
+}

@@ -1,0 +1,196 @@
+"""Figures 3.1 to 3.3 of paper 003 and what the whole symmetry of sine units adds to them."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Literal
+
+import torch
+
+import regauge as rg
+from regauge.align import Method
+from regauge.connect import Curve, Path
+from regauge.core.params import Params
+from regauge.papers.classifiers import distance, mean_curve
+from regauge.papers.run import Record, Run
+from regauge.papers.shapes.pairs import Shape, Study, networks, pairs, samples, task
+from regauge.papers.symmetries import permutations_only, without_shifts
+from regauge.papers.table import Quantity, Row, Table
+
+READ = 10_000
+"""Samples that methods and repair read."""
+QUANTITIES = (
+    Quantity("barrier"),
+    Quantity("AUC"),
+    Quantity("highest loss"),
+    Quantity("loss halfway"),
+    Quantity("weight distance", 2),
+    Quantity("units that stay"),
+    Quantity("CPU s", 2),
+)
+
+
+def whole(symmetry: rg.Symmetry) -> rg.Symmetry:
+    """All of the symmetry."""
+    return symmetry
+
+
+@dataclass(frozen=True)
+class Way:
+    """One row.
+
+    Attributes:
+        label: In words.
+        method: What aligns the second network; None leaves it.
+        restrict: Takes the symmetry to the part of it that is used.
+        second: Which second network: from the same start, the same moved by a hidden element, or from another start.
+        is_repaired: Whether networks between the ends are repaired.
+    """
+
+    label: str
+    method: Method | None = None
+    restrict: Callable[[rg.Symmetry], rg.Symmetry] = field(default=whole)
+    second: Literal["same", "hidden", "other"] = "other"
+    is_repaired: bool = False
+
+
+WEIGHTS = rg.WeightMatching()
+ACTIVATIONS = rg.ActivationMatching()
+WAYS = (
+    Way("same start", second="same"),
+    Way("same start, weights, permutations", WEIGHTS, permutations_only, "same"),
+    Way("same start, hidden copy, weights, permutations", WEIGHTS, permutations_only, "hidden"),
+    Way("same start, hidden copy, weights, and signs", WEIGHTS, without_shifts, "hidden"),
+    Way("same start, hidden copy, weights, whole group", WEIGHTS, second="hidden"),
+    Way("different starts"),
+    Way("weights, permutations", WEIGHTS, permutations_only),
+    Way("weights, permutations and signs", WEIGHTS, without_shifts),
+    Way("weights, whole group", WEIGHTS),
+    Way("activations, permutations", ACTIVATIONS, permutations_only),
+    Way("activations, permutations and signs", ACTIVATIONS, without_shifts),
+    Way("activations, whole group", ACTIVATIONS),
+    Way("weights, permutations, repaired", WEIGHTS, permutations_only, is_repaired=True),
+    Way("weights, whole group, repaired", WEIGHTS, is_repaired=True),
+    Way("activations, permutations, repaired", ACTIVATIONS, permutations_only, is_repaired=True),
+    Way("activations, whole group, repaired", ACTIVATIONS, is_repaired=True),
+    Way("activations, whole group, then Sinkhorn", rg.Sinkhorn(init=ACTIVATIONS)),
+)
+PICTURED = (
+    "same start",
+    "different starts",
+    "weights, permutations",
+    "weights, whole group",
+    "activations, whole group",
+)
+
+
+def measure(study: Study, run: Run) -> Table:
+    """Fit the networks, align every pair in every way, and evaluate the lines."""
+    found = networks(study, run)
+    cells = [
+        (way, one, k)
+        for way in WAYS
+        for one, k in pairs(found, study.pairs)
+        if way.second == "other" or k == 0  # One network from the same start for each shape.
+    ]
+    records = run.each("aligning", [functools.partial(_record, study, *cell, run) for cell in cells])
+    rows = []
+    for way in WAYS:
+        of = [(one, k, record) for (other, one, k), record in zip(cells, records, strict=True) if other is way]
+        rows.append(_row(way, study, of))
+    constant = fmean(_constant(study, one, run) for one in found)
+    notes = (
+        "the paper: flat from the same start; two peaks (4th and 4th to last point) from different starts; one bell, "
+        "sometimes higher, after weight matching by permutations; activation matching looks like different starts. It "
+        "concludes that alignment cannot put these networks into one basin, and knows permutations only",
+        f"{study.described()}; ± is the standard error over shapes and pairs, 'over seeds' the standard deviation of "
+        "the means of the shapes",
+        f"loss: cross entropy in nats on 10,000 samples of both samplings; the best constant prediction has "
+        f"{constant:.3f}. Methods and repair read {READ:,} samples of the second sampling",
+        "hidden copy: the second network from the same start, moved by a random element of the whole group",
+        "units that stay: share of units that the permutation leaves where they are",
+        *study.notes,
+    )
+    return Table(
+        f"Implicit shapes of width {study.inr.width}: what alignment is worth",
+        notes,
+        QUANTITIES,
+        tuple(rows),
+        "cross entropy on 10,000 samples (nats)",
+    )
+
+
+def moved(
+    way: Way, study: Study, one: Shape, k: int, symmetry: rg.Symmetry, judge: rg.Task, run: Run
+) -> tuple[Params, rg.Element | None, float]:
+    """The second network of a pair, aligned; how; and the CPU seconds of that."""
+    second = one.others[k] if way.second == "other" else one.same
+    if way.second == "hidden":
+        second = symmetry.act(symmetry.random(run.generator("hidden", one.name)), second)
+    if way.method is None:
+        return second, None, 0.0
+    read = samples(study, one.name, run)
+    order = torch.randperm(len(read), generator=run.generator("read", one.name))[:READ]
+    batches = [(read.points[part], read.labels[part]) for part in torch.split(order, READ // 5)]
+    data = rg.Task(judge.module, batches, criterion=judge.criterion)
+    generator = run.generator("alignment", one.name, k)
+    began = time.thread_time()
+    part = way.restrict(symmetry)
+    found = rg.align(one.first, second, part, method=way.method, task=data, generator=generator)
+    return found.params, found.element, time.thread_time() - began
+
+
+def _record(study: Study, way: Way, one: Shape, k: int, run: Run) -> Record:
+    def make() -> Record:
+        judge = task(study, one.name, run)
+        symmetry = rg.discover(judge.module, (torch.zeros(2, study.inr.in_features),))
+        second, element, seconds = moved(way, study, one, k, symmetry, judge, run)
+        path: Path = rg.Straight()
+        if way.is_repaired:
+            read = samples(study, one.name, run)
+            order = torch.randperm(len(read), generator=run.generator("read", one.name))[:READ]
+            path = rg.Repaired(judge.module, [read.points[order]])
+        curve = rg.line(judge.evaluate, one.first, second, points=study.points, path=path)
+        record: Record = {"line": list(curve.table), "distance": distance(one.first, second), "seconds": seconds}
+        if element is not None:
+            record["stay"] = _staying(element)
+        return record
+
+    settings = (study.inr, study.fit, study.queries, study.points, way.method, way.restrict.__name__, way.second)
+    return run.record((*settings, way.is_repaired), f"{one.name}-{k}", make)
+
+
+def _staying(element: rg.Element) -> float:
+    """Share of units that stay where they are."""
+    perms = [value.perm for value in element.values() if value.perm is not None]
+    same = sum(int((perm == torch.arange(len(perm))).sum()) for perm in perms)
+    return same / sum(len(perm) for perm in perms)
+
+
+def _row(way: Way, study: Study, of: Sequence[tuple[Shape, int, Record]]) -> Row:
+    curves = [Curve(tuple(record["line"])) for _, _, record in of]
+    by_shape = {one.name: [j for j, (other, _, _) in enumerate(of) if other.name == one.name] for one, _, _ in of}
+
+    def grouped(values: Sequence[float]) -> list[list[float]]:
+        return [[values[j] for j in group] for group in by_shape.values()]
+
+    values = {
+        "barrier": grouped([curve.barrier for curve in curves]),
+        "AUC": grouped([max(0.0, curve.auc) for curve in curves]),
+        "highest loss": grouped([max(row["loss"] for row in curve.table) for curve in curves]),
+        "loss halfway": grouped([curve.table[study.points // 2]["loss"] for curve in curves]),
+        "weight distance": grouped([record["distance"] for _, _, record in of]),
+    }
+    if way.method is not None:
+        values["units that stay"] = grouped([record["stay"] for _, _, record in of])
+        values["CPU s"] = grouped([record["seconds"] for _, _, record in of])
+    return Row(way.label, values, curve=mean_curve(curves) if way.label in PICTURED else ())
+
+
+def _constant(study: Study, one: Shape, run: Run) -> float:
+    """The loss of the best prediction that is the same everywhere."""
+    (_, labels), *_ = task(study, one.name, run).batches
+    mean = float(labels.double().mean())
+    return -(mean * torch.tensor(mean).log() + (1 - mean) * torch.tensor(1 - mean).log()).item()

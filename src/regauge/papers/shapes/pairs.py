@@ -1,0 +1,169 @@
+"""Pairs of implicit representations of one shape, from one start or from two, as in chapter 3 of paper 003."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import regauge as rg
+from regauge.core.params import Params
+from regauge.data.files import present
+from regauge.data.shapes import SHAPES_SHA256, shape
+from regauge.data.shared_start import SHARED_START, shared_start
+from regauge.inr.architecture import Inr
+from regauge.inr.fields.fields import CloudField
+from regauge.inr.fields.queries import EVALUATION, Queries
+from regauge.inr.fields.samples import Samples, field_samples
+from regauge.inr.fitting.fit import Fit, fit
+from regauge.inr.fitting.losses import bce
+from regauge.papers.run import Run, Scale
+
+CLOUD = 2048
+"""Points of a shape that a network sees."""
+SHAPES = ("spot", "stanford-bunny", "fandisk", "horse", "rocker-arm", "cow")
+BALL = "ball"
+"""A made-up shape, for test runs without data."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Networks of several shapes.
+
+    For every shape the first network of all pairs is the same: it begins at the shared start and sees one half of the
+    shape's points. The second network sees other points; it begins there too ("same"), or at a start of its own.
+
+    Attributes:
+        shapes: Their names.
+        pairs: Starts of second networks, for each shape.
+        inr: What every network is.
+        fit: How it is fitted.
+        queries: Samples that it is fitted to.
+        points: Networks on each line, both ends included.
+        notes: What the scale changes.
+    """
+
+    shapes: tuple[str, ...]
+    pairs: int
+    inr: Inr
+    fit: Fit
+    queries: Queries
+    points: int = 25
+    notes: tuple[str, ...] = ()
+
+    def described(self) -> str:
+        """The protocol, in a sentence."""
+        widths = "-".join(map(str, self.inr.widths))
+        return (
+            f"SIREN {widths}, omega {self.inr.omega:g}, fitted to unsigned distances from {CLOUD:,} points (clipped at "
+            f"{self.inr.limit:g}) in {self.fit.steps} steps of {self.fit.batch:,} of {self.queries.total:,} samples, "
+            f"Adam with learning rate {self.fit.lr:g}; {len(self.shapes)} shapes ({', '.join(self.shapes)}), "
+            f"{self.pairs} pair(s) of starts; {self.points} points on each line"
+        )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The networks of one shape.
+
+    Attributes:
+        name: Of the shape.
+        first: From the shared start.
+        same: From the shared start, of other points of the shape.
+        others: From starts of their own, of the same points as `same`.
+    """
+
+    name: str
+    first: Params
+    same: Params
+    others: tuple[Params, ...]
+
+
+def study(scale: Scale, width: int) -> Study:
+    """Six shapes and three pairs of starts; the paper has ModelNet40 and one pair for each of its shapes."""
+    if scale == "smoke":
+        notes = ("a test run on networks that are hardly fitted",)
+        small = Queries(500, 400, 50, 50)
+        return Study((BALL,), 1, Inr(width=12, depth=2), Fit(30, 200, 1e-3), small, 5, notes)
+    return Study(SHAPES if scale == "cpu" else tuple(SHAPES_SHA256), 3, Inr(width=width), Fit(), Queries())
+
+
+def networks(study: Study, run: Run) -> list[Shape]:
+    """All networks, fitted unless an earlier run did."""
+    keys = [(name, kind) for name in study.shapes for kind in ("first", "same", *map(str, range(study.pairs)))]
+    found = run.each("fitting", [functools.partial(_network, study, name, kind, run) for name, kind in keys])
+    by_key = dict(zip(keys, found, strict=True))
+    return [
+        Shape(
+            name,
+            by_key[name, "first"],
+            by_key[name, "same"],
+            tuple(by_key[name, str(k)] for k in range(study.pairs)),
+        )
+        for name in study.shapes
+    ]
+
+
+def clouds(name: str) -> tuple[Tensor, Tensor]:
+    """Two samplings of a surface that share no point, `[2048, 3]` each."""
+    if name == BALL:
+        points = torch.randn(2 * CLOUD, 3, generator=torch.Generator().manual_seed(0))
+        points = 0.7 * points / points.norm(dim=1, keepdim=True)
+    else:
+        points = shape(name).points
+    return points[:CLOUD], points[CLOUD : 2 * CLOUD]
+
+
+def task(study: Study, name: str, run: Run) -> rg.Task:
+    """The loss of the shape's networks on 10,000 samples, half of them from either sampling."""
+    parts = [
+        field_samples(CloudField(cloud), study.inr, EVALUATION, generator=run.generator("evaluation", name, half))
+        for half, cloud in enumerate(clouds(name))
+    ]
+    # Every other sample of both: they are sorted by their distance from the surface.
+    points, labels = (torch.cat([getattr(part, field)[::2] for part in parts]) for field in ("points", "labels"))
+    return rg.Task(study.inr.module(), [(points, labels)], criterion=_mean_bce)
+
+
+def samples(study: Study, name: str, run: Run) -> Samples:
+    """What the shape's second networks were fitted to."""
+    return _samples(study, name, 1, run)
+
+
+def starts(study: Study, kind: str, name: str, run: Run) -> Params:
+    """Where a network began: the shared start of inr2vec where it fits and is there, or a drawn one."""
+    if kind in ("first", "same"):
+        if study.inr == Inr() and present(SHARED_START) is not None:
+            return shared_start()
+        return study.inr.start(run.generator("shared start"))
+    return study.inr.start(run.generator("start", name, kind))
+
+
+def _network(study: Study, name: str, kind: str, run: Run) -> Params:
+    def make() -> Params:
+        half = 0 if kind == "first" else 1
+        start = starts(study, kind, name, run)
+        return fit(
+            study.inr,
+            _samples(study, name, half, run),
+            study.fit,
+            start=start,
+            generator=run.generator("fit", name, kind),
+        ).params
+
+    return run.network((study.inr, study.fit, study.queries), f"{name}-{kind}", make)
+
+
+def _samples(study: Study, name: str, half: int, run: Run) -> Samples:
+    generator = run.generator("samples", name, half)
+    return field_samples(CloudField(clouds(name)[half]), study.inr, study.queries, generator=generator)
+
+
+def _mean_bce(outputs: Tensor, labels: Tensor) -> Tensor:
+    return bce(outputs, labels).mean()
+
+
+def pairs(found: Sequence[Shape], count: int) -> list[tuple[Shape, int]]:
+    """Every shape with every start of a second network."""
+    return [(one, k) for one in found for k in range(count)]
