@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regauge import zoo
+    from regauge import bayes, zoo
     from regauge.align import (
         ActivationMatching,
         AlignManyResult,
@@ -205,6 +205,7 @@ __all__ = [
     "align",
     "align_many",
     "align_pairs",
+    "bayes",
     "canonical_element",
     "canonical_manifold",
     "canonicalize",
@@ -243,8 +244,8 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name == "zoo":
-        return import_module("regauge.zoo")
+    if name in ("bayes", "zoo"):
+        return import_module(f"regauge.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'regauge' has no attribute {name!r}; its names are {__all__}")
     value = getattr(import_module(_HOMES[name]), name)

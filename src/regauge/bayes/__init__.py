@@ -1,1 +1,115 @@
-"""Posteriors over the weights of networks, aligned as distributions."""
+"""Posteriors over the weights of networks, aligned as distributions.
+
+References:
+    Rossi, Singh and Hannagan (2023), On permutation symmetries in Bayesian neural network posteriors.
+"""
+
+from regauge.bayes.importers import (
+    from_bayesian_torch,
+    from_ensemble,
+    from_ivon,
+    from_laplace,
+    from_posteriors,
+    from_samples,
+    from_swag,
+    log_posterior,
+)
+from regauge.bayes.matching import (
+    OneGaussian,
+    PosteriorAlignment,
+    PosteriorsAlignment,
+    align,
+    align_many,
+    barycenter,
+    one_gaussian,
+)
+from regauge.bayes.posteriors import (
+    GaussianPosterior,
+    KroneckerPosterior,
+    LowRankPosterior,
+    Noise,
+    ParticlePosterior,
+    Posterior,
+)
+from regauge.bayes.prediction import (
+    Bin,
+    Calibration,
+    Categorical,
+    Entropy,
+    Likelihood,
+    Normal,
+    PosteriorCollapse,
+    PosteriorCurve,
+    PosteriorPath,
+    PosteriorSlice,
+    Predictive,
+    posterior_collapse,
+    posterior_line,
+    posterior_slice,
+    predict,
+)
+from regauge.bayes.transport import (
+    Displacement,
+    MixturePath,
+    MixturePosterior,
+    SquaredDistance,
+    distance,
+    geodesic,
+    mixture,
+)
+from regauge.bayes.variational import (
+    Diagnostics,
+    Variational,
+    diagnose,
+    fit,
+)
+
+__all__ = [
+    "Bin",
+    "Calibration",
+    "Categorical",
+    "Diagnostics",
+    "Displacement",
+    "Entropy",
+    "GaussianPosterior",
+    "KroneckerPosterior",
+    "Likelihood",
+    "LowRankPosterior",
+    "MixturePath",
+    "MixturePosterior",
+    "Noise",
+    "Normal",
+    "OneGaussian",
+    "ParticlePosterior",
+    "Posterior",
+    "PosteriorAlignment",
+    "PosteriorCollapse",
+    "PosteriorCurve",
+    "PosteriorPath",
+    "PosteriorSlice",
+    "PosteriorsAlignment",
+    "Predictive",
+    "SquaredDistance",
+    "Variational",
+    "align",
+    "align_many",
+    "barycenter",
+    "diagnose",
+    "distance",
+    "fit",
+    "from_bayesian_torch",
+    "from_ensemble",
+    "from_ivon",
+    "from_laplace",
+    "from_posteriors",
+    "from_samples",
+    "from_swag",
+    "geodesic",
+    "log_posterior",
+    "mixture",
+    "one_gaussian",
+    "posterior_collapse",
+    "posterior_line",
+    "posterior_slice",
+    "predict",
+]
