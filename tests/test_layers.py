@@ -45,6 +45,7 @@ BEFORE_PARSING = (
     "cli/main.py",
     "cli/options.py",
     "cli/zoo_options.py",
+    "cli/inr_options.py",
     "cli/errors.py",
 )
 """What `regauge --help` imports."""
@@ -137,6 +138,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.main",
                 "regauge.cli.options",
                 "regauge.cli.zoo_options",
+                "regauge.cli.inr_options",
                 "regauge.cli.errors",
             }
 

@@ -7,7 +7,7 @@ from rich.table import Table
 import regauge as rg
 from regauge.checkpoints.alignments import IN_FOLDER, Alignment, alignment_path, save_alignment
 from regauge.checkpoints.writing import SUFFIX, require_writable, save
-from regauge.cli.matching import as_stored, checkpoints_of, method_of, task_for
+from regauge.cli.matching import as_stored, checkpoints_of, header_of, method_of, task_for
 from regauge.cli.options import Align
 from regauge.cli.streaming import (
     is_streamed,
@@ -34,12 +34,13 @@ def run(options: Align) -> None:
     require_writable(options.output, overwrite=options.overwrite)
     require_writable(beside, overwrite=options.overwrite)
     symmetry, module, (params_a, params_b) = checkpoints_of(options, (options.a, options.b), console)
-    task = task_for(options, module, params_a)
+    task = task_for(options, module, params_a, options.a)
     method = method_of(options)
     with console.status("aligning"):
         generator = torch.Generator().manual_seed(options.seed)
         result = rg.align(params_a, params_b, symmetry, method=method, task=task, generator=generator)
-    save(as_stored(result.params, options.b), options.output, overwrite=options.overwrite)
+    moved, header = as_stored(result.params, options.b), header_of(options.b)
+    save(moved, options.output, overwrite=options.overwrite, metadata=header)
     save_alignment(Alignment(symmetry, result.element), beside, overwrite=options.overwrite)
     table = Table("", "before", "after", box=None, pad_edge=False)
     before, after = distance(params_a, params_b), distance(params_a, result.params)

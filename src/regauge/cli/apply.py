@@ -3,6 +3,7 @@
 from regauge.checkpoints.alignments import alignment_path, load_alignment
 from regauge.checkpoints.reading import load
 from regauge.checkpoints.writing import require_writable, save
+from regauge.cli.matching import header_of
 from regauge.cli.options import Apply
 
 
@@ -13,5 +14,6 @@ def run(options: Apply) -> None:
     params = load(options.checkpoint)
     symmetry = alignment.symmetry.bind(params)
     element = symmetry.inverse(alignment.element) if options.inverse else alignment.element
-    save(symmetry.act(element, params), options.output, overwrite=options.overwrite)
+    header = header_of(options.checkpoint)
+    save(symmetry.act(element, params), options.output, overwrite=options.overwrite, metadata=header)
     print(f"written: {options.output}")

@@ -8,8 +8,8 @@ from regauge.checkpoints.reading import load, match
 from regauge.checkpoints.writing import require_writable, save
 from regauge.cli.discover import find
 from regauge.cli.errors import UsageError
-from regauge.cli.matching import as_stored
-from regauge.cli.models import load_model
+from regauge.cli.matching import as_stored, header_of
+from regauge.cli.models import load_model, self_described
 from regauge.cli.options import Canonicalize
 from regauge.core.params import require_same_shapes
 
@@ -20,14 +20,15 @@ def run(options: Canonicalize) -> None:
     beside = alignment_path(options.output)
     require_writable(options.output, overwrite=options.overwrite)
     require_writable(beside, overwrite=options.overwrite)
-    if options.model is None and options.symmetry is None:
+    name = options.model or (self_described(options.checkpoint) if options.symmetry is None else None)
+    if name is None and options.symmetry is None:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
     with console.status("reading the checkpoints"):
         params = load(options.checkpoint)
         reference = None if options.reference is None else load(options.reference)
-    if options.model is not None:
+    if name is not None:
         with console.status("building the model"):
-            model = load_model(options.model, options.inputs)
+            model = load_model(name, options.inputs)
         state = model.module.state_dict()
         params = match(params, state, str(options.checkpoint))
         reference = None if reference is None else match(reference, state, str(options.reference))
@@ -47,7 +48,8 @@ def run(options: Canonicalize) -> None:
     with console.status("canonicalizing"):
         element = rg.canonical_element(params, symmetry, reference=reference)
     canonical = symmetry.act(element, params)
-    save(as_stored(canonical, options.checkpoint), options.output, overwrite=options.overwrite)
+    stored, header = as_stored(canonical, options.checkpoint), header_of(options.checkpoint)
+    save(stored, options.output, overwrite=options.overwrite, metadata=header)
     save_alignment(Alignment(symmetry, element), beside, overwrite=options.overwrite)
     print(rg.canonical_manifold(symmetry))
     print(f"written: {options.output} and {beside.name}")

@@ -17,8 +17,9 @@ from regauge.checkpoints.reading import load, match
 from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
 from regauge.cli.errors import UsageError
-from regauge.cli.models import load_module
+from regauge.cli.models import inr_of, load_module, self_described
 from regauge.cli.options import Judging
+from regauge.cli.signals import is_signal_data, signal_task
 from regauge.core.params import Params
 from regauge.core.task import arguments
 
@@ -65,15 +66,31 @@ class Judged:
 def read(options: Judging, paths: Sequence[Path], console: Console) -> Judged:
     """Build the model and read the checkpoints and the data."""
     with console.status("building the model and reading the checkpoints"):
-        module = load_module(options.model, values="always").module
+        name = model_of(options, paths[0])
+        module = load_module(name, values="always").module
         state = module.state_dict()
         networks = tuple(match(load(path), state, str(path)) for path in paths)
-        task = task_on(options, module, options.data, dtype_of(networks[0]))
+        task = task_on(options, module, options.data, dtype_of(networks[0]), paths[0])
     return Judged(module, networks, with_reset(task))
 
 
-def task_on(options: Judging, module: nn.Module, data: str, dtype: torch.dtype) -> rg.Task:
-    """The task of the model on some data."""
+def model_of(options: Judging, first: Path) -> str:
+    """MODEL, or the first checkpoint where that says itself what it is.
+
+    Raises:
+        UsageError: There is neither.
+    """
+    name = options.model or self_described(first)
+    if name is None:
+        raise UsageError(f"{str(first)!r} does not say what network it holds: name the model with --model")
+    return name
+
+
+def task_on(options: Judging, module: nn.Module, data: str, dtype: torch.dtype, first: Path) -> rg.Task:
+    """The task of the model on some data; signals are data of an INR."""
+    inr = inr_of(options.model or first)
+    if inr is not None and is_signal_data(data):
+        return signal_task(inr, module, data, loss=options.loss, dtype=dtype)
     return task_of(module, load_batches(data, options.batch), loss=options.loss, outputs=options.outputs, dtype=dtype)
 
 

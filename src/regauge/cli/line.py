@@ -82,7 +82,7 @@ def _trained(options: Line, judged: Judged, progress: Progress) -> Path:
     a, b = judged.networks
     task = replace(judged.task, prepare=None)
     if options.train is not None:
-        task = task_on(options, judged.module, options.train, dtype_of(a))
+        task = task_on(options, judged.module, options.train, dtype_of(a), options.a)
     few = replace(task, batches=list(task.batches)[:STATISTICS_BATCHES])
     losses: list[float] = []
     bar = progress.add_task("training the path", total=options.steps)

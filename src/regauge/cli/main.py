@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from regauge.cli.errors import UsageError
+from regauge.cli.inr_options import Inr
 from regauge.cli.options import (
     Align,
     Apply,
@@ -38,6 +39,7 @@ MODULES: dict[type, str] = {
     Repair: "regauge.cli.repair",
     Reproduce: "regauge.cli.reproduce",
     Zoo: "regauge.cli.zoo",
+    Inr: "regauge.cli.inr",
 }
 """Each has a function `run(options)`; it is imported when the command is known."""
 
@@ -53,6 +55,7 @@ Command = (
     | Annotated[Repair, tyro.conf.subcommand("repair")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Zoo, tyro.conf.subcommand("zoo")]
+    | Annotated[Inr, tyro.conf.subcommand("inr")]
 )
 
 
@@ -69,9 +72,9 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(2)
 
 
-def parse(args: Sequence[str] | None = None) -> Options | Zoo:
+def parse(args: Sequence[str] | None = None) -> Options | Zoo | Inr:
     """The options of one command; prints help or what is wrong with them and exits otherwise."""
-    options: Options | Zoo = tyro.cli(
+    options: Options | Zoo | Inr = tyro.cli(
         Command,
         prog="regauge",
         description=DESCRIPTION,

@@ -8,13 +8,15 @@ from torch import nn
 
 import regauge as rg
 from regauge.align import Method
-from regauge.checkpoints.lazy import LazyCheckpoint
+from regauge.checkpoints.lazy import LazyCheckpoint, read_header
 from regauge.checkpoints.reading import TORCH_SUFFIXES, load, locate, match
+from regauge.checkpoints.writing import SUFFIX
 from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
 from regauge.cli.discover import find
 from regauge.cli.errors import UsageError
-from regauge.cli.models import load_model
+from regauge.cli.models import inr_of, load_model, self_described
 from regauge.cli.options import Matching
+from regauge.cli.signals import is_signal_data, signal_task
 from regauge.core.params import Params, require_same_shapes
 
 NEED_DATA = ("activations", "mixed", "straight-through")
@@ -53,10 +55,16 @@ def as_stored(params: Params, path: Path) -> Params:
     return {name: params[name] for name in names}
 
 
+def header_of(path: Path) -> dict[str, str]:
+    """What a file that is made from a checkpoint keeps of its header, such as which INR it holds."""
+    file = locate(path)
+    return read_header(file)[1] if file.suffix == SUFFIX else {}
+
+
 def model_of(options: Matching, first: Path) -> str | None:
-    """MODEL, or the first checkpoint where that is a folder in Hugging Face style and nothing else is said."""
-    if options.model is None and options.symmetry is None and (first / "config.json").is_file():
-        return str(first)
+    """MODEL, or the first checkpoint where that says itself what it is and nothing else is said."""
+    if options.model is None and options.symmetry is None:
+        return self_described(first)
     return options.model
 
 
@@ -67,12 +75,15 @@ def symmetry_file(path: Path) -> rg.Symmetry:
     return rg.Symmetry.from_json(path.read_text(encoding="utf-8"))
 
 
-def task_for(options: Matching, module: nn.Module | None, params: Params) -> rg.Task | None:
-    """The model on the data of the options, if there are any."""
+def task_for(options: Matching, module: nn.Module | None, params: Params, first: Path) -> rg.Task | None:
+    """The model on the data of the options, if there are any; `first` is the checkpoint that may be its own model."""
     if options.data is None:
         return None
     if module is None:
         raise UsageError("--data needs the model that runs on them: name it with --model")
+    inr = inr_of(model_of(options, first))
+    if inr is not None and is_signal_data(options.data):
+        return signal_task(inr, module, options.data, loss=options.loss, dtype=dtype_of(params))
     batches = load_batches(options.data, options.batch)
     outputs = options.inputs.outputs
     return with_reset(task_of(module, batches, loss=options.loss, outputs=outputs, dtype=dtype_of(params)))

@@ -11,7 +11,7 @@ import regauge as rg
 from regauge.align import ManyMethod, Method
 from regauge.checkpoints.writing import SUFFIX, require_writable, save, save_text
 from regauge.cli.errors import UsageError
-from regauge.cli.matching import as_stored, checkpoints_of, method_of, task_for
+from regauge.cli.matching import as_stored, checkpoints_of, header_of, method_of, task_for
 from regauge.cli.options import Merge
 from regauge.cli.streaming import (
     is_streamed,
@@ -48,7 +48,7 @@ def run(options: Merge) -> None:
     paths = [*options.checkpoints, *bases]
     symmetry, module, networks = checkpoints_of(options, paths, console)
     base = None if options.base is None else networks.pop()
-    task = task_for(options, module, networks[0])
+    task = task_for(options, module, networks[0], paths[0])
     with console.status("aligning and merging"):
         result = rg.merged(
             networks,
@@ -62,7 +62,8 @@ def run(options: Merge) -> None:
             labels=[str(path) for path in paths],
         )
     params = result.params if task is None or task.prepare is None else task.prepare(result.params)
-    save(as_stored(params, options.base or options.checkpoints[0]), options.output, overwrite=options.overwrite)
+    like = options.base or options.checkpoints[0]
+    save(as_stored(params, like), options.output, overwrite=options.overwrite, metadata=header_of(like))
     save_text(result.record.card, card)
     print(result.record.card)
     print(f"written: {options.output} and {card.name}")

@@ -1,4 +1,4 @@
-"""What MODEL means: a factory in a package or a file, or a folder in Hugging Face style; and example inputs for it."""
+"""What MODEL means: a factory, a folder in Hugging Face style, or an INR's checkpoint; and example inputs for it."""
 
 import importlib
 import importlib.util
@@ -15,8 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.writing import SUFFIX
 from regauge.cli.errors import UsageError
 from regauge.cli.options import ExampleInputs
+from regauge.inr.architecture import Inr, load_inr, read_inr
 
 MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""
@@ -52,7 +54,7 @@ def load_model(text: str, options: ExampleInputs, *, values: Values = "if small"
     """Build the model that `text` names, with example inputs.
 
     Args:
-        text: `package.module:factory`, `file.py:factory`, or a folder with config.json.
+        text: `package.module:factory`, `file.py:factory`, a folder with config.json, or an INR's checkpoint.
         options: Example inputs that replace those of the model.
         values: Whether it is built with values; "if small" leaves large folders without.
 
@@ -75,6 +77,8 @@ def load_module(text: str, *, values: Values = "if small") -> Model:
     folder = Path(text)
     if folder.is_dir():
         return _from_folder(folder, values)
+    if folder.suffix == SUFFIX:
+        return _from_inr(folder, values)
     built = call_factory(text, "MODEL", torch.device("meta") if values == "never" else nullcontext())
     if isinstance(built, nn.Module):
         return Model(built.eval())
@@ -159,6 +163,30 @@ def _input(shape: str, dtype: str, generator: torch.Generator) -> Tensor:
     if kind.is_floating_point:
         return torch.randn(sizes, generator=generator).to(kind)
     return torch.randint(0, 2, sizes, generator=generator).to(kind)
+
+
+def self_described(path: Path) -> str | None:
+    """A checkpoint as its own MODEL: a folder with config.json, or a file that says what INR it holds; else None."""
+    return str(path) if (path / "config.json").is_file() or inr_of(path) is not None else None
+
+
+def inr_of(text: str | Path | None) -> Inr | None:
+    """The INR that a checkpoint says it holds; None if it says nothing, or there is none."""
+    if text is None or Path(text).suffix != SUFFIX or not Path(text).is_file():
+        return None
+    try:
+        return read_inr(text)
+    except ValueError:  # another checkpoint; one that is damaged is told when it is read
+        return None
+
+
+def _from_inr(path: Path, values: Values) -> Model:
+    params, inr = load_inr(path)
+    dtype = next(iter(params.values())).dtype
+    with torch.device("meta") if values == "never" else nullcontext():
+        module = inr.module(None if values == "never" else params).to(dtype)
+        points = torch.linspace(-1, 1, 8 * inr.in_features, dtype=dtype).reshape(8, inr.in_features)
+    return Model(module.eval(), (points,))
 
 
 def _from_folder(folder: Path, values: Values) -> Model:

@@ -7,15 +7,16 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 MODEL_HELP = (
-    "package.module:factory, file.py:factory, or a folder with config.json in Hugging Face style. A factory takes no "
-    "arguments and returns a module, or (module, example_inputs), or (module, example_inputs, example_kwargs)."
+    "package.module:factory, file.py:factory, a folder with config.json in Hugging Face style, or a checkpoint that "
+    "`regauge inr fit` wrote. A factory takes no arguments and returns a module, or (module, example_inputs), or "
+    "(module, example_inputs, example_kwargs). Checkpoints of the last two kinds need no MODEL."
 )
 CHECKPOINT_HELP = (
     ".safetensors, .index.json of a sharded checkpoint, .pt/.pth/.bin with a state dict, or a folder with one of them."
 )
 DATA_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
-    "with the arrays inputs and targets."
+    "with the arrays inputs and targets; for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
 )
 
 Model = Annotated[str | None, arg(metavar="MODEL", help=MODEL_HELP)]
@@ -186,7 +187,7 @@ class Apply:
 class Judging:
     """How networks are run and judged; shared by the commands that look at what lies between them."""
 
-    model: Annotated[str, arg(metavar="MODEL", help=MODEL_HELP)]
+    model: Model = None
     data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
     loss: Literal["cross-entropy", "mse"] = "cross-entropy"
     """What is measured; accuracy too for the cross entropy."""

@@ -10,7 +10,7 @@ from regauge.checkpoints.writing import require_writable, save
 from regauge.cli.align import distance
 from regauge.cli.errors import UsageError
 from regauge.cli.judging import Judged, read, table_of
-from regauge.cli.matching import as_stored
+from regauge.cli.matching import as_stored, header_of
 from regauge.cli.options import Repair
 from regauge.core.params import Params
 from regauge.core.task import arguments
@@ -49,7 +49,8 @@ def run(options: Repair) -> None:
             result = rg.reset_batchnorm(judged.module, merged, inputs)
     rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
     Console().print(table_of([{"": label, **judged.task.evaluate(params)} for label, params in rows]))
-    save(as_stored(result, options.merged), options.output, overwrite=options.overwrite)
+    repaired, header = as_stored(result, options.merged), header_of(options.merged)
+    save(repaired, options.output, overwrite=options.overwrite, metadata=header)
     print(f"written: {options.output}")
 
 

@@ -1,0 +1,99 @@
+"""What the commands on networks that are signals can be told. Nothing here imports torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg, subcommand
+
+SIGNAL_HELP = (
+    "A shape (spot, teapot, fandisk, ...) or a voxel grid (chair:0, monitor:0) from the folder that REGAUGE_DATA "
+    "names; a file of a mesh (.ply, .obj, .stl, .npz) or of points (.ply, .xyz, .npz), which is moved into the unit "
+    "ball; or an image. Of a mesh, SIGNAL:points means distances to 2,048 points of it, SIGNAL:mesh to itself; the "
+    "former where nothing is said and distances have no sign."
+)
+Output = Annotated[Path, arg(aliases=["-o"])]
+Checkpoint = Annotated[Positional[Path], arg(help="A checkpoint that `regauge inr fit` wrote.")]
+
+
+@dataclass(frozen=True)
+class InrFit:
+    """Fit a network to an image or a shape; the checkpoint says itself what network it holds and what it represents."""
+
+    target: Annotated[Positional[str], arg(metavar="SIGNAL", help=SIGNAL_HELP)]
+    output: Output
+    """Where the checkpoint goes, a .safetensors file."""
+    signal: Literal["unsigned", "signed", "occupancy"] | None = None
+    """What a network of a shape represents: its distance, that with a sign (negative inside), or its inside; by itself
+    unsigned, of a voxel grid occupancy."""
+    kind: Literal["siren", "relu"] = "siren"
+    """Sine layers or ReLU layers."""
+    width: int | None = None
+    """Units of each hidden layer; 512 for shapes and 256 for images where left out."""
+    depth: int | None = None
+    """Hidden layers; 4 for shapes and 3 for images where left out."""
+    start: Annotated[str, arg(metavar="random|shared|CHECKPOINT")] = "random"
+    """Begin at random, at the initialization that all networks of inr2vec share, or where another fit ended."""
+    bias: Literal["torch", "siren", "zero"] = "torch"
+    """How biases begin: spread over many periods of the sines, as small as the weights, or zero."""
+    steps: int = 500
+    """Steps of Adam."""
+    batch: int = 10_000
+    """Samples of a step, of 500,000 for shapes and of all pixels for images."""
+    lr: float = 1e-4
+    """Learning rate."""
+    seed: int = 0
+    """Where all chance comes from."""
+    overwrite: bool = False
+    """Replace the output if it exists."""
+
+
+@dataclass(frozen=True)
+class InrRender:
+    """Draw what a network represents: an image, the points of an unsigned distance, or the mesh of the others."""
+
+    checkpoint: Checkpoint
+    output: Output
+    """Where it goes: .png for an image; .ply, .xyz or .npz for points; .ply, .obj or .stl for a mesh."""
+    points: int = 2048
+    """How many, of an unsigned distance."""
+    resolution: int | None = None
+    """Points along each edge of the grid that a mesh is made from, 128 where left out; or the height of an image, whose
+    own height is taken where left out."""
+    seed: int = 0
+    """Where the random points come from."""
+    overwrite: bool = False
+    """Replace the output if it exists."""
+
+
+@dataclass(frozen=True)
+class InrOrbit:
+    """Move a network by random elements of its symmetry: a store of copies that compute the same."""
+
+    checkpoint: Checkpoint
+    output: Output
+    """Folder of the store."""
+    count: int = 100
+    """How many copies."""
+    parts: tuple[Literal["permutation", "sign", "scale", "shift"], ...] = ()
+    """Draw only from these parts of the symmetry; from all where left out."""
+    noise: float = 0.0
+    """Standard deviation of the noise that each copy gets, as a share of that of each tensor."""
+    reach: int = 1
+    """Largest shift of a sine's bias, in half periods."""
+    seed: int = 0
+    """Where all chance comes from."""
+
+
+InrCommand = (
+    Annotated[InrFit, subcommand("fit", prefix_name=False)]
+    | Annotated[InrRender, subcommand("render", prefix_name=False)]
+    | Annotated[InrOrbit, subcommand("orbit", prefix_name=False)]
+)
+
+
+@dataclass(frozen=True)
+class Inr:
+    """Networks that are signals: fit them to images and shapes, draw them, and copy them along their orbits."""
+
+    command: InrCommand
