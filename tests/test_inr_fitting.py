@@ -83,7 +83,7 @@ def test_the_focal_loss() -> None:
     labels = torch.tensor([[1.0], [1.0], [0.0]], dtype=torch.float64)
     p = torch.sigmoid(outputs)
     right = torch.where(labels == 1, p, 1 - p)
-    weights = torch.where(labels == 1, 0.1, 0.9).double()
+    weights = torch.where(labels == 1, 0.9, 0.1).double()
     torch.testing.assert_close(Focal()(outputs, labels), -weights * (1 - right) ** 3 * right.log())
     torch.testing.assert_close(Focal(alpha=0.5, gamma=0.0)(outputs, labels), bce(outputs, labels) / 2)
     with pytest.raises(ValueError, match="alpha between 0 and 1"):
