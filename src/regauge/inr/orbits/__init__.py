@@ -1,0 +1,1 @@
+"""Orbits: copies of a network that compute the same, and how they are found again."""
