@@ -13,11 +13,13 @@ import regauge as rg
 from regauge.cli.demo import one_thread
 from regauge.cli.errors import UsageError
 from regauge.cli.options import Reproduce
+from regauge.inr.rendering.strips import save_strips
 from regauge.papers.experiment import Experiment
 from regauge.papers.registry import EXPERIMENTS
 from regauge.papers.run import Run, write_text
 from regauge.papers.table import Table
 from regauge.report.figures import line_figure, picture_figure
+from regauge.report.strips import strips_figure
 
 COLUMNS = (
     TextColumn("{task.description}"),
@@ -124,4 +126,8 @@ def write(table: Table, options: Reproduce) -> None:
         figure = picture_figure(picture)
         figure.savefig(stem.with_name(f"{stem.name}-{name}.svg"), metadata={"Date": None})
         written.append(f"-{name}.svg")
+    for name, strips in table.strips.items():
+        path = save_strips(strips, stem.with_name(f"{stem.name}-{name}.npz"), overwrite=True)
+        strips_figure(strips).savefig(path.with_suffix(".png"), dpi=150)
+        written += [f"-{name}.npz", f"-{name}.png"]
     print(f"written: {stem}" + ", ".join(written))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from regauge.inr.rendering.strips import Strip
 from regauge.papers.pictures import Picture
 
 Values = Sequence[Sequence[float]]
@@ -53,6 +54,7 @@ class Table:
         rows: The methods.
         loss: What the curves of the rows show, in words.
         pictures: Further pictures, by the names of their files.
+        strips: What networks on paths show, by the names of their files.
     """
 
     title: str
@@ -61,6 +63,7 @@ class Table:
     rows: tuple[Row, ...]
     loss: str = ""
     pictures: Mapping[str, Picture] = field(default_factory=dict)
+    strips: Mapping[str, Sequence[Strip]] = field(default_factory=dict)
 
     def header(self) -> list[str]:
         """Titles of the columns of `cells`."""

@@ -7,12 +7,20 @@ References:
 import functools
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.shapes import alignment
+from regauge.papers.shapes import alignment, reconstructions
 from regauge.papers.shapes.pairs import study
 
 EXPERIMENTS = {
     "alignment": Experiment(
         "figures 3.1 to 3.3 and the whole group, width 128", functools.partial(study, width=128), alignment.measure
+    ),
+    "variants": Experiment(
+        "section 3.3, normalized and pruned weights, width 128",
+        functools.partial(study, width=128),
+        functools.partial(alignment.measure, ways=alignment.VARIANTS),
+    ),
+    "reconstructions": Experiment(
+        "figures 3.9 to 3.11, what networks on the path show", reconstructions.config, reconstructions.measure
     ),
     "alignment-512": Experiment(
         "the same at the paper's width, hours on a CPU", functools.partial(study, width=512), alignment.measure

@@ -1,4 +1,4 @@
-"""Figures 3.1 to 3.3 of paper 003 and what the whole symmetry of sine units adds to them."""
+"""Figures 3.1 to 3.3 and section 3.3 of paper 003, and what the whole symmetry of sine units adds to them."""
 
 import functools
 import time
@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 import regauge as rg
 from regauge.align import Method
@@ -47,6 +48,8 @@ class Way:
         restrict: Takes the symmetry to the part of it that is used.
         second: Which second network: from the same start, the same moved by a hidden element, or from another start.
         is_repaired: Whether networks between the ends are repaired.
+        view: What the method sees of two networks; what it finds moves the network itself.
+        pruned: Share of the parameters of both networks, the smallest ones, that are zero.
     """
 
     label: str
@@ -54,6 +57,27 @@ class Way:
     restrict: Callable[[rg.Symmetry], rg.Symmetry] = field(default=whole)
     second: Literal["same", "hidden", "other"] = "other"
     is_repaired: bool = False
+    view: Callable[[Params, Params], tuple[Params, Params]] | None = None
+    pruned: float = 0.0
+
+
+def own_ranges(a: Params, b: Params) -> tuple[Params, Params]:
+    """Every tensor of either network stretched to [0, 1] by its own least and largest value."""
+    first, second = ({name: _stretched(tensor, tensor) for name, tensor in params.items()} for params in (a, b))
+    return first, second
+
+
+def joint_ranges(a: Params, b: Params) -> tuple[Params, Params]:
+    """Every tensor stretched by the least and the largest value of both networks."""
+    both = {name: torch.stack([tensor, b[name]]) for name, tensor in a.items()}
+    first, second = ({name: _stretched(tensor, both[name]) for name, tensor in params.items()} for params in (a, b))
+    return first, second
+
+
+def _stretched(tensor: Tensor, span: Tensor) -> Tensor:
+    """The range of `span` becomes [0, 1]; what has no range becomes 0."""
+    low, width = span.min(), span.max() - span.min()
+    return (tensor - low) / torch.where(width > 0, width, 1.0)
 
 
 WEIGHTS = rg.WeightMatching()
@@ -77,6 +101,18 @@ WAYS = (
     Way("activations, whole group, repaired", ACTIVATIONS, is_repaired=True),
     Way("activations, whole group, then Sinkhorn", rg.Sinkhorn(init=ACTIVATIONS)),
 )
+VARIANTS = (
+    Way("weights, permutations", WEIGHTS, permutations_only),
+    Way("minmax1, permutations", WEIGHTS, permutations_only, view=own_ranges),
+    Way("minmax2, permutations", WEIGHTS, permutations_only, view=joint_ranges),
+    Way("half pruned, different starts", pruned=0.5),
+    Way("half pruned, permutations", WEIGHTS, permutations_only, pruned=0.5),
+    Way("half pruned, whole group", WEIGHTS, pruned=0.5),
+    Way("80% pruned, different starts", pruned=0.8),
+    Way("80% pruned, permutations", WEIGHTS, permutations_only, pruned=0.8),
+    Way("80% pruned, whole group", WEIGHTS, pruned=0.8),
+)
+"""Section 3.3 of the paper."""
 PICTURED = (
     "same start",
     "different starts",
@@ -86,25 +122,32 @@ PICTURED = (
 )
 
 
-def measure(study: Study, run: Run) -> Table:
+CLAIMS = {
+    WAYS: "the paper: flat from the same start; two peaks (4th and 4th to last point) from different starts; one bell, "
+    "sometimes higher, after weight matching by permutations; activation matching looks like different starts. It "
+    "concludes that alignment cannot put these networks into one basin, and knows permutations only",
+    VARIANTS: "the paper: after either normalization lines are further from flat than without; with 80% of all "
+    "parameters at zero they behave as they do without pruning (at width 512)",
+}
+
+
+def measure(study: Study, run: Run, ways: tuple[Way, ...] = WAYS) -> Table:
     """Fit the networks, align every pair in every way, and evaluate the lines."""
     found = networks(study, run)
     cells = [
         (way, one, k)
-        for way in WAYS
+        for way in ways
         for one, k in pairs(found, study.pairs)
         if way.second == "other" or k == 0  # One network from the same start for each shape.
     ]
     records = run.each("aligning", [functools.partial(_record, study, *cell, run) for cell in cells])
     rows = []
-    for way in WAYS:
+    for way in ways:
         of = [(one, k, record) for (other, one, k), record in zip(cells, records, strict=True) if other is way]
         rows.append(_row(way, study, of))
     constant = fmean(_constant(study, one, run) for one in found)
     notes = (
-        "the paper: flat from the same start; two peaks (4th and 4th to last point) from different starts; one bell, "
-        "sometimes higher, after weight matching by permutations; activation matching looks like different starts. It "
-        "concludes that alignment cannot put these networks into one basin, and knows permutations only",
+        CLAIMS[ways],
         f"{study.described()}; ± is the standard error over shapes and pairs, 'over seeds' the standard deviation of "
         "the means of the shapes",
         f"loss: cross entropy in nats on 10,000 samples of both samplings; the best constant prediction has "
@@ -131,6 +174,7 @@ def moved(
         second = symmetry.act(symmetry.random(run.generator("hidden", one.name)), second)
     if way.method is None:
         return second, None, 0.0
+    first, seen = (one.first, second) if way.view is None else way.view(one.first, second)
     read = samples(study, one.name, run)
     order = torch.randperm(len(read), generator=run.generator("read", one.name))[:READ]
     batches = [(read.points[part], read.labels[part]) for part in torch.split(order, READ // 5)]
@@ -138,11 +182,13 @@ def moved(
     generator = run.generator("alignment", one.name, k)
     began = time.thread_time()
     part = way.restrict(symmetry)
-    found = rg.align(one.first, second, part, method=way.method, task=data, generator=generator)
-    return found.params, found.element, time.thread_time() - began
+    element = rg.align(first, seen, part, method=way.method, task=data, generator=generator).element
+    return part.act(element, second), element, time.thread_time() - began
 
 
 def _record(study: Study, way: Way, one: Shape, k: int, run: Run) -> Record:
+    one = one.pruned(way.pruned)
+
     def make() -> Record:
         judge = task(study, one.name, run)
         symmetry = rg.discover(judge.module, (torch.zeros(2, study.inr.in_features),))
@@ -159,7 +205,8 @@ def _record(study: Study, way: Way, one: Shape, k: int, run: Run) -> Record:
         return record
 
     settings = (study.inr, study.fit, study.queries, study.points, way.method, way.restrict.__name__, way.second)
-    return run.record((*settings, way.is_repaired), f"{one.name}-{k}", make)
+    more = (way.view.__name__ if way.view else "", way.pruned)
+    return run.record((*settings, way.is_repaired, *(more if any(more) else ())), f"{one.name}-{k}", make)
 
 
 def _staying(element: rg.Element) -> float:

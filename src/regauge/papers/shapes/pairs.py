@@ -79,6 +79,13 @@ class Shape:
     same: Params
     others: tuple[Params, ...]
 
+    def pruned(self, share: float) -> "Shape":
+        """The networks with their smallest parameters at zero: that share of all of a network."""
+        if not share:
+            return self
+        first, same, *others = (_pruned(params, share) for params in (self.first, self.same, *self.others))
+        return Shape(self.name, first, same, tuple(others))
+
 
 def study(scale: Scale, width: int) -> Study:
     """Six shapes and three pairs of starts; the paper has ModelNet40 and one pair for each of its shapes."""
@@ -158,6 +165,12 @@ def _network(study: Study, name: str, kind: str, run: Run) -> Params:
 def _samples(study: Study, name: str, half: int, run: Run) -> Samples:
     generator = run.generator("samples", name, half)
     return field_samples(CloudField(clouds(name)[half]), study.inr, study.queries, generator=generator)
+
+
+def _pruned(params: Params, share: float) -> Params:
+    sizes = torch.cat([tensor.abs().flatten() for tensor in params.values()])
+    limit = sizes.kthvalue(max(1, round(share * len(sizes)))).values
+    return {name: torch.where(tensor.abs() <= limit, 0.0, tensor) for name, tensor in params.items()}
 
 
 def _mean_bce(outputs: Tensor, labels: Tensor) -> Tensor:

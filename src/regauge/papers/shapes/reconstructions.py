@@ -1,0 +1,103 @@
+"""Figures 3.9 to 3.11 of paper 003: what the networks between two others show, for several alignments."""
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+
+import regauge as rg
+from regauge.inr.rendering.metrics import compare_points
+from regauge.inr.rendering.points import PointCloud, Projection
+from regauge.inr.rendering.strips import Detail, Strip, render_strip
+from regauge.papers.run import Run, Scale
+from regauge.papers.shapes.alignment import PICTURED, WAYS, Way, moved
+from regauge.papers.shapes.pairs import Study, clouds, networks, study, task
+from regauge.papers.table import Quantity, Row, Table
+
+
+@dataclass(frozen=True)
+class Reconstructions:
+    """The settings.
+
+    Attributes:
+        study: The networks; of every shape the first pair is shown.
+        points: Networks in a row, both ends included.
+        detail: How finely they are shown.
+    """
+
+    study: Study
+    points: int
+    detail: Detail
+
+
+def config(scale: Scale, width: int = 128) -> Reconstructions:
+    """Two shapes of the study, shown at seven places."""
+    whole = study(scale, width)
+    if scale == "smoke":
+        return Reconstructions(whole, 3, Detail(Projection(count=50, tries=8)))
+    shapes = whole.shapes[:2] if scale == "cpu" else whole.shapes
+    return Reconstructions(replace(whole, shapes=shapes), 7, Detail())
+
+
+def measure(config: Reconstructions, run: Run) -> Table:
+    """Show every row, and say how far the middle is from the shape."""
+    found = networks(config.study, run)
+    ways = [way for way in WAYS if way.label in PICTURED]
+    cells = [(one, way) for one in found for way in ways]
+
+    def strip(one_index: int, way: Way) -> Strip:
+        one = found[one_index]
+        judge = task(config.study, one.name, run)
+        symmetry = rg.discover(judge.module, (torch.zeros(2, config.study.inr.in_features),))
+        second, _, _ = moved(way, config.study, one, 0, symmetry, judge, run)
+        (points, _), *_ = judge.batches
+        return render_strip(
+            config.study.inr,
+            one.first,
+            second,
+            judge.evaluate,
+            label=way.label,
+            points=config.points,
+            queries=points,
+            detail=config.detail,
+            generator=run.generator("rendering", one.name),
+        )
+
+    strips = run.each("rendering", [functools.partial(strip, found.index(one), way) for one, way in cells])
+    rows = []
+    for (one, way), drawn in zip(cells, strips, strict=True):
+        reference = torch.cat(clouds(one.name))
+        chamfers = [_chamfer(picture, reference) for picture in drawn.pictures]
+        shown = [chamfer for chamfer in chamfers if chamfer is not None]
+        values = {
+            "loss halfway": [[drawn.losses[config.points // 2]]],
+            "places with a surface": [[float(len(shown))]],
+        }
+        if shown:
+            values["largest Chamfer distance"] = [[max(shown)]]
+        rows.append(Row(f"{one.name}: {way.label}", values))
+    notes = (
+        "the paper: from one start every place shows the shape; from two starts only the ends and their neighbors do; "
+        "matched by permutations the shape fades more smoothly",
+        config.study.described(),
+        f"{config.points} places; {config.detail.projection.count:,} points each by projection along the gradient; "
+        "Chamfer distance (squared, sum of both directions) from 4,096 points of the surface; a cross where no surface "
+        "was found",
+        *config.study.notes,
+    )
+    quantities = (
+        Quantity("loss halfway"),
+        Quantity("places with a surface", 0),
+        Quantity("largest Chamfer distance", 4),
+    )
+    by_shape = {
+        one.name: tuple(drawn for (other, _), drawn in zip(cells, strips, strict=True) if other is one) for one in found
+    }
+    return Table("Reconstructions along the path", notes, quantities, tuple(rows), strips=by_shape)
+
+
+def _chamfer(picture: object, reference: torch.Tensor) -> float | None:
+    """From the surface; None where hardly anything was found."""
+    if not isinstance(picture, PointCloud) or not picture.is_complete:
+        return None
+    return compare_points(picture.points, reference).chamfer
