@@ -1,10 +1,11 @@
 """All experiments, by paper."""
 
-from regauge.papers import deep_align, merging, posteriors, residual, resnets, shapes, sine_waves, transformers
+from regauge.papers import deep_align, merging, orbits, posteriors, residual, resnets, shapes, sine_waves, transformers
 from regauge.papers.experiment import Experiments
 
 EXPERIMENTS: dict[str, Experiments] = {
     "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS,
+    "002": orbits.EXPERIMENTS,
     "003": shapes.EXPERIMENTS,
     "004": posteriors.EXPERIMENTS,
     "extra": residual.EXPERIMENTS,

@@ -1,0 +1,212 @@
+"""Paper 002, figures 3 and 7: networks of digits, and copies of them under permutations, signs and both, with noise.
+
+References:
+    Paper 002, section 5 (INR interpolation), appendices A (the generalized matching) and D.1 (without noise).
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.nn.functional import mse_loss
+
+import regauge as rg
+from regauge.align import Method
+from regauge.connect import Curve
+from regauge.core.params import Params
+from regauge.data.images import digits, has_mnist, mnist
+from regauge.inr.fields.samples import image_samples
+from regauge.inr.fitting.fit import Fit
+from regauge.inr.fitting.population import fit_images, image_inr
+from regauge.inr.orbits.orbit import orbit
+from regauge.inr.orbits.recovery import recovery
+from regauge.papers.classifiers import mean_curve
+from regauge.papers.experiment import Experiment
+from regauge.papers.run import Record, Run, Scale
+from regauge.papers.symmetries import permutations_only, without_shifts
+from regauge.papers.table import Quantity, Row, Table
+
+Narrow = Callable[[rg.Symmetry], rg.Symmetry]
+Parts = tuple[str, ...] | None
+ORBITS: dict[str, Parts] = {
+    "permutations": ("permutation",),
+    "signs": ("sign",),
+    "permutations and signs": ("permutation", "sign"),
+    "the whole symmetry": None,
+}
+"""What moved the copies; the paper calls signs scaling, and has no half periods."""
+PUBLISHED = ("permutations", "signs", "permutations and signs")
+"""Those of `ORBITS` that the paper has."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way to align the copies.
+
+    Attributes:
+        label: Its name.
+        method: None for the copies as they are.
+        within: The symmetry that it knows.
+    """
+
+    label: str
+    method: Method | None
+    within: Narrow
+
+
+def _whole(symmetry: rg.Symmetry) -> rg.Symmetry:
+    return symmetry
+
+
+ENTRIES = (
+    Entry("naive", None, _whole),
+    Entry("weight matching, permutations", rg.WeightMatching(), permutations_only),
+    Entry("generalized Git Re-Basin", rg.WeightMatching(start="identity"), without_shifts),
+    Entry("weight matching, permutations and signs", rg.WeightMatching(), without_shifts),
+    Entry("weight matching, the whole symmetry", rg.WeightMatching(), _whole),
+)
+"""Git Re-Basin as the paper generalizes it begins at the identity."""
+PAPER = {
+    "naive": "high",
+    "generalized Git Re-Basin": "near 0, scattered",
+}
+"""What the paper says of its figures, which have no numbers."""
+
+
+@dataclass(frozen=True)
+class Orbits:
+    """The settings.
+
+    Attributes:
+        images: Digits, each fitted by one network.
+        copies: Of each network, for every kind of orbit and every noise.
+        noises: Standard deviations, as shares of those of each tensor.
+        shown: The noise of the curves along the line.
+        fit: How networks are fitted.
+        line: Points on each line.
+        reach: Largest shift, in half periods.
+        notes: What the scale changes.
+    """
+
+    images: int
+    copies: int
+    noises: tuple[float, ...]
+    shown: float
+    fit: Fit
+    line: int
+    reach: int = 3
+    notes: tuple[str, ...] = ()
+
+
+def config(scale: Scale) -> Orbits:
+    """20 digits on a CPU; 100 at the paper's scale, which does not say how many it averages over."""
+    if scale == "smoke":
+        notes = ("a test run: the networks are hardly fitted",)
+        return Orbits(2, 2, (0.0, 0.05), 0.05, Fit(30, None, 5e-4), 5, notes=notes)
+    images, copies = (20, 5) if scale == "cpu" else (100, 10)
+    return Orbits(images, copies, (0.0, 0.01, 0.05, 0.1, 0.2), 0.05, Fit(1000, None, 5e-4), 25)
+
+
+def measure(config: Orbits, run: Run) -> Table:
+    """Align copies of every network with it, for every kind of orbit, every noise and every method."""
+    data = mnist() if has_mnist() else digits()
+    images = data.train_images[: config.images]
+    inr = image_inr(*images.shape[2:])
+
+    def fitted() -> Params:
+        seed = int(run.generator("networks").initial_seed() % 2**31)
+        return fit_images(images, inr, config.fit, bias="siren", seed=seed)
+
+    networks = run.network((config.images, config.fit, data.name), "digits", fitted)
+    module = inr.module()
+    whole = rg.discover(module, (image_samples(images[0]).points,))
+
+    def one(parts: Parts, entry: Entry, noise: float, image: int) -> Record:
+        def make() -> Record:
+            original = {name: tensor[image] for name, tensor in networks.items()}
+            samples = image_samples(images[image])
+            task = rg.Task(module, [(samples.points, samples.labels)], mse_loss)
+            chance = run.generator("copies", parts, noise, image)
+            copies = orbit(
+                original, whole, config.copies, generator=chance, parts=parts, noise=noise, reach=config.reach
+            )
+            found = recovery(
+                original,
+                copies,
+                whole,
+                method=entry.method,
+                within=entry.within(whole),
+                task=task,
+                points=config.line,
+            )
+            return {
+                "lines": [list(curve.table) for curve in found.curves],
+                "distances": found.distances.tolist(),
+                "recovered": found.is_recovered.double().tolist(),
+                "seconds": found.seconds / config.copies,
+            }
+
+        return run.record((config, data.name, parts, entry.label), f"{noise}-{image}", make)
+
+    cells = [(label, entry) for label in ORBITS for entry in ENTRIES]
+    keys = [(label, entry, noise, k) for label, entry in cells for noise in config.noises for k in range(config.images)]
+    steps = [functools.partial(one, ORBITS[label], entry, noise, k) for label, entry, noise, k in keys]
+    records: dict[tuple[str, str, float], list[Record]] = {}
+    for (label, entry, noise, _), record in zip(keys, run.each("aligning", steps), strict=True):
+        records.setdefault((label, entry.label, noise), []).append(record)
+    rows = [
+        _row(label, entry, {noise: records[label, entry.label, noise] for noise in config.noises}, config.shown)
+        for label, entry in cells
+    ]
+    quantities = tuple(
+        Quantity(f"{what}, {noise:g}", digits)
+        for what, digits in (("barrier", 4), ("recovered", 2), ("distance", 2))
+        for noise in config.noises
+    )
+    start = rows[0].curve[0]["loss"]
+    notes = (
+        f"{config.images} images of {data.name}, each fitted by a network {'-'.join(map(str, inr.widths))} with "
+        f"sin(30 z), {config.fit.steps:,} steps of Adam with {config.fit.lr:g} on all pixels, then a mean squared "
+        f"error of {start:.2g}; {config.copies} copies of each for every orbit and every noise",
+        "a row is an orbit and how its copies were aligned; columns are a quantity and the noise: its standard "
+        "deviation as a share of each tensor's",
+        f"barrier of the mean squared error at {config.line} points of the line from the network to its copy; curves "
+        f"and end loss at a noise of {config.shown:g}; the paper does not say how large its noise was",
+        "recovered: share of the copies whose every parameter is where it belongs, that is at the original's with the "
+        "copy's own noise; distance: Euclidean, to the original",
+        f"the whole symmetry has shifts up to {config.reach} half periods too, which the paper does not consider",
+        "generalized Git Re-Basin begins at the identity as published and visits groups in a fixed order instead of a "
+        "random one; the other rows begin at the barycenter, see `WeightMatching`",
+        "the paper shows this experiment as figures, without numbers; its autoencoders are not part of it here",
+        *config.notes,
+    )
+    return Table(
+        "Copies of networks of digits",
+        notes,
+        (*quantities, Quantity("end loss", 4), Quantity("CPU ms", 2)),
+        tuple(rows),
+        f"mean squared error of the image, noise {config.shown:g}",
+    )
+
+
+def _row(label: str, entry: Entry, found: dict[float, list[Record]], shown: float) -> Row:
+    """One orbit and one way of aligning its copies, at every noise."""
+    values: dict[str, list[list[float]]] = {}
+    curves: list[Curve] = []
+    for noise, records in found.items():
+        lines = [Curve(tuple(table)) for record in records for table in record["lines"]]
+        values[f"barrier, {noise:g}"] = [[curve.barrier for curve in lines]]
+        values[f"distance, {noise:g}"] = [[value for record in records for value in record["distances"]]]
+        values[f"recovered, {noise:g}"] = [[value for record in records for value in record["recovered"]]]
+        if noise == shown:
+            curves = lines
+    values["end loss"] = [[curve.table[-1]["loss"] for curve in curves]]
+    if entry.method is not None:
+        values["CPU ms"] = [[1000 * record["seconds"] for record in found[shown]]]
+    paper = {f"barrier, {shown:g}": PAPER[entry.label]} if label in PUBLISHED and entry.label in PAPER else {}
+    return Row(f"{label}: {entry.label}", values, paper, mean_curve(curves))
+
+
+EXPERIMENTS = {
+    "orbits": Experiment("copies of digit networks under permutations, signs, shifts and noise", config, measure),
+}
