@@ -158,7 +158,15 @@ def test_render_shapes(folder: Path, refused: Callable[..., str]) -> None:
     main(["inr", "render", "unsigned.safetensors", "-o", "u.npz", "--points", "20"])
     with np.load("u.npz") as archive:
         assert archive["points"].shape == (20, 3)
-    assert "drawn as .ply, .xyz, .npz" in refused("inr", "render", "unsigned.safetensors", "-o", "u.png")
+    assert "drawn as .png, .ply, .xyz, .npz" in refused("inr", "render", "unsigned.safetensors", "-o", "u.obj")
+    for name in ("signed", "unsigned"):
+        main(["inr", "render", f"{name}.safetensors", "-o", f"{name}.png", "--resolution", "24", "--points", "50"])
+        with Image.open(f"{name}.png") as picture:
+            assert picture.size == (640, 640)
+    far = {"layers.0.weight": torch.cat([eye, -eye]), "layers.0.bias": torch.zeros(6)}
+    far |= {"layers.1.weight": torch.zeros(1, 6), "layers.1.bias": torch.tensor([-9.0])}
+    save_inr(far, ball["unsigned"], "far.safetensors")
+    assert "shows no surface" in refused("inr", "render", "far.safetensors", "-o", "far.png", "--points", "20")
     save(BLOB.start(seeded()), "plain.safetensors")
     assert "does not say what INR" in refused("inr", "render", "plain.safetensors", "-o", "p.ply")
 

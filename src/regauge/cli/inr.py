@@ -22,8 +22,9 @@ from regauge.inr.fitting.fit import Fit, fit, mean_loss
 from regauge.inr.orbits.orbit import orbit, write_orbit
 from regauge.inr.rendering.files import MESH_FORMATS, POINT_FORMATS, save_mesh, save_points, write_bytes
 from regauge.inr.rendering.image import render_image
-from regauge.inr.rendering.mesh import extract_mesh
-from regauge.inr.rendering.points import Projection, extract_points
+from regauge.inr.rendering.mesh import Mesh, extract_mesh
+from regauge.inr.rendering.points import PointCloud, Projection, extract_points
+from regauge.report.shapes import View, shape_figure
 
 SHAPE_SIZES, IMAGE_SIZES = (512, 4), (256, 3)
 """Width and depth unless given."""
@@ -104,7 +105,7 @@ def start_of(options: InrFit, inr: Inr, generator: torch.Generator) -> Params:
 def render(options: InrRender) -> None:
     """Draw what a network represents."""
     params, inr = load_inr(options.checkpoint)
-    formats = {"image": (".png",), "unsigned": POINT_FORMATS}.get(inr.signal, MESH_FORMATS)
+    formats = (".png", *({"image": (), "unsigned": POINT_FORMATS}.get(inr.signal, MESH_FORMATS)))
     if options.output.suffix not in formats:
         raise UsageError(
             f"{str(options.checkpoint)!r} is a network of signal {inr.signal!r}, which is drawn as "
@@ -117,11 +118,16 @@ def render(options: InrRender) -> None:
         elif inr.signal == "unsigned":
             generator = torch.Generator().manual_seed(options.seed)
             found = extract_points(inr, params, Projection(count=options.points), generator=generator)
-            save_points(found.points, options.output, overwrite=options.overwrite)
+            if not len(found.points):
+                raise UsageError(
+                    f"{str(options.checkpoint)!r} shows no surface: {found.draws:,} random points were tried, and none "
+                    "came close to one; fit the network for more steps, or check where it comes from"
+                )
+            _write_shape(options, found)
             about = str(found)
         else:
             mesh = extract_mesh(inr, params, resolution=options.resolution or RESOLUTION)
-            save_mesh(mesh, options.output, overwrite=options.overwrite)
+            _write_shape(options, mesh)
             about = f"{len(mesh.vertices):,} vertices, {len(mesh.faces):,} triangles"
     print(f"written: {options.output}: {about}")
 
@@ -151,6 +157,17 @@ def copies(options: InrOrbit) -> None:
 def _sizes(options: InrFit, defaults: tuple[int, int]) -> tuple[int, int]:
     width, depth = defaults
     return width if options.width is None else options.width, depth if options.depth is None else options.depth
+
+
+def _write_shape(options: InrRender, shape: Mesh | PointCloud) -> None:
+    if options.output.suffix == ".png":
+        buffer = io.BytesIO()
+        shape_figure(shape, view=View(up="xyz".index(options.up))).savefig(buffer, format="png", dpi=200)
+        write_bytes(buffer.getvalue(), options.output)
+    elif isinstance(shape, Mesh):
+        save_mesh(shape, options.output, overwrite=options.overwrite)
+    else:
+        save_points(shape.points, options.output, overwrite=options.overwrite)
 
 
 def _picture(options: InrRender, inr: Inr, params: Params) -> str:

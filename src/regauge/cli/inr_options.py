@@ -54,9 +54,11 @@ class InrRender:
 
     checkpoint: Checkpoint
     output: Output
-    """Where it goes: .png for an image; .ply, .xyz or .npz for points; .ply, .obj or .stl for a mesh."""
+    """Where it goes: .png for a picture of any; .ply, .xyz or .npz for points; .ply, .obj or .stl for a mesh."""
     points: int = 2048
     """How many, of an unsigned distance."""
+    up: Literal["x", "y", "z"] = "y"
+    """The upward axis of a shape in a picture."""
     resolution: int | None = None
     """Points along each edge of the grid that a mesh is made from, 128 where left out; or the height of an image, whose
     own height is taken where left out."""

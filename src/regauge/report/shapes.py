@@ -3,12 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
+
+from regauge.inr.rendering.mesh import Mesh
+from regauge.inr.rendering.points import PointCloud
+from regauge.report.figures import COLORS, STYLE
 
 Floats = NDArray[np.floating[Any]]
 
@@ -48,6 +54,18 @@ class View:
         turn = np.array([[np.cos(a), 0, -np.sin(a)], [0, 1, 0], [np.sin(a), 0, np.cos(a)]])
         tilt = np.array([[1, 0, 0], [0, np.cos(e), -np.sin(e)], [0, np.sin(e), np.cos(e)]])
         return np.asarray(np.roll(tilt @ turn, self.up - 1, axis=1))
+
+
+def shape_figure(shape: Mesh | PointCloud, *, view: View | None = None) -> Figure:
+    """One shape by itself."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.2, 3.2))
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        if isinstance(shape, Mesh):
+            draw_mesh(axes, shape.vertices.numpy(), shape.faces.numpy(), view=view or View(), color=COLORS[1])
+        else:
+            draw_points(axes, shape.points.numpy(), view=view or View(), color=COLORS[1])
+        return figure
 
 
 def draw_points(axes: Axes, points: Floats, *, view: View, color: str) -> None:
