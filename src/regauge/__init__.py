@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regauge import bayes, zoo
+    from regauge import bayes, inr, zoo
     from regauge.align import (
         ActivationMatching,
         AlignManyResult,
@@ -213,6 +213,7 @@ __all__ = [
     "discover",
     "fold",
     "groups_before",
+    "inr",
     "line",
     "merge",
     "merge_trunk",
@@ -244,7 +245,7 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("bayes", "zoo"):
+    if name in ("bayes", "inr", "zoo"):
         return import_module(f"regauge.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'regauge' has no attribute {name!r}; its names are {__all__}")
