@@ -46,7 +46,7 @@ def figure4(scale: Scale) -> Barriers:
         inference = as_published(examples, prior_var, 1000 if scale == "paper" else 25)
         return Case(data, Family(data, "mlp", 512, inference, examples), 5 if scale == "paper" else pairs)
 
-    cases = (case("MNIST", 5, 0.0025), case("Fashion-MNIST", 2, 0.0025), case("CIFAR-10", 2, 0.0025))
+    cases = (case("MNIST", 5, 0.0025), case("Fashion-MNIST", 1, 0.0025), case("CIFAR-10", 1, 0.0025))
     convolutional = residual(scale, "filter")
     return _barriers(
         scale,
