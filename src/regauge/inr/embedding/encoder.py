@@ -1,0 +1,105 @@
+"""The encoder of inr2vec: every row of a matrix of weights by itself, then the maximum over rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Layers = Literal["hidden", "all"]
+
+
+class RowEncoder(nn.Module):
+    """Rows `[networks, rows, columns]` to codes `[networks, code]`.
+
+    Four layers act on every row by itself (512, 512, 1024 and 1024 units, batch normalization over the rows of all
+    networks, ReLU), then one linear layer, then the maximum over rows. Rows may come in any order, so the order of the
+    units of *one* layer does not matter, but columns may not: the code is not invariant to permutations.
+
+    Args:
+        columns: Of the matrix.
+        code: Length of a code.
+        widths: Units of the four layers.
+
+    References:
+        De Luigi et al. (2023), section 3 and appendix; paper 003, section 3.1: 3,155,968 parameters at 512 columns.
+    """
+
+    def __init__(self, columns: int, code: int = 1024, widths: tuple[int, ...] = (512, 512, 1024, 1024)) -> None:
+        super().__init__()
+        if min(columns, code, *widths) < 1:
+            raise ValueError(f"columns={columns}, code={code} and widths={widths} must be positive")
+        self.columns = columns
+        self.layers = nn.ModuleList()
+        self.norms = nn.ModuleList()
+        before = columns
+        for width in widths:
+            self.layers.append(nn.Linear(before, width))
+            self.norms.append(nn.BatchNorm1d(width))
+            before = width
+        self.last = nn.Linear(before, code)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        x = rows.flatten(0, 1)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = torch.relu(norm(layer(x)))
+        codes: Tensor = self.last(x)
+        return codes.reshape(*rows.shape[:2], -1).amax(1)
+
+
+def linear_layers(params: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """Names of weight and bias of every layer of an MLP, in order.
+
+    Raises:
+        ValueError: The parameters are not those of linear layers with biases, or hidden layers differ in width.
+    """
+    weights = [name for name in params if name.endswith("weight")]
+    pairs = [(name, f"{name.removesuffix('weight')}bias") for name in weights]
+    is_mlp = len(params) == 2 * len(pairs) >= 4 and all(bias in params for _, bias in pairs)
+    if is_mlp:
+        shapes = [params[name].shape[-2:] for name in weights]
+        width = shapes[0][0]
+        is_mlp = all(shape[0] == width for shape in shapes[:-1]) and all(shape[1] == width for shape in shapes[1:])
+    if not is_mlp:
+        raise ValueError(
+            f"the parameters {list(params)[:6]} are not those of an MLP with biases and hidden layers of one width, of "
+            "which rows can be made"
+        )
+    return pairs
+
+
+def weight_rows(params: Mapping[str, Tensor], layers: Layers) -> Tensor:
+    """The matrix of a network, or of each of a population, that the encoder reads.
+
+    With `hidden`, as inr2vec: W and then b of every layer between two hidden ones, below one another, `[..., (L - 2)
+    (H + 1), H]` for L linear layers. With `all`, as hyper-matching: one row (w, b) for every unit of every layer, the
+    rows of the first layer filled up with zeros, `[..., (L - 1) H + out, H + 1]`.
+
+    Raises:
+        ValueError: The network is no MLP with biases and hidden layers of one width.
+
+    References:
+        Paper 003, section 3.4 and figure 3.7.
+    """
+    pairs = linear_layers(params)
+    width = params[pairs[-1][0]].shape[-1]
+    if layers == "hidden":
+        inner = [(params[weight], params[bias]) for weight, bias in pairs[1:-1]]
+        if not inner:
+            raise ValueError("a network with one hidden layer has no layer between hidden ones; read all its layers")
+        return torch.cat([part for weight, bias in inner for part in (weight, bias.unsqueeze(-2))], -2)
+    rows = []
+    for name, bias in pairs:
+        weight = nn.functional.pad(params[name], (0, width - params[name].shape[-1]))
+        rows.append(torch.cat([weight, params[bias].unsqueeze(-1)], -1))
+    return torch.cat(rows, -2)
+
+
+def draw_linear(modules: Sequence[nn.Module], generator: torch.Generator | None) -> None:
+    """Draw all linear layers as torch does, but from a generator."""
+    for module in modules:
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                bound = layer.in_features**-0.5
+                nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)

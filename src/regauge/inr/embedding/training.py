@@ -1,0 +1,169 @@
+"""Embeddings of a population of INRs, learned so that the signal can be read from the code."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.params import require_finite
+from regauge.inr.architecture import Inr
+from regauge.inr.embedding.decoder import CodeDecoder
+from regauge.inr.embedding.encoder import RowEncoder, draw_linear, weight_rows
+from regauge.inr.fields.samples import Samples
+from regauge.inr.fitting.fit import Fit
+
+PORTION = 16
+"""Networks that are encoded at once."""
+
+
+@dataclass(frozen=True)
+class EmbeddingTraining:
+    """Sizes and training. The defaults are those of De Luigi et al., for thousands of networks 512 wide.
+
+    Attributes:
+        epochs: Passes over the networks.
+        batch: Networks of a step, at least two: batch normalization needs other rows than one network's.
+        examples: Samples of a network that a step reads, drawn anew with replacement.
+        lr: Largest learning rate of the one-cycle schedule of AdamW.
+        weight_decay: Of AdamW.
+        code: Length of a code.
+        widths: Units of the encoder's layers.
+        width: Units of the decoder's layers.
+        octaves: Frequencies that the decoder has of each coordinate.
+
+    References:
+        De Luigi et al. (2023), appendix.
+    """
+
+    epochs: int = 300
+    batch: int = 16
+    examples: int = 10_000
+    lr: float = 1e-4
+    weight_decay: float = 1e-2
+    code: int = 1024
+    widths: tuple[int, ...] = (512, 512, 1024, 1024)
+    width: int = 512
+    octaves: int = 10
+
+    def __post_init__(self) -> None:
+        positive = (self.epochs, self.examples, self.lr, self.code, self.width, self.octaves, *self.widths)
+        if min(positive) <= 0 or self.batch < 2 or self.weight_decay < 0:
+            raise ValueError(
+                f"{self} cannot train: a batch needs two networks, weight_decay must not be negative, and all else "
+                "positive"
+            )
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A trained encoder and its decoder.
+
+    Attributes:
+        inr: What the networks are.
+        encoder: Rows to codes.
+        decoder: Codes and points to the signal.
+        losses: Of every step, `[steps]`.
+    """
+
+    inr: Inr
+    encoder: RowEncoder
+    decoder: CodeDecoder
+    losses: Tensor
+
+    def codes(self, params: Mapping[str, Tensor]) -> Tensor:
+        """The codes `[networks, code]` of a population, or `[code]` of one network.
+
+        Raises:
+            ValueError: The networks have other sizes than the population that it was trained on.
+        """
+        rows = weight_rows(params, "hidden")
+        if rows.shape[-1] != self.encoder.columns:
+            raise ValueError(
+                f"the encoder reads networks {self.encoder.columns} wide, not {rows.shape[-1]}; train one for these"
+            )
+        with torch.no_grad():
+            many = rows.reshape(-1, *rows.shape[-2:]).to(self.encoder.last.weight)
+            found = torch.cat([self.encoder(part) for part in torch.split(many, PORTION)])
+        return found.reshape(*rows.shape[:-2], -1)
+
+    def distance(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> float:
+        """The Euclidean distance of two networks' codes.
+
+        References:
+            Paper 003, section 3.3 and figure 3.4.
+        """
+        return float((self.codes(params_a) - self.codes(params_b)).double().norm())
+
+    def decode(self, code: Tensor, points: Tensor) -> Tensor:
+        """What the decoder reads from a code at points `[n, in]`: `[n, out]`, as the networks' own outputs are read."""
+        with torch.no_grad():
+            return self.decoder(code.unsqueeze(0), points.to(code).unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
+
+
+def train_embedding(
+    inr: Inr,
+    params: Mapping[str, Tensor],
+    samples: Sequence[Samples],
+    config: EmbeddingTraining | None = None,
+    *,
+    generator: torch.Generator,
+    on_step: Callable[[float], object] = lambda loss: None,
+) -> Embedding:
+    """Train an encoder and a decoder on fitted networks: the decoder must say from the code what the network says.
+
+    The encoder reads the layers between hidden ones only, and is no invariant of permutations: the paper's networks all
+    come from one start.
+
+    Args:
+        inr: What the networks are.
+        params: The networks, `[networks, ...]`.
+        samples: Of each network's signal; as many for all.
+        config: Sizes and training.
+        generator: Draws the initialization, the order of networks and which samples a step reads.
+        on_step: Is told the loss of every step.
+
+    Raises:
+        ValueError: Networks and samples do not fit, or a network holds NaN or Inf.
+
+    References:
+        De Luigi et al. (2023), section 3; paper 003, section 3.3.
+    """
+    config = config or EmbeddingTraining()
+    require_finite(params, "the population")
+    rows = weight_rows(params, "hidden")
+    if rows.ndim != 3 or len(rows) != len(samples) or len(rows) < 2:
+        raise ValueError(
+            f"there are networks with rows {list(rows.shape)} and {len(samples)} sets of samples; give a population of "
+            "at least two networks, and the samples of each"
+        )
+    if len({tuple(one.points.shape) for one in samples}) != 1:
+        raise ValueError("the networks have different numbers of samples; give as many for each")
+    points, labels = (torch.stack([getattr(one, field) for one in samples]).to(rows) for field in ("points", "labels"))
+    encoder = RowEncoder(rows.shape[-1], config.code, config.widths)
+    decoder = CodeDecoder(inr.in_features, inr.out_features, config.code, config.width, config.octaves)
+    draw_linear([encoder, decoder], generator)
+    model = nn.ModuleList([encoder, decoder]).to(rows)
+    loss_of = Fit().loss_for(inr)
+    # The last networks of an epoch are left out where they are too few for a batch.
+    batch = min(config.batch, len(rows))
+    steps = config.epochs * (len(rows) // batch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=config.lr, total_steps=steps)
+    losses: list[float] = []
+    model.train()
+    for _ in range(config.epochs):
+        order = torch.randperm(len(rows), generator=generator)
+        for chosen in torch.split(order[: len(rows) // batch * batch], batch):
+            index = torch.randint(points.shape[1], (batch, config.examples), generator=generator)
+            at = chosen.unsqueeze(1)
+            outputs = decoder(encoder(rows[chosen]), points[at, index])
+            loss = loss_of(outputs, labels[at, index]).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+            on_step(losses[-1])
+    model.eval().requires_grad_(False)
+    return Embedding(inr, encoder, decoder, torch.tensor(losses))
