@@ -201,7 +201,7 @@ def _record(study: Study, way: Way, one: Shape, k: int, run: Run) -> Record:
         curve = rg.line(judge.evaluate, one.first, second, points=study.points, path=path)
         record: Record = {"line": list(curve.table), "distance": distance(one.first, second), "seconds": seconds}
         if element is not None:
-            record["stay"] = _staying(element)
+            record["stay"] = _staying(element, symmetry)
         return record
 
     settings = (study.inr, study.fit, study.queries, study.points, way.method, way.restrict.__name__, way.second)
@@ -209,11 +209,14 @@ def _record(study: Study, way: Way, one: Shape, k: int, run: Run) -> Record:
     return run.record((*settings, way.is_repaired, *(more if any(more) else ())), f"{one.name}-{k}", make)
 
 
-def _staying(element: rg.Element) -> float:
+def _staying(element: rg.Element, symmetry: rg.Symmetry) -> float:
     """Share of units that stay where they are."""
-    perms = [value.perm for value in element.values() if value.perm is not None]
-    same = sum(int((perm == torch.arange(len(perm))).sum()) for perm in perms)
-    return same / sum(len(perm) for perm in perms)
+    stay = total = 0
+    for group in symmetry.groups:
+        perm = element[group.name].perm
+        total += group.size
+        stay += group.size if perm is None else int((perm == torch.arange(len(perm))).sum())
+    return stay / total
 
 
 def _row(way: Way, study: Study, of: Sequence[tuple[Shape, int, Record]]) -> Row:
