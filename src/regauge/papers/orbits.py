@@ -38,6 +38,16 @@ ORBITS: dict[str, Parts] = {
 PUBLISHED = ("permutations", "signs", "permutations and signs")
 """Those of `ORBITS` that the paper has."""
 
+QUANTITIES = (
+    Quantity("barrier", 4),
+    Quantity("AUC", 4),
+    Quantity("recovered", 2),
+    Quantity("distance", 2),
+    Quantity("end loss", 4),
+    Quantity("CPU ms", 2),
+)
+"""At the noise whose curves are shown."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -162,16 +172,18 @@ def measure(config: Orbits, run: Run) -> Table:
         Quantity(f"{what}, {noise:g}", digits)
         for what, digits in (("barrier", 4), ("recovered", 2), ("distance", 2))
         for noise in config.noises
+        if noise != config.shown
     )
     start = rows[0].curve[0]["loss"]
     notes = (
         f"{config.images} images of {data.name}, each fitted by a network {'-'.join(map(str, inr.widths))} with "
         f"sin(30 z), {config.fit.steps:,} steps of Adam with {config.fit.lr:g} on all pixels, then a mean squared "
         f"error of {start:.2g}; {config.copies} copies of each for every orbit and every noise",
-        "a row is an orbit and how its copies were aligned; columns are a quantity and the noise: its standard "
-        "deviation as a share of each tensor's",
-        f"barrier of the mean squared error at {config.line} points of the line from the network to its copy; curves "
-        f"and end loss at a noise of {config.shown:g}; the paper does not say how large its noise was",
+        "a row is an orbit and how its copies were aligned; a column is a quantity and the noise, its standard deviation "
+        f"as a share of each tensor's: {config.shown:g} unless another is named, since the paper does not say how large "
+        "its noise was",
+        f"barrier, AUC and curves of the mean squared error at {config.line} points of the line from the network to its "
+        "copy; end loss: at the copy",
         "recovered: share of the copies whose every parameter is where it belongs, that is at the original's with the "
         "copy's own noise; distance: Euclidean, to the original",
         f"the whole symmetry has shifts up to {config.reach} half periods too, which the paper does not consider",
@@ -183,7 +195,7 @@ def measure(config: Orbits, run: Run) -> Table:
     return Table(
         "Copies of networks of digits",
         notes,
-        (*quantities, Quantity("end loss", 4), Quantity("CPU ms", 2)),
+        (*QUANTITIES, *quantities),
         tuple(rows),
         f"mean squared error of the image, noise {config.shown:g}",
     )
@@ -195,15 +207,17 @@ def _row(label: str, entry: Entry, found: dict[float, list[Record]], shown: floa
     curves: list[Curve] = []
     for noise, records in found.items():
         lines = [Curve(tuple(table)) for record in records for table in record["lines"]]
-        values[f"barrier, {noise:g}"] = [[curve.barrier for curve in lines]]
-        values[f"distance, {noise:g}"] = [[value for record in records for value in record["distances"]]]
-        values[f"recovered, {noise:g}"] = [[value for record in records for value in record["recovered"]]]
+        which = "" if noise == shown else f", {noise:g}"
+        values[f"barrier{which}"] = [[curve.barrier for curve in lines]]
+        values[f"distance{which}"] = [[value for record in records for value in record["distances"]]]
+        values[f"recovered{which}"] = [[value for record in records for value in record["recovered"]]]
         if noise == shown:
             curves = lines
+    values["AUC"] = [[max(0.0, curve.auc) for curve in curves]]
     values["end loss"] = [[curve.table[-1]["loss"] for curve in curves]]
     if entry.method is not None:
         values["CPU ms"] = [[1000 * record["seconds"] for record in found[shown]]]
-    paper = {f"barrier, {shown:g}": PAPER[entry.label]} if label in PUBLISHED and entry.label in PAPER else {}
+    paper = {"barrier": PAPER[entry.label]} if label in PUBLISHED and entry.label in PAPER else {}
     return Row(f"{label}: {entry.label}", values, paper, mean_curve(curves))
 
 
