@@ -112,7 +112,7 @@ def config(scale: Scale) -> Orbits:
     """20 digits on a CPU; 100 at the paper's scale, which does not say how many it averages over."""
     if scale == "smoke":
         notes = ("a test run: the networks are hardly fitted",)
-        return Orbits(2, 2, (0.0, 0.05), 0.05, Fit(30, None, 5e-4), 5, notes=notes)
+        return Orbits(1, 2, (0.0, 0.05), 0.05, Fit(30, None, 5e-4), 3, notes=notes)
     images, copies = (20, 5) if scale == "cpu" else (100, 10)
     return Orbits(images, copies, (0.0, 0.01, 0.05, 0.1, 0.2), 0.05, Fit(1000, None, 5e-4), 25)
 
@@ -179,11 +179,11 @@ def measure(config: Orbits, run: Run) -> Table:
         f"{config.images} images of {data.name}, each fitted by a network {'-'.join(map(str, inr.widths))} with "
         f"sin(30 z), {config.fit.steps:,} steps of Adam with {config.fit.lr:g} on all pixels, then a mean squared "
         f"error of {start:.2g}; {config.copies} copies of each for every orbit and every noise",
-        "a row is an orbit and how its copies were aligned; a column is a quantity and the noise, its standard deviation "
-        f"as a share of each tensor's: {config.shown:g} unless another is named, since the paper does not say how large "
-        "its noise was",
-        f"barrier, AUC and curves of the mean squared error at {config.line} points of the line from the network to its "
-        "copy; end loss: at the copy",
+        "a row is an orbit and how its copies were aligned; a column is a quantity and the noise, its standard "
+        f"deviation as a share of each tensor's: {config.shown:g} unless another is named, since the paper does not say "
+        "how large its noise was",
+        f"barrier, AUC and curves of the mean squared error at {config.line} points of the line from the network to "
+        "its copy; end loss: at the copy",
         "recovered: share of the copies whose every parameter is where it belongs, that is at the original's with the "
         "copy's own noise; distance: Euclidean, to the original",
         f"the whole symmetry has shifts up to {config.reach} half periods too, which the paper does not consider",
