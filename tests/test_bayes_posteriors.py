@@ -465,3 +465,12 @@ def test_nothing_that_is_given_is_written_to() -> None:
         assert is_close(noise, before, atol=0)
         assert is_close(q.at(noise), first, atol=0)
         assert isinstance(q, Posterior)
+
+
+def test_samples_do_not_depend_on_the_order_of_names() -> None:
+    mean = {"b": torch.zeros(2), "a": torch.zeros(3)}
+    std = {name: torch.ones_like(tensor) for name, tensor in mean.items()}
+    first = GaussianPosterior(mean, std)
+    second = GaussianPosterior(dict(sorted(mean.items())), dict(sorted(std.items())))
+    noises = [q.draw(4, torch.Generator().manual_seed(0)) for q in (first, second)]
+    assert all(torch.equal(noises[0][name], noises[1][name]) for name in mean)

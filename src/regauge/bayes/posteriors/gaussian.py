@@ -33,6 +33,8 @@ class GaussianPosterior(NamedTuple):
     def draw(self, count: int, generator: torch.Generator) -> Params:
         """Standard normal noise, `[count, ...]` for every parameter that is not certain.
 
+        Names are drawn in alphabetical order, so that a posterior read from a file has the samples that it had before.
+
         Raises:
             ValueError: All parameters are certain, so that there is nothing to sample.
         """
@@ -42,7 +44,7 @@ class GaussianPosterior(NamedTuple):
             name: torch.randn((count, *std.shape), generator=generator, dtype=std.dtype, device=generator.device).to(
                 std.device
             )
-            for name, std in self.std.items()
+            for name, std in sorted(self.std.items())
         }
 
     def at(self, noise: Params) -> Params:
