@@ -1,0 +1,109 @@
+"""The experiments of paper 004: what their tables must show whatever the networks are."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from regauge.nets.training import Training
+from regauge.papers.posteriors import barriers, between, configs, ensembles, regression, toy
+from regauge.papers.posteriors.families import Family, batches, posteriors
+from regauge.papers.run import Run
+from regauge.papers.table import Row, Table, summarize
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run("smoke", 0, tmp_path)
+
+
+def row(table: Table, label: str) -> Row:
+    return next(one for one in table.rows if one.label == label)
+
+
+def mean(table: Table, label: str, quantity: str) -> float:
+    return summarize(row(table, label).values[quantity]).mean
+
+
+def test_posteriors_are_inferred_once_and_points_have_no_standard_deviations(run: Run) -> None:
+    family = configs.tiny(configs.figure4("cpu").cases[0].family)
+    first, again = posteriors(family, 1, run), posteriors(family, 1, run)
+    assert all(torch.equal(first[0].mean[name], again[0].mean[name]) for name in first[0].mean)
+    assert first[0].std.keys() == first[0].mean.keys()
+    points = replace(family, inference=Training(epochs=1, batch=50))
+    assert posteriors(points, 1, run)[0].std == {}
+    with pytest.raises(TypeError, match="have no prior"):
+        _ = points.prior_std
+
+
+def test_judged_images_come_in_batches(run: Run) -> None:
+    family = Family("digits", "mlp", 4, Training(), 30)
+    assert [len(labels) for _, labels in batches(family, 50, is_test=False, size=20)] == [20, 10]
+    assert sum(len(labels) for _, labels in batches(family, 50, is_test=True)) == 50
+
+
+def test_barriers_are_tabled_for_every_case_and_arm(run: Run) -> None:
+    config = configs.figure9("smoke")
+    config = replace(config, cases=(config.cases[0], config.cases[5]))
+    table = barriers.measure(config, run)
+    assert len(table.rows) == 4
+    posterior, point = (f"{case.label}, as inferred" for case in config.cases)
+    assert "KL per example" in row(table, posterior).values
+    assert "KL per example" not in row(table, point).values
+    assert "Monte Carlo error" not in row(table, point).values
+    (chart, _), *_ = table.pictures.values()
+    assert [series.label for series in chart.series] == [
+        "posterior, as inferred",
+        "posterior, aligned",
+        "point, as inferred",
+        "point, aligned",
+    ]
+
+
+def test_alignment_never_moves_the_ends(run: Run) -> None:
+    config = configs.figure11("smoke")
+    config = replace(config, cases=config.cases[:1], arms=(barriers.NAIVE, barriers.BALANCED))
+    (naive, aligned) = (
+        next(iter(barriers.measure(replace(config, arms=(arm,)), run).pictures["lines"])).series[0].y
+        for arm in config.arms
+    )
+    assert aligned[-1] == pytest.approx(naive[-1], abs=1e-4)
+
+
+def test_a_mixture_has_no_barrier(run: Run) -> None:
+    table = between.mixtures(between.mixture_config("smoke"), run)
+    assert mean(table, "mixture, as inferred", "barrier") == 0
+
+
+def test_planes_pass_through_the_three_networks(run: Run) -> None:
+    table = between.planes(between.plane_config("smoke"), run)
+    assert mean(table, "means: q1", "loss") == pytest.approx(mean(table, "means: P#q1", "loss"), abs=1e-4)
+    assert mean(table, "samples: q1", "loss") == pytest.approx(mean(table, "samples: P#q1", "loss"), abs=1e-4)
+    for picture in table.pictures.values():
+        assert [panel.title.split()[1] for panel in picture] == ["likelihood", "prior", "posterior"]
+
+
+def test_means_alone_leave_a_mirror_image_and_distributions_swap_it(run: Run) -> None:
+    table = toy.measure(toy.config("smoke"), run)
+    assert [row.values["swapped"][0][0] for row in table.rows] == [0, 1, 1]
+    assert [row.values["squared distance left"][0][0] for row in table.rows] == pytest.approx([0.72, 0, 0])
+
+
+def test_one_gaussian_of_many_copies_is_the_member(run: Run) -> None:
+    config = ensembles.config("smoke")
+    config = replace(config, members=replace(config.members, inference=Training(epochs=3, batch=20)))
+    table = ensembles.measure(config, run)
+    labels = [row.label for row in table.rows]
+    assert len(labels) == len(set(labels)) == 4 + 3 * 5
+    member = mean(table, "a member", "loss")
+    assert mean(table, "the ensemble of members", "loss") <= member
+
+
+def test_functions_are_pictured_with_bands(run: Run) -> None:
+    config = replace(regression.config("smoke"), is_small=True)
+    table = regression.measure(config, run)
+    left, right = table.pictures["functions"]
+    assert [series.label for series in right.series][1:3] == ["halfway, as inferred", "halfway, aligned"]
+    band = left.series[1]
+    assert all(low < y < high for low, y, high in zip(band.low, band.y, band.high, strict=True))
