@@ -7,7 +7,7 @@ References:
 import functools
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.shapes import alignment, reconstructions
+from regauge.papers.shapes import alignment, basin, reconstructions
 from regauge.papers.shapes.pairs import study
 
 EXPERIMENTS = {
@@ -22,6 +22,7 @@ EXPERIMENTS = {
     "reconstructions": Experiment(
         "figures 3.9 to 3.11, what networks on the path show", reconstructions.config, reconstructions.measure
     ),
+    "basin": Experiment("section 3.4, lines made flat by training", basin.config, basin.measure),
     "alignment-512": Experiment(
         "the same at the paper's width, hours on a CPU", functools.partial(study, width=512), alignment.measure
     ),

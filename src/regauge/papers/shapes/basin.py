@@ -1,0 +1,123 @@
+"""Section 3.4 of paper 003: networks trained onto a flat line, with a hypernetwork and without."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+import regauge as rg
+from regauge.inr.basin.hyper_match import HyperMatching, hyper_match
+from regauge.inr.basin.outcome import InBasin
+from regauge.inr.basin.straighten import Straighten, straighten
+from regauge.papers.run import Record, Run, Scale
+from regauge.papers.shapes.alignment import WAYS, Way, moved
+from regauge.papers.shapes.pairs import Shape, Study, networks, samples, study, task
+from regauge.papers.table import Quantity, Row, Table
+
+STARTS = ("different starts", "weights, permutations", "weights, whole group", "activations, whole group")
+QUANTITIES = (
+    Quantity("barrier before", 4),
+    Quantity("barrier", 4),
+    Quantity("end loss before", 4),
+    Quantity("end loss", 4),
+    Quantity("moved", 2),
+    Quantity("distance before", 2),
+    Quantity("distance", 2),
+)
+
+
+@dataclass(frozen=True)
+class Basin:
+    """The settings.
+
+    Attributes:
+        study: The networks; of every shape the first pair is used.
+        straighten: Training of the weights themselves.
+        hyper: Training of encoder and hypernetwork.
+        hyper_shapes: For the first so many shapes.
+    """
+
+    study: Study
+    straighten: Straighten
+    hyper: HyperMatching
+    hyper_shapes: int
+
+
+def config(scale: Scale, width: int = 128) -> Basin:
+    """Four shapes, one pair of each."""
+    whole = replace(study(scale, width), pairs=1)
+    if scale == "smoke":
+        small = HyperMatching(steps=3, code=8, widths=(8, 8), embedding=4, hidden=8, examples=50, points=3)
+        return Basin(whole, Straighten(steps=5, examples=50, points=3), small, 1)
+    if scale == "cpu":
+        return Basin(replace(whole, shapes=whole.shapes[:4]), Straighten(), HyperMatching(steps=300, examples=2000), 1)
+    return Basin(replace(whole, inr=replace(whole.inr, width=512)), Straighten(), HyperMatching(), len(whole.shapes))
+
+
+def measure(config: Basin, run: Run) -> Table:
+    """Straighten from every alignment; hyper-match from the network as it is."""
+    found = networks(config.study, run)
+    ways = [way for way in WAYS if way.label in STARTS]
+    cells: list[tuple[Literal["direct", "hyper"], Way, Shape]] = [
+        ("direct", way, one) for way in ways for one in found
+    ] + [("hyper", ways[0], one) for one in found[: config.hyper_shapes]]
+    records = run.each("straightening", [functools.partial(_record, config, *cell, run) for cell in cells])
+    rows = [_row(f"direct, from: {way.label}", _of(cells, records, "direct", way)) for way in ways]
+    rows.append(_row(f"hypernetwork, from: {ways[0].label}", _of(cells, records, "hyper", ways[0])))
+    hyper = config.hyper
+    notes = (
+        "the paper: hyper-matching makes lines flat, at 1,000 steps for one pair; it gives no numbers",
+        config.study.described(),
+        f"direct: {config.straighten.steps} steps of AdamW on the weights, one-cycle learning rate up to "
+        f"{config.straighten.lr:g}, {config.straighten.examples:,} samples in each; the loss is the mean of those at "
+        "the network and at one point in each quarter of the line",
+        f"hypernetwork: encoder of weight rows {hyper.widths}, code of {hyper.code}, decoder of rows with "
+        f"{hyper.hidden} hidden units and row embeddings of {hyper.embedding} (the paper does not give its sizes), "
+        f"{hyper.steps} steps with learning rate up to {hyper.lr:g}, {config.hyper_shapes} shape(s)",
+        "moved: how far from where training began; distance: from the first network, at which a network that "
+        "collapsed onto it would have none",
+        *config.study.notes,
+    )
+    return Table("Into one basin", notes, QUANTITIES, tuple(rows))
+
+
+def _record(config: Basin, kind: Literal["direct", "hyper"], way: Way, one: Shape, run: Run) -> Record:
+    settings = (config.study.inr, config.study.fit, config.study.queries, kind)
+    how = config.straighten if kind == "direct" else config.hyper
+
+    def make() -> Record:
+        judge = task(config.study, one.name, run)
+        symmetry = rg.discover(judge.module, (torch.zeros(2, config.study.inr.in_features),))
+        second, _, _ = moved(way, config.study, one, 0, symmetry, judge, run)
+        read = samples(config.study, one.name, run)
+        order = torch.randperm(len(read), generator=run.generator("straightening", one.name))
+        count = min(len(read), 50_000)
+        data = rg.Task(judge.module, [(read.points[order[:count]], read.labels[order[:count]])], judge.criterion)
+        generator = run.generator(kind, way.label, one.name)
+        done: InBasin = (
+            straighten(one.first, second, data, config.straighten, generator=generator)
+            if kind == "direct"
+            else hyper_match(one.first, second, data, config.hyper, generator=generator)
+        )
+        lines = [rg.line(judge.evaluate, one.first, end, points=how.points) for end in (second, done.params)]
+        return {
+            "barrier before": lines[0].barrier,
+            "barrier": lines[1].barrier,
+            "end loss before": lines[0].table[-1]["loss"],
+            "end loss": lines[1].table[-1]["loss"],
+            "moved": done.moved,
+            "distance before": done.distance_before,
+            "distance": done.distance,
+        }
+
+    return run.record((*settings, how), f"{one.name}-{way.label.replace(' ', '-').replace(',', '')}", make)
+
+
+def _of(cells: Sequence[tuple[str, Way, Shape]], records: Sequence[Record], kind: str, way: Way) -> list[Record]:
+    return [r for (other, at, _), r in zip(cells, records, strict=True) if other == kind and at is way]
+
+
+def _row(label: str, records: Sequence[Record]) -> Row:
+    return Row(label, {quantity.name: [[record[quantity.name] for record in records]] for quantity in QUANTITIES})
