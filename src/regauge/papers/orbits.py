@@ -180,8 +180,8 @@ def measure(config: Orbits, run: Run) -> Table:
         f"sin(30 z), {config.fit.steps:,} steps of Adam with {config.fit.lr:g} on all pixels, then a mean squared "
         f"error of {start:.2g}; {config.copies} copies of each for every orbit and every noise",
         "a row is an orbit and how its copies were aligned; a column is a quantity and the noise, its standard "
-        f"deviation as a share of each tensor's: {config.shown:g} unless another is named, since the paper does not say "
-        "how large its noise was",
+        f"deviation as a share of each tensor's: {config.shown:g} unless another is named, since the paper does not "
+        "say how large its noise was",
         f"barrier, AUC and curves of the mean squared error at {config.line} points of the line from the network to "
         "its copy; end loss: at the copy",
         "recovered: share of the copies whose every parameter is where it belongs, that is at the original's with the "
