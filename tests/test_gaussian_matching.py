@@ -132,6 +132,7 @@ def test_the_weight_of_standard_deviations_is_that_of_their_distance(name: str) 
         for x, y, z in zip(a, b, result.params, strict=True)
     ]
     assert result.objective - result.initial == pytest.approx(gains[0] + 5 * gains[1], abs=1e-8)
+    assert is_close(result.params, moved(symmetry, result.element, b), atol=0)
 
 
 def squared_distances(pairs: Sequence[Pair]) -> float:

@@ -147,7 +147,8 @@ def _align_stacks(
     for stack, label in ((a, "the first network"), (b, "the second network")):
         require_entries(a, stack, label)
     found = method.match(a, b, symmetry, task=task, generator=generator)
-    return _result(found, move_stack(symmetry, method.roles, found.element, b), task is not None)
+    moved = move_stack(symmetry, method.roles, found.element, b, moved=found.moved)
+    return _result(found, moved, task is not None)
 
 
 def _checked(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], symmetry: Symmetry) -> Symmetry:

@@ -108,7 +108,7 @@ class GaussianMatching:
             left, right = left + more_left, right + more_right
         settings = StackMatching(self.roles * (len(left) // 2), method=self.method)
         found = match_stacks(settings, left, right, _keeping_magnitudes(symmetry), generator)
-        return replace(found, element=_completed(found.element, symmetry))
+        return replace(found, element=_completed(found.element, symmetry), moved={})
 
     def match_many(
         self,

@@ -6,6 +6,7 @@ entry, on a symmetry with the placements of all of them; any method that compare
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -154,6 +155,8 @@ def match_stacks(
 ) -> Matching:
     """`StackMatching.match` for dictionaries of any numbers: magnitudes that are coefficients may be negative.
 
+    What it returns as `moved` has the names that `move_stack` takes.
+
     Raises:
         TypeError: The method is one for many networks only.
     """
@@ -165,7 +168,10 @@ def match_stacks(
         )
     stacked, (one, other) = _one_symmetry(settings, symmetry, (a, b))
     found = method.match(one, other, stacked, task=None, generator=generator)
-    return replace(found, element=_whole(found.element, symmetry), moved={})
+    # Dictionaries of another weight than one were matched multiplied by its root.
+    as_given = {_name(k, name) for k, weight in enumerate(_weights(settings)) if weight == 1 for name in b[k]}
+    moved = {name: tensor for name, tensor in found.moved.items() if name in as_given}
+    return replace(found, element=_whole(found.element, symmetry), moved=moved)
 
 
 def require_stack(stack: Mapping[str, Tensor] | Stack, method: StackMethod) -> Stack:
@@ -216,23 +222,44 @@ def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) 
     return replace(symmetry, groups=present, buffers=tuple(n for n in symmetry.buffers if n in params), tied=())
 
 
-def move_stack(symmetry: Symmetry, roles: Sequence[Role], element: Element, stack: Stack) -> Stack:
-    """Every dictionary moved by one element according to its role; a named tuple stays what it is."""
-    moved: list[Params] = [
-        role_symmetry(symmetry, role, params).act(element, params) for role, params in zip(roles, stack, strict=True)
-    ]
-    return stack._make(moved) if hasattr(stack, "_make") else tuple(moved)
+def move_stack(
+    symmetry: Symmetry,
+    roles: Sequence[Role],
+    element: Element,
+    stack: Stack,
+    *,
+    moved: Mapping[str, Tensor] = MappingProxyType({}),
+) -> Stack:
+    """Every dictionary moved by one element according to its role; a named tuple stays what it is.
+
+    Args:
+        symmetry: With every size known, or of all names.
+        roles: How each dictionary is moved.
+        element: Of the whole symmetry.
+        stack: The dictionaries.
+        moved: Tensors that are moved already, under "k/name" for a name of dictionary k.
+    """
+    result: list[Params] = []
+    for k, (role, params) in enumerate(zip(roles, stack, strict=True)):
+        rest = {name: tensor for name, tensor in params.items() if _name(k, name) not in moved}
+        done = {name: moved[_name(k, name)] for name in params if name not in rest}
+        result.append({**params, **role_symmetry(symmetry, role, rest).act(element, rest), **done})
+    return stack._make(result) if hasattr(stack, "_make") else tuple(result)
 
 
 def _one_symmetry(
     settings: StackMatching, symmetry: Symmetry, stacks: Sequence[Stack]
 ) -> tuple[Symmetry, list[Params]]:
     """The stacks as single dictionaries, and the symmetry that acts on these."""
-    weights = (1.0,) * len(settings.roles) if settings.weights is None else settings.weights
+    weights = _weights(settings)
     views = [role_symmetry(symmetry, role, one) for role, one in zip(settings.roles, stacks[0], strict=True)]
     is_fixed = "magnitudes" in settings.roles
     free = tuple(group for group in symmetry.groups if not (is_fixed and group.matrix != "none"))
     return _stacked_symmetry(free, views, weights), [_stacked(stack, weights) for stack in stacks]
+
+
+def _weights(settings: StackMatching) -> tuple[float, ...]:
+    return (1.0,) * len(settings.roles) if settings.weights is None else settings.weights
 
 
 def _whole(element: Element, symmetry: Symmetry) -> Element:

@@ -38,4 +38,5 @@ def common_moments(posteriors: Sequence[Posterior]) -> list[GaussianPosterior]:
     """Their moments; what only some are uncertain of has standard deviation zero in the others."""
     moments = [posterior.moments() for posterior in posteriors]
     uncertain = {name: std for one in moments for name, std in one.std.items()}
-    return [one._replace(std=with_zeros(one.std, uncertain)) for one in moments]
+    stds = [with_zeros(one.std, uncertain) for one in moments]
+    return [one if std is one.std else one._replace(std=std) for one, std in zip(moments, stds, strict=True)]

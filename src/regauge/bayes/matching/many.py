@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, cast
 
 import torch
 
@@ -74,7 +74,10 @@ def align_many(
     method = GaussianMatching() if method is None else method
     moments = common_moments(posteriors)
     found = align_stacks(moments, symmetry, method=method, generator=generator)
-    pushed = [q.push(symmetry, element) for q, element in zip(posteriors[1:], found.elements[1:], strict=True)]
+    rows = list(zip(posteriors, moments, found.params, found.elements, strict=True))
+    pushed = [
+        cast(AnyPosterior, there) if own is q else q.push(symmetry, element) for q, own, there, element in rows[1:]
+    ]
     return PosteriorsAlignment(
         elements=found.elements,
         posteriors=(posteriors[0], *pushed),

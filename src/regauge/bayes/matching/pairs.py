@@ -1,7 +1,7 @@
 """One posterior brought close to another, as distributions."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import torch
 
@@ -81,7 +81,7 @@ def align(
     found = align_stacks(a, b, symmetry, method=method, generator=generator)
     return PosteriorAlignment(
         element=found.element,
-        posterior=q_b.push(symmetry, found.element),
+        posterior=cast(AnyPosterior, found.params) if b is q_b else q_b.push(symmetry, found.element),
         before=distance(a, b, skip=symmetry.buffers),
         after=distance(a, found.params, skip=symmetry.buffers),
         matching=found,
