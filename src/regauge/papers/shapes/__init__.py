@@ -7,7 +7,7 @@ References:
 import functools
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.shapes import alignment, basin, reconstructions
+from regauge.papers.shapes import alignment, basin, embeddings, reconstructions
 from regauge.papers.shapes.pairs import study
 
 EXPERIMENTS = {
@@ -23,6 +23,9 @@ EXPERIMENTS = {
         "figures 3.9 to 3.11, what networks on the path show", reconstructions.config, reconstructions.measure
     ),
     "basin": Experiment("section 3.4, lines made flat by training", basin.config, basin.measure),
+    "embeddings": Experiment(
+        "figure 3.4, distances of embeddings by an encoder trained here", embeddings.config, embeddings.measure
+    ),
     "alignment-512": Experiment(
         "the same at the paper's width, hours on a CPU", functools.partial(study, width=512), alignment.measure
     ),

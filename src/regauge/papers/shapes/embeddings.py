@@ -1,0 +1,139 @@
+"""Figure 3.4 of paper 003: distances between embeddings of networks, before and after alignment."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+import regauge as rg
+from regauge.core.params import Params
+from regauge.inr.architecture import Inr
+from regauge.inr.embedding.training import Embedding, EmbeddingTraining, train_embedding
+from regauge.inr.fields.fields import CloudField
+from regauge.inr.fields.queries import Queries
+from regauge.inr.fields.samples import Samples, field_samples
+from regauge.inr.fitting.fit import Fit, fit
+from regauge.papers.run import Run, Scale
+from regauge.papers.shapes.alignment import WAYS, moved
+from regauge.papers.shapes.pairs import Study, clouds, networks, starts, study, task
+from regauge.papers.table import Quantity, Row, Table
+
+COMPARED = (
+    "same start",
+    "different starts",
+    "weights, permutations",
+    "weights, whole group",
+    "activations, whole group",
+)
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """The settings.
+
+    Attributes:
+        study: The networks that are compared.
+        count: Networks that the encoder is trained on, all from the shared start, each of a stretched shape.
+        queries: Samples of each of these.
+        training: Of encoder and decoder.
+    """
+
+    study: Study
+    count: int
+    queries: Queries
+    training: EmbeddingTraining
+
+
+def config(scale: Scale) -> Embeddings:
+    """A small encoder on networks of width 64; the paper's has seen ModelNet40 at width 512."""
+    if scale == "smoke":
+        small = EmbeddingTraining(epochs=2, batch=2, examples=20, code=8, widths=(8, 8), width=8, octaves=2)
+        return Embeddings(study(scale, 64), 4, Queries(50, 40, 5, 5), small)
+    whole = study(scale, 64)
+    if scale == "cpu":
+        quick = replace(whole, inr=Inr(width=64), fit=Fit(steps=300, batch=2000, lr=3e-4), pairs=2)
+        training = EmbeddingTraining(
+            epochs=60, examples=500, lr=1e-3, code=128, widths=(128, 128, 256), width=128, octaves=6
+        )
+        return Embeddings(quick, 144, Queries(25_000, 20_000, 2_500, 2_500), training)
+    return Embeddings(study(scale, 512), 20_000, Queries(), EmbeddingTraining())
+
+
+def measure(config: Embeddings, run: Run) -> Table:
+    """Fit the population, train the encoder on it, and compare codes of pairs."""
+    steps = [functools.partial(_member, config, k, run) for k in range(config.count)]
+    population = run.each("fitting the population", steps)
+    advance = run.watch("training the encoder", config.training.epochs * max(1, config.count // config.training.batch))
+    embedding = _trained(config, population, run, lambda loss: advance())
+    found = networks(config.study, run)
+    ways = [way for way in WAYS if way.label in COMPARED]
+    rows = []
+    for way in ways:
+        distances, errors = [], []
+        for one in found:
+            judge = task(config.study, one.name, run)
+            symmetry = rg.discover(judge.module, (torch.zeros(2, config.study.inr.in_features),))
+            of_shape, errors_of_shape = [], []
+            for k in range(config.study.pairs if way.second == "other" else 1):
+                second, _, _ = moved(way, config.study, one, k, symmetry, judge, run)
+                of_shape.append(embedding.distance(one.first, second))
+                errors_of_shape.append(_decoded(embedding, second, judge))
+            distances.append(of_shape)
+            errors.append(errors_of_shape)
+        rows.append(Row(way.label, {"distance of codes": distances, "loss of the decoded": errors}))
+    shapes = [embedding.codes(one.first) for one in found]
+    between = [float((a - b).double().norm()) for i, a in enumerate(shapes) for b in shapes[:i]]
+    if between:
+        rows.append(Row("two shapes, same start", {"distance of codes": [between]}))
+    notes = (
+        "the paper: codes of aligned networks (permutations) are closer than of networks as fitted, and further than "
+        "from one start; it prints no numbers. What it decodes from the codes of aligned networks is too noisy to "
+        "recognize",
+        f"encoder of {config.training.widths}, code of {config.training.code}, decoder {config.training.width} wide, "
+        f"{config.training.epochs} epochs on {config.count} networks from the shared start, of shapes stretched by "
+        f"2/3 to 3/2 along each axis; its last losses have a mean of {float(embedding.losses[-20:].mean()):.3f}",
+        config.study.described(),
+        "loss of the decoded: cross entropy of what the decoder says from the second network's code, on 10,000 samples",
+        *config.study.notes,
+    )
+    quantities = (Quantity("distance of codes", 2), Quantity("loss of the decoded"))
+    return Table("Distances of embeddings", notes, quantities, tuple(rows))
+
+
+def _stretched(config: Embeddings, k: int, run: Run) -> Tensor:
+    """The points of the k-th member's shape, in the unit ball."""
+    name = config.study.shapes[k % len(config.study.shapes)]
+    generator = run.generator("stretch", k)
+    cloud = clouds(name)[k % 2]
+    points = cloud * (1.5 ** (2 * torch.rand(3, generator=generator) - 1))
+    points = points - points.mean(0)
+    radius: Tensor = points.norm(dim=1).max()
+    return points / radius
+
+
+def _of(config: Embeddings, k: int, run: Run) -> Samples:
+    field = CloudField(_stretched(config, k, run))
+    return field_samples(field, config.study.inr, config.queries, generator=run.generator("member samples", k))
+
+
+def _member(config: Embeddings, k: int, run: Run) -> Params:
+    def make() -> Params:
+        start = starts(config.study, "first", "", run)
+        generator = run.generator("member", k)
+        return fit(config.study.inr, _of(config, k, run), config.study.fit, start=start, generator=generator).params
+
+    return run.network((config.study.inr, config.study.fit, config.queries, "population"), str(k), make)
+
+
+def _trained(config: Embeddings, population: list[Params], run: Run, on_step: Callable[[float], object]) -> Embedding:
+    stack = {name: torch.stack([one[name] for one in population]) for name in population[0]}
+    samples = [_of(config, k, run) for k in range(config.count)]
+    generator = run.generator("embedding")
+    return train_embedding(config.study.inr, stack, samples, config.training, generator=generator, on_step=on_step)
+
+
+def _decoded(embedding: Embedding, params: Params, judge: rg.Task) -> float:
+    (points, labels), *_ = judge.batches
+    return float(judge.criterion(embedding.decode(embedding.codes(params), points), labels))
