@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regauge.inr.architecture import Inr, load_inr, read_inr, save_inr
+    from regauge.inr.basin.hyper_match import HyperMatching, hyper_match
+    from regauge.inr.basin.straighten import Straighten, straighten
+    from regauge.inr.embedding.training import EmbeddingTraining, train_embedding
     from regauge.inr.fields.fields import CloudField, MeshField
     from regauge.inr.fields.files import read_signal
     from regauge.inr.fields.labels import DistanceLabels, labels_of
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "architecture": ("Inr", "load_inr", "read_inr", "save_inr"),
+    "basin.hyper_match": ("HyperMatching", "hyper_match"),
+    "basin.straighten": ("Straighten", "straighten"),
+    "embedding.training": ("EmbeddingTraining", "train_embedding"),
     "fields.fields": ("CloudField", "MeshField"),
     "fields.files": ("read_signal",),
     "fields.labels": ("DistanceLabels", "labels_of"),
@@ -50,7 +56,9 @@ _MODULES = {name: f"regauge.inr.{module}" for module, names in _HOMES.items() fo
 __all__ = [
     "CloudField",
     "DistanceLabels",
+    "EmbeddingTraining",
     "Fit",
+    "HyperMatching",
     "Inr",
     "Mesh",
     "MeshField",
@@ -58,6 +66,7 @@ __all__ = [
     "Projection",
     "Queries",
     "Samples",
+    "Straighten",
     "compare_points",
     "extract_mesh",
     "extract_points",
@@ -65,6 +74,7 @@ __all__ = [
     "fit",
     "fit_images",
     "fit_many",
+    "hyper_match",
     "image_inr",
     "image_samples",
     "labels_of",
@@ -84,6 +94,8 @@ __all__ = [
     "save_mesh",
     "save_points",
     "save_strips",
+    "straighten",
+    "train_embedding",
     "voxel_samples",
     "write_orbit",
 ]
