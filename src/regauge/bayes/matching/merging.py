@@ -47,8 +47,9 @@ def one_gaussian(
     number). Posteriors become their Wasserstein barycenter, with its standard deviations times `spread`: how far their
     means are apart adds nothing.
 
-    Independent members stay far apart in most directions even when aligned, and a Gaussian as wide as they are is
-    worse than its mean alone; a `spread` well below one is chosen by the likelihood of held-out data. Running
+    Independent members stay far apart in most directions even when aligned, and a Gaussian as wide as they are can be
+    worse than its mean alone: choose `spread` by the likelihood of held-out data. The mean itself loses variance, which
+    `repair` gives back: with it the loss of sixteen MLPs' mean on MNIST fell from 0.30 to 0.12 (members 0.09). Running
     statistics of batch normalization are averaged, which is not what the mean network's would be: `reset_batchnorm`
     or `repair` mends them.
 
