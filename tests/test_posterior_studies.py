@@ -95,7 +95,7 @@ def test_one_gaussian_of_many_copies_is_the_member(run: Run) -> None:
     config = replace(config, members=replace(config.members, inference=Training(epochs=3, batch=20)))
     table = ensembles.measure(config, run)
     labels = [row.label for row in table.rows]
-    assert len(labels) == len(set(labels)) == 4 + 3 * 5
+    assert len(labels) == len(set(labels)) == 4 + 3 * 6
     member = mean(table, "a member", "loss")
     assert mean(table, "the ensemble of members", "loss") <= member
 

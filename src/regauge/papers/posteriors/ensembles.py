@@ -8,15 +8,18 @@ import torch
 
 import regauge as rg
 from regauge.align import ManyMethod, Method, StackMethod
-from regauge.bayes.matching import barycenter, one_gaussian
+from regauge.bayes.matching import align_many, barycenter
 from regauge.bayes.posteriors import GaussianPosterior, ParticlePosterior, Posterior
 from regauge.bayes.prediction import predict
+from regauge.core.params import Params
 from regauge.nets.training import Training
 from regauge.papers.posteriors.configs import converged, tiny
 from regauge.papers.posteriors.families import Family, batches, posteriors
 from regauge.papers.run import Record, Run, Scale
 from regauge.papers.table import Quantity, Row, Table
 
+REPAIR = 5000
+"""Training images whose statistics repair restores."""
 SPREADS = (0.0, 0.1, 0.3, 1.0)
 """Factors of the members' standard deviations; 0 is the mean network."""
 QUANTITIES = tuple(Quantity(name) for name in ("loss", "accuracy", "calibration error", "entropy"))
@@ -69,15 +72,15 @@ WAYS = (
 
 
 def config(scale: Scale) -> Ensembles:
-    """Sixteen members, and the posteriors that figure 8 has for T = 0.1."""
+    """Sixteen members, and eight posteriors at T = 0.1."""
     points = Training(epochs=5, batch=256, lr=1e-3, weight_decay=0.0)
     width = 512 if scale == "paper" else 128
-    members = Family("MNIST", "mlp", width, points, 60_000)
-    bayesian = Family("MNIST", "mlp", width, converged(scale), 60_000)
+    members = Family("MNIST, normalized", "mlp", width, points, 60_000)
+    bayesian = Family("MNIST, normalized", "mlp", width, converged(scale), 60_000)
     if scale == "smoke":
         notes = ("a test run on networks that are hardly trained",)
         return Ensembles(tiny(members), 3, tiny(bayesian), 2, 4, 100, notes)
-    return Ensembles(members, 16, bayesian, 10, 32 if scale == "cpu" else 128, 10_000)
+    return Ensembles(members, 16, bayesian, 8, 32 if scale == "cpu" else 128, 10_000)
 
 
 def measure(config: Ensembles, run: Run) -> Table:
@@ -100,13 +103,16 @@ def measure(config: Ensembles, run: Run) -> Table:
     }
     symmetry = rg.discover(config.members.module(), (config.members.images().test_images[:4],))
     for way in WAYS:
-        merged = _merged(way, members, symmetry)
+        merged, moved = _merged(way, members, symmetry)
+        repaired = functools.partial(_repaired, config, merged.mean, moved)
+        label = f"one Gaussian, members {way.label}, its mean repaired"
+        steps[label] = [functools.partial(_judged, config, f"{way.label}-repaired", repaired, 0, run)]
         for spread in SPREADS:
             label = f"one Gaussian, members {way.label}, {'its mean' if spread == 0 else f'spread {spread:g}'}"
             wide = GaussianPosterior(merged.mean, {name: spread * std for name, std in merged.std.items()})
             samples = config.samples if spread else 0
             steps[label] = [functools.partial(_judged, config, f"{way.label}-{spread}", wide, samples, run)]
-        one = _merged(way, bayesian, symmetry)
+        one, _ = _merged(way, bayesian, symmetry)
         label = f"one Gaussian, posteriors {way.label}"
         steps[label] = [functools.partial(_judged, config, f"{way.label}-posteriors", one, config.samples, run)]
     flat = run.each("judging", [step for row in steps.values() for step in row])
@@ -122,36 +128,47 @@ def measure(config: Ensembles, run: Run) -> Table:
         f"the first {config.test:,} test images; {config.samples} samples of each Gaussian; loss: negative log "
         "predictive likelihood per example, in nats, of averaged probabilities; calibration error "
         "in 15 bins, expected; entropy of the prediction in nats; ± over members or posteriors",
-        "members are merged with their mean and standard deviation, posteriors into their Wasserstein barycenter",
+        "members are merged with their mean and standard deviation, posteriors into their Wasserstein barycenter; "
+        f"repair restores statistics of {REPAIR:,} training images",
         *config.notes,
     )
     return Table("One Gaussian from many", notes, QUANTITIES, tuple(rows))
 
 
-def _merged(way: Way, gaussians: Sequence[GaussianPosterior], symmetry: rg.Symmetry) -> GaussianPosterior:
-    is_bayesian = bool(gaussians[0].std)
+def _merged(
+    way: Way, gaussians: Sequence[GaussianPosterior], symmetry: rg.Symmetry
+) -> tuple[GaussianPosterior, list[Params]]:
+    """The Gaussian, and the means that it is made of where they were moved to."""
+    moved: Sequence[GaussianPosterior] = gaussians
+    if gaussians[0].std:
+        if way.gaussians is not None:
+            moved = align_many(gaussians, symmetry, method=way.gaussians).posteriors
+        return barycenter(moved), [one.mean for one in moved]
     networks = [one.mean for one in gaussians]
-    if way.networks is None or way.gaussians is None:
-        if is_bayesian:
-            return barycenter(gaussians)
-        return ParticlePosterior({name: torch.stack([one[name] for one in networks]) for name in networks[0]}).moments()
-    if is_bayesian:
-        return one_gaussian(gaussians, symmetry, method=way.gaussians).posterior
-    return one_gaussian(networks, symmetry, method=way.networks).posterior
+    if way.networks is not None:
+        networks = list(rg.align_many(networks, symmetry, method=way.networks).params)
+    stack = {name: torch.stack([one[name] for one in networks]) for name in networks[0]}
+    return ParticlePosterior(stack).moments(), networks
 
 
-def _judged(config: Ensembles, key: str, posterior: Posterior, samples: int, run: Run) -> Record:
-    """A posterior on the test images; by its mean alone without samples."""
+def _repaired(config: Ensembles, mean: Params, moved: Sequence[Params]) -> Params:
+    inputs = [images for images, _ in batches(config.members, REPAIR, is_test=False)]
+    return rg.repair(config.members.module(), mean, moved, inputs)
+
+
+def _judged(config: Ensembles, key: str, posterior: Posterior | Callable[[], Params], samples: int, run: Run) -> Record:
+    """A posterior on the test images; by its mean alone without samples, or what makes a network."""
 
     def make() -> Record:
         data = batches(config.members, config.test, is_test=True)
         generator = run.generator("judging")
         module = config.members.module()
-        found = (
-            predict(module, posterior, data, samples=samples, generator=generator)
-            if samples
-            else predict(module, posterior.moments().mean, data)
-        )
+        if not isinstance(posterior, Posterior):
+            found = predict(module, posterior(), data)
+        elif samples:
+            found = predict(module, posterior, data, samples=samples, generator=generator)
+        else:
+            found = predict(module, posterior.moments().mean, data)
         values = (found.loss, found.accuracy, found.calibration().error, float(found.entropy.predictive.mean()))
         return {quantity.name: value for quantity, value in zip(QUANTITIES, values, strict=True)}
 

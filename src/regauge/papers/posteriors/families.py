@@ -17,13 +17,14 @@ from regauge.nets.resnet import resnet20
 from regauge.nets.training import Training, initialize, train
 from regauge.papers.run import Run
 
-DataName = Literal["digits", "MNIST", "Fashion-MNIST", "CIFAR-10"]
+DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]
 Kind = Literal["mlp", "filter", "layer"]
 """Fully connected, or residual with filter response or layer normalization."""
 
 IMAGES: dict[DataName, Callable[[], ImageData]] = {
     "digits": digits,
     "MNIST": mnist,
+    "MNIST, normalized": lambda: mnist().normalized(0.1307, 0.3081),
     "Fashion-MNIST": fashion_mnist,
     "CIFAR-10": cifar10,
 }
@@ -34,7 +35,7 @@ class Family:
     """Posteriors of networks of one architecture on the same images, inferred from different seeds.
 
     Attributes:
-        data: The images, with pixels in [0, 1].
+        data: The images, with pixels in [0, 1] unless they are normalized.
         kind: Of the networks.
         width: Units of each of the three hidden layers of an MLP, or channels in units of 16 of a residual network.
         inference: How a posterior is found; `Training` finds a point instead.
