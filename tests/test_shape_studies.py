@@ -67,7 +67,7 @@ def test_every_alignment_is_shown_for_every_shape(run: Run) -> None:
     config = reconstructions.config("smoke")
     table = reconstructions.measure(config, run)
     (strips,) = table.strips.values()
-    assert [strip.label for strip in strips] == list(alignment.PICTURED)
+    assert [strip.label for strip in strips] == [*alignment.PICTURED, reconstructions.REPAIRED]
     assert all(len(strip.pictures) == config.points for strip in strips)
     first = strips[0].losses[0]
     assert all(strip.losses[0] == pytest.approx(first) for strip in strips)

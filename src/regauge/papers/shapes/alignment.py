@@ -186,6 +186,15 @@ def moved(
     return part.act(element, second), element, time.thread_time() - began
 
 
+def path_of(way: Way, study: Study, one: Shape, judge: rg.Task, run: Run) -> Path:
+    """The straight line, or that with its networks repaired."""
+    if not way.is_repaired:
+        return rg.Straight()
+    read = samples(study, one.name, run)
+    order = torch.randperm(len(read), generator=run.generator("read", one.name))[:READ]
+    return rg.Repaired(judge.module, [read.points[order]])
+
+
 def _record(study: Study, way: Way, one: Shape, k: int, run: Run) -> Record:
     one = one.pruned(way.pruned)
 
@@ -193,11 +202,7 @@ def _record(study: Study, way: Way, one: Shape, k: int, run: Run) -> Record:
         judge = task(study, one.name, run)
         symmetry = rg.discover(judge.module, (torch.zeros(2, study.inr.in_features),))
         second, element, seconds = moved(way, study, one, k, symmetry, judge, run)
-        path: Path = rg.Straight()
-        if way.is_repaired:
-            read = samples(study, one.name, run)
-            order = torch.randperm(len(read), generator=run.generator("read", one.name))[:READ]
-            path = rg.Repaired(judge.module, [read.points[order]])
+        path = path_of(way, study, one, judge, run)
         curve = rg.line(judge.evaluate, one.first, second, points=study.points, path=path)
         record: Record = {"line": list(curve.table), "distance": distance(one.first, second), "seconds": seconds}
         if element is not None:

@@ -10,9 +10,13 @@ from regauge.inr.rendering.metrics import compare_points
 from regauge.inr.rendering.points import PointCloud, Projection
 from regauge.inr.rendering.strips import Detail, Strip, render_strip
 from regauge.papers.run import Run, Scale
-from regauge.papers.shapes.alignment import PICTURED, WAYS, Way, moved
+from regauge.papers.shapes.alignment import PICTURED, WAYS, Way, moved, path_of
 from regauge.papers.shapes.pairs import Study, clouds, networks, study, task
 from regauge.papers.table import Quantity, Row, Table
+
+
+REPAIRED = "weights, whole group, repaired"
+"""Shown too."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def config(scale: Scale, width: int = 128) -> Reconstructions:
 def measure(config: Reconstructions, run: Run) -> Table:
     """Show every row, and say how far the middle is from the shape."""
     found = networks(config.study, run)
-    ways = [way for way in WAYS if way.label in PICTURED]
+    ways = [way for way in WAYS if way.label in (*PICTURED, REPAIRED)]
     cells = [(one, way) for one in found for way in ways]
 
     def strip(one_index: int, way: Way) -> Strip:
@@ -58,6 +62,7 @@ def measure(config: Reconstructions, run: Run) -> Table:
             judge.evaluate,
             label=way.label,
             points=config.points,
+            path=path_of(way, config.study, one, judge, run),
             queries=points,
             detail=config.detail,
             generator=run.generator("rendering", one.name),
