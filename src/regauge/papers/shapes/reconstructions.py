@@ -14,7 +14,6 @@ from regauge.papers.shapes.alignment import PICTURED, WAYS, Way, moved, path_of
 from regauge.papers.shapes.pairs import Study, clouds, networks, study, task
 from regauge.papers.table import Quantity, Row, Table
 
-
 REPAIRED = "weights, whole group, repaired"
 """Shown too."""
 
