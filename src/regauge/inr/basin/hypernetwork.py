@@ -12,13 +12,17 @@ from regauge.inr.embedding.encoder import RowEncoder, draw_linear, linear_layers
 TANH = 0.6276
 """Root mean square of tanh of a standard normal number."""
 
+SHARE = 0.1
+"""Of the root mean square of the smallest weights that a hypernetwork makes: what it begins to add to its biases."""
+
 
 class RowDecoder(nn.Module):
     """From one code to the rows of a matrix: a small network, the same for all rows, that knows each by an embedding.
 
-        row_r = V tanh(A code + E e_r + c) + d
+        row_r = size V tanh(A code + E e_r + c) + d_r
 
-    Outputs begin with mean square one, nearly uncorrelated between rows. The matrix has at most rank `hidden` + 1.
+    The products begin with root mean square `size`, nearly uncorrelated between rows, and have at most rank `hidden`.
+    It is one linear layer from the code to all numbers, with its bias, whose matrix is made by a smaller network.
 
     Args:
         rows: Of the matrix.
@@ -26,6 +30,7 @@ class RowDecoder(nn.Module):
         code: Length of the code.
         embedding: Length of the embeddings of rows.
         hidden: Units.
+        size: See above.
         generator: Where the initialization comes from.
 
     References:
@@ -33,30 +38,44 @@ class RowDecoder(nn.Module):
     """
 
     def __init__(
-        self, rows: int, columns: int, code: int, embedding: int, hidden: int, *, generator: torch.Generator | None
+        self,
+        rows: int,
+        columns: int,
+        code: int,
+        embedding: int,
+        hidden: int,
+        *,
+        size: float,
+        generator: torch.Generator | None,
     ) -> None:
         super().__init__()
+        self.size = size
         self.embeddings = nn.Parameter(torch.randn(rows, embedding, generator=generator))
-        self.from_code = _linear(code, hidden, 1.0, generator)
-        self.from_row = _linear(embedding, hidden, 1.0, generator)
-        self.last = _linear(hidden, columns, 1 / TANH, generator)
+        self.from_code = _linear(code, hidden, generator)
+        self.from_row = _linear(embedding, hidden, generator)
+        self.last = nn.Linear(hidden, columns, bias=False)
+        nn.init.normal_(self.last.weight, 0.0, 1 / TANH / math.sqrt(hidden), generator=generator)
+        self.bias = nn.Parameter(torch.zeros(rows, columns))
 
     def forward(self, code: Tensor) -> Tensor:
         """`[code]` to `[rows, columns]`."""
         rows: Tensor = self.last(torch.tanh(self.from_row(self.embeddings) + self.from_code(code)))
-        return rows
+        return self.size * rows + self.bias
 
 
 class HyperNetwork(nn.Module):
     """From the weights of an MLP to those of another one of the same sizes.
 
-    The encoder of inr2vec reads one row (w, b) for every unit; what the decoder makes is multiplied by the root mean
-    square of each tensor of the network that the sizes are taken from. The decoder of paper 003 is not specified; one
-    linear layer from its code of 1024 to its 790,529 weights would have 810 million.
+    The encoder of inr2vec reads one row (w, b) for every unit. The decoder begins as a network of its own: its biases
+    are uniform with the root mean square of each tensor of the network that sizes are taken from, and the rest is
+    `SHARE` of the weights between hidden units. (Steps of one learning rate then move all tensors alike, as when they
+    are trained themselves; outputs in the units of each tensor made phases of the first sines jump, and did not train.)
+    The decoder of paper 003 is not specified; one linear layer from its code of 1024 to its 790,529 weights would have
+    810 million. This one has 5,159,489 parameters for the networks of the paper, 3,156,480 of them in the encoder.
 
     Args:
         like: An MLP with hidden layers of one width: sizes of rows and of numbers.
-        is_residual: Whether the output is added to the input, and begins as zero. The paper's is not.
+        is_residual: Whether the output is added to the input, and begins as zero; biases too. The paper's is not.
         code: Length of the code.
         widths: Units of the encoder's layers.
         embedding: Length of the decoder's embeddings.
@@ -81,19 +100,20 @@ class HyperNetwork(nn.Module):
         super().__init__()
         rows, columns = weight_rows(like, "all").shape
         self.is_residual = is_residual
+        self.pairs = linear_layers(like)
+        step = SHARE * min(_size(like[weight]) for weight, _ in self.pairs)
         self.encoder = RowEncoder(columns, code, widths)
-        self.decoder = RowDecoder(rows, columns, code, embedding, hidden, generator=generator)
+        self.decoder = RowDecoder(rows, columns, code, embedding, hidden, size=step, generator=generator)
         draw_linear([self.encoder], generator)
         if is_residual:
             nn.init.zeros_(self.decoder.last.weight)
-        pairs = linear_layers(like)
-        self.shapes = [(weight, bias, like[weight].shape) for weight, bias in pairs]
-        sizes = {}
-        for weight, bias in pairs:
-            sizes[weight] = like[weight].square().mean().sqrt()
-            own = like[bias].square().mean().sqrt()
-            sizes[bias] = torch.where(own > 0, own, sizes[weight])
-        self.sizes = sizes
+            return
+        drawn = {}
+        for weight, bias in self.pairs:
+            for name in (weight, bias):
+                bound = math.sqrt(3) * _size(like[name])
+                drawn[name] = torch.empty(like[name].shape).uniform_(-bound, bound, generator=generator)
+        self.decoder.bias.data.copy_(weight_rows(drawn, "all"))
 
     def forward(self, params: Mapping[str, Tensor]) -> Params:
         """One network to one network."""
@@ -101,19 +121,24 @@ class HyperNetwork(nn.Module):
         made = self.decoder(self.encoder(rows.unsqueeze(0)).squeeze(0))
         result: Params = {}
         start = 0
-        for weight, bias, shape in self.shapes:
-            part = made[start : start + shape[0]]
-            result[weight] = part[:, : shape[1]] * self.sizes[weight]
-            result[bias] = part[:, -1] * self.sizes[bias]
-            start += shape[0]
+        for weight, bias in self.pairs:
+            units, inputs = params[weight].shape
+            part = made[start : start + units]
+            result[weight], result[bias] = part[:, :inputs], part[:, -1]
+            start += units
         if self.is_residual:
             result = {name: params[name] + tensor for name, tensor in result.items()}
         return result
 
 
-def _linear(inputs: int, outputs: int, size: float, generator: torch.Generator | None) -> nn.Linear:
-    """A layer whose outputs have this mean square root where its inputs have mean square one."""
+def _size(tensor: Tensor) -> float:
+    """Root mean square; without values as if it were 1."""
+    return 1.0 if tensor.is_meta else float(tensor.detach().square().mean().sqrt())
+
+
+def _linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
+    """A layer whose outputs have the root mean square of its inputs."""
     layer = nn.Linear(inputs, outputs)
-    nn.init.normal_(layer.weight, 0.0, size / math.sqrt(inputs), generator=generator)
+    nn.init.normal_(layer.weight, 0.0, 1 / math.sqrt(inputs), generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
