@@ -19,8 +19,8 @@ class Straighten:
 
     Attributes:
         steps: Of AdamW.
-        lr: Largest learning rate; it rises and falls once over all steps. Much more than the default makes wide
-            networks worse before they get better.
+        lr: Largest learning rate; it rises and falls once over all steps. The default suits networks 64 to 512 wide;
+            up to 128, 1e-3 gets further in as many steps.
         weight_decay: Of AdamW.
         examples: Drawn from a batch of the task in each step; whole batches if None.
         segments: Parts of the line, in each of which one point is evaluated in each step.
