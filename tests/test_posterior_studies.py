@@ -107,3 +107,16 @@ def test_functions_are_pictured_with_bands(run: Run) -> None:
     assert [series.label for series in right.series][1:3] == ["halfway, as inferred", "halfway, aligned"]
     band = left.series[1]
     assert all(low < y < high for low, y, high in zip(band.low, band.y, band.high, strict=True))
+
+
+def test_only_the_papers_scale_has_its_residual_networks() -> None:
+    for name, config in configs.CONFIGS.items():
+        paper, cpu = config("paper"), config("cpu")
+        assert (paper.points, paper.samples) == (25, 128)
+        assert all(case.pairs == 5 for case in paper.cases)
+        layers = {case.family.blocks for case in cpu.cases if case.family.kind != "mlp"}
+        assert layers <= {1}
+        widths = {case.family.width for case in paper.cases if case.family.kind == "filter"}
+        assert widths == {"figure5": {1, 2, 4, 8}, "figure7": {8}, "figure8": set(), "figure9": {1, 2, 4, 8}}.get(
+            name, {1}
+        )

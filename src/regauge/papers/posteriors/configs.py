@@ -58,24 +58,29 @@ def figure4(scale: Scale) -> Barriers:
 
 
 def figure5(scale: Scale) -> Barriers:
-    """Widths of an MLP."""
+    """Widths of an MLP and, at the paper's scale, of ResNet20."""
     return _barriers(
         scale,
         "Figure 5: barriers by width",
-        _widths(scale, "", converged(scale)),
+        (*_widths(scale, "MLP", converged(scale)), *_multipliers(scale, "ResNet20")),
         (NAIVE, ALIGNED),
-        axis="units of a layer",
-        claim="the paper: barriers of MLPs fall with the width, with and without alignment",
+        axis="units of a layer, or multiplier of channels",
+        claim="the paper: wider MLPs have lower barriers, aligned or not; wider ResNet20 only if they are aligned",
     )
 
 
 def figure7(scale: Scale) -> Barriers:
     """Variances of the prior."""
+    variances = (0.001, 0.01, 0.1, 1.0)
     cases = [
         Case(f"{data}, prior variance {variance:g}", _mlp(scale, converged(scale, variance), data), 2, variance, data)
         for data in _small_data(scale)
-        for variance in (0.001, 0.01, 0.1, 1.0)
+        for variance in variances
     ]
+    if scale == "paper":
+        for variance in variances:
+            family = Family("CIFAR-10", "filter", 8, as_published(50_000, variance, 1000), 50_000)
+            cases.append(Case(f"ResNet20 x8, prior variance {variance:g}", family, 5, variance, "ResNet20 x8"))
     return _barriers(
         scale,
         "Figure 7: barriers by the prior's variance",
@@ -108,9 +113,14 @@ def figure9(scale: Scale) -> Barriers:
     return _barriers(
         scale,
         "Figure 9: posteriors and points",
-        (*_widths(scale, "posterior", converged(scale)), *_widths(scale, "point", points)),
+        (
+            *_widths(scale, "posterior", converged(scale)),
+            *_widths(scale, "point", points),
+            *_multipliers(scale, "ResNet20, posterior"),
+            *_multipliers(scale, "ResNet20, point", points),
+        ),
         (NAIVE, ALIGNED),
-        axis="units of a layer",
+        axis="units of a layer, or multiplier of channels",
         claim="the paper: alike for narrow networks; for wide ones the points' barriers are lower",
     )
 
@@ -145,6 +155,17 @@ def _widths(scale: Scale, series: str, inference: Variational | Training) -> lis
     return [
         Case(f"{series}{' ' * bool(series)}{width}", _mlp(scale, inference, width=width), 2, width, series)
         for width in (32, 64, 128, 256, 512)
+    ]
+
+
+def _multipliers(scale: Scale, series: str, inference: Training | None = None) -> list[Case]:
+    """ResNet20 of several widths: days of a GPU, so at the paper's scale only."""
+    if scale != "paper":
+        return []
+    how = as_published(50_000, 0.01, 1000) if inference is None else inference
+    return [
+        Case(f"{series} x{width}", Family("CIFAR-10", "filter", width, how, 50_000), 5, width, series)
+        for width in (1, 2, 4, 8)
     ]
 
 
