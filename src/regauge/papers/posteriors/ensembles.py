@@ -63,11 +63,14 @@ class Way:
     gaussians: StackMethod | None
 
 
-FIRST = rg.WeightMatching(scales="keep")
 WAYS = (
     Way("not aligned", None, None),
-    Way("aligned to the first", FIRST, rg.GaussianMatching(method=FIRST)),
-    Way("aligned to one another", rg.MergeMany(inner=FIRST), rg.GaussianMatching()),
+    Way(
+        "aligned to the first",
+        rg.WeightMatching(),
+        rg.GaussianMatching(method=rg.WeightMatching(scales="keep")),
+    ),
+    Way("aligned to one another", rg.MergeMany(), rg.GaussianMatching()),
 )
 
 
@@ -106,15 +109,15 @@ def measure(config: Ensembles, run: Run) -> Table:
         merged, moved = _merged(way, members, symmetry)
         repaired = functools.partial(_repaired, config, merged.mean, moved)
         label = f"one Gaussian, members {way.label}, its mean repaired"
-        steps[label] = [functools.partial(_judged, config, f"{way.label}-repaired", repaired, 0, run)]
+        steps[label] = [functools.partial(_judged, config, f"{way.label}-repaired", repaired, 0, run, way)]
         for spread in SPREADS:
             label = f"one Gaussian, members {way.label}, {'its mean' if spread == 0 else f'spread {spread:g}'}"
             wide = GaussianPosterior(merged.mean, {name: spread * std for name, std in merged.std.items()})
             samples = config.samples if spread else 0
-            steps[label] = [functools.partial(_judged, config, f"{way.label}-{spread}", wide, samples, run)]
+            steps[label] = [functools.partial(_judged, config, f"{way.label}-{spread}", wide, samples, run, way)]
         one, _ = _merged(way, bayesian, symmetry)
         label = f"one Gaussian, posteriors {way.label}"
-        steps[label] = [functools.partial(_judged, config, f"{way.label}-posteriors", one, config.samples, run)]
+        steps[label] = [functools.partial(_judged, config, f"{way.label}-posteriors", one, config.samples, run, way)]
     flat = run.each("judging", [step for row in steps.values() for step in row])
     rows, done = [], 0
     for label, row in steps.items():
@@ -173,4 +176,4 @@ def _judged(config: Ensembles, key: str, posterior: Posterior | Callable[[], Par
         return {quantity.name: value for quantity, value in zip(QUANTITIES, values, strict=True)}
 
     settings = (config.members, config.posteriors, config.member_count, config.posterior_count, samples, config.test)
-    return run.record(("one Gaussian", *settings), key, make)
+    return run.record(("one Gaussian", way, *settings), key, make)
