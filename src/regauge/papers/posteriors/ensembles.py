@@ -159,7 +159,14 @@ def _repaired(config: Ensembles, mean: Params, moved: Sequence[Params]) -> Param
     return rg.repair(config.members.module(), mean, moved, inputs)
 
 
-def _judged(config: Ensembles, key: str, posterior: Posterior | Callable[[], Params], samples: int, run: Run) -> Record:
+def _judged(
+    config: Ensembles,
+    key: str,
+    posterior: Posterior | Callable[[], Params],
+    samples: int,
+    run: Run,
+    way: Way | None = None,
+) -> Record:
     """A posterior on the test images; by its mean alone without samples, or what makes a network."""
 
     def make() -> Record:
