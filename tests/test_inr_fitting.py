@@ -231,3 +231,23 @@ def test_samples_of_another_kind_are_refused() -> None:
     inr = Inr(width=9, depth=2)
     with pytest.raises(ValueError, match="from 2 coordinates to 2 values"):
         fit(inr, image_samples(picture()), start=inr.start(seeded()), generator=seeded())
+
+
+def test_a_fit_that_fails_says_so() -> None:
+    inr = Inr(width=8, depth=2)
+    generator = torch.Generator().manual_seed(0)
+    start = inr.start(generator)
+    broken = Samples(torch.full((9, 3), float("nan")), torch.rand(9, 1, generator=generator))
+    with pytest.raises(ValueError, match="in step 1 of 2 the loss is nan"):
+        fit(inr, broken, Fit(steps=2, batch=4), start=start, generator=generator)
+    whole = Samples(torch.zeros(9, 3), torch.rand(9, 1, generator=generator))
+    with pytest.raises(ValueError, match="not of the network 3-9-9-1"):
+        fit(Inr(width=9, depth=2), whole, Fit(steps=2), start=start, generator=generator)
+    with pytest.raises(ValueError, match=r"'layers\.0\.bias'"):
+        fit(
+            inr,
+            whole,
+            Fit(steps=2),
+            start={n: t for n, t in start.items() if n != "layers.0.bias"},
+            generator=generator,
+        )

@@ -207,7 +207,7 @@ def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwr
         FileNotFoundError: Its folder does not exist.
         ValueError: The parameters are not those of this architecture, or the name does not end in `.safetensors`.
     """
-    named = match(params, _blank(inr), "this network")
+    named = match(params, blank(inr), "this network")
     return save(named, path, overwrite=overwrite, metadata=header_of(inr))
 
 
@@ -224,7 +224,7 @@ def load_inr(path: str | Path) -> tuple[Params, Inr]:
         ValueError: The file is damaged, does not say what INR it is, or holds another network than it says.
     """
     inr = read_inr(path)
-    return match(load(path), _blank(inr), repr(str(path))), inr
+    return match(load(path), blank(inr), repr(str(path))), inr
 
 
 def read_inr(path: str | Path) -> Inr:
@@ -250,7 +250,7 @@ def read_inr(path: str | Path) -> Inr:
     return Inr.from_json(header["inr"])
 
 
-def _blank(inr: Inr) -> dict[str, Tensor]:
+def blank(inr: Inr) -> dict[str, Tensor]:
     """The parameters without values."""
     with torch.device("meta"):
         return dict(inr.module().state_dict())

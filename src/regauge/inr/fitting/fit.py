@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import Params
-from regauge.inr.architecture import Inr
+from regauge.inr.architecture import Inr, blank
 from regauge.inr.fields.samples import Samples
 from regauge.inr.fitting.gradient import Gradient
 from regauge.inr.fitting.losses import LossName, loss_of
@@ -81,13 +81,20 @@ def fit(
         on_step: Is called after every step.
 
     Raises:
-        ValueError: The samples or the start do not fit the network.
+        ValueError: The samples or the start do not fit the network, or a loss is NaN or Inf.
     """
     config = config or Fit()
     if (samples.points.shape[1], samples.labels.shape[1]) != (inr.in_features, inr.out_features):
         raise ValueError(
             f"the samples go from {samples.points.shape[1]} coordinates to {samples.labels.shape[1]} values, but the "
             f"network from {inr.in_features} to {inr.out_features}"
+        )
+    shapes = {name: tuple(tensor.shape) for name, tensor in blank(inr).items()}
+    wrong = [name for name in {**shapes, **start} if name not in start or tuple(start[name].shape) != shapes.get(name)]
+    if wrong:
+        raise ValueError(
+            f"the start is not of the network {'-'.join(map(str, inr.widths))}: {wrong[:4]} are missing, unknown or of "
+            "another shape; begin at `inr.start(generator)` or at a network of the same architecture"
         )
     params = {name: tensor.detach().clone() for name, tensor in start.items()}
     like = next(iter(params.values()))
@@ -103,6 +110,12 @@ def fit(
         losses[step] = gradient(points, labels)
         optimizer.step()
         on_step()
+    if not bool(losses.isfinite().all()):
+        step = int((~losses.isfinite()).nonzero()[0])
+        raise ValueError(
+            f"fitting failed: in step {step + 1} of {config.steps} the loss is {losses[step].item()}; check that "
+            f"points and labels are finite, or lower lr ({config.lr:g})"
+        )
     for tensor in params.values():
         tensor.grad = None
     return Fitted(params, losses)
