@@ -474,3 +474,10 @@ def test_samples_do_not_depend_on_the_order_of_names() -> None:
     second = GaussianPosterior(dict(sorted(mean.items())), dict(sorted(std.items())))
     noises = [q.draw(4, torch.Generator().manual_seed(0)) for q in (first, second)]
     assert all(torch.equal(noises[0][name], noises[1][name]) for name in mean)
+
+
+@pytest.mark.parametrize("name", ["a", "unknown"])
+def test_standard_deviations_that_do_not_fit_the_mean_are_named(name: str) -> None:
+    q = GaussianPosterior({"a": torch.zeros(3)}, {name: torch.ones(2)})
+    with pytest.raises(ValueError, match=f"standard deviations '{name}' have shape"):
+        q.at(q.draw(2, torch.Generator().manual_seed(0)))

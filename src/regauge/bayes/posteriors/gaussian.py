@@ -48,7 +48,18 @@ class GaussianPosterior(NamedTuple):
         }
 
     def at(self, noise: Params) -> Params:
-        """See `Posterior`."""
+        """See `Posterior`.
+
+        Raises:
+            ValueError: A standard deviation belongs to no mean, or has another shape than its mean.
+        """
+        for name, std in self.std.items():
+            if name not in self.mean or std.shape != self.mean[name].shape:
+                there = tuple(self.mean[name].shape) if name in self.mean else "missing"
+                raise ValueError(
+                    f"the standard deviations {name!r} have shape {tuple(std.shape)}, but the mean of that name is "
+                    f"{there}; give one for each value of a parameter, and none for names that the mean lacks"
+                )
         count = next(iter(noise.values())).shape[0]
         return {
             name: torch.addcmul(mean, self.std[name], noise[name])
