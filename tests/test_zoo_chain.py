@@ -3,13 +3,24 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
-from regauge.zoo.training.chain import Chain, chain_of
+from regauge.nets.vgg import VGG
+from regauge.zoo.formats.modules import SmallCNN
+from regauge.zoo.training.chains.images import ImageChain
+from regauge.zoo.training.chains.steps import steps_of
+from regauge.zoo.training.chains.vectors import Link, VectorChain, links_of
 from regauge.zoo.training.program import mean_loss
 
 GROUPS, MEMBERS, BATCH = 2, 3, 7
+
+
+def chain_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Link, ...] | None:
+    """The links of a fully connected chain."""
+    steps = steps_of(module, reads_vectors=reads_vectors)
+    return None if steps is None else links_of(steps)
 
 
 class Twice(nn.Module):
@@ -74,7 +85,7 @@ def test_gradients_are_those_of_autograd(name: str, kind: str) -> None:
         targets = torch.randn(count, BATCH, out, dtype=torch.float64, generator=generator)
     links = chain_of(module, reads_vectors=True)
     assert links is not None
-    chain = Chain(links)
+    chain = VectorChain(links)
     for _ in range(2):  # The second time in buffers that the first one left.
         losses, gradients = chain.gradients(params, inputs, targets)
     outputs = chain.outputs(params, inputs)
@@ -103,16 +114,16 @@ def test_single_precision_loses_little(name: str) -> None:
     size = params["layers.0.weight"].shape[2]
     inputs = torch.randn(1, BATCH, size, dtype=torch.float64, generator=generator)
     targets = torch.zeros(1, BATCH, len(module.state_dict()["layers.2.bias"]), dtype=torch.float64)
-    losses, gradients = Chain(links).gradients(params, inputs, targets)
+    losses, gradients = VectorChain(links).gradients(params, inputs, targets)
     single = {key: tensor.float() for key, tensor in params.items()}
-    losses_single, gradients_single = Chain(links).gradients(single, inputs.float(), targets.float())
+    losses_single, gradients_single = VectorChain(links).gradients(single, inputs.float(), targets.float())
     torch.testing.assert_close(losses_single.double(), losses, rtol=1e-4, atol=1e-4)
     for gradient, other in zip(gradients_single, gradients, strict=True):
         assert gradient.dtype == torch.float32
         torch.testing.assert_close(gradient.double(), other, rtol=1e-3, atol=1e-4)
     # What diverges is no reason to warn, and stays where it is.
     single["layers.0.weight"][1] = float("nan")
-    losses, gradients = Chain(links).gradients(single, inputs.float(), targets.float())
+    losses, gradients = VectorChain(links).gradients(single, inputs.float(), targets.float())
     assert losses.isfinite().tolist() == [True, False, True]
     assert torch.equal(losses[::2], losses_single[::2])
     assert torch.equal(gradients[0][::2], gradients_single[0][::2])
@@ -129,7 +140,6 @@ def test_the_links_of_a_siren() -> None:
     [
         nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
         nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)),
-        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)),
         nn.Sequential(nn.Linear(4, 3, bias=False)),
         nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(), nn.Linear(4, 3)),
         nn.Sequential(nn.ReLU(), nn.Linear(4, 4)),
@@ -148,3 +158,113 @@ def test_images_must_be_flattened() -> None:
     assert chain_of(plain, reads_vectors=True) is not None
     assert chain_of(plain, reads_vectors=False) is None
     assert chain_of(nn.Sequential(nn.Flatten(), *plain), reads_vectors=False) is not None
+
+
+class Called(nn.Module):
+    """Pooling, flattening and activations as functions and methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 4, 2), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.max_pool2d(functional.relu(self.first(x)), 2)
+        h = functional.max_pool2d(torch.tanh(self.second(h)), kernel_size=2, stride=1)
+        result: Tensor = self.head(torch.flatten(h, 1))
+        return result
+
+
+class Averaged(nn.Module):
+    """The mean over positions as a method, behind a pooling without parameters."""
+
+    def __init__(self, *axes: int) -> None:
+        super().__init__()
+        self.conv, self.head, self.axes = nn.Conv2d(2, 4, 3, stride=2), nn.Linear(4, 3), axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.sigmoid(self.conv(functional.max_pool2d(x, 3, 1, 1) * 2.0))
+        result: Tensor = self.head(h.mean(self.axes))
+        return result
+
+
+IMAGE_CHAINS = {
+    "small CNN": SmallCNN((2, 4, 5), 3),
+    "tanh": SmallCNN((2, 4, 5), 3, activation="tanh"),
+    "VGG": VGG((3, "pool", 4), [5], 3, image=8, in_channels=2, norm="none"),
+    "functions": Called(),
+    "means": Averaged(2, 3),
+    "groups and sines": nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=(2, 1), padding=(0, 1), dilation=(1, 2), groups=2, padding_mode="zeros"),
+        nn.MaxPool2d(2, stride=1, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Tanh(),
+        nn.Linear(4, 3),
+        nn.Sigmoid(),
+    ),
+    "squashed twice": nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Sigmoid(), nn.Flatten(), nn.Linear(108, 3), nn.Identity()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_CHAINS)
+@pytest.mark.parametrize("kind", ["classes", "values", "signals"])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_gradients_of_convolutions_are_those_of_autograd(
+    name: str, kind: str, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_cut:
+        monkeypatch.setattr("regauge.zoo.training.chains.images.PIECE_BYTES", 2000)
+    generator = torch.Generator().manual_seed(0)
+    module = IMAGE_CHAINS[name].double()
+    networks = GROUPS * MEMBERS
+    params = {
+        key: torch.randn(networks, *tensor.shape, dtype=torch.float64, generator=generator)
+        for key, tensor in module.state_dict().items()
+    }
+    inputs = torch.randn(GROUPS, BATCH, 2, 8, 8, dtype=torch.float64, generator=generator)
+    if kind == "classes":
+        targets = torch.randint(3, (GROUPS, BATCH), generator=generator)
+    else:
+        count = GROUPS if kind == "values" else networks
+        targets = torch.randn(count, BATCH, 3, dtype=torch.float64, generator=generator)
+    steps = steps_of(module, reads_vectors=False)
+    assert steps is not None
+    assert links_of(steps) is None
+    chain = ImageChain(steps)
+    assert (chain._pieces({key: tensor[0] for key, tensor in params.items()}, inputs[0]) > 1) == is_cut
+    kept = inputs.clone()
+    losses, gradients = chain.gradients(params, inputs, targets)
+    outputs = chain.outputs(params, inputs)
+    assert torch.equal(inputs, kept)
+    for k in range(networks):
+        own = {key: tensor[k].clone().requires_grad_() for key, tensor in params.items()}
+        expected = torch.func.functional_call(module, own, (inputs[k // MEMBERS],))
+        torch.testing.assert_close(outputs[k], expected, rtol=1e-12, atol=1e-12)
+        loss = mean_loss(expected, targets[k // (networks // len(targets))])
+        loss.backward()
+        torch.testing.assert_close(losses[k], loss.detach(), rtol=1e-12, atol=1e-12)
+        for (key, tensor), gradient in zip(own.items(), gradients, strict=True):
+            torch.testing.assert_close(gradient[k], tensor.grad, rtol=1e-10, atol=1e-11, msg=lambda m, key=key: key + m)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 3)),
+        nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(192, 3)),
+        nn.Sequential(nn.Conv2d(2, 3, 3, padding="same"), nn.Flatten(), nn.Linear(192, 3)),
+        nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.Flatten(), nn.Linear(108, 3)),
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(4, ceil_mode=True), nn.Flatten(), nn.Linear(12, 3)),
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 3)),
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(2), nn.Linear(36, 3)),
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(6, 3)),
+        nn.Sequential(nn.Flatten(), nn.Conv2d(2, 3, 3)),
+        Averaged(1, 2),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_is_no_chain_of_images(module: nn.Module) -> None:
+    assert steps_of(module, reads_vectors=False) is None

@@ -86,8 +86,10 @@ def signals() -> Examples:
 MLP = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 6, 3]})
 SIREN = Architecture("SIREN", "regauge.nets.siren:Siren", {"in_features": 1, "width": 5, "omega": 3.0})
 CONV = Architecture("CNN", f"{__name__}:Branchless", {})
+SMALL = Architecture("small CNN", "regauge.zoo.formats.modules:SmallCNN", {"channels": [1, 4, 3], "classes": 3})
 DROPPING = Architecture("dropping", f"{__name__}:Dropping", {})
 BLOBS, IMAGES, WAVES = classes(4), classes(1, 5, 5), signals()
+LARGER = classes(1, 8, 8)
 
 
 def config(architecture: Architecture = MLP, data: str = "blobs", count: int = 10, **changes: Any) -> Config:
@@ -108,6 +110,7 @@ CASES: dict[str, tuple[Config, Examples]] = {
     "siren, sampled": (config(SIREN, batch=7, copies=2), WAVES),
     "cnn": (config(CONV, count=6), IMAGES),
     "cnn, own orders": (config(CONV, count=6, group=1, optimizer=Adam(lr=0.01)), IMAGES),
+    "small cnn": (config(SMALL, count=6, optimizer=Adam(lr=LogUniform(1e-3, 1e-1))), LARGER),
     "cnn, all examples": (config(CONV, count=6, batch=None), IMAGES),
 }
 
@@ -163,11 +166,11 @@ def test_back_ends_agree(name: str, backend: Backend) -> None:
     assert_same(trained(config, data, backend=backend)[0], trained(config, data)[0])
 
 
-@pytest.mark.parametrize("name", ["mlp", "siren, sampled", "all examples", "siren", "own orders"])
+@pytest.mark.parametrize("name", ["mlp", "siren, sampled", "all examples", "siren", "own orders", "small cnn"])
 def test_any_module_is_trained_as_chains_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, data = CASES[name]
     expected, _ = trained(config, data)
-    monkeypatch.setattr("regauge.zoo.training.trainer.chain_of", lambda module, **_: None)
+    monkeypatch.setattr("regauge.zoo.training.trainer.steps_of", lambda module, **_: None)
     assert_same(expected, trained(config, data, backend="stacked")[0])
 
 
@@ -509,11 +512,12 @@ def test_subset_types_have_the_same_epochs() -> None:
     [
         (MLP, BLOBS, 10**9, "stacked"),
         (CONV, IMAGES, 10**9, "loop"),
+        (SMALL, LARGER, 10**9, "stacked"),
         (Architecture("GRU", f"{__name__}:Recurrent", {}), BLOBS, 10**9, "loop"),
         (Architecture("compared", f"{__name__}:Gated", {}), BLOBS, 10**9, "compiled"),
         (Architecture("compared", f"{__name__}:Gated", {}), BLOBS, 12, "stacked"),
     ],
-    ids=["chain", "convolutions", "recurrent", "much work", "little work"],
+    ids=["chain", "convolutions", "chain of convolutions", "recurrent", "much work", "little work"],
 )
 def test_the_back_end_that_is_chosen(
     architecture: Architecture, data: Examples, steps: int, backend: Backend, monkeypatch: pytest.MonkeyPatch

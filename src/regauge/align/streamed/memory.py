@@ -14,8 +14,8 @@ CHUNK = 1 << 25
 """Bytes, as float32, of the pieces in which tensors are read that need not be there as a whole."""
 SLACK = 1.15
 """What the allocator may hold beyond what is in use."""
-BASE = 48 << 20
-"""Buffers, indices, the graph of the symmetry."""
+BASE = 96 << 20
+"""Buffers, of matrix products in every thread too, indices, the graph of the symmetry."""
 
 ASSIGNING = 3.5
 """Matrices that choosing a permutation takes besides its costs."""

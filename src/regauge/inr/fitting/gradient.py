@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.inr.architecture import Inr
-from regauge.zoo.training.chain import ACTIVATIONS
+from regauge.zoo.training.chains.activations import ACTIVATIONS
 
 BLOCK = 1 << 19
 """Values of one layer in a block: 2 MB."""

@@ -1,4 +1,4 @@
-"""One network after the other, with a fused optimizer and images in channels-last layout: fastest for CNNs on a CPU.
+"""One network after the other, with a fused optimizer and images in channels-last layout: for CNNs that are no chains.
 
 A batch whose hidden values do not fit the cache is read in pieces, and the gradients of the pieces are added up.
 """
@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.zoo.training.optimizers import Optimizer
-from regauge.zoo.training.program import channels_last, learned_and_buffers, mean_loss
-
-PIECE_BYTES = 4 * 2**20
-"""Of the largest hidden tensor of a piece of a batch."""
+from regauge.zoo.training.program import PIECE_BYTES, channels_last, learned_and_buffers, mean_loss
 
 
 class Loop:

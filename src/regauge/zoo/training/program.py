@@ -12,6 +12,9 @@ from regauge.core.params import Params
 Backend = Literal["stacked", "compiled", "loop"]
 """One program for all networks of a stack; the same, compiled; or one network after the other."""
 
+PIECE_BYTES = 4 * 2**20
+"""Of the largest hidden tensor of a piece of a batch, where a batch may be read in pieces."""
+
 
 class Program(Protocol):
     """The networks of a stack while they are trained."""

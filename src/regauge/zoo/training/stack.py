@@ -1,4 +1,4 @@
-"""One program for all networks of a stack, by hand for fully connected networks and by `torch.func` for others."""
+"""One program for all networks of a stack: by hand for chains of layers, by `torch.func` for other networks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regauge.core.params import Params
-from regauge.zoo.training.chain import Chain, chain_of
+from regauge.zoo.training.chains.images import ImageChain
+from regauge.zoo.training.chains.steps import steps_of
+from regauge.zoo.training.chains.vectors import VectorChain, links_of
 from regauge.zoo.training.config import Config, Discard
 from regauge.zoo.training.examples import Examples, load_examples
 from regauge.zoo.training.feeds import Batches, half_of, reads_everything, share_of
@@ -93,8 +95,8 @@ def train(
         config: Of the whole population.
         ids: Which networks; all if None. Discarding a share needs whole groups.
         data: Examples to train on instead of those that `config.data` names.
-        backend: How they are trained; what is fastest for the architecture and the device if None. Fully connected
-            networks have a program of their own in place of the stacked one.
+        backend: How they are trained; what is fastest for the architecture and the device if None. Chains of layers,
+            fully connected or (on a CPU) convolutional, have programs of their own in place of the stacked one.
         stack: Networks of a stack at most.
         device: Where.
         dtype: Of parameters and examples.
@@ -165,9 +167,7 @@ class _Maker:
     ) -> None:
         self.config, self.module, self.examples = config, module.to(device), examples
         self.device, self.dtype = device, dtype
-        is_whole = all(tensor.requires_grad for tensor in module.parameters())
-        links = chain_of(module, reads_vectors=examples.inputs.ndim == 2) if is_whole else None
-        self.chain = None if links is None else Chain(links)
+        self.chain = self._chain()
         self.backend: Backend = backend if backend is not None else self._fastest(networks)
         if self.backend == "compiled" and not _has_compiler():
             _log.warning("there is no C++ compiler for torch.compile, so the stacked program runs as it is")
@@ -188,7 +188,7 @@ class _Maker:
     def stack_size(self) -> int:
         """How many networks fit the cache, in whole groups if more than one."""
         group = self.config.group
-        if self.chain is None or self.backend != "stacked":
+        if not isinstance(self.chain, VectorChain) or self.backend != "stacked":
             return max(group, STACK_BY_VMAP // group * group)
         shapes = {spec.name: spec.shape for spec in self.config.architecture.layout}
         width = sum(shapes[link.weight][0] for link in self.chain.links)
@@ -196,6 +196,18 @@ class _Maker:
         batch = count if self.config.batch is None else min(self.config.batch, count)
         size = min(STACK, max(1, ACTIVATION_BYTES // (2 * width * batch * self.dtype.itemsize)))
         return size if reads_everything(self.config, self.examples) else max(group, size // group * group)
+
+    def _chain(self) -> VectorChain | ImageChain | None:
+        """The program by hand, if the module is a chain and that is faster than vectorizing it."""
+        if not all(tensor.requires_grad for tensor in self.module.parameters()):
+            return None
+        steps = steps_of(self.module, reads_vectors=self.examples.inputs.ndim == 2)
+        if steps is None:
+            return None
+        links = links_of(steps)
+        if links is not None:
+            return VectorChain(links)
+        return ImageChain(steps) if self.device.type == "cpu" else None
 
     def _fastest(self, networks: int) -> Backend:
         if self.chain is not None:

@@ -1,0 +1,320 @@
+"""What a chain consists of, and how a module is read as one."""
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from regauge.zoo.training.chains.activations import ACTIVATIONS, NAMES
+
+Pair = tuple[int, int]
+
+MAXIMA: dict[str, Any] = {
+    "kernel_size": None,
+    "stride": None,
+    "padding": 0,
+    "dilation": 1,
+    "ceil_mode": False,
+    "return_indices": False,
+}
+"""Arguments of torch's maximum pooling, and what they are unless given."""
+
+
+class Passed(NamedTuple):
+    """What a step keeps of a forward pass.
+
+    Attributes:
+        read: What came in.
+        wrote: What went out; activations may have been written over it since, except where it is their own.
+        kept: Slopes, or positions of maxima.
+    """
+
+    read: Tensor
+    wrote: Tensor
+    kept: Tensor | None = None
+
+
+class Step(ABC):
+    """One step of a chain, for one network; examples come first, `[examples, ...]`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its parameters."""
+        return ()
+
+    @abstractmethod
+    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+        """The output; `x` may be written over if nobody else needs it."""
+
+    @abstractmethod
+    def backward(
+        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """From the derivative by the output that by the input (any tensor unless it goes on), and those of `names`."""
+
+
+@dataclass(frozen=True)
+class Linear(Step):
+    """`W h + b`."""
+
+    weight: str
+    bias: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its parameters."""
+        return self.weight, self.bias
+
+    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+        return Passed(x, torch.addmm(params[self.bias], x, params[self.weight].t()))
+
+    def backward(
+        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        before = delta @ params[self.weight] if goes_on else delta
+        return before, (delta.t() @ passed.read, delta.sum(0))
+
+
+@dataclass(frozen=True)
+class Convolution(Step):
+    """A convolution over two axes with zeros around the borders."""
+
+    weight: str
+    bias: str
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its parameters."""
+        return self.weight, self.bias
+
+    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+        weight, bias = params[self.weight], params[self.bias]
+        return Passed(x, functional.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups))
+
+    def backward(
+        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        weight, bias = params[self.weight], params[self.bias]
+        before, *own = torch.ops.aten.convolution_backward(
+            delta,
+            passed.read,
+            weight,
+            list(bias.shape),
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            (0, 0),
+            self.groups,
+            (goes_on, True, True),
+        )
+        return (before if goes_on else delta), tuple(own)
+
+
+@dataclass(frozen=True)
+class Factor(Step):
+    """A constant factor, such as the frequency of a SIREN."""
+
+    value: float
+
+    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+        return Passed(x, x.mul_(self.value) if is_free else x * self.value)
+
+    def backward(
+        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return delta.mul_(self.value), ()
+
+
+@dataclass(frozen=True)
+class Activation(Step):
+    """A function of single values."""
+
+    name: str
+
+    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+        y = x if is_free or self.name == "identity" else x.clone()
+        slope = torch.empty_like(y) if self.name == "sin" else None
+        ACTIVATIONS[self.name].forward(y, slope)
+        return Passed(x, y, slope)
+
+    def backward(
+        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return ACTIVATIONS[self.name].backward(delta, passed.wrote, passed.kept), ()
+
+
+@dataclass(frozen=True)
+class MaxPooling(Step):
+    """The largest value of every window."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+        return Passed(x, *torch.ops.aten.max_pool2d_with_indices(x, *self._window))
+
+    def backward(
+        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        run = torch.ops.aten.max_pool2d_with_indices_backward
+        return run(delta, passed.read, *self._window, False, passed.kept), ()
+
+    @property
+    def _window(self) -> tuple[Pair, ...]:
+        return self.kernel, self.stride, self.padding, self.dilation
+
+
+@dataclass(frozen=True)
+class Averaging(Step):
+    """The mean over all positions; the positions are dropped, or one is left."""
+
+    keeps_axes: bool
+
+    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+        return Passed(x, x.mean((2, 3), keepdim=self.keeps_axes))
+
+    def backward(
+        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        x = passed.read
+        share = delta.reshape(*x.shape[:2], 1, 1) / (x.shape[2] * x.shape[3])
+        return torch.empty_like(x).copy_(share), ()
+
+
+@dataclass(frozen=True)
+class Flattening(Step):
+    """One row of each example."""
+
+    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+        return Passed(x, x.flatten(1))
+
+    def backward(
+        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return torch.empty_like(passed.read).copy_(delta.view(passed.read.shape)), ()
+
+
+def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
+    """The steps of a module that is a chain of layers and activations.
+
+    Args:
+        module: What is read.
+        reads_vectors: Whether an example is a vector; it is an image otherwise.
+
+    Returns:
+        None if the module is anything else.
+    """
+    try:
+        graph = fx.symbolic_trace(module).graph
+    # What a module does while it is traced is its own business; one that cannot be traced is no chain.
+    except (fx.proxy.TraceError, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        return None
+    steps: list[Step] = []
+    before: fx.Node | None = None
+    is_map = not reads_vectors
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if before is not None:
+                return None
+        elif node.op == "output":
+            if node.args != (before,):
+                return None
+        else:
+            if node.all_input_nodes != [before]:
+                return None
+            step = _step(node, module)
+            makes_map = None if step is None else _makes_map(step, is_map)
+            if step is None or makes_map is None:
+                return None
+            steps.append(step)
+            is_map = makes_map
+        before = node
+    named = [name for step in steps for name in step.names]
+    is_whole = len(set(named)) == len(named) and set(named) == module.state_dict().keys()
+    return tuple(steps) if named and is_whole else None
+
+
+def _step(node: fx.Node, module: nn.Module) -> Step | None:
+    """What a node does, if it is a step of a chain."""
+    target: Any = module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+    names = (f"{node.target}.weight", f"{node.target}.bias")
+    match target:
+        case nn.Linear() if target.bias is not None:
+            return Linear(*names)
+        case nn.Conv2d() if target.bias is not None and target.padding_mode == "zeros":
+            padding = (0, 0) if target.padding == "valid" else target.padding
+            if isinstance(padding, str):
+                return None
+            return Convolution(*names, _pair(target.stride), _pair(padding), _pair(target.dilation), target.groups)
+        case nn.MaxPool2d():
+            return _max_pooling(*(getattr(target, key) for key in MAXIMA))
+        case nn.AdaptiveAvgPool2d():
+            return Averaging(keeps_axes=True) if target.output_size in (1, (1, 1)) else None
+        case nn.Flatten():
+            return Flattening() if (target.start_dim, target.end_dim) == (1, -1) else None
+        case nn.Module():
+            return _activation(type(target))
+    if target is operator.mul:
+        factor = next((value for value in node.args if isinstance(value, float | int)), None)
+        return None if factor is None else Factor(float(factor))
+    if target is functional.max_pool2d:
+        return _max_pooling(*_told(node, **MAXIMA))
+    if target in ("flatten", torch.flatten):
+        return Flattening() if _told(node, start_dim=0, end_dim=-1) == (1, -1) else None
+    if target is functional.adaptive_avg_pool2d:
+        return Averaging(keeps_axes=True) if _told(node, output_size=None)[0] in (1, (1, 1)) else None
+    if target in ("mean", torch.mean):
+        axes, keeps_axes = _told(node, dim=None, keepdim=False)
+        return Averaging(bool(keeps_axes)) if axes in ((2, 3), [2, 3], (-2, -1), [-2, -1]) else None
+    return _activation(target)
+
+
+def _makes_map(step: Step, is_map: bool) -> bool | None:
+    """Whether `[examples, channels, height, width]` or `[examples, features]` come out; None if that is no input."""
+    match step:
+        case Linear():
+            return None if is_map else False
+        case Convolution() | MaxPooling():
+            return True if is_map else None
+        case Averaging():
+            return step.keeps_axes if is_map else None
+        case Flattening():
+            return False
+        case _:
+            return is_map
+
+
+def _activation(target: Any) -> Activation | None:
+    name = NAMES.get(target)
+    return None if name is None else Activation(name)
+
+
+def _told(node: fx.Node, **defaults: object) -> tuple[object, ...]:
+    """The arguments of a call behind the first one, in the order of the defaults."""
+    given = dict(zip(defaults, node.args[1:], strict=False)) | node.kwargs
+    return tuple((defaults | given)[name] for name in defaults)
+
+
+def _max_pooling(
+    kernel: Any, stride: Any, padding: Any, dilation: Any, ceils: Any, gives_positions: Any
+) -> MaxPooling | None:
+    """Maxima from the arguments in `MAXIMA`."""
+    if ceils or gives_positions:
+        return None
+    return MaxPooling(_pair(kernel), _pair(stride or kernel), _pair(padding), _pair(dilation))
+
+
+def _pair(value: Any) -> Pair:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
