@@ -93,10 +93,10 @@ def make(options: argparse.Namespace) -> None:
 
 
 def hidden(symmetry: rg.Symmetry, generator: torch.Generator) -> Element:
-    """A random element: orders, signs, positive scales, and rotations where matrices act."""
-    element = symmetry.random(generator, ("permutation", "sign", "scale"))
+    """A random element: orders, signs, positive scales, angles, and rotations where invertible matrices act."""
+    element = symmetry.random(generator, ("permutation", "sign", "scale", "linear"))
     for group in symmetry.groups:
-        if group.matrix != "none":
+        if group.matrix == "linear":
             value = element[group.name]
             noise = torch.randn(value.matrix.shape, generator=generator, dtype=torch.float64)
             element = element.replace(group.name, type(value)(matrix=torch.linalg.qr(noise)[0]))
@@ -123,7 +123,7 @@ def measure(options: argparse.Namespace) -> None:
     print(f"reading both checkpoints from the page cache: {plain_reading([a, b]):.2f} GB/s")
     for command in ("align", "merge"):
         if options.only in (None, command):
-            out = options.folder / f"{command}ed"
+            out = options.folder / {"align": "aligned", "merge": "merged"}[command]
             arguments = [command, str(a), str(b), "-o", str(out), "--memory", options.memory, "--overwrite"]
             peak, seconds = peak_of(["-m", "regauge", *arguments])
             print(f"regauge {command}: {seconds:.0f} s, peak {(peak - base) / 1e9:.3f} GB above the interpreter")
