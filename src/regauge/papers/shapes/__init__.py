@@ -29,4 +29,9 @@ EXPERIMENTS = {
     "alignment-512": Experiment(
         "the same at the paper's width, hours on a CPU", functools.partial(study, width=512), alignment.measure
     ),
+    "basin-512": Experiment(
+        "section 3.4 at the paper's width, without hypernetwork",
+        functools.partial(basin.config, width=512),
+        basin.measure,
+    ),
 }

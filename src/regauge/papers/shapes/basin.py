@@ -13,7 +13,7 @@ from regauge.inr.basin.outcome import InBasin
 from regauge.inr.basin.straighten import Straighten, straighten
 from regauge.papers.run import Record, Run, Scale
 from regauge.papers.shapes.alignment import WAYS, Way, moved
-from regauge.papers.shapes.pairs import Shape, Study, networks, samples, study, task
+from regauge.papers.shapes.pairs import WIDE, Shape, Study, networks, samples, study, task
 from regauge.papers.table import Quantity, Row, Table
 
 STARTS = ("different starts", "weights, permutations", "weights, whole group", "activations, whole group")
@@ -46,11 +46,13 @@ class Basin:
 
 
 def config(scale: Scale, width: int = 128) -> Basin:
-    """Four shapes, one pair of each."""
+    """Four shapes, one pair of each; two of wide networks, without the hypernetwork, which takes hours there."""
     whole = replace(study(scale, width), pairs=1)
     if scale == "smoke":
         small = HyperMatching(steps=3, code=8, widths=(8, 8), embedding=4, hidden=8, examples=50, points=3)
         return Basin(whole, Straighten(steps=5, examples=50, points=3), small, 1)
+    if scale == "cpu" and width > WIDE:
+        return Basin(replace(whole, shapes=whole.shapes[:2]), Straighten(steps=100, lr=3e-4), HyperMatching(), 0)
     if scale == "cpu":
         return Basin(replace(whole, shapes=whole.shapes[:4]), Straighten(), HyperMatching(steps=300, examples=2000), 1)
     return Basin(replace(whole, inr=replace(whole.inr, width=512)), Straighten(), HyperMatching(), len(whole.shapes))
@@ -65,17 +67,22 @@ def measure(config: Basin, run: Run) -> Table:
     ] + [("hyper", ways[0], one) for one in found[: config.hyper_shapes]]
     records = run.each("straightening", [functools.partial(_record, config, *cell, run) for cell in cells])
     rows = [_row(f"direct, from: {way.label}", _of(cells, records, "direct", way)) for way in ways]
-    rows.append(_row(f"hypernetwork, from: {ways[0].label}", _of(cells, records, "hyper", ways[0])))
     hyper = config.hyper
+    told: tuple[str, ...] = ()
+    if config.hyper_shapes:
+        rows.append(_row(f"hypernetwork, from: {ways[0].label}", _of(cells, records, "hyper", ways[0])))
+        told = (
+            f"hypernetwork: encoder of weight rows {hyper.widths}, code of {hyper.code}, decoder of rows with "
+            f"{hyper.hidden} hidden units and row embeddings of {hyper.embedding} (the paper does not give its sizes), "
+            f"{hyper.steps} steps with learning rate up to {hyper.lr:g}, {config.hyper_shapes} shape(s)",
+        )
     notes = (
         "the paper: hyper-matching makes lines flat, at 1,000 steps for one pair; it gives no numbers",
         config.study.described(),
         f"direct: {config.straighten.steps} steps of AdamW on the weights, one-cycle learning rate up to "
         f"{config.straighten.lr:g}, {config.straighten.examples:,} samples in each; the loss is the mean of those at "
         "the network and at one point in each quarter of the line",
-        f"hypernetwork: encoder of weight rows {hyper.widths}, code of {hyper.code}, decoder of rows with "
-        f"{hyper.hidden} hidden units and row embeddings of {hyper.embedding} (the paper does not give its sizes), "
-        f"{hyper.steps} steps with learning rate up to {hyper.lr:g}, {config.hyper_shapes} shape(s)",
+        *told,
         "moved: how far from where training began; distance: from the first network, at which a network that "
         "collapsed onto it would have none",
         *config.study.notes,
