@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.core.params import Params
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
 from regauge.nets.vgg import VGG
@@ -64,6 +65,25 @@ CHAINS = {
 }
 
 
+def assert_as_autograd(
+    module: nn.Module, chain: VectorChain | ImageChain, params: Params, inputs: Tensor, targets: Tensor
+) -> None:
+    """Losses, gradients and outputs of every network are those of the module."""
+    networks = len(next(iter(params.values())))
+    for _ in range(2):  # The second time in buffers that the first one left.
+        losses, gradients = chain.gradients(params, inputs, targets)
+    outputs = chain.outputs(params, inputs)
+    for k in range(networks):
+        own = {key: tensor[k].clone().requires_grad_() for key, tensor in params.items()}
+        expected = torch.func.functional_call(module, own, (inputs[k // MEMBERS],))
+        torch.testing.assert_close(outputs[k], expected, rtol=1e-12, atol=1e-12)
+        loss = mean_loss(expected, targets[k // (networks // len(targets))])
+        loss.backward()
+        torch.testing.assert_close(losses[k], loss.detach(), rtol=1e-12, atol=1e-12)
+        for (key, tensor), gradient in zip(own.items(), gradients, strict=True):
+            torch.testing.assert_close(gradient[k], tensor.grad, rtol=1e-10, atol=1e-11, msg=lambda m, key=key: key + m)
+
+
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("kind", ["classes", "values", "signals"])
 def test_gradients_are_those_of_autograd(name: str, kind: str) -> None:
@@ -86,18 +106,7 @@ def test_gradients_are_those_of_autograd(name: str, kind: str) -> None:
     links = chain_of(module, reads_vectors=True)
     assert links is not None
     chain = VectorChain(links)
-    for _ in range(2):  # The second time in buffers that the first one left.
-        losses, gradients = chain.gradients(params, inputs, targets)
-    outputs = chain.outputs(params, inputs)
-    for k in range(networks):
-        own = {key: tensor[k].clone().requires_grad_() for key, tensor in params.items()}
-        expected = torch.func.functional_call(module, own, (inputs[k // MEMBERS],))
-        torch.testing.assert_close(outputs[k], expected, rtol=1e-12, atol=1e-12)
-        loss = mean_loss(expected, targets[k // (networks // len(targets))])
-        loss.backward()
-        torch.testing.assert_close(losses[k], loss.detach(), rtol=1e-12, atol=1e-12)
-        for (key, tensor), gradient in zip(own.items(), gradients, strict=True):
-            torch.testing.assert_close(gradient[k], tensor.grad, rtol=1e-11, atol=1e-12, msg=lambda m, key=key: key + m)
+    assert_as_autograd(module, chain, params, inputs, targets)
 
 
 @pytest.mark.parametrize("name", ["sine", "tanh"])
@@ -236,18 +245,8 @@ def test_gradients_of_convolutions_are_those_of_autograd(
     chain = ImageChain(steps)
     assert (chain._pieces({key: tensor[0] for key, tensor in params.items()}, inputs[0]) > 1) == is_cut
     kept = inputs.clone()
-    losses, gradients = chain.gradients(params, inputs, targets)
-    outputs = chain.outputs(params, inputs)
+    assert_as_autograd(module, chain, params, inputs, targets)
     assert torch.equal(inputs, kept)
-    for k in range(networks):
-        own = {key: tensor[k].clone().requires_grad_() for key, tensor in params.items()}
-        expected = torch.func.functional_call(module, own, (inputs[k // MEMBERS],))
-        torch.testing.assert_close(outputs[k], expected, rtol=1e-12, atol=1e-12)
-        loss = mean_loss(expected, targets[k // (networks // len(targets))])
-        loss.backward()
-        torch.testing.assert_close(losses[k], loss.detach(), rtol=1e-12, atol=1e-12)
-        for (key, tensor), gradient in zip(own.items(), gradients, strict=True):
-            torch.testing.assert_close(gradient[k], tensor.grad, rtol=1e-10, atol=1e-11, msg=lambda m, key=key: key + m)
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,6 @@ class ImageChain:
         for k, own in enumerate(_networks(params)):
             batch, wanted = batches[k * len(inputs) // networks], targets[k * len(targets) // networks]
             pieces = pieces or self._pieces(own, batch)
-            if pieces == 1:
-                losses[k], gradients = self._gradients(own, batch, wanted)
-                found.append(gradients)
-                continue
             total: dict[str, Tensor] = {}
             for piece, answer in zip(batch.chunk(pieces), wanted.chunk(pieces), strict=True):
                 share = len(piece) / examples
@@ -67,9 +63,7 @@ class ImageChain:
             results.append(torch.cat([self._forward(own, piece)[0] for piece in batch.chunk(self._pieces(own, batch))]))
         return torch.stack(results)
 
-    def _gradients(
-        self, own: Params, batch: Tensor, targets: Tensor, share: float = 1.0
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _gradients(self, own: Params, batch: Tensor, targets: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss of a network on a piece of a batch, and the derivatives of its share of the whole loss."""
         outputs, passed = self._forward(own, batch)
         # The derivative is written over the outputs, which a last activation would need.
