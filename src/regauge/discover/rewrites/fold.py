@@ -14,7 +14,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.verification import exact_probe, relative_change
 from regauge.discover.discover import discover, traced
 from regauge.discover.registry import leaves_as_operators
-from regauge.discover.rewrites.changes import Flow
+from regauge.discover.rewrites.flow import Flow
+from regauge.discover.rewrites.following import follow
 from regauge.discover.rewrites.gains import fold_gains, gains
 from regauge.discover.trace import Program
 
@@ -209,7 +210,7 @@ class _Folding:
                 if not bool(part.any()):
                     continue
                 flow = Flow(self.program, self.params, takers)
-                changes = flow.follow({name: -part})
+                changes = follow(flow, {name: -part})
                 if changes is not None and self._take(name, changes):
                     # What is left is exactly nothing.
                     self._write({name: -torch.where(mask, self.params[name], 0.0)})
@@ -274,5 +275,5 @@ class _Folding:
                     continue
                 change = -mean.expand(shape)
                 flow = Flow(self.program, self.params, frozenset())
-                if flow.follow({name: change}) is not None and self._take(name, {name: change}):
+                if follow(flow, {name: change}) is not None and self._take(name, {name: change}):
                     self.centered.append((name, axis))
