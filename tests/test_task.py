@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regauge as rg
+from regauge.nets.mlp import mlp
 
 
 def network() -> nn.Module:
@@ -116,3 +117,19 @@ def test_batches_that_can_be_read_once() -> None:
 def test_no_batches() -> None:
     with pytest.raises(ValueError, match="no batches to evaluate on"):
         rg.Task(network(), []).evaluate(network().state_dict())
+
+
+@pytest.mark.parametrize("module", [mlp(16, 5, 3), nn.Sequential(nn.Conv2d(1, 2, 4), nn.Flatten(), nn.Linear(2, 3))])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_dtypes_that_do_not_fit_are_named(module: nn.Module, dtype: torch.dtype) -> None:
+    inputs = torch.zeros(2, 16) if not isinstance(module, nn.Sequential) else torch.zeros(2, 1, 4, 4)
+    task = rg.Task(module, [(inputs, torch.tensor([0, 1]))])
+    params = {name: tensor.to(dtype) for name, tensor in module.state_dict().items()}
+    with pytest.raises(ValueError, match=f"the parameters are {str(dtype)[6:]} and the inputs float32, which"):
+        task.evaluate(params)
+
+
+def test_other_errors_of_the_module_are_its_own() -> None:
+    task = rg.Task(mlp(16, 5, 3), [(torch.zeros(2, 15), torch.tensor([0, 1]))])
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        task.evaluate(mlp(16, 5, 3).state_dict())

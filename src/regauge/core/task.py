@@ -135,11 +135,33 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def call(module: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Any:
-    """What a module returns for parameters and the inputs of a batch. Tied tensors may come under all their names."""
+    """What a module returns for parameters and the inputs of a batch. Tied tensors may come under all their names.
+
+    Raises:
+        ValueError: The module cannot compute with the dtypes of parameters and inputs.
+    """
     args, kwargs = arguments(inputs)
     # Torch refuses several names of a tied tensor, unless it is told not to tie them itself.
     is_partial = not module.state_dict(keep_vars=True).keys() <= params.keys()
-    return torch.func.functional_call(module, dict(params), args, kwargs, tie_weights=is_partial)
+    try:
+        return torch.func.functional_call(module, dict(params), args, kwargs, tie_weights=is_partial)
+    except RuntimeError as error:
+        own, given = _floats(params.values()), _floats([*args, *kwargs.values()])
+        if not given or own == given or not any(part in str(error) for part in ("dtype", "type (")):
+            raise
+        raise ValueError(
+            f"the parameters are {_listed(own)} and the inputs {_listed(given)}, which {type(module).__name__} cannot "
+            "compute with; convert one of them, as in {name: tensor.float() for name, tensor in params.items()}"
+        ) from error
+
+
+def _floats(values: Iterable[Any]) -> set[torch.dtype]:
+    """The floating-point dtypes among some values."""
+    return {value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}
+
+
+def _listed(dtypes: set[torch.dtype]) -> str:
+    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 @contextmanager
