@@ -175,7 +175,7 @@ def residual(scale: Scale, norm: Literal["filter", "layer"]) -> Family:
     """ResNet20 at the paper's scale; on a CPU ResNet8 with a cold posterior, which is not pruned so soon."""
     if scale == "paper":
         return Family("CIFAR-10", norm, 1, as_published(50_000, 0.01, 1000), 50_000)
-    inference = Variational(epochs=3, batch=125, prior_std=0.1, temperature=0.1)
+    inference = Variational(epochs=10, batch=125, prior_std=0.1, temperature=0.1)
     return Family("CIFAR-10", norm, 1, inference, 20_000, blocks=1)
 
 
