@@ -358,6 +358,13 @@ def test_restarts_never_hurt_and_are_counted() -> None:
     assert f"best of {len(many.starts)};" in str(many)
 
 
+def test_restarts_of_a_symmetry_without_groups() -> None:
+    a, b = {"w": torch.ones(3)}, {"w": torch.zeros(3)}
+    found = rg.align(a, b, Symmetry((), {"w": (3,)}), method=WeightMatching(restarts=3), generator=generator(0))
+    assert torch.equal(found.params["w"], b["w"])
+    assert len(found.starts) == 1
+
+
 def test_a_start_that_ends_below_the_identity_falls_back_to_it() -> None:
     """Rotations in a chain without anchors, of networks that are close already: the barycentre knows nothing."""
     symmetry = mlp_symmetry(1, 12, 12, 12, 1, kind="orthogonal")

@@ -13,6 +13,7 @@ from models import CASES, Case
 
 import regauge as rg
 from regauge.core.verification import TOLERANCE, TOLERANCE_SINGLE, Probe, perturbed, relative_change
+from regauge.nets.siren import Siren
 
 MUTANTS = 40
 """Left-out placements that are tried for one model."""
@@ -137,3 +138,18 @@ def _moving(symmetry: rg.Symmetry, name: str, generator: torch.Generator) -> rg.
         value.sign[..., ::2] = 1
         value.sign[..., :1] = -1
     return symmetry.identity().replace(name, value)
+
+
+@pytest.mark.parametrize("width", [6, 16, 64])
+@pytest.mark.parametrize("depth", [4, 5, 6, 8])
+def test_deep_sines_are_compared_where_they_do_not_multiply_rounding_errors(width: int, depth: int) -> None:
+    """A layer of sines of frequency 30 whose weights are as large as those of others multiplies every error by 20."""
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        module, inputs = Siren(3, width, 1, depth=depth, generator=generator), torch.zeros(2, 3)
+        symmetry = rg.discover(module, (inputs,))
+        assert [group.size for group in symmetry.groups] == [width] * depth
+        spoiled = replace(symmetry.groups[1], placements=symmetry.groups[1].placements[1:])
+        groups = (symmetry.groups[0], spoiled, *symmetry.groups[2:])
+        check = rg.Symmetry(groups, symmetry.shapes).verify(module, (inputs,), generator=generator)
+        assert check.failed == (spoiled.name,)

@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from regauge.core import act as _act
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
+from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.core.verification import perturbed, relative_change
+from regauge.core.verification import away, relative_change
 from regauge.discover.angles import with_angles
 from regauge.discover.correspond import carried_over
 from regauge.discover.discover import traced
@@ -159,16 +160,16 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
     generator = torch.Generator().manual_seed(0)
     element = symmetry.random(generator)
     failed: set[str] = set()
-    for strength in (0.3, 0.1, 0.01):
-        start = perturbed(params, set(symmetry.buffers), generator, strength)
-        start |= {name: torch.ones_like(start[name]) for name in symmetry.ones}
-        before = found.values(start, inputs, kwargs)
-        if all(bool(t.isfinite().all()) for t in before.values()):
-            break
-    after = found.values(symmetry.act(element, start), inputs, kwargs)
     values = [node.meta.get("val") for node in _dependent(found._values.program)]
     # Some models round inside to less than what they return.
     tolerance = max((torch.finfo(t.dtype).eps for t in values if isinstance(t, Tensor)), default=0.0) ** ROUNDING
+
+    def run(point: Params) -> list[Tensor]:
+        return list(found.values(point, inputs, kwargs).values())
+
+    start = away(params, set(symmetry.buffers), symmetry.ones, generator, run, tolerance).params
+    before = found.values(start, inputs, kwargs)
+    after = found.values(symmetry.act(element, start), inputs, kwargs)
     for name, expected in found.symmetry.act(element, before).items():
         if not bool(before[name].isfinite().all()):
             continue  # Inputs that the model cannot handle prove nothing.

@@ -145,7 +145,7 @@ class WeightMatching:
                 "pairs at once with `regauge.align_pairs`"
             )
         climbs = [self._climb(symmetry, a, b, self.start if init is None else "identity", init)]
-        starts = [random_isometry(symmetry, self._chance(generator)) for _ in range(self.restarts)]
+        starts = [random_isometry(symmetry, self._chance(generator)) for _ in range(self.restarts if a else 0)]
         if starts:
             many = [{name: t.expand(len(starts), *t.shape) for name, t in tensors.items()} for tensors in (a, b)]
             for part in portions(*many):
