@@ -3,8 +3,8 @@
 The loop trains one module after the other with `torch.optim.Adam` as it comes. `rg.zoo.train` chooses the back end.
 Both read batches of the same examples, in float32, on one thread; times are CPU seconds between the first step and the
 last, without initialization. Every round is a process of its own, as a training is, and medians are printed: where the
-allocator happens to keep the memory of hidden layers, the loop of a small CNN is a quarter faster than where it hands that
-memory back to the system in every step, and one process stays with one of the two.
+allocator happens to keep the memory of hidden layers, the loop of a small CNN is a quarter faster than where it hands
+that memory back to the system in every step, and one process stays with one of the two.
 
     OMP_NUM_THREADS=1 python benchmarks/populations.py [part of a name, for some of the rows] [--rounds 5]
 """
