@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from regauge.align.ascent.ascent import Ascent
-from regauge.align.ascent.places import barycentre, dot
+from regauge.align.ascent.places import barycentre
 from regauge.align.methods.weight_matching import WeightMatching
 from regauge.align.streamed.balance import balance_streamed
 from regauge.align.streamed.plan import Plan, WorkingSet, restricted, sign_group
 from regauge.align.streamed.state import State
+from regauge.align.streamed.stream import Stream
 from regauge.align.streamed.totals import Pair, Total, part_cost
 from regauge.checkpoints.lazy import LazyCheckpoint
 from regauge.core import act as _act
@@ -20,7 +21,6 @@ from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group
-from regauge.core.params import require_finite
 from regauge.core.symmetry import Symmetry
 
 SAVE_SECONDS = 20.0
@@ -124,16 +124,13 @@ class _Climb:
         self._symmetry = plan.symmetry
         self._is_balanced = method.scales == "balance" and any(group.scales for group in plan.symmetry.groups)
         self._timings: list[Timing] = []
-        self._total = state.element
-        self._active: dict[int, set[str]] = {}  # By the ids of elements that live until they are looked up anew.
+        self._stream = Stream(a, b, plan, state)
         self._saved = time.monotonic()
-        self._scale = 0.0  # sum |a| |b|
-        self._identity = self._crossed = 0.0
 
     def run(self) -> StreamedAlignment:
         state = self._state
         if self._is_balanced and state.left is None:
-            self._pass("balancing scales", self._balance, 2)
+            self._pass("balancing scales", self._balance)
         if not state.is_anchored:
             if self._method.start == "barycentre":
                 self._pass("first values", self._anchor, len(self._plan.spread))
@@ -158,29 +155,21 @@ class _Climb:
     # --- passes ------------------------------------------------------------------------------------------------
 
     def _pass(self, label: str, work: Callable[[], None], times: int = 1) -> None:
-        """Do something that reads, with a clock beside it."""
+        """Do something that reads both checkpoints at most so many times, with a clock beside it."""
         self._done, self._label = 0, label
-        self._expected = self._plan.sweep_bytes if label != "balancing scales" else self._balanced_bytes()
-        self._expected *= times if label == "first values" else 1
-        before = self._read()
+        self._expected = times * self._plan.sweep_bytes
+        before = self._stream.read_so_far()
         start, busy = time.perf_counter(), time.process_time()
         self._watch(label, 0, self._expected)
         work()
-        now = self._read()
+        now = self._stream.read_so_far()
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
         self._timings.append(Timing(label, now[0] - before[0], now[1] - before[1], seconds, busy))
         self._watch(label, self._expected, self._expected)
 
-    def _read(self) -> tuple[int, float]:
-        readings = (self._a.read_so_far, self._b.read_so_far)
-        return sum(r.nbytes for r in readings), sum(r.seconds for r in readings)
-
     def _advance(self, nbytes: int) -> None:
         self._done += nbytes
         self._watch(self._label, min(self._done, self._expected), self._expected)
-
-    def _balanced_bytes(self) -> int:
-        return sum(sum(c.entries[n].nbytes for n in self._plan.names) for c in (self._a, self._b))
 
     def _balance(self) -> None:
         self._state.left = balance_streamed(self._plan, self._a, self._advance)
@@ -197,12 +186,12 @@ class _Climb:
             waiting.remove(name)
             group = self._symmetry[name]
             total = Total(group, self._plan.shared_signs(group))
-            self._refresh()
+            self._stream.refresh()
             for names, own in self._parts(name):
-                for rows in self._pieces(names[0]) if names[0] in self._plan.loose else [None]:
+                for rows in self._stream.pieces(names[0]) if names[0] in self._plan.loose else [None]:
                     pair = self._averaging(name, unknown, rows)
                     total.add(part_cost(group, names, self._sites_of(name), pair), own)
-                self._advance(self._bytes(names))
+                self._advance(self._stream.nbytes(names))
             value, _ = total.closest()
             self._step({name: value})
 
@@ -220,11 +209,11 @@ class _Climb:
                 nonlocal reached, is_settled
                 reached, is_settled = self._sweep(totals)
 
-            self._scale = self._identity = self._crossed = 0.0
+            self._stream.begin_sweep()
             self._pass(f"sweep {state.sweeps + 1}", sweep)
             state.sweeps += 1
             if state.initial is None:
-                state.initial, state.offset = self._identity, self._identity - self._crossed
+                state.initial, state.offset = self._stream.identity, self._stream.identity - self._stream.crossed
             if state.before is not None and reached <= state.history[-1]:
                 state.element, state.before = state.before, None
                 return True
@@ -233,7 +222,7 @@ class _Climb:
             values = {}
             for name, total in totals.items():
                 value, gain = total.closest()
-                if gain > self._method.tolerance * self._scale:
+                if gain > self._method.tolerance * self._stream.scale:
                     values[name] = value
             state.quiet = 0 if values else state.quiet + 1
             if state.quiet >= max(1, len(rounds)):
@@ -246,21 +235,21 @@ class _Climb:
         return False
 
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        self._refresh()
+        self._stream.refresh()
         reached, is_settled = 0.0, True
         for k, one in enumerate(self._plan.sets):
             gained, is_done = self._visit(k, one, totals)
             reached, is_settled = reached + gained, is_settled and is_done
-            self._advance(self._bytes(one.names))
+            self._advance(self._stream.nbytes(one.names))
             if time.monotonic() - self._saved > SAVE_SECONDS:
                 self._keep(self._state)
                 self._saved = time.monotonic()
         for name in self._plan.loose:
-            for rows in self._pieces(name):
-                x, y, start = self._load(name, rows)
-                reached += self._objective(name, x, y, start)
+            for rows in self._stream.pieces(name):
+                x, y, start = self._stream.load(name, rows)
+                reached += self._stream.objective(name, x, y, start)
                 self._add({name: x}, {name: y}, [name], totals, {})
-            self._advance(self._bytes([name]))
+            self._advance(self._stream.nbytes([name]))
         return reached, is_settled
 
     def _visit(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
@@ -269,7 +258,7 @@ class _Climb:
         b: dict[str, Tensor] = {}
         starts: dict[str, float] = {}
         for name in one.names:
-            a[name], b[name], starts[name] = self._load(name)
+            a[name], b[name], starts[name] = self._stream.load(name)
         members = self._members(one.roots)
         signs = [sign_group(self._symmetry[name], own, one.names) for name, own in one.signs.items()]
         local = restricted(self._symmetry, one.names, members)
@@ -293,7 +282,7 @@ class _Climb:
         self._update(local.groups, ascent.element)
         second = ascent.second
         del ascent
-        gained = sum(self._objective(name, a[name], second[name], starts[name]) for name in one.names)
+        gained = sum(self._stream.objective(name, a[name], second[name], starts[name]) for name in one.names)
         self._add(a, second, one.names, totals, one.signs)
         return gained, not is_moving
 
@@ -311,54 +300,6 @@ class _Climb:
         while ascent.sweep():
             pass
         return ascent.element
-
-    # --- values ------------------------------------------------------------------------------------------------
-
-    def _refresh(self) -> None:
-        """What moves the second network's values as they are in the file: balance, then the element so far."""
-        self._active.clear()
-        right = self._state.right
-        element = self._state.element
-        self._total = element if right is None else self._symmetry.compose(element, right)
-
-    def _load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, float]:
-        """Both tensors of a name, balanced, the second one moved; the squared norm of the second where it varies."""
-        state, dtype = self._state, self._dtype(name)
-        x, y = self._a.read(name, rows=rows, dtype=dtype), self._b.read(name, rows=rows, dtype=dtype)
-        is_first = state.initial is None and state.is_anchored
-        if state.initial is None:
-            require_finite({name: x}, str(self._a.path))
-            require_finite({name: y}, str(self._b.path))
-        if state.left is not None:
-            x = self._moved(name, x, state.left)
-        moves = self._symmetry.sites[name]
-        is_shifting = any(any(site.placement.shift) for site in moves)
-        start = 0.0
-        if is_shifting or (is_first and state.left is not None):
-            balanced = y if state.right is None else self._moved(name, y, state.right)
-            start = dot(balanced, balanced)
-        if is_first:
-            there = y if state.left is None else self._moved(name, y, state.left)
-            self._crossed += dot(x, there)
-            self._identity += dot(x, there)
-            if state.left is not None and any(any((*s.placement.scale, *s.placement.shift)) for s in moves):
-                self._identity -= (dot(there, there) - start) / 2
-        self._scale += float(torch.linalg.vector_norm(x)) * float(torch.linalg.vector_norm(y))
-        return x, self._moved(name, y, self._total), start
-
-    def _objective(self, name: str, x: Tensor, y: Tensor, start: float) -> float:
-        is_shifting = any(any(site.placement.shift) for site in self._symmetry.sites[name])
-        return dot(x, y) - ((dot(y, y) - start) / 2 if is_shifting else 0.0)
-
-    def _moved(self, name: str, tensor: Tensor, element: Element) -> Tensor:
-        """A tensor moved by an element; groups for which it is the identity are passed over."""
-        if id(element) not in self._active:
-            self._active[id(element)] = active_groups(element)
-        active = self._active[id(element)]
-        sites = [site for site in self._symmetry.sites[name] if site.group.name in active]
-        if not sites:
-            return tensor
-        return _act.act(self._symmetry.groups, {name: sites}, element, {name: tensor}, {name: tensor.ndim})[name]
 
     def _add(
         self,
@@ -388,7 +329,7 @@ class _Climb:
             shape = self._symmetry.shapes[tensor]
             if others and barycentre(torch.empty(shape, device="meta"), others) is None:
                 return None, None
-            x, y, _ = self._load(tensor, rows)
+            x, y, _ = self._stream.load(tensor, rows)
             return barycentre(x, others), barycentre(y, others)
 
         return pair
@@ -436,40 +377,6 @@ class _Climb:
 
     def _sites_of(self, name: str) -> Callable[[str], list[Site]]:
         return lambda tensor: [site for site in self._symmetry.sites[tensor] if site.group.name == name]
-
-    def _dtype(self, name: str) -> torch.dtype:
-        one = torch.promote_types(self._a.entries[name].dtype, self._b.entries[name].dtype)
-        return torch.promote_types(one, torch.float32)
-
-    def _pieces(self, name: str) -> list[tuple[int, int] | None]:
-        rows, length = self._plan.sizes.rows_of(name), (*self._symmetry.shapes[name], 1)[0]
-        if rows is None:
-            return [None]
-        return [(first, min(first + rows, length)) for first in range(0, length, rows)]
-
-    def _bytes(self, names: Sequence[str]) -> int:
-        return sum(self._a.entries[n].nbytes + self._b.entries[n].nbytes for n in names)
-
-
-def active_groups(element: Element) -> set[str]:
-    """The groups for which an element is more than the identity."""
-    result = set()
-    for name, value in element.items():
-        blanks = {"perm": None, "scale": 1, "sign": 1, "shift": 0, "matrix": None}
-        for field, blank in blanks.items():
-            tensor = getattr(value, field)
-            if tensor is None:
-                continue
-            if field == "perm":
-                is_blank = bool((tensor == torch.arange(tensor.shape[-1])).all())
-            elif field == "matrix":
-                is_blank = bool((tensor == torch.eye(tensor.shape[-1], dtype=tensor.dtype)).all())
-            else:
-                is_blank = bool((tensor == blank).all())
-            if not is_blank:
-                result.add(name)
-                break
-    return result
 
 
 def _ndims(tensors: Mapping[str, Tensor]) -> dict[str, int]:
