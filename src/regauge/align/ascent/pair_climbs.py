@@ -147,10 +147,10 @@ def climb_pairs(
         sweeps[rows] += 1
         gained.append(ascent.gained.clone())
         rows = rows[is_moving]
-    moved = ascent.moved()
-    reached = ascent.objectives_of(moved) + ascent.rest
+    moved = ascent.stacks.moved()
+    reached = ascent.stacks.objectives_of(moved) + ascent.stacks.rest
     element = symmetry.identity((ascent.pairs,))
-    for name, value in ascent.element.items():
+    for name, value in ascent.stacks.element.items():
         fields = {part: t for part in PARTS if (t := getattr(value, part)) is not None}
         element = element.replace(name, replace(element[name], **fields))
     is_exact = {

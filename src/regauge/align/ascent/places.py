@@ -112,19 +112,24 @@ def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
 def group_cost(group: Group, sites: Sites, a: Tensors, b: Tensors, lead: int = 0) -> Cost:
     """The cost of a group that nothing is repeated within, all other groups held fixed."""
     matrices: dict[Character, Tensor] = {}
-    shifts = []
+    shifts: list[ShiftCost] = []
     for name, local in sites.items():
         for site in local:
-            if site.group.name != group.name:
-                continue
-            left, right = unfold(a[name], site, lead), unfold(b[name], site, lead)
-            key = character(site.placement)
-            term = inner_products(group, left, right).double()
-            matrices[key] = matrices[key] + term if key in matrices else term
-            shift = shift_cost(site, left, right)
-            if shift is not None:
-                shifts.append(shift)
+            if site.group.name == group.name:
+                add_term(matrices, shifts, site, a[name], b[name], lead)
     return Cost(matrices, tuple(shifts))
+
+
+def add_term(
+    matrices: dict[Character, Tensor], shifts: list[ShiftCost], site: Site, a: Tensor, b: Tensor, lead: int = 0
+) -> None:
+    """Add what the tensor of one site contributes to the cost of its group, in float64."""
+    left, right = unfold(a, site, lead), unfold(b, site, lead)
+    key, term = character(site.placement), inner_products(site.group, left, right).double()
+    matrices[key] = matrices[key] + term if key in matrices else term
+    shift = shift_cost(site, left, right)
+    if shift is not None:
+        shifts.append(shift)
 
 
 def barycentre(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:

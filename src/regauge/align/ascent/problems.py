@@ -26,7 +26,7 @@ def solved(families: Sequence[Family], a: Tensors, b: Tensors, solve: Solve) -> 
     """
     a, b = ({key: tensor.cpu() for key, tensor in tensors.items()} for tensors in (a, b))
     ends = [BatchAscent(families, a, b, solve), BatchAscent(families, a, b, solve)]
-    before = ends[0].objectives()
+    before = ends[0].stacks.objectives()
     ends[1].start_from_barycentre()
     gains = []
     for end in ends:
@@ -35,9 +35,9 @@ def solved(families: Sequence[Family], a: Tensors, b: Tensors, solve: Solve) -> 
             rows = rows[end.sweep(rows)]
             if not len(rows):
                 break
-        gains.append(end.objectives() - before)
+        gains.append(end.stacks.objectives() - before)
     is_better = gains[1] > gains[0]
-    return choose(is_better, ends[1].element, ends[0].element), torch.maximum(*gains)
+    return choose(is_better, ends[1].stacks.element, ends[0].stacks.element), torch.maximum(*gains)
 
 
 def where(mask: Tensor, yes: Value, no: Value) -> Value:

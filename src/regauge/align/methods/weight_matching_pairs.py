@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from regauge.align.ascent.balanced import balanced
-from regauge.align.ascent.batched import dots
 from regauge.align.ascent.pair_climbs import PairClimbs, padded, portions, side_by_side
 from regauge.align.ascent.places import Tensors, compared
+from regauge.align.ascent.stacks import dots
 from regauge.align.pairs import PairsMatching
 from regauge.core.element import Element, concatenate, map_value
 from regauge.core.symmetry import Symmetry
