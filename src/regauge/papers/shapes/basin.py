@@ -16,7 +16,13 @@ from regauge.papers.shapes.alignment import WAYS, Way, moved
 from regauge.papers.shapes.pairs import WIDE, Shape, Study, networks, samples, study, task
 from regauge.papers.table import Quantity, Row, Table
 
+Kind = Literal["direct", "hypernetwork", "residual hypernetwork"]
 STARTS = ("different starts", "weights, permutations", "weights, whole group", "activations, whole group")
+HYPER: tuple[tuple[Kind, str], ...] = (
+    ("hypernetwork", "different starts"),
+    ("residual hypernetwork", "weights, whole group"),
+)
+"""Ours adds its output to the network, and begins where alignment ends; the paper's does neither."""
 QUANTITIES = (
     Quantity("barrier before", 4),
     Quantity("barrier", 4),
@@ -61,20 +67,21 @@ def config(scale: Scale, width: int = 128) -> Basin:
 def measure(config: Basin, run: Run) -> Table:
     """Straighten from every alignment; hyper-match from the network as it is."""
     found = networks(config.study, run)
-    ways = [way for way in WAYS if way.label in STARTS]
-    cells: list[tuple[Literal["direct", "hyper"], Way, Shape]] = [
-        ("direct", way, one) for way in ways for one in found
-    ] + [("hyper", ways[0], one) for one in found[: config.hyper_shapes]]
-    records = run.each("straightening", [functools.partial(_record, config, *cell, run) for cell in cells])
-    rows = [_row(f"direct, from: {way.label}", _of(cells, records, "direct", way)) for way in ways]
+    ways = {way.label: way for way in WAYS}
+    cells = [Cell("direct", ways[start], one) for start in STARTS for one in found]
+    cells += [Cell(kind, ways[start], one) for kind, start in HYPER for one in found[: config.hyper_shapes]]
+    records = run.each("straightening", [functools.partial(_record, config, cell, run) for cell in cells])
+    together: dict[str, list[Record]] = {}
+    for cell, record in zip(cells, records, strict=True):
+        together.setdefault(f"{cell.kind}, from: {cell.way.label}", []).append(record)
     hyper = config.hyper
     told: tuple[str, ...] = ()
     if config.hyper_shapes:
-        rows.append(_row(f"hypernetwork, from: {ways[0].label}", _of(cells, records, "hyper", ways[0])))
         told = (
             f"hypernetwork: encoder of weight rows {hyper.widths}, code of {hyper.code}, decoder of rows with "
             f"{hyper.hidden} hidden units and row embeddings of {hyper.embedding} (the paper does not give its sizes), "
-            f"{hyper.steps} steps with learning rate up to {hyper.lr:g}, {config.hyper_shapes} shape(s)",
+            f"{hyper.steps} steps with learning rate up to {hyper.lr:g}, {config.hyper_shapes} shape(s); residual: its "
+            "output is added to the network, which the paper's is not",
         )
     notes = (
         "the paper: hyper-matching makes lines flat, at 1,000 steps for one pair; it gives no numbers",
@@ -87,12 +94,23 @@ def measure(config: Basin, run: Run) -> Table:
         "collapsed onto it would have none",
         *config.study.notes,
     )
-    return Table("Into one basin", notes, QUANTITIES, tuple(rows))
+    return Table("Into one basin", notes, QUANTITIES, tuple(_row(label, of) for label, of in together.items()))
 
 
-def _record(config: Basin, kind: Literal["direct", "hyper"], way: Way, one: Shape, run: Run) -> Record:
+@dataclass(frozen=True)
+class Cell:
+    """What is trained, from where, on which shape."""
+
+    kind: Kind
+    way: Way
+    shape: Shape
+
+
+def _record(config: Basin, cell: Cell, run: Run) -> Record:
+    kind, way, one = cell.kind, cell.way, cell.shape
     settings = (config.study.inr, config.study.fit, config.study.queries, kind)
-    how = config.straighten if kind == "direct" else config.hyper
+    hyper = replace(config.hyper, is_residual=kind == "residual hypernetwork")
+    how = config.straighten if kind == "direct" else hyper
 
     def make() -> Record:
         judge = task(config.study, one.name, run)
@@ -106,7 +124,7 @@ def _record(config: Basin, kind: Literal["direct", "hyper"], way: Way, one: Shap
         done: InBasin = (
             straighten(one.first, second, data, config.straighten, generator=generator)
             if kind == "direct"
-            else hyper_match(one.first, second, data, config.hyper, generator=generator)
+            else hyper_match(one.first, second, data, hyper, generator=generator)
         )
         lines = [rg.line(judge.evaluate, one.first, end, points=how.points) for end in (second, done.params)]
         return {
@@ -120,10 +138,6 @@ def _record(config: Basin, kind: Literal["direct", "hyper"], way: Way, one: Shap
         }
 
     return run.record((*settings, how), f"{one.name}-{way.label.replace(' ', '-').replace(',', '')}", make)
-
-
-def _of(cells: Sequence[tuple[str, Way, Shape]], records: Sequence[Record], kind: str, way: Way) -> list[Record]:
-    return [r for (other, at, _), r in zip(cells, records, strict=True) if other == kind and at is way]
 
 
 def _row(label: str, records: Sequence[Record]) -> Row:
