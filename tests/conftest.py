@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,26 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     main(["demo", "--quick", "--data", "digits", "--out", str(folder)])
     return folder
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must be refused and write nothing; returns the sentence."""
+    from regauge.cli.main import main
+
+    def written() -> list[Path]:
+        return [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts]
+
+    def run(*args: str) -> str:
+        before = written()
+        with pytest.raises(SystemExit) as stop:
+            main(args)
+        assert stop.value.code == 2
+        text = capsys.readouterr().err.strip()  # Progress may have ended its line before.
+        assert text.startswith("regauge: ")
+        assert "\n" not in text
+        assert "Traceback" not in text
+        assert written() == before
+        return text
+
+    return run

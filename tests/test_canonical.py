@@ -558,22 +558,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must be refused; returns the sentence."""
-
-    def run(*args: str) -> str:
-        with pytest.raises(SystemExit) as stop:
-            main(args)
-        assert stop.value.code == 2
-        text = capsys.readouterr().err
-        assert text.startswith("regauge: ")
-        assert text.count("\n") == 1
-        return text
-
-    return run
-
-
 def test_canonicalize_then_undo(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ("--model", "mynets.py:model")
     main(["canonicalize", "a.safetensors", *model, "-o", "one.safetensors"])

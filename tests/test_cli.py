@@ -88,23 +88,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must be refused; returns the sentence."""
-
-    def run(*args: str) -> str:
-        with pytest.raises(SystemExit) as stop:
-            main(args)
-        assert stop.value.code == 2
-        text = capsys.readouterr().err
-        assert text.startswith("regauge: ")
-        assert text.count("\n") == 1
-        assert "Traceback" not in text
-        return text
-
-    return run
-
-
 def _function(params: dict[str, torch.Tensor]) -> torch.Tensor:
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(5))

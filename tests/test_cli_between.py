@@ -80,27 +80,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must be refused and write nothing; returns the sentence."""
-
-    def written() -> list[Path]:
-        return [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts]
-
-    def run(*args: str) -> str:
-        before = written()
-        with pytest.raises(SystemExit) as stop:
-            main(args)
-        assert stop.value.code == 2
-        text = capsys.readouterr().err
-        assert text.startswith("regauge: ")
-        assert text.count("\n") == 1
-        assert written() == before
-        return text
-
-    return run
-
-
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

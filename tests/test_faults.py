@@ -72,13 +72,6 @@ def _arguments(command: str, pair: tuple[Path, Path], out: Path, *more: str) -> 
     return [command, *inputs, "-o", str(out), "--symmetry", str(pair[0].parent / "symmetry.json"), *more]
 
 
-def _refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as error:
-        main(arguments)
-    assert error.value.code == 2
-    return capsys.readouterr().err
-
-
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
@@ -159,12 +152,12 @@ def _drop(folder: Path) -> str:
 @pytest.mark.parametrize("command", ["align", "merge"])
 @pytest.mark.parametrize("damage", [_truncate, _remove, _misname, _reshape, _retype, _drop])
 def test_damage_is_named_before_anything_is_written(
-    damage: Callable[[Path], str], command: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    damage: Callable[[Path], str], command: str, pair: tuple[Path, Path], refused: Callable[..., str]
 ) -> None:
     expected = damage(pair[1])
     out = pair[0].parent / "out"
     before = sorted(out.parent.iterdir())
-    assert expected in _refused(_arguments(command, pair, out), capsys)
+    assert expected in refused(*_arguments(command, pair, out))
     assert sorted(out.parent.iterdir()) == before
 
 
@@ -178,24 +171,22 @@ def test_damage_is_named_before_anything_is_written(
     ],
 )
 def test_what_cannot_stream_is_said(
-    more: tuple[str, ...], sentence: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    more: tuple[str, ...], sentence: str, pair: tuple[Path, Path], refused: Callable[..., str]
 ) -> None:
-    assert sentence in _refused(_arguments("merge", pair, pair[0].parent / "out", *more), capsys)
+    assert sentence in refused(*_arguments("merge", pair, pair[0].parent / "out", *more))
 
 
 def test_a_symmetry_of_folded_networks_is_for_folded_networks(
-    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    pair: tuple[Path, Path], refused: Callable[..., str]
 ) -> None:
     text = replace(SYMMETRY.bind(_params(0)), ones=("extra",)).to_json()
     (pair[0].parent / "symmetry.json").write_text(text)
-    assert "'extra' is not" in _refused(_arguments("align", pair, pair[0].parent / "out"), capsys)
+    assert "'extra' is not" in refused(*_arguments("align", pair, pair[0].parent / "out"))
 
 
-def test_rules_that_look_at_whole_tensors_cannot_stream(
-    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rules_that_look_at_whole_tensors_cannot_stream(pair: tuple[Path, Path], refused: Callable[..., str]) -> None:
     arguments = _arguments("merge", pair, pair[0].parent / "out", "--rule", "ties", "--base", str(pair[0]))
-    assert "needs the networks in memory" in _refused(arguments, capsys)
+    assert "needs the networks in memory" in refused(*arguments)
 
 
 # --- outputs ---------------------------------------------------------------------------------------------------
@@ -248,12 +239,12 @@ def test_task_arithmetic_streams(pair: tuple[Path, Path]) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_there_is_kept(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_there_is_kept(pair: tuple[Path, Path], refused: Callable[..., str]) -> None:
     out = pair[0].parent / "out"
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
-    assert "exists already" in _refused(_arguments("merge", pair, out), capsys)
-    assert "holds files but no checkpoint" in _refused(_arguments("merge", pair, out, "--overwrite"), capsys)
+    assert "exists already" in refused(*_arguments("merge", pair, out))
+    assert "holds files but no checkpoint" in refused(*_arguments("merge", pair, out, "--overwrite"))
     assert (out / "thesis.txt").read_text() == "years of work"
 
 

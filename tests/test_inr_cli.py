@@ -48,22 +48,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must be refused; returns the sentence."""
-
-    def run(*args: str) -> str:
-        with pytest.raises(SystemExit) as stop:
-            main(args)
-        assert stop.value.code == 2
-        text = capsys.readouterr().err
-        assert text.startswith("regauge: ")
-        assert text.count("\n") == 1
-        return text
-
-    return run
-
-
 def outputs(params: Params, inr: Inr) -> torch.Tensor:
     points = torch.rand(50, inr.in_features, generator=seeded(5), dtype=torch.float64) * 2 - 1
     with torch.no_grad():

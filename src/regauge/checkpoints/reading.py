@@ -1,24 +1,17 @@
-"""Read a checkpoint: safetensors, sharded safetensors, a folder in Hugging Face style, or a torch file.
-
-Torch files are pickles and can run code when they are loaded; they are read with `weights_only=True`, always.
-"""
+"""Read a checkpoint: safetensors, sharded safetensors, a folder in Hugging Face style, or a torch file."""
 
 import json
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from regauge.checkpoints.torch_files import TORCH_SUFFIXES, read_torch_file
 from regauge.core.params import Params
 
-TORCH_SUFFIXES = (".pt", ".pth", ".bin")
-WRAPPERS = ("state_dict", "model")
-"""Names under which training scripts put the state dict beside optimizer states and the like."""
 FOLDER_FILES = (
     "model.safetensors.index.json",
     "model.safetensors",
@@ -187,26 +180,7 @@ def _load_sharded(index: Path) -> Params:
 
 
 def _load_torch(path: Path) -> Params:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "Unsupported operand" in str(error):  # an unknown opcode: no pickle at all
-            raise ValueError(_damaged(path)) from error
-        raise ValueError(
-            f"{str(path)!r} holds pickled Python objects besides tensors; loading them could run any code, so it "
-            "is refused: save `module.state_dict()` instead, best as .safetensors"
-        ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
-        raise ValueError(_damaged(path)) from error
-    for name in WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            content = content[name]
-            break
-    if not isinstance(content, Mapping) or not content:
-        raise ValueError(
-            f"{str(path)!r} holds a {type(content).__name__}, not a state dict (names to tensors); "
-            "save `module.state_dict()`"
-        )
+    content = read_torch_file(path, str(path))
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(
@@ -214,13 +188,6 @@ def _load_torch(path: Path) -> Params:
             "`module.state_dict()`, or put it under 'state_dict'"
         )
     return {str(name): tensor.detach() for name, tensor in content.items()}
-
-
-def _damaged(path: Path) -> str:
-    return (
-        f"{str(path)!r} is not a readable torch file; it is damaged, was not copied completely, or is of another "
-        "program: fetch it again"
-    )
 
 
 def _storage(tensor: Tensor) -> Any:

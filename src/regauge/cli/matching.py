@@ -9,7 +9,8 @@ from torch import nn
 import regauge as rg
 from regauge.align import Method
 from regauge.checkpoints.lazy import LazyCheckpoint, read_header
-from regauge.checkpoints.reading import TORCH_SUFFIXES, load, locate, match
+from regauge.checkpoints.reading import load, locate, match
+from regauge.checkpoints.torch_files import TORCH_SUFFIXES
 from regauge.checkpoints.writing import SUFFIX
 from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
 from regauge.cli.discover import find

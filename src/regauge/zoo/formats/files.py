@@ -1,18 +1,16 @@
 """Checkpoints in a folder or a zip file: found by their names, read without running what they hold."""
 
 import io
-import pickle
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from regauge.checkpoints.reading import WRAPPERS
+from regauge.checkpoints.torch_files import read_torch_file
 from regauge.core.params import Params
 
 
@@ -59,22 +57,7 @@ class Tree:
                 return safetensors.torch.load(self.read(name)), {}
             except SafetensorError as error:
                 raise ValueError(f"{label!r} is not a readable safetensors file ({error}); fetch it again") from error
-        try:
-            content = torch.load(io.BytesIO(self.read(name)), map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            if "Unsupported operand" in str(error):  # an unknown opcode: no pickle at all
-                raise ValueError(_damaged(label)) from error
-            raise ValueError(
-                f"{label!r} holds pickled Python objects besides tensors; loading them could run any code, so it is "
-                "refused: save `module.state_dict()` instead"
-            ) from error
-        except (RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
-            raise ValueError(_damaged(label)) from error
-        for wrapper in WRAPPERS:
-            if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
-                content = content[wrapper]
-        if not isinstance(content, Mapping) or not content:
-            raise ValueError(f"{label!r} holds a {type(content).__name__}, not a state dictionary")
+        content = read_torch_file(io.BytesIO(self.read(name)), label)
         params = {str(key): value for key, value in content.items() if key not in beside}
         strange = [key for key, value in params.items() if not isinstance(value, Tensor)]
         if strange:
@@ -88,7 +71,3 @@ class Tree:
 def _plain(value: Any) -> Any:
     """A JSON value from a tensor or a number."""
     return value.tolist() if isinstance(value, Tensor) else value
-
-
-def _damaged(label: str) -> str:
-    return f"{label!r} is not a readable torch file; it is damaged, or of another program: fetch it again"

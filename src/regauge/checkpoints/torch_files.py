@@ -1,0 +1,52 @@
+"""State dictionaries in torch files.
+
+Torch files are pickles and can run code when they are loaded; they are read with `weights_only=True`, always.
+"""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+WRAPPERS = ("state_dict", "model")
+"""Names under which training scripts put the state dict beside optimizer states and the like."""
+
+
+def read_torch_file(source: Path | BinaryIO, label: str) -> Mapping[Any, Any]:
+    """The state dictionary in a torch file, on the CPU, also where it lies under one of `WRAPPERS`.
+
+    Args:
+        source: A path, or the content.
+        label: What the error calls it.
+
+    Raises:
+        ValueError: It is damaged, holds more than tensors and plain values, or no dictionary.
+    """
+    damaged = (
+        f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is of another program: "
+        "fetch it again"
+    )
+    try:
+        content = torch.load(source, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "Unsupported operand" in str(error):  # an unknown opcode: no pickle at all
+            raise ValueError(damaged) from error
+        raise ValueError(
+            f"{label!r} holds pickled Python objects besides tensors; loading them could run any code, so it is "
+            "refused: save `module.state_dict()` instead, best as .safetensors"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
+        raise ValueError(damaged) from error
+    for name in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+            break
+    if not isinstance(content, Mapping) or not content:
+        raise ValueError(
+            f"{label!r} holds a {type(content).__name__}, not a state dict (names to tensors); "
+            "save `module.state_dict()`"
+        )
+    return content
