@@ -9,28 +9,23 @@ from torch import Tensor
 from regauge.core.params import require_finite, require_same_shapes
 from regauge.core.task import Task
 from regauge.inr.basin.hypernetwork import HyperNetwork
-from regauge.inr.basin.line_loss import line_loss, minibatches
 from regauge.inr.basin.outcome import InBasin, outcome
-from regauge.inr.basin.straighten import require_finite_loss, trained_names
+from regauge.inr.basin.training import LineTraining, train_end, trained_names
 
 
 @dataclass(frozen=True)
-class HyperMatching:
-    """How the hypernetwork is built and trained.
+class HyperMatching(LineTraining):
+    """How the hypernetwork is built and trained; see `LineTraining`. The paper's epochs are one step each.
+
+    The paper says that its learning rate begins at 1e-4, which makes 2.5e-3 the largest; networks 64 wide train with
+    that and with the default.
 
     Attributes:
-        steps: Of AdamW; the paper's epochs are one step each.
-        lr: Largest learning rate of the one-cycle schedule, 25 times the first one. The paper says that its schedule
-            begins at 1e-4, which makes 2.5e-3 the largest; networks 64 wide train with both.
-        weight_decay: Of AdamW.
-        examples: Drawn from a batch of the task in each step; whole batches if None.
-        segments: Parts of the line, in each of which one point is evaluated in each step.
         code: Length of the code.
         widths: Units of the encoder's layers.
         embedding: Length of the decoder's embeddings of rows.
         hidden: Units of the decoder.
         is_residual: Whether the output is added to B. A departure from the paper, where nothing ties it to B.
-        points: On the lines that are measured before and after.
 
     References:
         Paper 003, section 3.4.
@@ -38,24 +33,17 @@ class HyperMatching:
 
     steps: int = 1000
     lr: float = 1e-3
-    weight_decay: float = 1e-2
     examples: int | None = 10_000
-    segments: int = 4
     code: int = 1024
     widths: tuple[int, ...] = (512, 512, 1024, 1024)
     embedding: int = 64
     hidden: int = 512
     is_residual: bool = False
-    points: int = 25
 
     def __post_init__(self) -> None:
-        sizes = (self.code, self.embedding, self.hidden, *self.widths)
-        positive = (self.steps, self.lr, self.segments, 1 if self.examples is None else self.examples, *sizes)
-        if min(positive) <= 0 or self.weight_decay < 0 or self.points < 3:
-            raise ValueError(
-                f"{self} cannot train: steps, lr, segments, examples and sizes must be positive, weight_decay not "
-                "negative, and a line has at least three points"
-            )
+        super().__post_init__()
+        if min(self.code, self.embedding, self.hidden, *self.widths) <= 0:
+            raise ValueError(f"{self} cannot train: code, widths, embedding and hidden must be positive")
 
     def network(self, like: Mapping[str, Tensor], generator: torch.Generator | None = None) -> HyperNetwork:
         """The hypernetwork, before it is trained."""
@@ -107,17 +95,9 @@ def hyper_match(
     first, second = ({name: t.detach() for name, t in params.items()} for params in (params_a, params_b))
     like = next(iter(second.values()))
     network = config.network(second, generator).to(like).train()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=config.lr, total_steps=config.steps)
-    losses = torch.empty(config.steps)
-    for step, batch in zip(range(config.steps), minibatches(task, config.examples, generator), strict=False):
-        loss = line_loss(task, first, network(second), batch, segments=config.segments, generator=generator)
-        losses[step] = require_finite_loss(loss, step, config.lr)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-        on_step(float(losses[step]))
+    losses = train_end(
+        network.parameters(), lambda: network(second), first, task, config, generator=generator, on_step=on_step
+    )
     with torch.no_grad():
         made = network(second)
     return outcome(params_a, params_b, {name: made[name] for name in params_b}, task, losses, config.points)
