@@ -22,6 +22,8 @@ Row = Mapping[str, float]
 INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
 COLORS = ("#d1495b", "#00798c", "#8a6fb0", "#c58b2a", "#4c956c", "#33415c", "#d77fa1", "#7f8c8d")
 """Before, after, and further curves."""
+BESIDE = 2
+"""More curves than these have their names beside the axes, since they would lie on the curves."""
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -57,12 +59,14 @@ def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss", title
         metric: What is drawn.
         title: What the metric is, where its name does not say it.
     """
+    is_crowded = len(curves) > BESIDE
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.6, 3.2), layout="constrained")
+        figure = Figure(figsize=(7.6, 3.8) if is_crowded else (4.6, 3.2), layout="constrained")
         axes = figure.add_subplot()
-        for (label, rows), color in zip(curves.items(), COLORS, strict=False):
+        for k, (label, rows) in enumerate(curves.items()):
+            color, dashes = COLORS[k % len(COLORS)], "-" if k < len(COLORS) else "--"
             t, values = [row["t"] for row in rows], [row[metric] for row in rows]
-            axes.plot(t, values, color=color, linewidth=2.2, label=label, solid_capstyle="round")
+            axes.plot(t, values, dashes, color=color, linewidth=2.2, label=label, solid_capstyle="round")
             axes.plot(t[:: len(t) - 1], values[:: len(t) - 1], "o", color=color, markersize=5)
         axes.set_title(title or WORDS.get(metric, metric))
         axes.set_xticks([0, 0.5, 1], ["A", "midpoint", "B"])
@@ -73,8 +77,10 @@ def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss", title
         if metric == "loss":
             axes.set_ylim(bottom=0)
             _mark_barrier(axes, next(iter(curves.values())))
-            if any(curves):
-                axes.legend(frameon=False, loc="upper right", fontsize=9)
+            if is_crowded:
+                figure.legend(frameon=False, loc="outside right center", fontsize=9)
+            elif any(curves):
+                axes.legend(frameon=False, loc="best", fontsize=9)
         return figure
 
 
@@ -278,4 +284,5 @@ def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:
         arrowprops={"arrowstyle": "<->", "color": MUTED, "linewidth": 1, "shrinkA": 0, "shrinkB": 0},
     )
     low = chord(top["t"]) + 0.22 * height
-    axes.text(top["t"] + 0.02, low, f"barrier {height:.2f}", color=MUTED, fontsize=9, va="center")
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+    axes.text(top["t"] + 0.02, low, f"barrier {height:.2f}", color=MUTED, fontsize=9, va="center", bbox=behind)
