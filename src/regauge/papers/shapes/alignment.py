@@ -119,6 +119,7 @@ PICTURED = (
     "weights, permutations",
     "weights, whole group",
     "activations, whole group",
+    *(way.label for way in VARIANTS),
 )
 
 
