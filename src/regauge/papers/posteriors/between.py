@@ -11,7 +11,7 @@ from regauge.bayes.transport import geodesic, mixture
 from regauge.connect import Curve, interpolate
 from regauge.core.params import Params
 from regauge.papers.pictures import Chart, Series, Surface
-from regauge.papers.posteriors.configs import as_published, residual, tiny
+from regauge.papers.posteriors.configs import as_published, residual, small_residual, tiny
 from regauge.papers.posteriors.families import Family, batches, posteriors
 from regauge.papers.run import Record, Run, Scale
 from regauge.papers.table import Quantity, Row, Table
@@ -64,8 +64,8 @@ def mixture_config(scale: Scale) -> Between:
 
 
 def plane_config(scale: Scale) -> Between:
-    """A residual network with filter response normalization."""
-    return _config(scale, residual(scale, "filter"), points=21)
+    """A residual network with filter response normalization; on a CPU a wide one of small images."""
+    return _config(scale, small_residual("filter", 4) if scale == "cpu" else residual(scale, "filter"), points=21)
 
 
 def collapse_config(scale: Scale) -> Between:
@@ -142,7 +142,7 @@ def planes(config: Between, run: Run) -> Table:
             # The prior counts once for all training images, not for those alone on which the likelihood is taken.
             likelihood = -cut.per_example("log_likelihood")
             prior = -cut.plane.values["log_prior"] / family.examples
-            parts = {"likelihood": likelihood, "prior": prior, "posterior": likelihood + prior}
+            parts = {"likelihood": likelihood, "prior": prior, "posterior": likelihood + family.temperature * prior}
             halfway = {
                 "q0, P#q1": interpolate(networks[0], networks[2], 0.5),
                 "q0, q1": interpolate(networks[0], networks[1], 0.5),
@@ -174,7 +174,8 @@ def planes(config: Between, run: Run) -> Table:
         "the paper: q0 and P#q1 are connected by regions of higher density than q0 and q1; the prior is drawn apart, "
         "because it alone is better between networks, whose norms are smaller there",
         "rows with two names: the network halfway between their means or samples; training images; pictures show how "
-        "far everything is above the least value, in nats per training image",
+        "far everything is above the least value, in nats per training image; posterior: log likelihood + T log prior, "
+        f"with the temperature T = {family.temperature:g} of the inference",
         _described(config),
         *config.notes,
     )

@@ -19,6 +19,9 @@ from regauge.papers.posteriors.barriers import (
 from regauge.papers.posteriors.families import DataName, Family
 from regauge.papers.run import Scale
 
+Norm = Literal["filter", "layer"]
+NORMS: tuple[Norm, ...] = ("filter", "layer")
+
 PAPER_LR = 1e-6
 """Of table 1, for the evidence lower bound summed over the training images."""
 TRAIN = 60_000
@@ -127,11 +130,19 @@ def figure9(scale: Scale) -> Barriers:
 
 def figure11(scale: Scale) -> Barriers:
     """Normalizations, and what their symmetries are worth."""
-    families = (residual(scale, "filter"), residual(scale, "layer"))
+    families = [residual(scale, norm) for norm in NORMS]
+    cases = [Case(family.name, family, 2 if scale == "cpu" else _pairs(scale)) for family in families]
+    if scale == "cpu":
+        cases += [
+            Case(family.name, family, 3)
+            for width in (1, 4)
+            for norm in NORMS
+            for family in [small_residual(norm, width)]
+        ]
     config = _barriers(
         scale,
         "Figure 11: filter response and layer normalization, and what their symmetries are worth",
-        [Case(family.name, family, 2 if scale == "cpu" else _pairs(scale)) for family in families],
+        cases,
         (NAIVE, PERMUTED, SIGNED, BALANCED),
         claim="the paper: barriers with LayerNorm are lower than with FRN, both aligned by permutations; it does not "
         "use the signs and scales that FRN and ReLU bring",
@@ -171,7 +182,7 @@ def _multipliers(scale: Scale, series: str, inference: Training | None = None) -
     ]
 
 
-def residual(scale: Scale, norm: Literal["filter", "layer"]) -> Family:
+def residual(scale: Scale, norm: Norm) -> Family:
     """ResNet20 at the paper's scale; on a CPU ResNet8 with a cold posterior, which is not pruned so soon.
 
     Its standard deviations begin at 0.003: where they begin at 0.01, a fifth of the weights, noise keeps the means from
@@ -181,6 +192,12 @@ def residual(scale: Scale, norm: Literal["filter", "layer"]) -> Family:
         return Family("CIFAR-10", norm, 1, as_published(50_000, 0.01, 1000), 50_000)
     inference = Variational(epochs=10, batch=125, prior_std=0.1, temperature=0.1, initial_std=0.003, lr_std=1e-3)
     return Family("CIFAR-10", norm, 1, inference, 20_000, blocks=1)
+
+
+def small_residual(norm: Norm, width: int) -> Family:
+    """ResNet8 of small images, which a CPU trains to the end, also where it is wide."""
+    inference = Variational(epochs=20, batch=50, prior_std=0.1, temperature=0.001, initial_std=0.003, lr_std=1e-3)
+    return Family("digits", norm, width, inference, 1400, blocks=1)
 
 
 def _barriers(

@@ -65,9 +65,22 @@ class Family:
         Raises:
             TypeError: The family consists of points.
         """
+        return self._variational.prior_std
+
+    @property
+    def temperature(self) -> float:
+        """Of the posteriors.
+
+        Raises:
+            TypeError: The family consists of points.
+        """
+        return self._variational.temperature
+
+    @property
+    def _variational(self) -> Variational:
         if not isinstance(self.inference, Variational):
             raise TypeError(f"{self.name} is trained as points, which have no prior")
-        return self.inference.prior_std
+        return self.inference
 
     def images(self) -> ImageData:
         """Training and test images."""
