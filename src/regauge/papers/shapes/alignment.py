@@ -119,7 +119,6 @@ PICTURED = (
     "weights, permutations",
     "weights, whole group",
     "activations, whole group",
-    *(way.label for way in VARIANTS),
 )
 
 
@@ -242,7 +241,8 @@ def _row(way: Way, study: Study, of: Sequence[tuple[Shape, int, Record]]) -> Row
     if way.method is not None:
         values["units that stay"] = grouped([record["stay"] for _, _, record in of])
         values["CPU s"] = grouped([record["seconds"] for _, _, record in of])
-    return Row(way.label, values, curve=mean_curve(curves) if way.label in PICTURED else ())
+    is_drawn = way.label in PICTURED or way in VARIANTS
+    return Row(way.label, values, curve=mean_curve(curves) if is_drawn else ())
 
 
 def _constant(study: Study, one: Shape, run: Run) -> float:
