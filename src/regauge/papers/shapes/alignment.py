@@ -120,6 +120,7 @@ PICTURED = (
     "weights, whole group",
     "activations, whole group",
 )
+"""Drawn as curves, and shown as strips; all variants are drawn too."""
 
 
 CLAIMS = {
