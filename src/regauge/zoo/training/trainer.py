@@ -1,6 +1,7 @@
 """Train populations: stacks of networks, from their seeds to blocks of parameters with a row for each network."""
 
 import logging
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,10 @@ Row = dict[str, Any]
 
 ACTIVATION_BYTES = 8 * 2**20
 """Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
+CACHE_BYTES = 18 * 2**20
+"""Of all that a step of a stack reads and writes: hidden layers, parameters, gradients, moments."""
+MOMENTS = 2
+"""Tensors of the size of the parameters that an optimizer keeps, at most."""
 STACK = 512
 """Networks of a stack at most."""
 STACK_BY_VMAP = 64
@@ -186,7 +191,7 @@ class _Maker:
         return Stack(self.module, params, self.config.optimizer, settings, engine)
 
     def stack_size(self) -> int:
-        """How many networks fit the cache, in whole groups if more than one."""
+        """How many networks fit the cache: whole groups, or equal parts of one."""
         group = self.config.group
         if not isinstance(self.chain, VectorChain) or self.backend != "stacked":
             return max(group, STACK_BY_VMAP // group * group)
@@ -194,8 +199,13 @@ class _Maker:
         width = sum(shapes[link.weight][0] for link in self.chain.links)
         count = len(self.examples.inputs)
         batch = count if self.config.batch is None else min(self.config.batch, count)
-        size = min(STACK, max(1, ACTIVATION_BYTES // (2 * width * batch * self.dtype.itemsize)))
-        return size if reads_everything(self.config, self.examples) else max(group, size // group * group)
+        hidden = 2 * width * batch * self.dtype.itemsize
+        values = sum(math.prod(shape) for shape in shapes.values())
+        whole = hidden + (2 + MOMENTS) * values * self.dtype.itemsize
+        size = max(1, min(STACK, ACTIVATION_BYTES // hidden, CACHE_BYTES // whole))
+        if reads_everything(self.config, self.examples):
+            return size
+        return size // group * group if size >= group else math.ceil(group / math.ceil(group / size))
 
     def _chain(self) -> VectorChain | ImageChain | None:
         """The program by hand, if the module is a chain and that is faster than vectorizing it."""
