@@ -407,6 +407,24 @@ def test_networks_that_are_signals_learn_their_own() -> None:
         assert float(errors[signal]) < 0.02
 
 
+def test_stacks_are_parts_of_a_group_where_networks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    population = config(count=16, group=8, checkpoints=Checkpoints(every=100))
+    one = 8 * (2 * 9 * 8 + 4 * 51)  # Hidden values there and back, and four tensors for each parameter.
+
+    def sizes() -> list[int]:
+        return [len(block.rows) for block in train(population, data=BLOBS, dtype=torch.float64)][1::2]
+
+    assert sizes() == [16]
+    whole, _ = trained(population, BLOBS)
+    monkeypatch.setattr(trainer, "CACHE_BYTES", 9 * one)
+    assert sizes() == [8, 8]
+    monkeypatch.setattr(trainer, "CACHE_BYTES", 3 * one)
+    assert sizes() == [3, 3, 2, 3, 3, 2]
+    assert_same(whole, trained(population, BLOBS)[0])
+    monkeypatch.setattr(trainer, "CACHE_BYTES", one // 2)
+    assert sizes() == [1] * 16
+
+
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 100])
 @pytest.mark.parametrize("ids", [range(10), range(2, 9), [0, 5, 6, 9]])
 def test_stacks_hold_equally_many_of_each_group(size: int, ids: Any) -> None:

@@ -33,6 +33,8 @@ ACTIVATION_BYTES = 8 * 2**20
 """Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
 CACHE_BYTES = 18 * 2**20
 """Of all that a step of a stack reads and writes: hidden layers, parameters, gradients, moments."""
+DEVICE_BYTES = 2 * 2**30
+"""The same on other devices than CPUs, which want many networks at once."""
 MOMENTS = 2
 """Tensors of the size of the parameters that an optimizer keeps, at most."""
 STACK = 512
@@ -191,7 +193,7 @@ class _Maker:
         return Stack(self.module, params, self.config.optimizer, settings, engine)
 
     def stack_size(self) -> int:
-        """How many networks fit the cache: whole groups, or equal parts of one."""
+        """How many networks fit the cache, or another device: whole groups, or equal parts of one."""
         group = self.config.group
         if not isinstance(self.chain, VectorChain) or self.backend != "stacked":
             return max(group, STACK_BY_VMAP // group * group)
@@ -202,7 +204,9 @@ class _Maker:
         hidden = 2 * width * batch * self.dtype.itemsize
         values = sum(math.prod(shape) for shape in shapes.values())
         whole = hidden + (2 + MOMENTS) * values * self.dtype.itemsize
-        size = max(1, min(STACK, ACTIVATION_BYTES // hidden, CACHE_BYTES // whole))
+        is_cpu = self.device.type == "cpu"
+        fitting = min(ACTIVATION_BYTES // hidden, CACHE_BYTES // whole) if is_cpu else DEVICE_BYTES // whole
+        size = max(1, min(STACK, fitting))
         if reads_everything(self.config, self.examples):
             return size
         return size // group * group if size >= group else math.ceil(group / math.ceil(group / size))
