@@ -133,12 +133,8 @@ def figure11(scale: Scale) -> Barriers:
     families = [residual(scale, norm) for norm in NORMS]
     cases = [Case(family.name, family, 2 if scale == "cpu" else _pairs(scale)) for family in families]
     if scale == "cpu":
-        cases += [
-            Case(family.name, family, 3)
-            for width in (1, 4)
-            for norm in NORMS
-            for family in [small_residual(norm, width)]
-        ]
+        small = [small_residual(norm, width) for width in (1, 4) for norm in NORMS]
+        cases += [Case(family.name, family, 3) for family in small]
     config = _barriers(
         scale,
         "Figure 11: filter response and layer normalization, and what their symmetries are worth",

@@ -51,6 +51,15 @@ class Basin:
     hyper_shapes: int
 
 
+@dataclass(frozen=True)
+class Cell:
+    """What is trained, from where, on which shape."""
+
+    kind: Kind
+    way: Way
+    shape: Shape
+
+
 def config(scale: Scale, width: int = 128) -> Basin:
     """Four shapes, one pair of each; two of wide networks, without the hypernetwork, which takes hours there."""
     whole = replace(study(scale, width), pairs=1)
@@ -95,15 +104,6 @@ def measure(config: Basin, run: Run) -> Table:
         *config.study.notes,
     )
     return Table("Into one basin", notes, QUANTITIES, tuple(_row(label, of) for label, of in together.items()))
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is trained, from where, on which shape."""
-
-    kind: Kind
-    way: Way
-    shape: Shape
 
 
 def _record(config: Basin, cell: Cell, run: Run) -> Record:
