@@ -5,7 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.core import products
 from regauge.core.params import Params
+from regauge.core.products import has_onednn
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
 from regauge.nets.vgg import VGG
@@ -109,9 +111,14 @@ def test_gradients_are_those_of_autograd(name: str, kind: str) -> None:
     assert_as_autograd(module, chain, params, inputs, targets)
 
 
+@pytest.mark.parametrize("by_onednn", [False, True])
 @pytest.mark.parametrize("name", ["sine", "tanh"])
-def test_single_precision_loses_little(name: str) -> None:
-    """In single precision the functions of the hidden layers are numpy's."""
+def test_single_precision_loses_little(name: str, by_onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In single precision the functions of the hidden layers are numpy's, and large products can be oneDNN's."""
+    if by_onednn and not has_onednn():
+        pytest.skip("this torch was built without oneDNN")
+    monkeypatch.setattr(products, "LARGE", 1)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: by_onednn)
     module = CHAINS[name].double()
     links = chain_of(module, reads_vectors=True)
     assert links is not None

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from regauge.core.products import matmul
+
 CONSTANT = 1e-6
 """A unit whose standard deviation is below this share of its mean counts as constant."""
 
@@ -40,7 +42,7 @@ class CrossMoments:
         means = torch.stack([t.mean(1, dtype=torch.float64) for t in (a, b)])
         x, y = (t - mean.to(t.dtype).unsqueeze(1) for t, mean in zip((a, b), means, strict=True))
         squares = torch.stack([torch.linalg.vecdot(t, t).double() for t in (x, y)])
-        products = (x @ y.mT).double()
+        products = matmul(x, y.mT).double()
         if not self.count:
             self.count, self.means, self.squares, self.products = samples, means, squares, products
             return

@@ -25,6 +25,7 @@ from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, ShiftCost, character, closest
 from regauge.core.element import Element, Value, map_value
 from regauge.core.groups import Group
+from regauge.core.products import matmul
 
 COMPRESSED = 1 << 22
 """Values of all pairs of blocks above which their inner products are compared instead."""
@@ -173,7 +174,7 @@ def paired(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) ->
         return left.flatten(0, 2), right.flatten(0, 2)
     x, y = (t.permute(0, 1, *(2 + axis for axis in (*inner, *free))).reshape(len(a), size, rows, -1) for t in (a, b))
     if v > 1:
-        gram = (x.flatten(1, 2) @ y.flatten(1, 2).mT).reshape(-1, size, rows, size, rows).transpose(2, 3)
+        gram = matmul(x.flatten(1, 2), y.flatten(1, 2).mT).reshape(-1, size, rows, size, rows).transpose(2, 3)
     else:
         gram = x @ y.mT
     shape = (*(a.shape[2 + axis] for axis in inner), rows, *[1] * (len(free) - 1))
@@ -197,7 +198,7 @@ def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
         for site in local:
             left, right = unfold(a[key], site, 2), unfold(b[key], site, 2)
             if root.is_permuted and (group.is_permuted or group.matrix != "none"):
-                term = left.flatten(1, 2) @ right.flatten(1, 2).mT
+                term = matmul(left.flatten(1, 2), right.flatten(1, 2).mT)
                 term = term.reshape(-1, blocks, group.size, blocks, group.size)
                 term = term.transpose(2, 3)
             elif root.is_permuted:

@@ -9,6 +9,7 @@ from regauge.core.act import Site
 from regauge.core.closest import Character, character
 from regauge.core.element import Value
 from regauge.core.groups import Group
+from regauge.core.products import matmul
 
 BUCKETS = (1 / 16, 1 / 4, 1.0)
 """Pairs that moved at most this share of units are corrected together, by as many units."""
@@ -92,12 +93,12 @@ class Link:
         else:
             left = self._rows(self.a, rows, units, None)
         if self.is_diagonal:
-            product = (left * new).sum((1, 3)).unsqueeze(-1)
+            change = (left * new).sum((1, 3)).unsqueeze(-1)
         elif left.shape[3] == 1:
-            product = left.squeeze(3).mT @ new.squeeze(3)
+            change = matmul(left.squeeze(3).mT, new.squeeze(3))
         else:
-            product = left.transpose(1, 2).flatten(2) @ new.transpose(1, 2).flatten(2).mT
-        sums.index_add_(0, rows, product)
+            change = matmul(left.transpose(1, 2).flatten(2), new.transpose(1, 2).flatten(2).mT)
+        sums.index_add_(0, rows, change)
 
     def _rows(self, tensor: Tensor, rows: Tensor, perm: Tensor, units: Tensor | None) -> Tensor:
         """`tensor[rows, perm[:, units]]`."""

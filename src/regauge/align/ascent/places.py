@@ -10,6 +10,7 @@ from torch import Tensor
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, ShiftCost, character
 from regauge.core.groups import Group, Placement
+from regauge.core.products import matmul
 from regauge.core.symmetry import Symmetry
 
 Sites = Mapping[str, Sequence[Site]]
@@ -97,7 +98,7 @@ def unfold(tensor: Tensor, site: Site, lead: int = 0) -> Tensor:
 def inner_products(group: Group, a: Tensor, b: Tensor) -> Tensor:
     """Unfolded values against unfolded values, `[..., n, n]`; only i with itself where nothing is reordered."""
     if group.is_permuted or group.matrix != "none":
-        return a @ b.mT
+        return matmul(a, b.mT)
     return (a * b).sum(-1, keepdim=True)
 
 

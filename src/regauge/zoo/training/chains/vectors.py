@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from regauge.core.products import scaled_matmul
 from regauge.zoo.training.chains.activations import ACTIVATIONS
 from regauge.zoo.training.chains.losses import mean_losses
 from regauge.zoo.training.chains.steps import Activation, Factor, Flattening, Linear, Step
@@ -92,19 +93,17 @@ class VectorChain:
             delta = ACTIVATIONS[link.activation].backward(delta, hidden[k], slopes[k])
             bias = self._buffer(link.bias, params[link.bias].shape, delta)
             torch.sum(delta, 2, out=bias)
-            gradient = self._buffer(link.weight, weight.shape, delta)
-            if k:
-                torch.bmm(delta, hidden[k - 1].transpose(1, 2), out=gradient)
-            else:
-                flat = delta.view(groups, -1, delta.shape[2])
-                torch.bmm(flat, x.transpose(1, 2), out=gradient.view(groups, -1, x.shape[1]))
             if link.scale != 1:
                 bias.mul_(link.scale)
-                gradient.mul_(link.scale)
-            found[link.bias], found[link.weight] = bias, gradient
+            # The networks of a group, which read the same batch, are one matrix in the first layer.
+            matrices = len(delta) if k else groups
+            buffer = self._buffer(link.weight, weight.shape, delta).view(matrices, -1, weight.shape[2])
+            before, rows = hidden[k - 1] if k else x, delta.view(matrices, -1, delta.shape[2])
+            gradient = scaled_matmul(rows, before.transpose(1, 2), factor=link.scale, buffer=buffer)
+            found[link.bias], found[link.weight] = bias, gradient.view(weight.shape)
             if k:
-                back = self._buffer(f"delta {k}", hidden[k - 1].shape, delta)
-                delta = _back(weight, delta, link.scale, back)
+                buffer = self._buffer(f"delta {k}", hidden[k - 1].shape, delta)
+                delta = _back(weight, delta, link.scale, buffer)
         return losses, [found[name] for name in params]
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -117,19 +116,17 @@ class VectorChain:
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """The values of every layer, feature by feature, and the slopes that the backward pass needs."""
         h = _features(inputs)
-        groups, _, examples = h.shape
+        examples = h.shape[2]
         hidden: list[Tensor] = []
         slopes: list[Tensor | None] = []
         for k, link in enumerate(self.links):
             weight, bias = params[link.weight], params[link.bias]
             shape = (len(weight), weight.shape[1], examples)
-            z = self._buffer(f"hidden {k}", shape, weight) if is_training else weight.new_empty(shape)
-            factor = link.scale
-            if k:
-                torch.baddbmm(bias.unsqueeze(2), weight, h, beta=factor, alpha=factor, out=z)
-            else:
-                rows, first = bias.view(groups, -1, 1), weight.view(groups, -1, weight.shape[2])
-                torch.baddbmm(rows, first, h, beta=factor, alpha=factor, out=z.view(groups, -1, examples))
+            memory = self._buffer(f"hidden {k}", shape, weight) if is_training else weight.new_empty(shape)
+            matrices = len(h)
+            rows, shifts = weight.view(matrices, -1, weight.shape[2]), bias.view(matrices, -1, 1)
+            buffer = memory.view(matrices, -1, examples)
+            z = scaled_matmul(rows, h, shift=shifts, factor=link.scale, buffer=buffer).view(shape)
             slope = self._buffer(f"slope {k}", shape, weight) if is_training and link.activation == "sin" else None
             ACTIVATIONS[link.activation].forward(z, slope)
             hidden.append(z)
@@ -152,9 +149,9 @@ def _features(inputs: Tensor) -> Tensor:
     return columns.contiguous() if columns.shape[1] <= THIN else columns
 
 
-def _back(weight: Tensor, delta: Tensor, scale: float, out: Tensor) -> Tensor:
+def _back(weight: Tensor, delta: Tensor, scale: float, buffer: Tensor) -> Tensor:
     """`scale * W^T delta`, for each network."""
     if weight.shape[1] == 1:
         factor = weight.transpose(1, 2)
-        return torch.mul(factor * scale if scale != 1 else factor, delta, out=out)
-    return torch.baddbmm(out, weight.transpose(1, 2), delta, beta=0, alpha=scale, out=out)
+        return torch.mul(factor * scale if scale != 1 else factor, delta, out=buffer)
+    return scaled_matmul(weight.transpose(1, 2), delta, factor=scale, buffer=buffer)

@@ -1,0 +1,91 @@
+"""Products of matrices, by the faster of the two libraries that torch brings.
+
+Torch multiplies matrices in single precision by its BLAS, which on x86 is MKL. On processors that are not Intel's MKL
+leaves half of the vector registers unused, and oneDNN, which torch multiplies convolutions with, takes half the time.
+"""
+
+import time
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+LARGE = 2**21
+"""Multiplications of one product from which on oneDNN's overhead of some microseconds pays."""
+GAIN = 1.3
+"""How much faster oneDNN must be to be used. It is twice as fast, or no faster."""
+TRIED = 256
+"""Width of the matrices with which that is found out, once in a process."""
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b`, for two matrices or two stacks of equally many."""
+    if not _is_for_onednn(a, b):
+        return a @ b
+    if a.ndim == 2:
+        return _by_onednn(a, b)
+    return scaled_matmul(a, b, buffer=a.new_empty(len(a), a.shape[1], b.shape[2]))
+
+
+def scaled_matmul(a: Tensor, b: Tensor, *, buffer: Tensor, shift: Tensor | None = None, factor: float = 1.0) -> Tensor:
+    """`factor * (a @ b + shift)`, without new memory where that can be.
+
+    Args:
+        a: Stack of matrices `[n, rows, terms]`.
+        b: `[n, terms, columns]`.
+        buffer: Where the result may be written, `[n, rows, columns]`; it shares no memory with the others.
+        shift: What is added to each, `[n, rows or 1, columns or 1]`.
+        factor: A number.
+
+    Returns:
+        The result, in the buffer or where oneDNN wrote it.
+    """
+    if not _is_for_onednn(a, b):
+        if shift is None:
+            return torch.baddbmm(buffer, a, b, beta=0, alpha=factor, out=buffer)
+        return torch.baddbmm(shift, a, b, beta=factor, alpha=factor, out=buffer)
+    if len(a) == 1:
+        found = _by_onednn(a[0], b[0]).unsqueeze(0)
+        found = found if shift is None else found.add_(shift)
+    else:
+        found = buffer
+        for k, into in enumerate(buffer.unbind()):
+            one = _by_onednn(a[k], b[k])
+            into.copy_(one) if shift is None else torch.add(one, shift[k], out=into)
+    return found if factor == 1 else found.mul_(factor)
+
+
+def _is_for_onednn(a: Tensor, b: Tensor) -> bool:
+    is_single = a.dtype == b.dtype == torch.float32 and a.device.type == b.device.type == "cpu"
+    is_large = is_single and a.ndim == b.ndim and a.shape[-2] * a.shape[-1] * b.shape[-1] >= LARGE
+    return is_large and a.ndim in (2, 3) and not (a.requires_grad or b.requires_grad) and onednn_is_faster()
+
+
+def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise.default(a, b.mT, None, "none", [], "")
+    return found
+
+
+def has_onednn() -> bool:
+    """Whether torch was built with oneDNN and has its product of matrices where this module looks for it."""
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@cache
+def onednn_is_faster() -> bool:
+    """Whether oneDNN multiplies large matrices faster than torch's BLAS here; tried once, in milliseconds."""
+    if not has_onednn():
+        return False
+    a, b = torch.ones(2, TRIED, TRIED).unbind()
+    return GAIN * _seconds(lambda: _by_onednn(a, b)) < _seconds(lambda: a @ b)
+
+
+def _seconds(run: Callable[[], object], repeats: int = 7) -> float:
+    """The shortest of some runs."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times)

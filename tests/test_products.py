@@ -1,0 +1,105 @@
+"""Products of matrices are the same by either library, however the matrices lie in memory."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from regauge.core import products
+from regauge.core.products import LARGE, has_onednn, matmul, onednn_is_faster, scaled_matmul
+
+SIZE = 144
+TOLERANCE = 1e-5
+"""Of sums of 144 products in single precision, relative to the largest of the results."""
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x,
+    "columns": lambda x: x.mT.contiguous().mT,
+    "every second row": lambda x: x.repeat_interleave(2, -2)[..., ::2, :],
+    "every second column": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "a part": lambda x: torch.nn.functional.pad(x, (3, 5))[..., 3:-5],
+}
+
+
+@pytest.fixture(params=["oneDNN", "BLAS"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Multiplies by one library; counts the products of oneDNN."""
+    if request.param == "oneDNN" and not has_onednn():
+        pytest.skip("this torch was built without oneDNN")
+    counts: list[int] = []
+    by_onednn = products._by_onednn
+
+    def counted(a: Tensor, b: Tensor) -> Tensor:
+        counts.append(1)
+        return by_onednn(a, b)
+
+    monkeypatch.setattr(products, "_by_onednn", counted)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: request.param == "oneDNN")
+    yield counts
+    assert bool(counts) == (request.param == "oneDNN")
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    return float((found.double() - expected).abs().max() / expected.abs().max()) < TOLERANCE
+
+
+def matrices(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("right", LAYOUTS)
+@pytest.mark.parametrize("left", LAYOUTS)
+def test_all_layouts(library: list[int], left: str, right: str) -> None:
+    a, b = LAYOUTS[left](matrices()), LAYOUTS[right](matrices(seed=1))
+    assert close(matmul(a, b), a.double() @ b.double())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_stacks(library: list[int], layout: str, count: int) -> None:
+    a, b = LAYOUTS[layout](matrices(count)), LAYOUTS[layout](matrices(count, seed=1))
+    expected = a.double() @ b.double()
+    assert close(matmul(a, b), expected)
+    shifts = torch.randn(count, SIZE, 1), torch.randn(count, 1, SIZE)
+    for factor in (1.0, -0.5):
+        buffer = torch.full((count, SIZE, SIZE), torch.nan)
+        assert close(scaled_matmul(a, b, buffer=buffer, factor=factor), factor * expected)
+        for shift in shifts:
+            found = scaled_matmul(a, b, shift=shift, factor=factor, buffer=buffer)
+            assert close(found, factor * (expected + shift.double()))
+
+
+def test_arguments_stay_as_they_are(library: list[int]) -> None:
+    a, b, shift = matrices(2), matrices(2, seed=1), torch.randn(2, SIZE, 1)
+    before = a.clone(), b.clone(), shift.clone()
+    scaled_matmul(a, b, shift=shift, factor=2.0, buffer=torch.empty(2, SIZE, SIZE))
+    assert all(torch.equal(x, y) for x, y in zip((a, b, shift), before, strict=True))
+
+
+def test_what_is_not_a_number_stays_in_its_network(library: list[int]) -> None:
+    a, b = matrices(3), matrices(3, seed=1)
+    a[1, 0, 0] = torch.nan
+    found = matmul(a, b)
+    assert found[1, 0].isnan().all()
+    assert found[1, 1:].isfinite().all()
+    assert found[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("case", ["double precision", "small", "with gradients"])
+def test_what_onednn_does_not_do(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "_by_onednn", lambda *_: pytest.fail("multiplied by oneDNN"))
+    a, b = matrices(), matrices(seed=1)
+    if case == "double precision":
+        a, b = a.double(), b.double()
+    elif case == "small":
+        a = a[: LARGE // SIZE**2 - 1]
+    else:
+        a.requires_grad_()
+    torch.testing.assert_close(matmul(a, b), a @ b)
+
+
+def test_the_library_is_chosen_once() -> None:
+    assert onednn_is_faster() is onednn_is_faster()
+    assert has_onednn() or not onednn_is_faster()
