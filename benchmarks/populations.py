@@ -90,7 +90,7 @@ def cases() -> list[Case]:
     gray, color = (cnn_architecture("relu", in_channels=channels) for channels in (1, 3))
     tiny, small, large = mlp(30, 16, 16, 2), mlp(784, 10, 10), mlp(784, 128, 128, 128, 10)
     digits = examples(1, 28, 28, classes=10)
-    colors = examples(3, 32, 32, classes=10)
+    grays, colors = examples(1, 32, 32, classes=10), examples(3, 32, 32, classes=10)
     # The first layer has no gradient for its inputs.
     products = 2 * 128 * (2 * 784 * 128 + 3 * (2 * 128 * 128 + 128 * 10))
     return [
@@ -104,6 +104,7 @@ def cases() -> list[Case]:
         Case("SIREN 2-32-32-1", population(siren, 20, 20, batch=None), pixels(28, 1, 20), 1000, 4),
         Case("SIREN 2-32-32-32-32-3", population(deep, 8, 20, batch=None), pixels(32, 3, 8), 10_000, 2),
         Case("small CNN, stride 2, 28 x 28 gray", population(gray, 8, 20), digits, 2345, 4),
+        Case("small CNN, stride 2, 32 x 32 gray", population(gray, 8, 20), grays, 1955, 4),
         Case("small CNN, stride 2, 32 x 32 color", population(color, 8, 20), colors, 1955, 4),
         Case("small CNN, max pooling, 32 x 32 color", population(pooled, 4, 8), colors, 1955, 2),
         Case("CNN of table 4", population(table4_architecture(), 2, 8), colors, 7030, 1),

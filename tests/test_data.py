@@ -21,6 +21,7 @@ from regauge.data.images import (
     CIFAR10_SHA256,
     FASHION_FILES,
     MNIST_SHA256,
+    ImageData,
     cifar10,
     digits,
     fashion_mnist,
@@ -69,6 +70,17 @@ def test_normalized_pixels() -> None:
     for before, after in ((data.train_images, normalized.train_images), (data.test_images, normalized.test_images)):
         torch.testing.assert_close(after * 0.5 + 0.25, before)
     assert torch.equal(normalized.train_labels, data.train_labels)
+
+
+def test_gray_images() -> None:
+    colors = torch.eye(3).view(3, 3, 1, 1).expand(3, 3, 2, 2)  # Red, green and blue.
+    data = ImageData("flags", torch.cat([colors, torch.ones(1, 3, 2, 2)]), torch.arange(4), colors, torch.arange(3))
+    gray = data.grayscale()
+    torch.testing.assert_close(gray.train_images[:, 0, 1, 1], torch.tensor([0.299, 0.587, 0.114, 1.0]))
+    assert gray.test_images.shape == (3, 1, 2, 2)
+    assert torch.equal(gray.train_labels, data.train_labels)
+    with pytest.raises(ValueError, match="flags in gray has 1 channels; only red, green and blue make gray"):
+        gray.grayscale()
 
 
 @needs_mnist

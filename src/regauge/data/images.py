@@ -89,6 +89,10 @@ DIGITS_TEST = 360
 """Images of the digits that are kept for testing: 20%."""
 
 
+LUMINANCE = (0.299, 0.587, 0.114)
+"""What red, green and blue add to the luminance (ITU-R BT.601)."""
+
+
 @dataclass(frozen=True)
 class ImageData:
     """Images and their classes.
@@ -112,6 +116,19 @@ class ImageData:
     def normalized(self, mean: float, std: float) -> "ImageData":
         """The same images with pixels `(x - mean) / std`."""
         return replace(self, train_images=(self.train_images - mean) / std, test_images=(self.test_images - mean) / std)
+
+    def grayscale(self) -> "ImageData":
+        """The luminance of images in color, one channel (ITU-R BT.601: 0.299 red, 0.587 green, 0.114 blue)."""
+        if self.train_images.shape[1] != len(LUMINANCE):
+            raise ValueError(
+                f"{self.name} has {self.train_images.shape[1]} channels; only red, green and blue make gray"
+            )
+        weights = torch.tensor(LUMINANCE)
+        train, test = (
+            torch.einsum("nchw,c->nhw", images, weights).unsqueeze(1)
+            for images in (self.train_images, self.test_images)
+        )
+        return replace(self, name=f"{self.name} in gray", train_images=train, test_images=test)
 
 
 def pixel_centers(height: int, width: int) -> Tensor:

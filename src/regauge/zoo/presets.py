@@ -137,8 +137,8 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> Config:
     """Small CNNs of very different quality: initialization, learning rate, decay and data differ for each.
 
     Learning rates are log-uniform in [5e-4, 5e-2], decays in [1e-8, 1e-2]; 10%, 25%, 50% or all of the data. The public
-    zoo is trained for 86 epochs with dropout, on gray images, and draws its optimizer too; here it is 20,000 steps of
-    Adam without dropout, in color, and with decoupled decay.
+    zoo is trained for 86 epochs with dropout, and draws its optimizer too; here it is 20,000 steps of Adam without
+    dropout and with decoupled decay. Images are gray as there, so that these networks have the shapes of those.
 
     References:
         Unterthiner et al. (2020), section 3 and appendix.
@@ -245,8 +245,8 @@ def _table4(subset: Subset | None, count: int, seed: int) -> Config:
 
 def _small_cnns(activation: Literal["relu", "tanh"], count: int, seed: int) -> Config:
     return Config(
-        cnn_architecture(activation, in_channels=3),
-        "cifar10",
+        cnn_architecture(activation, in_channels=1),
+        "cifar10-gray",
         count,
         seed,
         steps=20_000,

@@ -115,6 +115,7 @@ SETS: dict[str, Callable[[], Examples]] = {
     "mnist": lambda: image_classes(mnist(), 0.1307, 0.3081),
     "fashion-mnist": lambda: image_classes(fashion_mnist(), 0.2860, 0.3530),
     "cifar10": lambda: image_classes(cifar10(), 0.5, 0.5),
+    "cifar10-gray": lambda: image_classes(cifar10().grayscale(), 0.5, 0.5),
     "breast-cancer": _breast_cancer,
     "sine-waves": _waves,
     "digits-signals": lambda: image_signals(digits()),
