@@ -2,10 +2,14 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Tests read data sets from REGAUGE_DATA alone: what a user once downloaded must not change what they do.
 os.environ["REGAUGE_OFFLINE"] = "1"
@@ -20,6 +24,27 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     main(["demo", "--quick", "--data", "digits", "--out", str(folder)])
     return folder
+
+
+@pytest.fixture(params=["BLAS", "oneDNN"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Multiplies matrices in single precision by one of torch's libraries, however small they are."""
+    from regauge.core import products
+
+    if request.param == "oneDNN" and not products.has_onednn():
+        pytest.skip("this torch was built without oneDNN")
+    count, by_onednn = 0, products._by_onednn
+
+    def counted(a: "Tensor", b: "Tensor") -> "Tensor":
+        nonlocal count
+        count += 1
+        return by_onednn(a, b)
+
+    monkeypatch.setattr(products, "LARGE", 1)
+    monkeypatch.setattr(products, "_by_onednn", counted)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: request.param == "oneDNN")
+    yield request.param
+    assert (count > 0) == (request.param == "oneDNN")
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_the_gradient_is_that_of_autograd(inr: Inr, loss: str, rows: int, monkey
         torch.testing.assert_close(params[name].grad, tensor.grad, rtol=1e-10, atol=1e-14)
 
 
-def test_the_gradient_in_single_precision() -> None:
+def test_the_gradient_in_single_precision(library: str) -> None:
     inr = Inr(width=64, depth=2)
     samples, start = samples_for(inr, dtype=torch.float32), inr.start(seeded())
     module = inr.module(start)

@@ -1,13 +1,13 @@
 """Products of matrices are the same by either library, however the matrices lie in memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from regauge.core import products
-from regauge.core.products import LARGE, has_onednn, matmul, onednn_is_faster, scaled_matmul
+from regauge.core.products import LARGE, add_matmul, has_onednn, matmul, onednn_is_faster, scaled_matmul
 
 SIZE = 144
 TOLERANCE = 1e-5
@@ -22,24 +22,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.fixture(params=["oneDNN", "BLAS"])
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Multiplies by one library; counts the products of oneDNN."""
-    if request.param == "oneDNN" and not has_onednn():
-        pytest.skip("this torch was built without oneDNN")
-    counts: list[int] = []
-    by_onednn = products._by_onednn
-
-    def counted(a: Tensor, b: Tensor) -> Tensor:
-        counts.append(1)
-        return by_onednn(a, b)
-
-    monkeypatch.setattr(products, "_by_onednn", counted)
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: request.param == "oneDNN")
-    yield counts
-    assert bool(counts) == (request.param == "oneDNN")
-
-
 def close(found: Tensor, expected: Tensor) -> bool:
     return float((found.double() - expected).abs().max() / expected.abs().max()) < TOLERANCE
 
@@ -50,34 +32,44 @@ def matrices(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("right", LAYOUTS)
 @pytest.mark.parametrize("left", LAYOUTS)
-def test_all_layouts(library: list[int], left: str, right: str) -> None:
+def test_all_layouts(library: str, left: str, right: str) -> None:
     a, b = LAYOUTS[left](matrices()), LAYOUTS[right](matrices(seed=1))
     assert close(matmul(a, b), a.double() @ b.double())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("count", [1, 3])
-def test_stacks(library: list[int], layout: str, count: int) -> None:
-    a, b = LAYOUTS[layout](matrices(count)), LAYOUTS[layout](matrices(count, seed=1))
+@pytest.mark.parametrize("count", [None, 1, 3])
+def test_factors_and_shifts(library: str, layout: str, count: int | None) -> None:
+    """Of two matrices and of stacks."""
+    lead = () if count is None else (count,)
+    a, b = LAYOUTS[layout](matrices(*lead)), LAYOUTS[layout](matrices(*lead, seed=1))
     expected = a.double() @ b.double()
     assert close(matmul(a, b), expected)
-    shifts = torch.randn(count, SIZE, 1), torch.randn(count, 1, SIZE)
+    shifts = torch.randn(*lead, SIZE, 1), torch.randn(*lead, 1, SIZE), torch.randn(SIZE)
     for factor in (1.0, -0.5):
-        buffer = torch.full((count, SIZE, SIZE), torch.nan)
+        buffer = torch.full((*lead, SIZE, SIZE), torch.nan)
         assert close(scaled_matmul(a, b, buffer=buffer, factor=factor), factor * expected)
         for shift in shifts:
             found = scaled_matmul(a, b, shift=shift, factor=factor, buffer=buffer)
             assert close(found, factor * (expected + shift.double()))
 
 
-def test_arguments_stay_as_they_are(library: list[int]) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_are_added(library: str, layout: str) -> None:
+    a, b, before = LAYOUTS[layout](matrices()), matrices(seed=1), matrices(seed=2)
+    total = before.clone()
+    add_matmul(total, a.mT, b, factor=0.5)
+    assert close(total, before.double() + 0.5 * a.mT.double() @ b.double())
+
+
+def test_arguments_stay_as_they_are(library: str) -> None:
     a, b, shift = matrices(2), matrices(2, seed=1), torch.randn(2, SIZE, 1)
     before = a.clone(), b.clone(), shift.clone()
     scaled_matmul(a, b, shift=shift, factor=2.0, buffer=torch.empty(2, SIZE, SIZE))
     assert all(torch.equal(x, y) for x, y in zip((a, b, shift), before, strict=True))
 
 
-def test_what_is_not_a_number_stays_in_its_network(library: list[int]) -> None:
+def test_what_is_not_a_number_stays_in_its_network(library: str) -> None:
     a, b = matrices(3), matrices(3, seed=1)
     a[1, 0, 0] = torch.nan
     found = matmul(a, b)

@@ -5,9 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regauge.core import products
 from regauge.core.params import Params
-from regauge.core.products import has_onednn
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
 from regauge.nets.vgg import VGG
@@ -111,14 +109,9 @@ def test_gradients_are_those_of_autograd(name: str, kind: str) -> None:
     assert_as_autograd(module, chain, params, inputs, targets)
 
 
-@pytest.mark.parametrize("by_onednn", [False, True])
 @pytest.mark.parametrize("name", ["sine", "tanh"])
-def test_single_precision_loses_little(name: str, by_onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In single precision the functions of the hidden layers are numpy's, and large products can be oneDNN's."""
-    if by_onednn and not has_onednn():
-        pytest.skip("this torch was built without oneDNN")
-    monkeypatch.setattr(products, "LARGE", 1)
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: by_onednn)
+def test_single_precision_loses_little(name: str, library: str) -> None:
+    """In single precision the functions of the hidden layers are numpy's, and products can be oneDNN's."""
     module = CHAINS[name].double()
     links = chain_of(module, reads_vectors=True)
     assert links is not None
@@ -136,7 +129,7 @@ def test_single_precision_loses_little(name: str, by_onednn: bool, monkeypatch: 
     torch.testing.assert_close(losses_single.double(), losses, rtol=1e-4, atol=1e-4)
     for gradient, other in zip(gradients_single, gradients, strict=True):
         assert gradient.dtype == torch.float32
-        torch.testing.assert_close(gradient.double(), other, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-3, atol=5e-4)
     # What diverges is no reason to warn, and stays where it is.
     single["layers.0.weight"][1] = float("nan")
     losses, gradients = VectorChain(links).gradients(single, inputs.float(), targets.float())

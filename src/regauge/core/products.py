@@ -23,37 +23,47 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b`, for two matrices or two stacks of equally many."""
     if not _is_for_onednn(a, b):
         return a @ b
-    if a.ndim == 2:
-        return _by_onednn(a, b)
-    return scaled_matmul(a, b, buffer=a.new_empty(len(a), a.shape[1], b.shape[2]))
+    return scaled_matmul(a, b, buffer=a.new_empty(len(a), a.shape[1], b.shape[2]) if a.ndim == 3 else a.new_empty(0))
 
 
 def scaled_matmul(a: Tensor, b: Tensor, *, buffer: Tensor, shift: Tensor | None = None, factor: float = 1.0) -> Tensor:
     """`factor * (a @ b + shift)`, without new memory where that can be.
 
     Args:
-        a: Stack of matrices `[n, rows, terms]`.
-        b: `[n, terms, columns]`.
-        buffer: Where the result may be written, `[n, rows, columns]`; it shares no memory with the others.
-        shift: What is added to each, `[n, rows or 1, columns or 1]`.
+        a: A matrix `[rows, terms]` or a stack of them `[n, rows, terms]`.
+        b: `[terms, columns]` or `[n, terms, columns]`.
+        buffer: Where the result may be written, `[rows, columns]` or `[n, rows, columns]`; it shares no memory with the
+            others.
+        shift: What is added, of as many axes, or one for each column.
         factor: A number.
 
     Returns:
         The result, in the buffer or where oneDNN wrote it.
     """
     if not _is_for_onednn(a, b):
+        multiply = torch.addmm if a.ndim == 2 else torch.baddbmm
         if shift is None:
-            return torch.baddbmm(buffer, a, b, beta=0, alpha=factor, out=buffer)
-        return torch.baddbmm(shift, a, b, beta=factor, alpha=factor, out=buffer)
-    if len(a) == 1:
+            return multiply(buffer, a, b, beta=0, alpha=factor, out=buffer)
+        return multiply(shift, a, b, beta=factor, alpha=factor, out=buffer)
+    if a.ndim == 2:
+        found = _by_onednn(a, b)
+    elif len(a) == 1:
         found = _by_onednn(a[0], b[0]).unsqueeze(0)
-        found = found if shift is None else found.add_(shift)
     else:
+        for one, other, into in zip(a, b, buffer, strict=True):
+            into.copy_(_by_onednn(one, other))
         found = buffer
-        for k, into in enumerate(buffer.unbind()):
-            one = _by_onednn(a[k], b[k])
-            into.copy_(one) if shift is None else torch.add(one, shift[k], out=into)
+    if shift is not None:
+        return torch.add(shift if factor == 1 else shift * factor, found, alpha=factor, out=buffer)
     return found if factor == 1 else found.mul_(factor)
+
+
+def add_matmul(total: Tensor, a: Tensor, b: Tensor, *, factor: float = 1.0) -> None:
+    """`total += factor * (a @ b)`, of matrices."""
+    if _is_for_onednn(a, b):
+        total.add_(_by_onednn(a, b), alpha=factor)
+    else:
+        total.addmm_(a, b, alpha=factor)
 
 
 def _is_for_onednn(a: Tensor, b: Tensor) -> bool:

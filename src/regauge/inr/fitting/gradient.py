@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import Params
+from regauge.core.products import add_matmul, scaled_matmul
 from regauge.inr.architecture import Inr
 from regauge.zoo.training.chains.activations import ACTIVATIONS
 
@@ -61,9 +62,8 @@ class Gradient:
         count = len(points)
         inputs = [points]
         for k in range(len(self.values)):
-            value = self.values[k, :count]
-            factor = self.scale
-            torch.addmm(self.biases[k], inputs[-1], self.weights[k].t(), beta=factor, alpha=factor, out=value)
+            weight, bias, buffer = self.weights[k], self.biases[k], self.values[k, :count]
+            value = scaled_matmul(inputs[-1], weight.t(), shift=bias, factor=self.scale, buffer=buffer)
             self.activation.forward(value, self._slope(k, count))
             inputs.append(value)
         outputs = torch.addmm(self.biases[-1], inputs[-1], self.weights[-1].t())
@@ -74,8 +74,7 @@ class Gradient:
         self._add(len(self.weights) - 1, delta, inputs[-1], 1.0)
         factor = 1.0  # of the layer above: the last one has no frequency
         for k in reversed(range(len(self.values))):
-            below = self.deltas[k % 2, :count]
-            torch.addmm(below, delta, self.weights[k + 1], beta=0, alpha=factor, out=below)
+            below = scaled_matmul(delta, self.weights[k + 1], factor=factor, buffer=self.deltas[k % 2, :count])
             factor = self.scale
             delta = self.activation.backward(below, inputs[k + 1], self._slope(k, count))
             self._add(k, delta, inputs[k], factor)
@@ -86,7 +85,7 @@ class Gradient:
         weight, bias = self.weights[k].grad, self.biases[k].grad
         assert weight is not None
         assert bias is not None
-        weight.addmm_(delta.t(), inputs, alpha=factor)
+        add_matmul(weight, delta.t(), inputs, factor=factor)
         bias.addmv_(delta.t(), self.ones[: len(delta)], alpha=factor)
 
     def _slope(self, k: int, count: int) -> Tensor | None:
