@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import regauge as rg
+from regauge.checkpoints.writing import save_text
 from regauge.cli.main import main
 from regauge.nets.siren import Siren
 from regauge.papers import classifiers
 from regauge.papers.classifiers import mean_curve
 from regauge.papers.registry import EXPERIMENTS
-from regauge.papers.run import Run, write_text
+from regauge.papers.run import Run
 from regauge.papers.symmetries import permutations_only, without_shifts
 from regauge.papers.table import Quantity, Row, Table, summarize
 
@@ -164,9 +165,9 @@ def test_steps_are_kept_by_seed_settings_and_key(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    write_text("old", path)
+    save_text("old", path)
     with pytest.raises(UnicodeEncodeError):
-        write_text("\ud800", path)
+        save_text("\ud800", path)
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 

@@ -1,13 +1,56 @@
-"""Write a checkpoint: safetensors, whole or not at all."""
+"""Write files whole or not at all; checkpoints as safetensors."""
 
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 SUFFIX = ".safetensors"
+PARTIAL = ".partial"
+"""How the names of files end that are not complete."""
+
+
+@contextmanager
+def whole_file(path: str | Path, *, is_new: bool = False) -> Iterator[Path]:
+    """The name under which a file is written: it gets its own when the block ends well and all of it is on the disk.
+
+    No other writer has that name, on this machine or another one.
+
+    Args:
+        path: The file's own name.
+        is_new: Whether a file of that name stays if there is one at the end; it is replaced otherwise.
+
+    Raises:
+        FileExistsError: Another writer was first, and `is_new`.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PARTIAL}")
+    try:
+        yield temporary
+        flush(temporary)
+        if is_new:
+            _link(temporary, path)
+        else:
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush(path.parent)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Give a file its name unless another one has it."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise FileExistsError(f"{str(path)!r} was written by somebody else meanwhile, and stays as it is") from None
+    except OSError:  # a file system without hard links, on which two writers in the same instant are not told apart
+        if path.exists():
+            raise FileExistsError(f"{str(path)!r} was written by somebody else meanwhile, and stays") from None
+        os.replace(temporary, path)
 
 
 def save(
@@ -41,32 +84,19 @@ def save(
     for name, tensor in params.items():
         if tensor.is_meta:
             raise ValueError(f"{name!r} is on the meta device and has no values to write; materialize the model first")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with whole_file(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
         save_file(_separate(params), temporary, metadata=dict(metadata or {}) | {"format": "pt"})
         temporary.chmod(mode)  # safetensors leaves a file that only its owner can read, whatever the umask
-        flush(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush(path.parent)
     return path
 
 
-def save_text(text: str, path: str | Path) -> Path:
-    """Write a text file that appears under its name only when it is complete and on the disk."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+def save_text(text: str, path: str | Path, *, is_new: bool = False) -> Path:
+    """Write a text file whole or not at all; see `whole_file`."""
+    with whole_file(path, is_new=is_new) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        flush(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush(path.parent)
-    return path
+    return Path(path)
 
 
 def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] = (SUFFIX,)) -> None:

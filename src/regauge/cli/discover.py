@@ -1,12 +1,9 @@
 """`regauge discover`: the symmetry of a model as a table, verified, and as JSON."""
 
-import os
-from pathlib import Path
-
 from rich.console import Console
 
 import regauge as rg
-from regauge.checkpoints.writing import require_writable
+from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.errors import UsageError
 from regauge.cli.models import Model, load_model
 from regauge.cli.options import Discover, ExampleInputs
@@ -28,7 +25,7 @@ def run(options: Discover) -> None:
     elif model.is_meta:
         print("\nnot verified: the model has no values (meta device); verify a smaller one of the same architecture")
     if options.output is not None:
-        _write(options.output, symmetry.to_json() + "\n")
+        save_text(symmetry.to_json() + "\n", options.output)
         print(f"\nwritten: {options.output}")
 
 
@@ -42,12 +39,3 @@ def find(model: Model, inputs: ExampleInputs, *, verify: bool | None = None) -> 
         return rg.discover(model.module, model.inputs, model.kwargs, outputs=inputs.outputs or None, verify=verify)
     except rg.TraceError as error:
         raise UsageError(str(error)) from error
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """What commands that judge networks have in common: the checkpoints, the task, and files of numbers and pictures."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import regauge as rg
 from regauge.checkpoints.reading import load, match
-from regauge.checkpoints.writing import require_writable, save_text
+from regauge.checkpoints.writing import require_writable, save_text, whole_file
 from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
 from regauge.cli.errors import UsageError
 from regauge.cli.models import inr_of, load_module, self_described
@@ -107,13 +106,9 @@ def table_path(picture: Path) -> Path:
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a picture that appears under its name only when it is complete; the same bytes every time."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    try:
+    with whole_file(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=dates.get(path.suffix))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def save_rows(rows: Sequence[Mapping[str, float | str]], path: Path) -> None:

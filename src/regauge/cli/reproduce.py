@@ -10,13 +10,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as Printed
 
 import regauge as rg
+from regauge.checkpoints.writing import save_text
 from regauge.cli.demo import one_thread
 from regauge.cli.errors import UsageError
 from regauge.cli.options import Reproduce
 from regauge.inr.rendering.strips import save_strips
 from regauge.papers.experiment import Experiment
 from regauge.papers.registry import EXPERIMENTS
-from regauge.papers.run import Run, write_text
+from regauge.papers.run import Run
 from regauge.papers.table import Table
 from regauge.report.figures import line_figure, picture_figure
 from regauge.report.strips import strips_figure
@@ -115,8 +116,8 @@ def write(table: Table, options: Reproduce) -> None:
     """Numbers as JSON, the table as Markdown, and pictures: the mean lines where there are any, and further ones."""
     stem = options.out / f"{options.paper}-{options.experiment}-{options.scale}"
     what = {"paper": options.paper, "experiment": options.experiment, "scale": options.scale, "seed": options.seed}
-    write_text(json.dumps(what | table.to_json(), indent=1) + "\n", stem.with_suffix(".json"))
-    write_text(table.markdown(), stem.with_suffix(".md"))
+    save_text(json.dumps(what | table.to_json(), indent=1) + "\n", stem.with_suffix(".json"))
+    save_text(table.markdown(), stem.with_suffix(".md"))
     written = [".json", ".md"]
     curves = {row.label: row.curve for row in table.rows if row.curve}
     if curves:

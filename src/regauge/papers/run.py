@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from regauge.checkpoints.reading import load
-from regauge.checkpoints.writing import save
+from regauge.checkpoints.writing import save, save_text
 from regauge.core.params import Params
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Run:
             found: Record = json.loads(path.read_text(encoding="utf-8"))
             return found
         record = make()
-        write_text(json.dumps(record) + "\n", path)
+        save_text(json.dumps(record) + "\n", path)
         return record
 
     def each(self, label: str, steps: Sequence[Callable[[], T]]) -> list[T]:
@@ -88,13 +88,3 @@ class Run:
         folder = self.folder / kind / digest
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a file that appears under its name only when it is complete; an earlier one is replaced."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

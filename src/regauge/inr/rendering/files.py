@@ -1,7 +1,6 @@
 """Meshes and point clouds in the usual formats."""
 
 import io
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.writing import flush, require_writable
+from regauge.checkpoints.writing import require_writable, whole_file
 from regauge.inr.rendering.mesh import Mesh
 
 MESH_FORMATS = (".ply", ".obj", ".stl")
@@ -112,14 +111,8 @@ def load_points(path: str | Path) -> Tensor:
 
 def write_bytes(content: bytes, path: Path) -> Path:
     """Write a file that appears under its name only when it is complete and on the disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with whole_file(path) as temporary:
         temporary.write_bytes(content)
-        flush(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush(path.parent)
     return path
 
 
