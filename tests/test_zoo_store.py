@@ -3,8 +3,10 @@
 import json
 import multiprocessing
 import os
+import pickle
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from regauge.checkpoints import writing
+from regauge.checkpoints.writing import whole_file
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.zoo.architecture import Architecture, TensorSpec
 from regauge.zoo.store import Store, verify
+from regauge.zoo.store import shard as shards
 from regauge.zoo.store.columns import concatenate, decode, encode, listed
 from regauge.zoo.store.splits import split
 
@@ -271,13 +276,13 @@ def test_one_shard_alone(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "zoo", SMALL)
     for k in range(3):
         store.append(networks(SMALL, k, k), numbered(k, 10 * k, late=k), name=f"part-{k}")
-    part = store.shard("part-2")
+    part = store.part(["part-2"])
     assert part.rows["id"].tolist() == [20, 21]
     assert torch.equal(part.read([1, 0])["layers.0.bias"], networks(SMALL, 2, 2)["layers.0.bias"][[1, 0]])
-    assert len(store.shard("part-0")) == 0
+    assert len(store.part(["part-0"])) == 0
     assert store.rows["id"].tolist() == [10, 20, 21]
     with pytest.raises(FileNotFoundError):
-        store.shard("part-3")
+        store.part(["part-3"])
 
 
 def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +293,126 @@ def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = store.read(range(7, -1, -1))["layers.0.bias"]
     expected = torch.cat([networks(SMALL, 1, k)["layers.0.bias"] for k in range(7, -1, -1)])
     assert torch.equal(found, expected)
+
+
+def test_threads_read_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regauge.zoo.store.store.OPEN_FILES", 1)
+    store = Store.create(tmp_path / "zoo", SMALL)
+    for k in range(12):
+        marked = {spec.name: torch.full((4, *spec.shape), float(k)) for spec in SMALL.layout}
+        store.append(marked, numbered(4, 4 * k), name=f"part-{k:02d}")
+    store.refresh()
+
+    def read(seed: int) -> bool:
+        wanted = np.random.default_rng(seed).integers(0, 48, 200)
+        return torch.equal(store.read(wanted)["layers.1.bias"][:, 0], torch.from_numpy(wanted // 4).float())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(64)))
+
+
+def test_a_forked_writer_has_names_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.create(tmp_path / "zoo", SMALL)
+    for process in (1, 1, 2, 1):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        store.append(networks(SMALL, 5), numbered(5))
+    assert store.refresh() == 20
+    names = [shard.path.stem.split("-") for shard in store.shards]
+    assert len({prefix for prefix, _ in names}) == 3
+
+
+def test_shards_never_change(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "zoo", SMALL)
+    path = store.append(networks(SMALL, 2), numbered(2), name="x")
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match="has a shard 'x', and shards never change"):
+        store.append(networks(SMALL, 3, 1), numbered(3), name="x")
+    # Another writer may be first after that was looked at.
+    with pytest.raises(FileExistsError, match="by somebody else"):
+        shards.write(path, {}, {}, 0)
+    assert path.read_bytes() == before
+    assert store.verify().leftovers == ()
+
+
+def test_two_writers_of_one_name_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+
+    def write_meanwhile() -> None:
+        with whole_file(path, is_new=True) as mine:
+            mine.write_text("mine, half")
+            with whole_file(path, is_new=True) as other:
+                assert other != mine
+                other.write_text("other, whole")
+            mine.write_text("mine, whole")
+
+    with pytest.raises(FileExistsError, match="by somebody else"):
+        write_meanwhile()
+    assert path.read_text() == "other, whole"
+    assert os.listdir(tmp_path) == ["x.txt"]
+
+
+def test_a_folder_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError("links are not supported here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = Store.create(tmp_path / "zoo", SMALL)
+    path = store.append(networks(SMALL, 2), numbered(2), name="x")
+    with pytest.raises(FileExistsError, match="by somebody else"):
+        shards.write(path, {}, {}, 0)
+    assert store.verify().networks == 2
+
+
+def test_another_process_has_the_same_numbers(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "zoo", SMALL)
+    store.append(networks(SMALL, 2, 1), numbered(2, 10), name="b")
+    store.append(networks(SMALL, 2, 2), numbered(2, 20), name="c")
+    store.refresh()
+    places = store.places([3, 0])
+    Store.open(store.folder).append(networks(SMALL, 2), numbered(2), name="a")
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.rows["id"].tolist() == store.rows["id"].tolist() == [10, 11, 20, 21]
+    assert torch.equal(copy.read([0])["layers.0.bias"], store.read([0])["layers.0.bias"])
+    part = pickle.loads(pickle.dumps(store.part(["c"])))
+    assert part.rows["id"].tolist() == [20, 21]
+    later = Store.open(store.folder)
+    assert later.rows["id"][later.numbers(places)].tolist() == [21, 10]
+    assert store.refresh() == 2
+    assert store.rows["id"].tolist() == [10, 11, 20, 21, 0, 1]
+
+
+def test_masks_and_what_is_no_number(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "zoo", SMALL)
+    store.append(networks(SMALL, 3), [{"id": 0, "step": 0, "loss": 1.0}, {"id": 1, "step": 0}, {"id": 2, "step": 0}])
+    everything = store.read(slice(None))["layers.0.bias"]
+    for mask in (store.rows["id"] > 0, (store.rows["id"] > 0).tolist()):
+        assert torch.equal(store.read(mask)["layers.0.bias"], everything[1:])
+    assert torch.equal(store.read(store.rows["loss"] > 0)["layers.0.bias"], everything[:1])
+    assert len(store.read([])["layers.0.bias"]) == 0
+    with pytest.raises(IndexError, match="a mask of 2 truth values does not fit the store's 3 networks"):
+        store.read([True, False])
+    with pytest.raises(IndexError, match="numbered by integers, and float64"):
+        store.read([0.0, 1.0])
+    for wanted in ([-1, 2], [2, 3, 1]):
+        with pytest.raises(IndexError, match=f"the networks 0 to 2, but {'-1' if -1 in wanted else 3} was"):
+            store.read(wanted)
+    assert store.rows.where(id=np.array([2, 0])).tolist() == [0, 2]
+
+
+def test_an_empty_store_has_the_columns_of_every_store(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "zoo", SMALL)
+    store.append(networks(SMALL, 0), [], name="nothing")
+    assert store.refresh() == 0 or len(store) == 0
+    assert store.rows.final().tolist() == []
+    assert store.rows.where(is_finite=True).tolist() == []
+    assert store.split()["train"].tolist() == []
+
+
+def test_what_differs_is_named(tmp_path: Path) -> None:
+    Store.create(tmp_path / "zoo", SMALL, about={"training": {"lr": 0.1, "steps": 5}})
+    about = {"training": {"lr": 0.2, "steps": 5}, "seed": 1}
+    with pytest.raises(FileExistsError, match=r"\(storage, training.lr, seed\)"):
+        Store.create(tmp_path / "zoo", SMALL, storage="float16", about=about)
 
 
 def test_every_damaged_byte_is_found(tmp_path: Path) -> None:
@@ -356,11 +481,11 @@ def test_a_writer_that_is_killed_loses_nothing_that_it_announced(tmp_path: Path)
 def test_an_incomplete_file_is_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.create(tmp_path / "zoo", SMALL)
 
-    def fail(source: Any, target: Any) -> None:
+    def fail(path: Path) -> None:
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
+        patch.setattr(writing, "flush", fail)
         with pytest.raises(OSError, match="no space"):
             store.append(networks(SMALL, 1), numbered(1))
     assert len(store) == 0

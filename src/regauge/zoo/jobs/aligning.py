@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,9 @@ from torch import Tensor
 from regauge.align.align_pairs import align_pairs
 from regauge.align.matching import Method
 from regauge.checkpoints.reading import load
-from regauge.checkpoints.writing import save_text
+from regauge.checkpoints.writing import save_text, whole_file
 from regauge.core.params import Params
-from regauge.zoo.store import Store, path_of
+from regauge.zoo.store import Place, Store, path_of
 
 Compare = Callable[[Params, Params], Tensor]
 """From two populations `[n, ...]` and `[m, ...]` to what relates each pair, `[n, m]`; picklable."""
@@ -47,7 +48,7 @@ class AlignShards:
 
     @property
     def keys(self) -> list[str]:
-        """Names of the shards."""
+        """Names of the shards that are there now."""
         return [shard.path.stem for shard in Store.open(self.source).shards]
 
     def is_done(self, key: str) -> bool:
@@ -56,21 +57,23 @@ class AlignShards:
 
     def __call__(self, key: str) -> None:
         """Align one shard."""
-        part = Store.open(self.source).shard(key)
+        part = Store.open(self.source).part([key])
         if part.symmetry is None:
             raise ValueError(f"the symmetry of the store {str(self.source)!r} is not known; create it with one")
         indices = part.rows.where(is_finite=True)
-        digest = hashlib.sha256(repr((self.seed, key)).encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        result = align_pairs(
-            load(self.reference), part.read(indices), part.symmetry, method=self.method, generator=generator
-        )
-        gained = zip(result.objective.tolist(), result.initial.tolist(), result.is_converged.tolist(), strict=True)
-        rows = [
-            row | {"objective": after, "objective_before": before, "is_converged": converged}
-            for row, (after, before, converged) in zip(part.rows.dicts(indices), gained, strict=True)
-        ]
-        Store.open(self.target).append(result.params, rows, name=key)
+        params, rows = part.read(indices), part.rows.dicts(indices)
+        if rows:
+            digest = hashlib.sha256(repr((self.seed, key)).encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+            result = align_pairs(load(self.reference), params, part.symmetry, method=self.method, generator=generator)
+            gained = zip(result.objective.tolist(), result.initial.tolist(), result.is_converged.tolist(), strict=True)
+            params = result.params
+            rows = [
+                row | {"objective": after, "objective_before": before, "is_converged": converged}
+                for row, (after, before, converged) in zip(rows, gained, strict=True)
+            ]
+        with suppress(FileExistsError):  # another worker did the same
+            Store.open(self.target).append(params, rows, name=key)
 
 
 def plan_alignment(
@@ -78,14 +81,30 @@ def plan_alignment(
 ) -> tuple[Store, AlignShards]:
     """The store for the aligned networks, new or as an interrupted run left it, and the jobs that fill it.
 
+    The target knows its source and its reference: it is filled from no other ones. A source that has grown is aligned
+    by planning again.
+
     Raises:
-        FileExistsError: The target holds another store, or other files.
+        FileExistsError: The target holds another store, or other files, or is aligned from another source or to another
+            reference.
         FileNotFoundError: There is no source.
     """
+    reference = Path(reference)
+    digest = hashlib.sha256(reference.read_bytes()).hexdigest()
+    made = aligned_store(source, target, {"file": reference.name, "sha256": digest}, method=method, seed=seed)
+    return made, AlignShards(Path(source), Path(target), reference, method, seed)
+
+
+def aligned_store(
+    source: str | Path, target: str | Path, to: Mapping[str, Any], *, method: Method | None, seed: int
+) -> Store:
+    """The store for networks that are aligned to what `to` describes."""
     store = Store.open(source)
-    about = {"aligned": repr(method), "reference": Path(reference).name, "seed": seed} | dict(store.about)
-    made = Store.create(target, store.architecture, store.symmetry, storage=store.storage, about=about)
-    return made, AlignShards(Path(source), Path(target), Path(reference), method, seed)
+    about = {
+        "aligned": {"method": repr(method), "to": dict(to), "seed": seed},
+        "source": {"key": store.key, "about": dict(store.about)},
+    }
+    return Store.create(target, store.architecture, store.symmetry, storage=store.storage, about=about)
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,7 @@ class CompareBlocks:
     Attributes:
         store: Folder of the store.
         folder: For the parts.
-        indices: Numbers of the networks.
+        networks: Where in the store they are.
         compare: What is computed.
         size: Networks of a block.
         is_symmetric: Whether only blocks with i <= j are computed, and the others are their transposes.
@@ -103,7 +122,7 @@ class CompareBlocks:
 
     store: Path
     folder: Path
-    indices: tuple[int, ...]
+    networks: tuple[Place, ...]
     compare: Compare
     size: int = 64
     is_symmetric: bool = True
@@ -111,7 +130,7 @@ class CompareBlocks:
     @property
     def keys(self) -> list[tuple[int, int]]:
         """All blocks."""
-        count = -(-len(self.indices) // self.size)
+        count = -(-len(self.networks) // self.size)
         return [(i, j) for i in range(count) for j in range(i if self.is_symmetric else 0, count)]
 
     def is_done(self, key: tuple[int, int]) -> bool:
@@ -120,20 +139,16 @@ class CompareBlocks:
 
     def __call__(self, key: tuple[int, int]) -> None:
         """Compare two blocks."""
-        store = Store.open(self.store)
-        first = store.read(self._block(key[0]))
+        first = self._read(key[0])
         # The same object where they are the same networks: half the matrix is enough then.
-        second = first if key[0] == key[1] else store.read(self._block(key[1]))
+        second = first if key[0] == key[1] else self._read(key[1])
         part = self.compare(first, second).numpy()
         if part.shape != (len(self._block(key[0])), len(self._block(key[1]))):
             raise ValueError(
                 f"the comparison gave shape {part.shape} for {[len(self._block(k)) for k in key]} networks"
             )
-        path = self._path(key)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        with open(temporary, "wb") as file:
+        with whole_file(self._path(key)) as temporary, open(temporary, "wb") as file:
             np.save(file, part)
-        os.replace(temporary, path)
 
     def matrix(self) -> NDArray[np.float64]:
         """The whole matrix.
@@ -141,7 +156,7 @@ class CompareBlocks:
         Raises:
             FileNotFoundError: A part is missing; run the jobs.
         """
-        matrix = np.empty((len(self.indices), len(self.indices)))
+        matrix = np.empty((len(self.networks), len(self.networks)))
         for i, j in self.keys:
             part = np.load(self._path((i, j)), allow_pickle=False)
             rows, columns = (slice(k * self.size, (k + 1) * self.size) for k in (i, j))
@@ -150,15 +165,21 @@ class CompareBlocks:
                 matrix[columns, rows] = part.T
         return matrix
 
-    def _block(self, k: int) -> tuple[int, ...]:
-        return self.indices[k * self.size : (k + 1) * self.size]
+    def _block(self, k: int) -> tuple[Place, ...]:
+        return self.networks[k * self.size : (k + 1) * self.size]
+
+    def _read(self, k: int) -> Params:
+        """The networks of a block; only their shards are looked at."""
+        places = self._block(k)
+        part = Store.open(self.store).part(dict.fromkeys(place.shard for place in places))
+        return part.read(part.numbers(places))
 
     def _path(self, key: tuple[int, int]) -> Path:
         return self.folder / f"{key[0]:06d}-{key[1]:06d}.npy"
 
 
 def plan_comparison(
-    store: str | Path,
+    store: Store | str | Path,
     folder: str | Path,
     indices: NDArray[np.int64] | list[int],
     compare: Compare,
@@ -169,7 +190,7 @@ def plan_comparison(
     """The jobs of a matrix, new or as an interrupted run left them.
 
     Args:
-        store: Folder of the store.
+        store: The store, or its folder. Numbers are those of the reader that is given.
         folder: For the parts; is made if it does not exist.
         indices: Numbers of the networks, in the order of the rows and columns.
         compare: From two populations to a matrix; a function of a module, or a picklable object.
@@ -179,16 +200,17 @@ def plan_comparison(
     Raises:
         FileExistsError: The folder holds the parts of another matrix.
     """
-    rows, folder = Store.open(store).rows, Path(folder)
-    chosen = np.asarray(indices, np.int64)
-    networks: Mapping[str, list[int]] = {name: rows[name][chosen].tolist() for name in ("id", "step")}
-    text = json.dumps({"networks": networks, "compare": _words(compare), "size": size, "symmetric": is_symmetric})
+    opened, folder = store if isinstance(store, Store) else Store.open(store), Path(folder)
+    places = tuple(opened.places(indices))
+    what = {"store": opened.key, "compare": _words(compare), "size": size, "symmetric": is_symmetric}
+    text = json.dumps(what | {"networks": places})
     folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / MANIFEST
-    if manifest.exists() and manifest.read_text(encoding="utf-8") != text:
+    with suppress(FileExistsError):
+        save_text(text, manifest, is_new=True)
+    if manifest.read_text(encoding="utf-8") != text:
         raise FileExistsError(f"{str(folder)!r} holds the parts of another matrix; choose another folder")
-    save_text(text, manifest)
-    return CompareBlocks(Path(store), folder, tuple(chosen.tolist()), compare, size, is_symmetric)
+    return CompareBlocks(opened.folder, folder, places, compare, size, is_symmetric)
 
 
 def _words(compare: Compare) -> str:

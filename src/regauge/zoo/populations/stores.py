@@ -12,12 +12,14 @@ from regauge.align.matching import Method
 from regauge.checkpoints.writing import save
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.zoo.jobs.aligning import AlignShards, plan_alignment
+from regauge.zoo.jobs.aligning import AlignShards, aligned_store
 from regauge.zoo.populations.distances import OrbitDistances
 from regauge.zoo.populations.universe import universe
 from regauge.zoo.store import Store
 
 To = int | Literal["medoid", "universe"]
+REFERENCE = "reference.safetensors"
+"""In the folder of a store: the network that the others are aligned to."""
 
 
 def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
@@ -89,7 +91,7 @@ def plan_population(
 ) -> tuple[Store, AlignShards]:
     """The store for a population aligned to one network, and the jobs that fill it.
 
-    The reference is written beside the target, as `TARGET.TO.safetensors`, and used again by a later run.
+    The reference is written into the target's folder, as `reference.safetensors`, and used again by a later run.
 
     Args:
         source: Folder of the store.
@@ -100,19 +102,20 @@ def plan_population(
         seed: Where all chance comes from.
 
     Raises:
-        FileExistsError: The target holds another store, or other files.
+        FileExistsError: The target holds another store, or other files, or is aligned from another source or to
+            something else.
         FileNotFoundError: There is no source.
         ValueError: There is no such reference.
     """
-    store, target = Store.open(source), Path(target)
-    about = f"{to}-of-{count}-seed-{seed}" if isinstance(to, str) else f"id-{to}"
-    path = target.with_name(f"{target.name}.{about}.safetensors")
-    found = None if path.exists() else reference(store, to, count=count, seed=seed)
-    planned = plan_alignment(source, target, path, method=method, seed=seed)
+    path = Path(target) / REFERENCE
+    # Found first, so that a reference that is not there leaves no store behind.
+    found = None if path.exists() else reference(Store.open(source), to, count=count, seed=seed)
+    what = {"kind": to, "of": count} if isinstance(to, str) else {"kind": "id", "id": to}
+    made = aligned_store(source, target, what, method=method, seed=seed)
     if found is not None:
         with suppress(FileExistsError):  # another process may have found the same
             save(found, path)
-    return planned
+    return made, AlignShards(Path(source), Path(target), path, method, seed)
 
 
 def _one(params: Params, k: int) -> Params:

@@ -92,6 +92,7 @@ def _met(column: Column, condition: Any) -> Array:
     if callable(condition):
         met: Array = np.ma.filled(condition(decode(column)), False)
         return met.astype(bool) & there
+    condition = condition.tolist() if isinstance(condition, np.ndarray) else condition
     wanted = condition if isinstance(condition, Collection) and not isinstance(condition, str | dict) else [condition]
     if column.kind == "json":
         codes = [code for code, value in enumerate(column.distinct) if value in wanted or value == condition]

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.writing import whole_file
 from regauge.zoo.store.columns import Array, Column, constant, describe, narrow
 
 FORMAT = "regauge.shard"
@@ -26,7 +27,6 @@ SUFFIX = ".safetensors"
 FOLDER = "shards"
 MANIFEST = "store.json"
 """What a store's folder holds: the manifest, and the folder of the shards."""
-PARTIAL = ".partial"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]*")
 """Names that shards can have."""
 LARGEST_HEADER = 100_000_000
@@ -87,13 +87,16 @@ def path_of(folder: Path, name: str) -> Path:
 
 
 def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Column], count: int) -> Path:
-    """Write a shard, whole or not at all: temporary name, flush to the disk, rename.
+    """Write a shard, whole or not at all: temporary name, flush to the disk, final name.
 
     Args:
-        path: Its final name; a file of that name is replaced.
+        path: Its final name.
         weights: Rows of values by name of their dtype, `[networks, values]`.
         columns: What is known about each network.
         count: Number of networks.
+
+    Raises:
+        FileExistsError: Somebody else wrote a shard of that name; it stays, because shards never change.
     """
     tensors = {f"weights/{name}": tensor for name, tensor in weights.items()}
     described: dict[str, Any] = {}
@@ -128,21 +131,10 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
     for piece in pieces:
         digest.update(piece)
     first = first.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
-    try:
-        with open(temporary, "wb", buffering=0) as file:
-            for piece in (memoryview(first), *pieces):
-                while piece:
-                    piece = piece[file.write(piece) :]
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with whole_file(path, is_new=True) as temporary, open(temporary, "wb", buffering=0) as file:
+        for piece in (memoryview(first), *pieces):
+            while piece:
+                piece = piece[file.write(piece) :]
     return path
 
 

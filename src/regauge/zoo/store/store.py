@@ -1,5 +1,6 @@
 """A store: a folder of immutable shards with the networks of one architecture, and what is known about each."""
 
+import hashlib
 import json
 import math
 import os
@@ -32,6 +33,8 @@ OPEN_FILES = 128
 """How many shards a reader keeps open."""
 FINITE = "is_finite"
 """The column in which a network with NaN or Inf is marked."""
+ALWAYS = ("id", "step", FINITE)
+"""Columns of every store, of an empty one too."""
 
 
 class Store:
@@ -47,6 +50,7 @@ class Store:
         symmetry: Of the architecture, if it is known.
         storage: Name of the dtype in which floating-point values are kept; None for that of the architecture.
         about: What else was said when the store was created: plain JSON, such as the settings of the training.
+        key: What tells this store from all others, wherever it is moved.
 
     References:
         docs/store.md specifies the files.
@@ -59,15 +63,16 @@ class Store:
         symmetry: Symmetry | None,
         storage: str | None,
         about: Mapping[str, Any],
+        key: str,
     ) -> None:
         self.folder = folder
         self.architecture = architecture
         self.symmetry = symmetry
         self.storage = storage
         self.about = about
+        self.key = key
         self._parts = parts_of(architecture.layout, storage)
-        self._writer = uuid.uuid4().hex[:12]
-        self._written = 0
+        self._names = _Names()
         self._lock = threading.Lock()
         self._files: OrderedDict[Path, _File] = OrderedDict()
         self._table: _Table | None = None
@@ -106,22 +111,33 @@ class Store:
             "symmetry": None if symmetry is None else json.loads(symmetry.to_json()),
             "storage": storage,
             "about": json.loads(json.dumps(dict(about or {}), allow_nan=False)),
+            "key": uuid.uuid4().hex,
         }
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
         manifest = folder / MANIFEST
         if manifest.exists():
             store = cls.open(folder)
-            same = store.architecture == architecture and store.storage == storage and store.about == document["about"]
-            if not same or _groups(store.symmetry) != _groups(symmetry):
+            is_same = {
+                "architecture": store.architecture == architecture,
+                "storage": store.storage == storage,
+                "symmetry": _groups(store.symmetry) == _groups(symmetry),
+            }
+            other = [name for name, same in is_same.items() if not same]
+            other += _differences(store.about, document["about"])
+            if other:
                 raise FileExistsError(
-                    f"{str(folder)!r} holds a store of other networks or settings; open it, or choose another folder"
+                    f"{str(folder)!r} holds a store of other networks or settings ({', '.join(other[:5])}); open it, "
+                    "or choose another folder"
                 )
             return store
         own = (FOLDER, MANIFEST)  # another process may be creating the same store right now
         if folder.exists() and any(not name.startswith(".") for name in os.listdir(folder) if name not in own):
             raise FileExistsError(f"{str(folder)!r} holds other files; choose a new or empty folder for a store")
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        save_text(text, manifest)
+        try:
+            save_text(text, manifest, is_new=True)
+        except FileExistsError:  # another process was first
+            return cls.create(folder, architecture, symmetry, storage=storage, about=about)
         return cls.open(folder)
 
     @classmethod
@@ -137,7 +153,8 @@ class Store:
         if not manifest.is_file():
             raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
         try:
-            document = json.loads(manifest.read_text(encoding="utf-8"))
+            text = manifest.read_text(encoding="utf-8")
+            document = json.loads(text)
             if document["format"] != FORMAT:
                 raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
             if document["version"] != VERSION:
@@ -149,6 +166,7 @@ class Store:
                 None if symmetry is None else Symmetry.from_json(json.dumps(symmetry)),
                 document["storage"],
                 document["about"],
+                document.get("key", hashlib.sha256(text.encode()).hexdigest()),
             )
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(
@@ -162,7 +180,8 @@ class Store:
         return f"Store({str(self.folder)!r}: {len(self)} networks of {self.architecture.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Store.open, (self.folder,))
+        names = None if self._table is None else tuple(shard.path.stem for shard in self._table.shards)
+        return (_opened, (self.folder, names))
 
     @property
     def rows(self) -> Rows:
@@ -207,15 +226,20 @@ class Store:
             params: The networks, with one leading model axis on every tensor.
             rows: What is known about each: plain JSON values by name, among them "id" (an integer: the trajectory) and
                 "step" (an integer: how far it was trained). The column "is_finite" is added.
-            name: Of the shard; one that no other writer uses unless given. A shard of that name is replaced.
+            name: Of the shard; one that no other writer uses unless given.
 
         Returns:
             The new file.
 
         Raises:
+            FileExistsError: There is a shard of that name already; shards never change.
             ValueError: The tensors are not those of the architecture, the rows are malformed or not one per network,
                 or a value does not fit into the storage dtype.
         """
+        if name is not None and self.has(name):
+            raise FileExistsError(
+                f"{str(self.folder)!r} has a shard {name!r}, and shards never change; give another name, or none"
+            )
         count = len(rows)
         self._require_layout(params, count)
         for k, row in enumerate(rows):
@@ -233,26 +257,43 @@ class Store:
         if self.storage is not None:
             self._require_range(params, finite, rows)
         marked = [{**row, FINITE: bool(fine)} for row, fine in zip(rows, finite.tolist(), strict=True)]
-        if name is None:
-            name = f"{self._writer}-{self._written:06d}"
-            self._written += 1
-        return shards.write(self.path_of(name), weights, encode(marked), count)
+        path = self.path_of(self._names.next() if name is None else name)
+        return shards.write(path, weights, encode(marked), count)
 
     def has(self, name: str) -> bool:
         """Whether a shard of that name is on the disk."""
         return self.path_of(name).exists()
 
-    def shard(self, name: str) -> "Store":
-        """The networks of one shard alone, numbered from 0; no other shard is looked at.
+    def part(self, names: Iterable[str]) -> "Store":
+        """The networks of some shards alone, numbered from 0 in this order; no other shard is looked at.
 
         Raises:
             FileNotFoundError: There is no shard of that name.
         """
-        part = Store(self.folder, self.architecture, self.symmetry, self.storage, self.about)
-        listed = shards.read_header(self.path_of(name))
-        part._require_fitting(listed)
-        part._table = part._listed((listed,))
+        part = Store(self.folder, self.architecture, self.symmetry, self.storage, self.about, self.key)
+        listed = tuple(shards.read_header(self.path_of(name)) for name in names)
+        for shard in listed:
+            part._require_fitting(shard)
+        part._table = part._listed(listed)
         return part
+
+    def places(self, indices: Iterable[int] | Array) -> list["Place"]:
+        """Where some networks are, which stays so for good: their numbers may differ between readers."""
+        table = self._now
+        wanted = self._numbers(indices)
+        found = np.searchsorted(table.starts, wanted, side="right") - 1
+        rows = wanted - table.starts[found]
+        return [Place(table.shards[k].path.stem, row) for k, row in zip(found.tolist(), rows.tolist(), strict=True)]
+
+    def numbers(self, places: Iterable["Place"]) -> Indices:
+        """The numbers that networks have here; the opposite of `places`.
+
+        Raises:
+            KeyError: This reader has not listed the shard of one of them.
+        """
+        table = self._now
+        first = {shard.path.stem: int(start) for shard, start in zip(table.shards, table.starts[:-1], strict=True)}
+        return np.array([first[shard] + row for shard, row in places], np.int64)
 
     def path_of(self, name: str) -> Path:
         """The file of the shard of that name, whether or not it is there.
@@ -268,7 +309,8 @@ class Store:
         Their values are read at once by position, in the order of the files, and nothing else is.
 
         Args:
-            indices: Numbers from 0 to `len(self) - 1`, in any order and repeated if wanted, or a slice.
+            indices: Numbers from 0 to `len(self) - 1`, in any order and repeated if wanted; a slice; or a mask with a
+                truth value for every network.
             out: What an earlier call returned for as many networks and is no longer needed: its memory is used again,
                 which takes half the time where a batch has tens of megabytes. Values must be stored as they are.
 
@@ -277,15 +319,11 @@ class Store:
             are views of one block of memory.
 
         Raises:
-            IndexError: There is no network of that number.
+            IndexError: There is no network of that number, a number is not an integer, or a mask is of another length.
             ValueError: `out` is of another number of networks, or values are not stored as they are.
         """
         table = self._now
-        if isinstance(indices, slice):
-            indices = range(*indices.indices(len(self)))
-        wanted = np.asarray(indices if isinstance(indices, np.ndarray | range) else list(indices), np.int64).reshape(-1)
-        if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(self)):
-            raise IndexError(f"the store has the networks 0 to {len(self) - 1}, but {wanted.max()} was asked for")
+        wanted = self._numbers(indices)
         order = np.argsort(wanted, kind="stable")
         runs = runs_of(wanted, order, table.starts)
         params: Params = {}
@@ -298,9 +336,8 @@ class Store:
             for number, row, target, length in runs:
                 shard = table.shards[number]
                 start = shard.places[f"weights/{name}"].start + row * width
-                shards.read_into(
-                    self._file(shard.path).descriptor, buffer[target * width : (target + length) * width], start
-                )
+                file = self._file(shard.path)  # which stays open while it is held
+                shards.read_into(file.descriptor, buffer[target * width : (target + length) * width], start)
             params |= unpacked(torch.from_numpy(buffer).view(len(wanted), width).view(dtype), specs)
         return {spec.name: params[spec.name] for spec in self.architecture.layout}
 
@@ -326,12 +363,35 @@ class Store:
 
     def _listed(self, listed: tuple[Shard, ...]) -> "_Table":
         starts = np.concatenate([[0], np.cumsum([shard.count for shard in listed], dtype=np.int64)])
-        names = dict.fromkeys(name for shard in listed for name in shard.columns)
+        names = dict.fromkeys(name for shard in listed for name in (*ALWAYS, *shard.columns))
+
+        def read(shard: Shard, name: str) -> Column | None:
+            file = self._file(shard.path)  # which stays open while it is held
+            return shards.read_column(shard, file.descriptor, name)
 
         def load(name: str) -> Column:
-            return concatenate([(shards.read_column(s, self._file(s.path).descriptor, name), s.count) for s in listed])
+            return concatenate([(read(shard, name), shard.count) for shard in listed])
 
         return _Table(listed, starts, Rows(int(starts[-1]), names, load))
+
+    def _numbers(self, indices: Iterable[int] | slice | Array) -> Indices:
+        """Numbers of networks, checked, `[networks]`."""
+        count = len(self)
+        if isinstance(indices, slice):
+            indices = range(*indices.indices(count))
+        wanted = np.asarray(indices if isinstance(indices, np.ndarray | range) else list(indices)).reshape(-1)
+        if isinstance(indices, np.ma.MaskedArray) and wanted.dtype == bool:
+            wanted = indices.filled(False).reshape(-1)
+        if wanted.dtype == bool:
+            if len(wanted) != count:
+                raise IndexError(f"a mask of {len(wanted)} truth values does not fit the store's {count} networks")
+            return np.flatnonzero(wanted)
+        if len(wanted) and wanted.dtype.kind not in "iu":
+            raise IndexError(f"networks are numbered by integers, and {wanted.dtype} values were given")
+        strange = wanted[(wanted < 0) | (wanted >= count)]
+        if len(strange):
+            raise IndexError(f"the store has the networks 0 to {count - 1}, but {strange[0]} was asked for")
+        return wanted.astype(np.int64)
 
     def _file(self, path: Path) -> "_File":
         with self._lock:
@@ -382,6 +442,34 @@ class Store:
             )
 
 
+class Place(NamedTuple):
+    """Where a network is in a store: name of the shard, and row in it."""
+
+    shard: str
+    row: int
+
+
+class _Names:
+    """Names for the shards of one writer, in their order; a forked process is another writer."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.process, self.prefix, self.count = -1, "", 0
+
+    def next(self) -> str:
+        with self.lock:
+            if self.process != os.getpid():
+                self.process, self.prefix, self.count = os.getpid(), uuid.uuid4().hex[:12], 0
+            self.count += 1
+            return f"{self.prefix}-{self.count - 1:06d}"
+
+
+def _opened(folder: Path, names: tuple[str, ...] | None) -> Store:
+    """A store as another process sees it: the same numbers for the same networks, whatever was written since."""
+    store = Store.open(folder)
+    return store if names is None else store.part(names)
+
+
 class _Table(NamedTuple):
     """What a reader has listed: shards, the number of the first network of each and of the end, and the rows."""
 
@@ -399,6 +487,14 @@ class _File:
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
             os.close(self.descriptor)
+
+
+def _differences(first: Any, second: Any, path: str = "") -> list[str]:
+    """Where two JSON values differ, as paths of keys."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        keys = dict.fromkeys((*first, *second))
+        return [found for key in keys for found in _differences(first.get(key), second.get(key), f"{path}.{key}")]
+    return [] if first == second else [path.removeprefix(".")]
 
 
 def _groups(symmetry: Symmetry | None) -> Any:

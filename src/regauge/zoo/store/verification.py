@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from regauge.checkpoints.writing import PARTIAL
 from regauge.zoo.store import shard as shards
-from regauge.zoo.store.shard import FOLDER, MANIFEST, PARTIAL, SUFFIX
+from regauge.zoo.store.shard import FOLDER, MANIFEST, SUFFIX
 
 
 @dataclass(frozen=True)
