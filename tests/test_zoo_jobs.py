@@ -166,3 +166,23 @@ def test_workers_that_always_die_are_given_up(tmp_path: Path) -> None:
         run_jobs(Deadly(tmp_path, 2), executor=lambda: ThreadPoolExecutor(2), rounds=3)
     with pytest.raises(ValueError, match="at least one"):
         processes(0)
+
+
+def test_pools_may_break_often_as_long_as_jobs_get_done(tmp_path: Path) -> None:
+    pools = []
+
+    @dataclass(frozen=True)
+    class Frail(Squares):
+        def __call__(self, key: int) -> None:
+            from concurrent.futures.process import BrokenProcessPool
+
+            if len(self.results()) >= len(pools):
+                raise BrokenProcessPool("a process died")
+            super().__call__(key)
+
+    def pool() -> ThreadPoolExecutor:
+        pools.append(1)
+        return ThreadPoolExecutor(1)
+
+    assert run_jobs(Frail(tmp_path, 6), executor=pool, rounds=2) == 6
+    assert len(pools) == 6

@@ -1,8 +1,12 @@
 """Jobs that fill stores: populations are trained, aligned and compared in parts, and the parts are the whole."""
 
+import os
+import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +19,10 @@ from regauge.core.params import Params
 from regauge.zoo.architecture import Architecture
 from regauge.zoo.jobs import Share, run_jobs
 from regauge.zoo.jobs.aligning import plan_alignment, plan_comparison
+from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.jobs.training import plan
 from regauge.zoo.store import Store
-from regauge.zoo.training import Checkpoints, Config, train
+from regauge.zoo.training import Block, Checkpoints, Config, Discard, train, train_stacks
 
 UCI = Architecture("MLP 30-16-16-2", "regauge.nets.mlp:mlp", {"widths": [30, 16, 16, 2]})
 CONFIG = Config(UCI, "breast-cancer", 20, steps=6, group=4, checkpoints=Checkpoints(every=3, warmup=3))
@@ -25,7 +30,7 @@ CONFIG = Config(UCI, "breast-cancer", 20, steps=6, group=4, checkpoints=Checkpoi
 
 def test_a_population_in_shards_is_the_population(tmp_path: Path) -> None:
     store, jobs = plan(CONFIG, tmp_path / "zoo", size=7)
-    assert jobs.size == 8  # whole groups
+    assert jobs.size == 7
     assert run_jobs(jobs, share=Share(1, 2)) == 1
     assert run_jobs(jobs) == 2
     store, jobs = plan(CONFIG, tmp_path / "zoo", size=7)
@@ -41,6 +46,116 @@ def test_a_population_in_shards_is_the_population(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
     assert store.symmetry is not None
     assert [group.size for group in store.symmetry.groups] == [16, 16]
+
+
+@pytest.fixture
+def small_stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Stacks of four networks, and the list of those that were begun."""
+    begun: list[list[int]] = []
+
+    def counted(config: Config, **settings: Any) -> Iterator[tuple[list[int], Iterator[Block]]]:
+        for ids, blocks in train_stacks(config, **settings):
+            begun.append(ids)
+            yield ids, blocks
+
+    monkeypatch.setattr("regauge.zoo.training.trainer.STACK", 4)
+    monkeypatch.setattr("regauge.zoo.jobs.training.train_stacks", counted)
+    return begun
+
+
+def trained_alone(folder: Path) -> Store:
+    """The same population in one piece."""
+    store, jobs = plan(CONFIG, folder, size=20)
+    run_jobs(jobs)
+    store.refresh()
+    return store
+
+
+def assert_same_population(store: Store, other: Store) -> None:
+    """Whatever the shards are."""
+    order, reference = (np.lexsort((s.rows["step"], s.rows["id"])) for s in (store, other))
+    names = [name for name in other.rows.names if name != "train_loss"]
+    for name in names:
+        assert store.rows[name][order].tolist() == other.rows[name][reference].tolist() or "loss" in name
+    for name, tensor in store.read(order).items():
+        torch.testing.assert_close(tensor, other.read(reference)[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("last", [3, 5])
+def test_a_kill_loses_the_stack_in_training_alone(
+    last: int, small_stacks: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of the stack after three, and after the last one, before the shard is written."""
+    store, jobs = plan(CONFIG, tmp_path / "zoo", size=20)
+
+    def killed(self: Stage, ids: list[int], blocks: Iterator[Block], *, is_last: bool) -> None:
+        if len(small_stacks) > last:
+            next(blocks)
+            self._kept().append(*next(blocks), name=f"{ids[0]:09d}-{ids[-1] + 1:09d}-0000dead-000000-more")
+            raise KeyboardInterrupt
+        keep(self, ids, blocks, is_last=False)
+
+    keep = Stage.keep
+
+    def stopped(self: Stage) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "keep", killed)
+        patch.setattr(Stage, "publish", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run_jobs(jobs)
+    assert store.refresh() == 0
+    assert (tmp_path / "zoo" / "staged" / "train-000000").is_dir()
+    del small_stacks[:]
+    assert run_jobs(jobs) == 1
+    assert small_stacks == [list(range(4 * k, 4 * k + 4)) for k in range(last, 5)]
+    assert sorted(os.listdir(tmp_path / "zoo")) == ["shards", "store.json"]
+    store.refresh()
+    assert len(store.shards) == 1
+    assert_same_population(store, trained_alone(tmp_path / "alone"))
+
+
+def test_long_trajectories_are_written_in_pieces(
+    small_stacks: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, jobs = plan(CONFIG, tmp_path / "zoo", size=20)
+    monkeypatch.setattr("regauge.zoo.jobs.stage.PIECE_BYTES", 4 * UCI.size * 10)
+    assert run_jobs(jobs) == 1
+    store.refresh()
+    assert [shard.path.stem for shard in store.shards] == [
+        *(f"train-000000-{k:06d}" for k in range(1, 5)),
+        "train-000000",
+    ]
+    assert [shard.count for shard in store.shards] == [8] * 5
+    assert sorted(os.listdir(tmp_path / "zoo")) == ["shards", "store.json"]
+    assert_same_population(store, trained_alone(tmp_path / "alone"))
+
+
+def test_the_same_job_at_two_workers(small_stacks: list[list[int]], tmp_path: Path) -> None:
+    store, jobs = plan(CONFIG, tmp_path / "zoo", size=20)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(jobs, [0, 0]))
+    store.refresh()
+    assert [shard.path.stem for shard in store.shards] == ["train-000000"]
+    assert sorted(zip(store.rows["id"], store.rows["step"], strict=True)) == [(k, s) for k in range(20) for s in (3, 6)]
+    assert not (tmp_path / "zoo" / "staged").exists()
+
+
+def test_shards_are_some_minutes_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    # A network costs 6 steps of 32 examples, thrice 768 weights.
+    work = 6 * 32 * 3 * (30 * 16 + 16 * 16 + 16 * 2)
+    for networks in (100, 18, 7, 3, 1, 0.1):
+        monkeypatch.setattr("regauge.zoo.jobs.training.SHARD_WORK", networks * work * 1.01)
+        _, jobs = plan(replace(CONFIG, batch=32), tmp_path / f"{networks}")
+        sizes.append(jobs.size)
+        # A store keeps its size, whatever a later version thinks.
+        monkeypatch.setattr("regauge.zoo.jobs.training.SHARD_WORK", 1e13)
+        assert plan(replace(CONFIG, batch=32), tmp_path / f"{networks}")[1].size == jobs.size
+    assert sizes == [20, 16, 4, 2, 1, 1]
+    whole = replace(CONFIG, discards=(Discard(step=3, worst=0.5),))
+    assert plan(whole, tmp_path / "whole", size=7)[1].size == 8
 
 
 def test_another_population_does_not_go_into_the_same_store(tmp_path: Path) -> None:
@@ -96,6 +211,32 @@ def test_a_store_is_aligned_shard_by_shard(tmp_path: Path) -> None:
         ]
         torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-4)
     assert run_jobs(jobs) == 0
+    # A source that has grown is aligned by planning again; shards in which nothing is finite are done too.
+    source.append({spec.name: torch.randn(2, *spec.shape) for spec in UCI.layout}, [{"id": 8, "step": 5}] * 2)
+    source.append({spec.name: torch.full((1, *spec.shape), torch.nan) for spec in UCI.layout}, [{"id": 10, "step": 5}])
+    source.append({spec.name: torch.empty(0, *spec.shape) for spec in UCI.layout}, [])
+    target, jobs = plan_alignment(tmp_path / "zoo", tmp_path / "aligned", tmp_path / "reference.safetensors")
+    assert run_jobs(jobs) == 3
+    assert run_jobs(jobs) == 0
+    assert len(target) == 9
+
+
+def test_a_store_is_aligned_from_one_source_to_one_reference(tmp_path: Path) -> None:
+    source, other = (random_store(tmp_path / name, 5) for name in ("zoo", "other"))
+    for k in (0, 1):
+        save({name: tensor[0] for name, tensor in source.read([k]).items()}, tmp_path / f"{k}.safetensors")
+    plan_alignment(tmp_path / "zoo", tmp_path / "aligned", tmp_path / "0.safetensors")
+    with pytest.raises(FileExistsError, match=r"\(source.key\)"):
+        plan_alignment(tmp_path / "other", tmp_path / "aligned", tmp_path / "0.safetensors")
+    with pytest.raises(FileExistsError, match=r"\(aligned.to.file, aligned.to.sha256\)"):
+        plan_alignment(tmp_path / "zoo", tmp_path / "aligned", tmp_path / "1.safetensors")
+    # An aligned store is aligned again like any other.
+    again, _ = plan_alignment(tmp_path / "aligned", tmp_path / "again", tmp_path / "1.safetensors")
+    assert again.about["aligned"]["to"]["file"] == "1.safetensors"
+    assert again.about["source"]["about"]["aligned"]["to"]["file"] == "0.safetensors"
+    shutil.move(tmp_path / "zoo", tmp_path / "moved")
+    plan_alignment(tmp_path / "moved", tmp_path / "aligned", tmp_path / "0.safetensors")
+    assert other.key != source.key
 
 
 def test_blocks_are_the_matrix(tmp_path: Path) -> None:
@@ -110,6 +251,12 @@ def test_blocks_are_the_matrix(tmp_path: Path) -> None:
     np.testing.assert_allclose(jobs.matrix(), whole, atol=1e-9)
     again = plan_comparison(tmp_path / "zoo", tmp_path / "parts", indices, squared_distances, size=2)
     assert run_jobs(again) == 0
+    # Networks keep their places when others come before them.
+    store.append({spec.name: torch.zeros(1, *spec.shape) for spec in UCI.layout}, [{"id": 99, "step": 5}], name="a")
+    moved = plan_comparison(store, tmp_path / "moved", indices, squared_distances, size=2)
+    assert run_jobs(moved) == 6
+    np.testing.assert_allclose(moved.matrix(), whole, atol=1e-9)
+    indices = [k + 1 for k in indices]  # as new readers number them
     every = plan_comparison(tmp_path / "zoo", tmp_path / "all", indices, squared_distances, size=3, is_symmetric=False)
     assert run_jobs(every) == 4
     np.testing.assert_allclose(every.matrix(), whole, atol=1e-9)

@@ -67,8 +67,8 @@ def run_jobs(
         executor: Where; one after the other in this process unless given. If its pool breaks because a worker died,
             another one is opened for what is missing then.
         share: The part of all jobs that this process takes.
-        rounds: How often the missing jobs are submitted at most. A round in which no job succeeded is the last, unless
-            the pool broke.
+        rounds: How many pools in a row may break before a job succeeded. A round in which no job succeeded is the last
+            where the pool did not break.
         watch: Is told about the progress.
 
     Returns:
@@ -87,11 +87,16 @@ def run_jobs(
             done()
         return total
     error: BaseException | None = None
-    for _ in range(rounds if missing else 0):
+    futile = 0
+    while missing and futile < rounds:
         before = len(missing)
         error = _submitted(job, missing, executor, done)
         missing = [key for key in missing if not job.is_done(key)]
-        if not missing or (len(missing) == before and not isinstance(error, BrokenExecutor)):
+        if len(missing) < before:
+            futile = 0
+        elif isinstance(error, BrokenExecutor):
+            futile += 1
+        else:
             break
     if missing:
         reason = f"{type(error).__name__}: {error}" if error else "they left no files"

@@ -5,32 +5,38 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from regauge.core.symmetry import Symmetry
 from regauge.discover import discover
+from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.store import Store, path_of
-from regauge.zoo.training import Config, load_examples, train
+from regauge.zoo.training import Config, Examples, load_examples, train_stacks
 
 SHARD = 512
 """Networks of a shard at most."""
-SHARD_BYTES = 64 * 2**20
-"""Values of a shard, all checkpoints of its networks, in bytes; one group of networks is the least."""
+SHARD_WORK = 1e13
+"""Multiplications of a shard at most: some minutes on one core."""
 
 
 @dataclass(frozen=True)
 class TrainShards:
     """Shard k has the networks with ids from `k * size`; a network is the same whatever the size is.
 
+    A shard appears when its last network is trained. Until then its finished stacks are kept aside, and a job that is
+    done again after it was killed trains only what was in training then.
+
     Attributes:
         folder: Of the store.
         config: Of the whole population.
-        size: Networks of a shard, a multiple of the config's group.
+        size: Networks of a shard.
+        device: Where they are trained.
     """
 
     folder: Path
     config: Config
     size: int
+    device: str = "cpu"
 
     @property
     def keys(self) -> range:
@@ -48,28 +54,30 @@ class TrainShards:
     def __call__(self, key: int) -> None:
         """Train the networks of one shard and append all their checkpoints."""
         ids = range(key * self.size, min(self.config.count, (key + 1) * self.size))
-        blocks = list(train(self.config, ids=ids))
-        store = Store.open(self.folder)
-        params = {
-            spec.name: torch.cat(
-                [block.params[spec.name] for block in blocks] or [torch.empty(0, *spec.shape, dtype=spec.dtype)]
-            )
-            for spec in self.config.architecture.layout
-        }
-        store.append(params, [row for block in blocks for row in block.rows], name=self.name(key))
+        stage = Stage(Store.open(self.folder), self.name(key))
+        missing = ids[max(0, stage.finished() - ids.start) :]
+        for part, blocks in train_stacks(self.config, ids=missing, device=self.device):
+            stage.keep(part, blocks, is_last=part[-1] == ids[-1])
+        stage.publish()
 
 
 def plan(
-    config: Config, folder: str | Path, *, size: int | None = None, storage: str | None = None
+    config: Config,
+    folder: str | Path,
+    *,
+    size: int | None = None,
+    storage: str | None = None,
+    device: str = "cpu",
 ) -> tuple[Store, TrainShards]:
     """The store of a population, new or as an interrupted run left it, and the jobs that fill it.
 
     Args:
         config: Of the whole population.
         folder: Of the store.
-        size: Networks of a shard, rounded up to whole groups; unless given, such that a shard has at most 512 networks
-            and 64 MiB.
+        size: Networks of a shard, in whole groups where the worst of a group are discarded; unless given, that of the
+            store if there is one, or else at most 512 networks, and not more than are trained in some minutes.
         storage: As for `Store.create`.
+        device: Where they are trained. It is not part of what the store remembers.
 
     Raises:
         FileExistsError: The folder holds another store, or other files.
@@ -77,16 +85,18 @@ def plan(
     """
     if size is not None and size < 1:
         raise ValueError(f"shards of {size} networks hold none; give at least 1")
-    examples = load_examples(config.data)
+    known = _known(folder)
     if size is None:
-        total = config.total_steps(examples)
-        checkpoints = 1 + (0 if config.checkpoints is None else len(config.checkpoints.steps(total)))
-        size = max(1, min(SHARD, config.count, SHARD_BYTES // (4 * config.architecture.size * checkpoints)))
-        size = max(1, size // config.group) * config.group
-    size = math.ceil(size / config.group) * config.group
+        size = known.about.get("shard") if known is not None else None
+    if size is None:
+        size = _size(config, load_examples(config.data))
+    if any(discard.worst is not None for discard in config.discards):
+        size = math.ceil(size / config.group) * config.group
+    is_same = known is not None and known.symmetry is not None and known.architecture == config.architecture
+    symmetry = known.symmetry if known is not None and is_same else _discovered(config)
     about = {"training": settings_of(config), "shard": size}
-    store = Store.create(folder, config.architecture, _symmetry(config, folder), storage=storage, about=about)
-    return store, TrainShards(Path(folder), config, size)
+    store = Store.create(folder, config.architecture, symmetry, storage=storage, about=about)
+    return store, TrainShards(Path(folder), config, size, device)
 
 
 def settings_of(value: Any) -> Any:
@@ -97,12 +107,34 @@ def settings_of(value: Any) -> Any:
     return [settings_of(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _symmetry(config: Config, folder: str | Path) -> Symmetry:
-    """That of the store if there is one already, else found now."""
+def _known(folder: str | Path) -> Store | None:
+    """The store that is there already."""
     try:
-        known = Store.open(folder)
+        return Store.open(folder)
     except FileNotFoundError:
-        known = None
-    if known is not None and known.symmetry is not None and known.architecture == config.architecture:
-        return known.symmetry
+        return None
+
+
+def _discovered(config: Config) -> Symmetry:
     return discover(config.architecture.module().eval(), (load_examples(config.data).inputs[:2],))
+
+
+def _size(config: Config, examples: Examples) -> int:
+    """Networks of a shard: whole groups, or an equal part of one, so that networks of a group share their batches."""
+    size = max(1, min(SHARD, int(SHARD_WORK // _work(config, examples))))
+    if size >= config.count:
+        return config.count
+    if size >= config.group:
+        return size // config.group * config.group
+    return max(part for part in range(1, size + 1) if config.group % part == 0)
+
+
+def _work(config: Config, examples: Examples) -> float:
+    """Multiplications of the training of one network: those of a forward pass, and twice as many back."""
+    count = len(examples.inputs)
+    batch = count if config.batch is None else min(config.batch, count)
+    module = config.architecture.module().eval()
+    with FlopCounterMode(display=False) as counter:
+        module(examples.inputs[:1].to(next(module.parameters()).dtype))
+    forward = float(counter.get_total_flops()) / 2
+    return max(1.0, 3 * forward * batch * config.total_steps(examples))

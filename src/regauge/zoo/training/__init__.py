@@ -7,7 +7,7 @@ from regauge.zoo.training.optimizers import SGD, Adam, AdamW
 from regauge.zoo.training.program import Backend
 from regauge.zoo.training.schedules import Constant, Cosine, OneCycle, StepDecay
 from regauge.zoo.training.settings import Choice, LogUniform, Uniform
-from regauge.zoo.training.trainer import Block, train
+from regauge.zoo.training.trainer import Block, train, train_stacks
 
 __all__ = [
     "SETS",
@@ -32,4 +32,5 @@ __all__ = [
     "Uniform",
     "load_examples",
     "train",
+    "train_stacks",
 ]

@@ -115,6 +115,25 @@ def train(
         ValueError: Ids are not those of the population or repeat, a discarded share would be of an incomplete group, or
             the module cannot be trained this way.
     """
+    stacks = train_stacks(config, ids=ids, data=data, backend=backend, stack=stack, device=device, dtype=dtype)
+    for _, blocks in stacks:
+        yield from blocks
+
+
+def train_stacks(
+    config: Config,
+    *,
+    ids: Sequence[int] | None = None,
+    data: Examples | None = None,
+    backend: Backend | None = None,
+    stack: int | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[tuple[list[int], Iterator[Block]]]:
+    """The same, stack by stack: the ids of each, and its blocks, which are to be taken before the next stack.
+
+    Stacks come in the order of their ids.
+    """
     chosen = list(range(config.count)) if ids is None else sorted(ids)
     if len(set(chosen)) < len(chosen) or (chosen and not 0 <= chosen[0] <= chosen[-1] < config.count):
         raise ValueError(f"ids are {list(ids or ())}, but must be different and from 0 to {config.count - 1}")
@@ -124,7 +143,7 @@ def train(
     maker = _Maker(config, module, examples, torch.device(device), dtype, backend, len(chosen))
     size = stack if stack is not None else maker.stack_size()
     for part in cut(config, chosen, size, is_one_group=reads_everything(config, examples)):
-        yield from _trained(config, maker, examples, [member_of(config, k) for k in part])
+        yield part, _trained(config, maker, examples, [member_of(config, k) for k in part])
 
 
 def member_of(config: Config, network: int) -> Member:
