@@ -1,6 +1,7 @@
 """`regauge zoo align`, `compare` and `map`, and the pictures that they draw."""
 
 import csv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from regauge.cli.main import main
 from regauge.discover import discover
 from regauge.report.populations import map_figure, matrices_figure
 from regauge.zoo.architecture import Architecture
+from regauge.zoo.jobs.aligning import CompareBlocks
 from regauge.zoo.store import Store
 
 MLP = Architecture("MLP 30-5-2", "regauge.nets.mlp:mlp", {"widths": [30, 5, 2]})
@@ -99,6 +101,38 @@ def test_barriers_fall_where_pairs_are_copies(
     rows = table(tmp_path / "n.csv")
     assert len(rows) == 6
     assert "barrier_aligned" not in rows[0]
+
+
+@pytest.mark.parametrize("align", ["pairs", "medoid"])
+def test_a_comparison_goes_on_where_it_was_interrupted(
+    align: str, zoo: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block by block, the rest by another worker, and with the same matrix in the end."""
+    command = ["zoo", "compare", zoo, "--data", data, "--align", align, "--points", "5", "-o"]
+    main([*command, str(tmp_path / "whole.svg")])
+    monkeypatch.setattr("regauge.cli.zoo_matrices.SIZE", 4)
+    blocks: list[tuple[int, int]] = []
+    do = CompareBlocks.__call__
+
+    def counted(self: CompareBlocks, key: tuple[int, int]) -> None:
+        blocks.append(key)
+        if len(blocks) == 9:  # of 6 in each matrix
+            raise ArithmeticError("a power cut")
+        do(self, key)
+
+    monkeypatch.setattr(CompareBlocks, "__call__", counted)
+    with pytest.raises(ArithmeticError):
+        main([*command, str(tmp_path / "parts.svg")])
+    assert sorted(path.name for path in tmp_path.glob("parts*")) == ["parts.svg.parts"]
+    before = len(blocks)
+    monkeypatch.setattr("regauge.cli.zoo_matrices.executor_of", lambda on: lambda: ThreadPoolExecutor(1))
+    main([*command, str(tmp_path / "parts.svg"), "--on", "processes"])
+    assert len(blocks) - before == 6 * (2 if align == "pairs" else 3) - (before - 1)
+    assert sorted(path.name for path in tmp_path.glob("parts*")) == ["parts.csv", "parts.svg"]
+    for found, expected in zip(table(tmp_path / "parts.csv"), table(tmp_path / "whole.csv"), strict=True):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert float(found[name]) == pytest.approx(float(value), abs=1e-5)
 
 
 def test_barriers_on_the_examples_that_were_kept_from_training(

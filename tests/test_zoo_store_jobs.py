@@ -158,6 +158,27 @@ def test_shards_are_some_minutes_of_work(tmp_path: Path, monkeypatch: pytest.Mon
     assert plan(whole, tmp_path / "whole", size=7)[1].size == 8
 
 
+def test_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function by its name, which every worker can call."""
+    (tmp_path / "my_own_data.py").write_text(
+        "import torch\nfrom regauge.zoo import Examples\n"
+        "def blobs():\n"
+        "    generator = torch.Generator().manual_seed(0)\n"
+        "    inputs, labels = torch.randn(40, 30, generator=generator), torch.arange(40) % 2\n"
+        "    return Examples('blobs', inputs[:30], labels[:30], inputs[30:], labels[30:])\n"
+        "def wrong():\n    return 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    store, jobs = plan(replace(CONFIG, data="my_own_data:blobs", count=3), tmp_path / "zoo", device="cpu:0")
+    assert run_jobs(jobs) == 1
+    store.refresh()
+    assert len(store) == 6
+    assert store.about["training"]["data"] == "my_own_data:blobs"
+    for name, message in (("my_own_data:wrong", "returned a int"), ("my_own_data:other", "has no 'other'")):
+        with pytest.raises(ValueError, match=message):
+            plan(replace(CONFIG, data=name), tmp_path / "other")
+
+
 def test_another_population_does_not_go_into_the_same_store(tmp_path: Path) -> None:
     plan(CONFIG, tmp_path / "zoo")
     for other in (replace(CONFIG, seed=1), replace(CONFIG, count=21), replace(CONFIG, steps=7)):

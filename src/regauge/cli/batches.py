@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,11 @@ def with_reset(task: rg.Task) -> rg.Task:
             "the model has batch normalization, whose statistics must be recomputed between the networks; give inputs "
             "as a tensor or a tuple of tensors, not by name"
         )
-    return replace(task, prepare=lambda params: rg.reset_batchnorm(task.module, params, [args for args, _ in calls]))
+    return replace(task, prepare=partial(_reset, task.module, [args for args, _ in calls]))
+
+
+def _reset(module: nn.Module, inputs: list[tuple[Tensor, ...]], params: rg.Params) -> rg.Params:
+    return rg.reset_batchnorm(module, params, inputs)
 
 
 def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:

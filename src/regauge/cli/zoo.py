@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -69,7 +70,8 @@ def train(options: ZooTrain) -> None:
     executor, share = executor_of(options.on), share_of()
     console = Console(stderr=True)
     with console.status("preparing"):
-        store, jobs = plan(config, options.output, size=options.shard, storage=options.storage)
+        require_device(options)
+        store, jobs = plan(config, options.output, size=options.shard, storage=options.storage, device=options.device)
     if share.world > 1:
         console.print(f"share {share.rank} of {share.world}")
     with progress(console) as bar:
@@ -176,6 +178,23 @@ def config_of(options: ZooTrain) -> Config:
         count=config.count if options.networks is None else options.networks,
         seed=config.seed if options.seed is None else options.seed,
     )
+
+
+def require_device(options: ZooTrain) -> None:
+    """Refuse a device that is none, or that this machine does not have and that is not another machine's.
+
+    Raises:
+        UsageError: It is.
+    """
+    try:
+        device = torch.device(options.device)
+        if not options.on.startswith("tcp://"):
+            torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"--device {options.device!r} cannot be used here ({reason}); say cpu") from error
+    if device.type == "meta":
+        raise UsageError("--device meta has no values, so nothing can be trained there; say cpu or cuda")
 
 
 def executor_of(on: str) -> MakeExecutor | None:

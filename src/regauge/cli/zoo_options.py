@@ -43,7 +43,9 @@ class ZooTrain:
     """Where all chance comes from; as the config says where left out."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"
     shard: int | None = None
-    """Networks of a shard, which are lost together if their worker dies; by itself at most 512, and 64 MiB."""
+    """Networks of a shard, which one worker trains; by itself at most 512, and what is trained in some minutes."""
+    device: str = "cpu"
+    """Where they are trained: cpu, cuda or another device of torch."""
     storage: Storage = None
     """Keep the weights rounded to this, in half the bytes; as they are where left out."""
 
@@ -162,6 +164,7 @@ class ZooCompare(Sampled):
     """What the barrier is one of."""
     batch: int = 512
     """Examples per batch, for data from a file or a set."""
+    on: Annotated[str, arg(help="Where pairs are compared, as for `regauge zoo train`.")] = "here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +178,7 @@ class ZooMap(Sampled):
     """Into so many the networks are divided, by the mean distance between clusters."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None
     """Color the networks by this column, for example validation_loss, instead of by their clusters."""
+    on: Annotated[str, arg(help="Where the pairs of --by orbits are aligned, as for `regauge zoo train`.")] = "here"
 
 
 ZooCommand = (

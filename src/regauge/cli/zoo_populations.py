@@ -13,6 +13,7 @@ from regauge.cli.batches import load_batches, task_of, with_reset
 from regauge.cli.errors import UsageError
 from regauge.cli.judging import LOSSES, require_pictures, save_figure, save_rows, table_path
 from regauge.cli.zoo import conditions_of, executor_of, progress, words
+from regauge.cli.zoo_matrices import Matrices
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
 from regauge.core.params import Params
 from regauge.core.task import Batch
@@ -23,7 +24,6 @@ from regauge.zoo.populations import (
     clusters,
     flat_map,
     mean_barrier,
-    medoid,
     plan_population,
     sample,
     universe,
@@ -74,17 +74,15 @@ def compare(options: ZooCompare) -> None:
     store, chosen, params = networks_of(options)
     symmetry = None if options.align == "no" else symmetry_of(store, options.store)
     task = task_on(options, store)
-    matrices = {}
-    with console.status("barriers of the networks as they are"):
-        before = Barriers(task, points=options.points)
-        matrices["as they are"] = before(params, params)
-    with console.status("aligning, and barriers after it"):
-        if options.align == "pairs":
-            after = Barriers(task, symmetry, points=options.points, seed=options.seed)
-            matrices["each pair aligned"] = after(params, params)
-        elif symmetry is not None and options.align != "no":
-            moved, name = together(params, symmetry, options.align, options.seed)
-            matrices[name] = before(moved, moved)
+    matrix_of = Matrices(options, store, chosen, console)
+    before = Barriers(task, points=options.points)
+    matrices = {"as they are": matrix_of("barriers, as they are", params, before)}
+    if options.align == "pairs":
+        after = Barriers(task, symmetry, points=options.points, seed=options.seed)
+        matrices["each pair aligned"] = matrix_of("barriers, aligned", params, after)
+    elif symmetry is not None and options.align != "no":
+        moved, name = together(params, symmetry, options, matrix_of)
+        matrices[name] = matrix_of("barriers, aligned", moved, before)
     rows = store.rows.dicts(chosen)
     names = dict(zip(matrices, ("barrier", "barrier_aligned"), strict=False))
     pairs: list[dict[str, float | str]] = [
@@ -101,6 +99,7 @@ def compare(options: ZooCompare) -> None:
     what = f"barrier: {LOSSES[options.loss]}"
     save_figure(matrices_figure({title: matrix.numpy() for title, matrix in matrices.items()}, what), options.output)
     save_rows(pairs, table_path(options.output))
+    matrix_of.clear()
     print(f"written: {options.output} and {table_path(options.output).name}")
 
 
@@ -111,9 +110,9 @@ def draw(options: ZooMap) -> None:
     store, chosen, params = networks_of(options)
     if options.color is not None and options.color not in store.rows.names:
         raise UsageError(f"the networks have no column {options.color!r}; there are {', '.join(store.rows.names)}")
-    with console.status("distances"):
-        distances = distances_of(options, store, params)
-        shown, member = flat_map(distances), clusters(distances, options.clusters)
+    matrix_of = Matrices(options, store, chosen, console)
+    distances = distances_of(options, store, params, matrix_of)
+    shown, member = flat_map(distances), clusters(distances, options.clusters)
     rows = store.rows.dicts(chosen)
     known = [] if options.color is None else [row.get(options.color) for row in rows]
     table: list[dict[str, float | str]] = []
@@ -138,6 +137,7 @@ def draw(options: ZooMap) -> None:
     save_rows(table, table_path(options.output))
     if options.clusters > 1:
         print(f"{len(counts)} clusters of {', '.join(map(str, counts.tolist()))} networks")
+    matrix_of.clear()
     print(f"two dimensions show {100 * shown.share:.1f}% of the squared distances")
     print(f"written: {options.output} and {table_path(options.output).name}")
 
@@ -156,10 +156,11 @@ def networks_of(options: Sampled) -> tuple[Store, Indices, Params]:
     return store, chosen, store.read(chosen)
 
 
-def distances_of(options: ZooMap, store: Store, params: Params) -> NDArray[np.float64]:
+def distances_of(options: ZooMap, store: Store, params: Params, matrix_of: Matrices) -> NDArray[np.float64]:
     """What the map is made of, `[networks, networks]`."""
     if options.by == "orbits":
-        return OrbitDistances(symmetry_of(store, options.store), seed=options.seed)(params, params).numpy()
+        compare = OrbitDistances(symmetry_of(store, options.store), seed=options.seed)
+        return matrix_of("distances of orbits", params, compare).numpy()
     if options.by == "universe":
         params = universe(params, symmetry_of(store, options.store)).params
     flat = torch.cat([t.double().flatten(1) for t in params.values() if t.is_floating_point()], 1)
@@ -167,14 +168,13 @@ def distances_of(options: ZooMap, store: Store, params: Params) -> NDArray[np.fl
     return found
 
 
-def together(params: Params, symmetry: rg.Symmetry, to: Literal["medoid", "universe"], seed: int) -> tuple[Params, str]:
+def together(params: Params, symmetry: rg.Symmetry, options: ZooCompare, matrix_of: Matrices) -> tuple[Params, str]:
     """A population aligned as a whole, and how in words."""
-    if to == "universe":
+    if options.align == "universe":
         return universe(params, symmetry).params, "in one universe"
-    k = medoid(params, symmetry, seed=seed)
-    return rg.align_pairs(
-        {name: tensor[k] for name, tensor in params.items()}, params, symmetry
-    ).params, "aligned to the medoid"
+    distances = matrix_of("distances of orbits", params, OrbitDistances(symmetry, seed=options.seed))
+    center = {name: tensor[int(distances.sum(1).argmin())] for name, tensor in params.items()}
+    return rg.align_pairs(center, params, symmetry).params, "aligned to the medoid"
 
 
 def task_on(options: ZooCompare, store: Store) -> rg.Task:

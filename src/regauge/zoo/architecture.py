@@ -104,7 +104,7 @@ class Architecture:
             raise ValueError(
                 f"architecture {self.name!r} is known by its tensors only; build one with a factory to run its networks"
             )
-        function = _imported(self.factory)
+        function = imported(self.factory)
         if not callable(function):
             raise ValueError(
                 f"{self.factory!r} is a {type(function).__name__}, not a function or class; name a factory"
@@ -150,7 +150,7 @@ def layout_of(params: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in params.items())
 
 
-def _imported(text: str) -> Any:
+def imported(text: str) -> Any:
     """The object `package.module:name`."""
     place, colon, name = text.rpartition(":")
     if not (place and colon and name):
@@ -168,7 +168,7 @@ def _objects(value: Any) -> Any:
     """A setting with the objects that it names in their places."""
     if isinstance(value, dict):
         if value.keys() == {"import"}:
-            return _imported(value["import"])
+            return imported(value["import"])
         return {key: _objects(inner) for key, inner in value.items()}
     return [_objects(inner) for inner in value] if isinstance(value, list) else value
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,11 +181,12 @@ class CompareBlocks:
 def plan_comparison(
     store: Store | str | Path,
     folder: str | Path,
-    indices: NDArray[np.int64] | list[int],
+    indices: NDArray[np.int64] | Sequence[int],
     compare: Compare,
     *,
     size: int = 64,
     is_symmetric: bool = True,
+    what: str | None = None,
 ) -> CompareBlocks:
     """The jobs of a matrix, new or as an interrupted run left them.
 
@@ -196,14 +197,17 @@ def plan_comparison(
         compare: From two populations to a matrix; a function of a module, or a picklable object.
         size: Networks of a block.
         is_symmetric: Whether the matrix is.
+        what: Tells what is computed from all else, such as the text or the digest of all settings: parts of something
+            else are refused. The name of a function unless given; for an object, what it says of itself.
 
     Raises:
         FileExistsError: The folder holds the parts of another matrix.
     """
     opened, folder = store if isinstance(store, Store) else Store.open(store), Path(folder)
     places = tuple(opened.places(indices))
-    what = {"store": opened.key, "compare": _words(compare), "size": size, "symmetric": is_symmetric}
-    text = json.dumps(what | {"networks": places})
+    computed = _words(compare) if what is None else what
+    settings = {"store": opened.key, "compare": computed, "size": size, "symmetric": is_symmetric}
+    text = json.dumps(settings | {"networks": places})
     folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / MANIFEST
     with suppress(FileExistsError):

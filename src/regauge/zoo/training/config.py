@@ -98,7 +98,8 @@ class Config:
 
     Attributes:
         architecture: Of all networks.
-        data: A name in `regauge.zoo.training.SETS`, or of examples that are handed to `train`.
+        data: A name in `regauge.zoo.training.SETS`; `package.module:function` of a function that returns Examples, the
+            same ones in every process; or what examples are called that are handed to `train`.
         count: How many networks; their ids are 0 to count - 1.
         seed: All chance comes from here and from ids.
         steps: Optimizer steps; give either these or epochs.

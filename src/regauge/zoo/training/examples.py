@@ -10,6 +10,7 @@ from torch import Tensor
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist, pixel_centers
 from regauge.data.tables import breast_cancer
 from regauge.data.waves import waves
+from regauge.zoo.architecture import imported
 
 WAVES, WAVE_POINTS = 2000, 512
 """Signals and points of each in the set "sine-waves"."""
@@ -72,14 +73,22 @@ class Examples:
 
 @lru_cache(maxsize=4)
 def load_examples(name: str) -> Examples:
-    """The examples of a name in `SETS`, read once.
+    """The examples of a name in `SETS`, or what the function `package.module:function` returns, read once.
 
     Raises:
-        ValueError: There is no such set.
+        ValueError: There is no such set or function, or it returns something else.
     """
-    if name not in SETS:
-        raise ValueError(f"{name!r} is no data set for populations; choose from {sorted(SETS)}, or give `data`")
-    return SETS[name]()
+    if name in SETS:
+        return SETS[name]()
+    if ":" not in name:
+        raise ValueError(
+            f"{name!r} is no data set for populations; choose from {sorted(SETS)}, name a function that returns "
+            "Examples as package.module:function, or give `data`"
+        )
+    made = imported(name)()
+    if not isinstance(made, Examples):
+        raise ValueError(f"{name!r} returned a {type(made).__name__}; it must return regauge.zoo.Examples")
+    return made
 
 
 def image_classes(data: ImageData, mean: float, std: float) -> Examples:
