@@ -115,7 +115,7 @@ class ZooVerify:
 class ZooAlign:
     """Align all networks of a store to one, into another store; the same command goes on where it was interrupted.
 
-    The network that they are aligned to is written beside the new store.
+    The network that they are aligned to is written into the folder of the new store.
     """
 
     store: Positional[Path]
