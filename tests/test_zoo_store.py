@@ -199,6 +199,11 @@ def test_rows_are_found_by_conditions(tmp_path: Path) -> None:
     assert rows.where().tolist() == list(range(12))
     assert rows.where(activation="softsign").tolist() == []
     assert rows.final().tolist() == [3, 7, 11]
+    store.append(
+        networks(SMALL, 2), [{"id": 3, "step": step, "is_discarded": step == 1} for step in range(2)], name="3"
+    )
+    store.refresh()
+    assert store.rows.final().tolist() == [3, 7, 11]
     with pytest.raises(KeyError, match="no column 'acuracy'; there are"):
         rows.where(acuracy=1)
 

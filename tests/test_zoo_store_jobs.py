@@ -21,6 +21,7 @@ from regauge.zoo.jobs import Share, run_jobs
 from regauge.zoo.jobs.aligning import plan_alignment, plan_comparison
 from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.jobs.training import plan
+from regauge.zoo.populations import reference, sample
 from regauge.zoo.store import Store
 from regauge.zoo.training import Block, Checkpoints, Config, Discard, train, train_stacks
 
@@ -46,6 +47,21 @@ def test_a_population_in_shards_is_the_population(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
     assert store.symmetry is not None
     assert [group.size for group in store.symmetry.groups] == [16, 16]
+
+
+def test_what_was_discarded_is_in_the_store_and_not_final(tmp_path: Path) -> None:
+    store, jobs = plan(replace(CONFIG, checkpoints=None, discards=(Discard(3, worst=0.25),)), tmp_path / "zoo", size=8)
+    run_jobs(jobs)
+    assert sorted(store.rows["id"]) == list(range(20))
+    discarded = store.rows.where(is_discarded=True)
+    assert len(discarded) == 5
+    assert set(store.rows["step"][discarded]) == {3}
+    assert sorted([*discarded, *store.rows.final()]) == list(range(20))
+    assert set(store.rows["step"][store.rows.final()]) == {6}
+    assert np.intersect1d(sample(store, 20), discarded).tolist() == []
+    lost = int(store.rows["id"][discarded[0]])
+    with pytest.raises(ValueError, match=f"the id {lost} and ends in a network that is finite and not discarded"):
+        reference(store, lost)
 
 
 @pytest.fixture

@@ -332,7 +332,9 @@ def test_early_discarding_of_a_share(backend: Backend, stack: int) -> None:
         after_4 = {k for k in ids if (k, 8) in rows}
         losses = {k: undisturbed[k, 4]["validation_loss"] for k in ids}
         assert after_4 == set(sorted(ids, key=lambda k: losses[k])[: len(ids) - len(ids) // 2])
+        assert {k for k in ids if rows[k, 4]["is_discarded"]} == set(ids) - after_4
         after_8 = {k for k in ids if (k, 12) in rows}
+        assert {k for k in after_4 if rows[k, 8]["is_discarded"]} == after_4 - after_8
         assert len(after_8) == len(ids) - int(0.75 * len(ids))
         assert after_8 <= after_4
     assert_same({key: trained(config, data)[0][key] for key in networks if key[1] == 12},
@@ -345,14 +347,40 @@ def test_early_discarding_of_a_share(backend: Backend, stack: int) -> None:
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_early_discarding_above_a_loss(name: str, backend: Backend) -> None:
     config, data = CASES[name]
-    _, rows = trained(replace(config, checkpoints=Checkpoints(6)), data)
+    between, rows = trained(replace(config, checkpoints=Checkpoints(6)), data)
     losses = sorted(row["validation_loss"] for (_, step), row in rows.items() if step == 6)
     limit = (losses[config.count // 2] + losses[config.count // 2 + 1]) / 2
-    networks, _ = trained(replace(config, discards=(Discard(6, above=limit),)), data, backend=backend)
-    assert {k for k, _ in networks} == {k for k, step in rows if step == 6 and rows[k, 6]["validation_loss"] <= limit}
-    expected, _ = trained(config, data)
+    networks, own_rows = trained(replace(config, discards=(Discard(6, above=limit),)), data, backend=backend)
+    expected = {key: params for key, params in between.items() if key[1] == 6} | trained(config, data)[0]
+    kept = {k for k, step in rows if step == 6 and rows[k, 6]["validation_loss"] <= limit}
+    assert networks.keys() == {(k, 12 if k in kept else 6) for k in range(config.count)}
+    assert all(own_rows[k, step]["is_discarded"] == (k not in kept) for k, step in networks)
     assert_same({key: expected[key] for key in networks}, networks)
-    assert list(train(replace(config, discards=(Discard(6, above=-1.0),)), data=data)) == []
+    _, none = trained(replace(config, discards=(Discard(6, above=-1.0),)), data, backend=backend)
+    assert none.keys() == {(k, 6) for k in range(config.count)}
+    assert all(row["is_discarded"] for row in none.values())
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked", "compiled"])
+@pytest.mark.parametrize("rule", [{"above": 1.1}, {"worst": 0.75}], ids=str)
+def test_what_was_given_up_is_handed_out_once(
+    backend: Backend, rule: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda run, **_: run)
+    monkeypatch.setattr(trainer, "_has_compiler", lambda: True)
+    wild = config(count=12, optimizer=SGD(lr=Choice((0.01, 0.02, 1e200))), discards=(Discard(5, **rule),))
+    _, rows = trained(wild, BLOBS, backend=backend)
+    diverged = {key for key, row in rows.items() if row["is_diverged"]}
+    discarded = {key for key, row in rows.items() if row["is_discarded"]}
+    assert diverged == {(k, 5) for (k, _), row in rows.items() if row["lr"] > 1}
+    assert sorted(k for k, _ in rows) == list(range(12))
+    assert {step for _, step in discarded} == {5}
+    assert not diverged & discarded
+    assert 0 < len(diverged | discarded) < 12
+    assert all(step == 12 for _, step in rows.keys() - diverged - discarded)
+    _, watched = trained(replace(wild, checkpoints=Checkpoints(5, warmup=5)), BLOBS, backend=backend)
+    assert {key: row for key, row in watched.items() if key in rows} == rows
+    assert watched.keys() - rows.keys() == {(k, step) for k, end in rows for step in (5, 10) if step < end}
 
 
 def test_batches_read_every_example_equally_often() -> None:

@@ -100,7 +100,7 @@ class ZooExport:
     where: Annotated[tuple[str, ...], arg(metavar="COLUMN=VALUE")] = ()
     """Only networks with these values, for example step=86."""
     final: bool = False
-    """Only the last checkpoint of each trajectory."""
+    """Only the last checkpoint of each trajectory that was not discarded."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] 
         store: Where they are.
         count: How many at most.
         seed: Where chance comes from.
-        among: Numbers of those that may be drawn; the last checkpoints of all trajectories unless given.
+        among: Numbers of those that may be drawn; what `store.rows.final()` says unless given.
 
     Raises:
         ValueError: No network is finite, or the count is not positive.
@@ -72,7 +72,9 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
             np.intersect1d(store.rows.where(id=to), store.rows.final()), store.rows.where(is_finite=True)
         )
         if not len(found):
-            raise ValueError(f"no trajectory of the store has the id {to} and ends in a network that is finite")
+            raise ValueError(
+                f"no trajectory of the store has the id {to} and ends in a network that is finite and not discarded"
+            )
         return _one(store.read(found), 0)
     params = store.read(sample(store, count, seed=seed))
     if to == "medoid":

@@ -66,11 +66,12 @@ class Rows:
         return np.flatnonzero(chosen)
 
     def final(self) -> Indices:
-        """The numbers of the rows with the last checkpoint of each trajectory, in increasing order."""
+        """The numbers of the rows with the last checkpoint of each trajectory that was not discarded, increasing."""
         ids, steps = self.column("id").values, self.column("step").values
         order = np.lexsort((np.arange(len(ids)), steps, ids))
         last = np.append(ids[order][1:] != ids[order][:-1], True) if len(ids) else np.zeros(0, bool)
-        return np.sort(order[last])
+        given_up = self.where(is_discarded=True) if "is_discarded" in self.names else ()
+        return np.setdiff1d(order[last], given_up)
 
     def dicts(self, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
         """Some rows as dictionaries of plain values; what a row does not have is left out."""

@@ -69,7 +69,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Discard:
-    """At some step the networks that do badly are given up.
+    """At some step the networks that do badly are given up: they are handed out then, marked in their rows.
 
     Attributes:
         step: After so many steps.

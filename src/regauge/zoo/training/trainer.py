@@ -56,8 +56,9 @@ class Block(NamedTuple):
     Attributes:
         params: `[networks, ...]`, parameters and buffers.
         rows: For each network plain values: "id", "step", "seed", "group", what it drew, "train_loss" of the last
-            batch, "validation_loss", "validation_accuracy" of classes as a fraction, and "is_diverged". Losses of
-            networks that diverged are None.
+            batch, "validation_loss", "validation_accuracy" of classes as a fraction, "is_diverged" and "is_discarded".
+            Losses of networks that diverged are None. A network that is marked by one of the two was given up at this
+            step; one that diverged is not also discarded.
     """
 
     params: Params
@@ -95,8 +96,10 @@ def train(
 
     Networks are trained in stacks, on one thread: for more cores, train other ids in other processes. What a network
     becomes depends on the config and on its id, not on the stack, the back end or the other ids: rounding aside, every
-    way of cutting the population gives the same. A network that diverges does not touch its neighbors; it is handed out
-    once, marked in its row, and given up. Networks that are discarded are not handed out again.
+    way of cutting the population gives the same. A network that diverges does not touch its neighbors. It is handed out
+    once, at the next checkpoint or discard, marked "is_diverged", and given up. A network that is discarded is handed
+    out at that step, whether or not it is a checkpoint, marked "is_discarded", and not again. So every network has one
+    last row, at the end or with one of the two marks.
 
     Args:
         config: Of the whole population.
@@ -109,7 +112,8 @@ def train(
         dtype: Of parameters and examples.
 
     Yields:
-        For each stack a block at every checkpoint, and at the end.
+        For each stack a block at every checkpoint, and at the end; and one of the networks that are given up where
+        networks are discarded at another step.
 
     Raises:
         ValueError: Ids are not those of the population or repeat, a discarded share would be of an incomplete group, or
@@ -290,13 +294,17 @@ def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Me
                 losses = stack.program.step(*stack.batches.at(step), config.schedule.factor(step, total))
             reached = event
             params = stack.program.params()
-            judged = stack.judge(event, losses, params)
-            block = stack.block(judged, params) if event in checkpoints else None
-            stack.discard(judged, discards.get(event))
-        if block is not None:
+            rows = stack.judge(event, losses, params, discards.get(event))
+            block = stack.block(rows, params, is_checkpoint=event in checkpoints)
+            stack.give_up(rows)
+        if block.rows:
             yield block
         if not any(stack.is_alive):
             return
+
+
+def _is_given_up(row: Row) -> bool:
+    return bool(row["is_diverged"] or row["is_discarded"])
 
 
 @contextmanager
@@ -325,7 +333,7 @@ class _Running:
         self.batches = Batches(config, examples, groups, own)
         self.program = maker.make(members)
 
-    def judge(self, step: int, losses: Tensor | None, params: Params) -> list[Row]:
+    def judge(self, step: int, losses: Tensor | None, params: Params, discard: Discard | None) -> list[Row]:
         """A row for each place, given up or not."""
         finite = torch.stack([t.isfinite().flatten(1).all(1) for t in params.values() if t.is_floating_point()]).all(0)
         loss, accuracy = self._validation()
@@ -351,35 +359,41 @@ class _Running:
                 row["validation_accuracy"] = float(accuracy[k]) if is_fine else None
             row["is_diverged"] = not is_fine
             rows.append(row)
+        discarded = set() if discard is None else self._discarded(rows, discard)
+        for k, row in enumerate(rows):
+            row["is_discarded"] = k in discarded
         return rows
 
-    def block(self, rows: Sequence[Row], params: Params) -> Block:
-        """The networks that are alive."""
-        index = [k for k, alive in enumerate(self.is_alive) if alive]
+    def block(self, rows: Sequence[Row], params: Params, *, is_checkpoint: bool) -> Block:
+        """The networks that are alive, or between checkpoints those of them that are given up now."""
+        index = [k for k, alive in enumerate(self.is_alive) if alive and (is_checkpoint or _is_given_up(rows[k]))]
         if len(index) < len(self.members):
             params = {name: tensor[index] for name, tensor in params.items()}
         return Block(params, [rows[k] for k in index])
 
-    def discard(self, rows: Sequence[Row], discard: Discard | None) -> None:
-        """Give up what diverged and what the rule says, and free their places."""
+    def give_up(self, rows: Sequence[Row]) -> None:
+        """Give up what diverged or is discarded, and free its places."""
+        self.is_alive = [alive and not _is_given_up(row) for alive, row in zip(self.is_alive, rows, strict=True)]
+        if not all(self.is_alive) and not self.is_fixed:
+            self._compact()
+
+    def _discarded(self, rows: Sequence[Row], discard: Discard) -> set[int]:
+        """The places of the networks that the rule says, without those that diverged or were given up before."""
         losses = [
-            float("inf") if row["is_diverged"] or not alive else row["validation_loss"]
+            math.inf if row["is_diverged"] or not alive else row["validation_loss"]
             for row, alive in zip(rows, self.is_alive, strict=True)
         ]
-        dropped = {k for k, loss in enumerate(losses) if loss == float("inf")}
-        if discard is not None and discard.above is not None:
-            dropped |= {k for k, loss in enumerate(losses) if loss > discard.above}
-        if discard is not None and discard.worst is not None:
+        found: set[int] = set()
+        if discard.above is not None:
+            found = {k for k, loss in enumerate(losses) if loss > discard.above}
+        if discard.worst is not None:
             for group in {member.group for member in self.members}:
                 own = [k for k, member in enumerate(self.members) if member.group == group]
                 first = group * self.config.group
                 whole = min(self.config.group, self.config.count - first)
                 kept = whole - int(discard.worst * whole)
-                dropped |= set(sorted(own, key=lambda k: (losses[k], k))[kept:])
-        for k in dropped:
-            self.is_alive[k] = False
-        if not all(self.is_alive) and not self.is_fixed:
-            self._compact()
+                found |= set(sorted(own, key=lambda k: (losses[k], k))[kept:])
+        return {k for k in found if losses[k] < math.inf}
 
     def _compact(self) -> None:
         """Keep the living, and as many others as make all groups equally large."""
