@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import math
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,7 @@ from regauge.zoo.training import (
 )
 from regauge.zoo.training.config import Subset
 from regauge.zoo.training.feeds import Feed, subset_of
+from regauge.zoo.training.program import require_trainable
 from regauge.zoo.training.trainer import cut
 
 
@@ -60,12 +62,24 @@ class Branchless(nn.Module):
 
 
 class Dropping(nn.Module):
-    def __init__(self) -> None:
+    """Draws random numbers while it is trained, in one of several ways."""
+
+    def __init__(self, how: str) -> None:
         super().__init__()
-        self.head, self.drop = nn.Linear(4, 3), nn.Dropout(0.5)
+        self.conv, self.head, self.drop = nn.Conv2d(1, 4, 1), nn.Linear(4, 3), nn.Dropout(0.5)
+        self.memory = nn.LSTM(1, 4, num_layers=2, dropout=1e-3, batch_first=True)
+        self.how, self.random = how, random.Random(0)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.drop(self.head(x))
+        if self.how == "convolution":
+            h = functional.dropout(self.conv(x), 1e-3, self.training).mean((2, 3))
+        elif self.how == "memory":
+            h = self.memory(x.unsqueeze(2))[0][:, -1]
+        elif self.how == "module":
+            h = self.drop(x)
+        else:
+            h = x + self.random.random() if self.training else x
+        result: Tensor = self.head(h)
         return result
 
 
@@ -87,7 +101,6 @@ MLP = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 6, 3]})
 SIREN = Architecture("SIREN", "regauge.nets.siren:Siren", {"in_features": 1, "width": 5, "omega": 3.0})
 CONV = Architecture("CNN", f"{__name__}:Branchless", {})
 SMALL = Architecture("small CNN", "regauge.zoo.formats.modules:SmallCNN", {"channels": [1, 4, 3], "classes": 3})
-DROPPING = Architecture("dropping", f"{__name__}:Dropping", {})
 BLOBS, IMAGES, WAVES = classes(4), classes(1, 5, 5), signals()
 LARGER = classes(1, 8, 8)
 
@@ -536,15 +549,30 @@ def test_populations_that_make_no_sense(changes: dict[str, Any], message: str) -
         (lambda: next(train(config(), data=BLOBS, ids=[10])), r"ids are \[10\], but must be different and from 0 to 9"),
         (lambda: next(train(config(), data=BLOBS, stack=0)), "stack of 0 networks"),
         (lambda: next(train(config(subset=Fraction(Choice((0.1, 0.5)))), data=BLOBS)), "one stack cannot hold"),
-        (
-            lambda: next(train(config(DROPPING), data=BLOBS)),
-            "drop at random from torch's global generator",
-        ),
     ],
 )
 def test_what_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("how", ["module", "convolution", "memory", "another generator"])
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_chance_is_refused(how: str, backend: Backend) -> None:
+    chosen = config(Architecture("dropping", f"{__name__}:Dropping", {"how": how}))
+    with pytest.raises(ValueError, match="a Dropping draws random numbers while it is trained"):
+        next(train(chosen, data=IMAGES if how == "convolution" else BLOBS, backend=backend))
+
+
+def test_modules_without_chance_are_left_as_they_are() -> None:
+    module = nn.Sequential(Branchless(), nn.Dropout(0.0))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    require_trainable(module, IMAGES.inputs[:2])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    module[1] = nn.Linear(3, 3)
+    module.append(module[1])
+    with pytest.raises(ValueError, match=r"\['2.bias', '2.weight'\] are names of tensors with other names too"):
+        require_trainable(module, IMAGES.inputs[:2])
 
 
 def test_subset_types_have_the_same_epochs() -> None:

@@ -1,7 +1,8 @@
 """How networks start: as their factory makes them, or drawn anew; each from its own seed."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -77,10 +78,17 @@ def initialized(architecture: Architecture, starts: Sequence[Start], dtype: torc
 
 
 def built(architecture: Architecture, seed: int) -> nn.Module:
-    """What the factory makes when torch's global generator has this seed; the generator is put back."""
+    """What the factory makes when torch's global generator has this seed."""
+    with seeded(seed):
+        return architecture.module()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's global generator has this seed for a while; then it is put back."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return architecture.module()
+        yield
 
 
 _GLOBAL_GENERATOR = threading.Lock()

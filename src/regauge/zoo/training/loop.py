@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.zoo.training.optimizers import Optimizer
-from regauge.zoo.training.program import PIECE_BYTES, channels_last, learned_and_buffers, mean_loss
+from regauge.zoo.training.program import PIECE_BYTES, channels_last, mean_loss
 
 
 class Loop:
@@ -24,7 +24,6 @@ class Loop:
         optimizer: Optimizer,
         settings: Mapping[str, Sequence[float]],
     ) -> None:
-        learned_and_buffers(module, params)
         self.modules: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.rates = list(settings["lr"])

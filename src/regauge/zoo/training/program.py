@@ -1,6 +1,5 @@
 """What a back end is: a program that trains the networks of a stack, and how it is chosen."""
 
-from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regauge.core.params import Params
+from regauge.zoo.training.initialization import seeded
 
 Backend = Literal["stacked", "compiled", "loop"]
 """One program for all networks of a stack; the same, compiled; or one network after the other."""
@@ -48,8 +48,12 @@ def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets)
 
 
-def learned_and_buffers(module: nn.Module, params: Mapping[str, Tensor]) -> tuple[Params, Params]:
-    """What is trained, and the rest: buffers, and parameters without `requires_grad`.
+def require_trainable(module: nn.Module, inputs: Tensor) -> None:
+    """Refuse a module that no population can be trained of.
+
+    Args:
+        module: On the CPU; left in training mode.
+        inputs: Some examples.
 
     Raises:
         ValueError: The module ties parameters, or draws random numbers while it is trained.
@@ -58,16 +62,22 @@ def learned_and_buffers(module: nn.Module, params: Mapping[str, Tensor]) -> tupl
     tied = sorted({name for name, _ in module.named_parameters(remove_duplicate=False)} - set(names))
     if tied:
         raise ValueError(f"{tied[:3]} are names of tensors with other names too; untie them to train a population")
-    dropping = [
-        name for name, part in module.named_modules() if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
-    ]
-    if dropping:
+    (first, draws), (second, _) = (_tried(module, inputs.cpu(), seed) for seed in (0, 1))
+    # Other sources of chance than torch's global generator are only seen in what comes out.
+    if draws or not torch.allclose(first, second, rtol=1e-3, equal_nan=True):
         raise ValueError(
-            f"{dropping[:3]} drop at random from torch's global generator, so that a network would depend on its "
-            "neighbors; set their p to 0"
+            f"a {type(module).__name__} draws random numbers while it is trained, so that a network would depend on "
+            "its neighbors; set the p of its dropout to 0, or take the chance out of its forward pass"
         )
-    learned = {name: params[name] for name in learned_names(module)}
-    return learned, {name: tensor for name, tensor in params.items() if name not in learned}
+
+
+def _tried(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
+    """What a module says in training mode, and whether it drew from torch's global generator; its buffers stay."""
+    own = {name: tensor.detach().clone() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    with seeded(seed), torch.no_grad():
+        before = torch.get_rng_state()
+        outputs: Tensor = torch.func.functional_call(module.train(), own, (inputs,))
+        return outputs, not torch.equal(before, torch.get_rng_state())
 
 
 def learned_names(module: nn.Module) -> list[str]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.zoo.training.optimizers import Optimizer, stacked
-from regauge.zoo.training.program import learned_and_buffers, learned_names, mean_loss
+from regauge.zoo.training.program import learned_names, mean_loss
 
 
 class Engine(Protocol):
@@ -33,9 +33,8 @@ class Stack:
         engine: Engine,
     ) -> None:
         self.order = list(params)
-        learned, buffers = learned_and_buffers(module, params)
-        self.learned = {name: tensor.clone() for name, tensor in learned.items()}
-        self.rest = {name: tensor.clone() for name, tensor in buffers.items()}
+        self.learned = {name: params[name].clone() for name in learned_names(module)}
+        self.rest = {name: tensor.clone() for name, tensor in params.items() if name not in self.learned}
         self.engine = engine
         self.optimizer = stacked(optimizer, list(self.learned.values()), settings)
 

@@ -23,7 +23,7 @@ from regauge.zoo.training.examples import Examples, load_examples
 from regauge.zoo.training.feeds import Batches, half_of, reads_everything, share_of
 from regauge.zoo.training.initialization import Start, built, initialized, start_of
 from regauge.zoo.training.loop import Loop
-from regauge.zoo.training.program import Backend, Program, is_convolutional, is_recurrent
+from regauge.zoo.training.program import Backend, Program, is_convolutional, is_recurrent, require_trainable
 from regauge.zoo.training.settings import drawn
 from regauge.zoo.training.stack import Stack, VmapEngine
 
@@ -144,6 +144,7 @@ def train_stacks(
     examples = (data if data is not None else load_examples(config.data)).to(device, dtype)
     _require_whole_groups(config, chosen)
     module = built(config.architecture, config.seed).to(dtype)
+    require_trainable(module, examples.inputs[:2])
     maker = _Maker(config, module, examples, torch.device(device), dtype, backend, len(chosen))
     size = stack if stack is not None else maker.stack_size()
     for part in cut(config, chosen, size, is_one_group=reads_everything(config, examples)):
