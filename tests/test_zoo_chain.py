@@ -144,6 +144,66 @@ def test_the_links_of_a_siren() -> None:
     assert [(link.scale, link.activation) for link in links] == [(3.0, "sin"), (3.0, "sin"), (1.0, "identity")]
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.layer(x)
+        return h * 2.0 if self.training else h
+
+
+def alter(how: str, module: nn.Module) -> None:
+    """Change what a layer computes, from outside."""
+    layer = next(part for part in module.modules() if isinstance(part, nn.Linear))
+    match how:
+        case "hook":
+            layer.register_forward_hook(lambda _, __, output: 3 * output)
+        case "hook before":
+            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
+        case "hook of the whole":
+            module.register_forward_hook(lambda _, __, output: 3 * output)
+        case "hook behind":
+            layer.register_full_backward_hook(lambda _, gradients, __: (gradients[0] * 2,))
+        case "hook behind, before":
+            layer.register_full_backward_pre_hook(lambda _, gradients: (gradients[0] * 2,))
+        case "hook of a function":
+            module.get_submodule("1").register_forward_hook(lambda _, __, output: 3 * output)
+        case "own forward":
+            layer.forward = lambda x: 3 * functional.linear(x, layer.weight, layer.bias)  # type: ignore[method-assign]
+        case "weight norm":
+            nn.utils.parametrizations.weight_norm(layer)
+        case "spectral norm":
+            nn.utils.spectral_norm(layer)
+        case _:
+            nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "hook",
+        "hook before",
+        "hook of the whole",
+        "hook behind",
+        "hook behind, before",
+        "hook of a function",
+        "own forward",
+        "weight norm",
+        "spectral norm",
+        "parametrization",
+    ],
+)
+def test_what_was_attached_makes_no_chain(how: str) -> None:
+    vectors = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    images = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 3))
+    for module, reads_vectors in ((vectors, True), (images, False)):
+        assert steps_of(module, reads_vectors=reads_vectors) is not None
+        alter(how, module)
+        assert steps_of(module, reads_vectors=reads_vectors) is None
+
+
 @pytest.mark.parametrize(
     "module",
     [
@@ -155,6 +215,7 @@ def test_the_links_of_a_siren() -> None:
         Twice(),
         Branching(),
         Unused(),
+        Scaled(),
     ],
     ids=lambda module: type(module).__name__,
 )

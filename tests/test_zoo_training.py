@@ -61,6 +61,14 @@ class Branchless(nn.Module):
         return result
 
 
+class Hooked(nn.Sequential):
+    """A chain but for a hook."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        self[0].register_forward_hook(lambda _, __, output: 3 * output)
+
+
 class Dropping(nn.Module):
     """Draws random numbers while it is trained, in one of several ways."""
 
@@ -119,6 +127,7 @@ CASES: dict[str, tuple[Config, Examples]] = {
     "fractions": (config(subset=Fraction(Choice((0.3, 0.6)))), BLOBS),
     "halves": (config(subset=ClassHalves(), steps=None, epochs=2.5), BLOBS),
     "initialization": (config(initialization=KINDS), BLOBS),
+    "hooks": (config(Architecture("hooked", f"{__name__}:Hooked", {})), BLOBS),
     "siren": (config(SIREN, batch=None, copies=2, schedule=Cosine()), WAVES),
     "siren, sampled": (config(SIREN, batch=7, copies=2), WAVES),
     "cnn": (config(CONV, count=6), IMAGES),

@@ -207,15 +207,29 @@ class Flattening(Step):
 
 
 def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
-    """The steps of a module that is a chain of layers and activations.
+    """The steps of a module that is a chain of layers and activations, the same in training and evaluation.
 
     Args:
-        module: What is read.
+        module: What is read; left in training mode.
         reads_vectors: Whether an example is a vector; it is an image otherwise.
 
     Returns:
-        None if the module is anything else.
+        None if the module is anything else, or does more than its class says: it has hooks, or a forward of its own.
     """
+    if any(_is_altered(part) for part in module.modules()):
+        return None
+    evaluated, trained = (_read(module.train(mode), reads_vectors=reads_vectors) for mode in (False, True))
+    return trained if trained == evaluated else None
+
+
+def _is_altered(part: nn.Module) -> bool:
+    """Whether something was attached to a module that changes what it computes; a trace does not see it."""
+    hooks = (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks)
+    return any(hooks) or "forward" in vars(part)
+
+
+def _read(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
+    """The steps of a module in the mode that it is in."""
     try:
         graph = fx.symbolic_trace(module).graph
     # What a module does while it is traced is its own business; one that cannot be traced is no chain.
