@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +61,13 @@ class Branchless(nn.Module):
         return result
 
 
+class Two(nn.Linear):
+    """Two outputs."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return x, super().forward(x)
+
+
 class Hooked(nn.Sequential):
     """A chain but for a hook."""
 
@@ -108,6 +115,8 @@ def signals() -> Examples:
 MLP = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 6, 3]})
 SIREN = Architecture("SIREN", "regauge.nets.siren:Siren", {"in_features": 1, "width": 5, "omega": 3.0})
 CONV = Architecture("CNN", f"{__name__}:Branchless", {})
+TWO = Architecture("two", f"{__name__}:Two", {"in_features": 4, "out_features": 3})
+MAPS = Architecture("maps", "torch.nn:Conv2d", {"in_channels": 1, "out_channels": 3, "kernel_size": 1})
 SMALL = Architecture("small CNN", "regauge.zoo.formats.modules:SmallCNN", {"channels": [1, 4, 3], "classes": 3})
 BLOBS, IMAGES, WAVES = classes(4), classes(1, 5, 5), signals()
 LARGER = classes(1, 8, 8)
@@ -576,12 +585,62 @@ def test_chance_is_refused(how: str, backend: Backend) -> None:
 def test_modules_without_chance_are_left_as_they_are() -> None:
     module = nn.Sequential(Branchless(), nn.Dropout(0.0))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    require_trainable(module, IMAGES.inputs[:2])
+    require_trainable(module, IMAGES)
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     module[1] = nn.Linear(3, 3)
     module.append(module[1])
     with pytest.raises(ValueError, match=r"\['2.bias', '2.weight'\] are names of tensors with other names too"):
-        require_trainable(module, IMAGES.inputs[:2])
+        require_trainable(module, IMAGES)
+
+
+def labeled(targets: Tensor, validation: Tensor | None = None, **how: Any) -> Examples:
+    """Examples of four features with these targets."""
+    validation = targets if validation is None else validation
+    kept = validation.shape[int(how.get("is_signals", False))]
+    return Examples("mine", torch.zeros(6, 4), targets, torch.zeros(kept, 4), validation, **how)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: labeled(torch.zeros(6)), r"float32 of shape \(6,\), but \[n, out\] is needed; .* axis of length 1"),
+        (lambda: labeled(torch.zeros(6, dtype=torch.int32)), r"are torch.int32; give classes as torch.int64"),
+        (lambda: labeled(torch.zeros(6, dtype=torch.bool)), r"are torch.bool; give classes"),
+        (lambda: labeled(torch.zeros(6, 3, dtype=torch.int64)), r"int64 of shape \(6, 3\), but \[n\] is needed"),
+        (lambda: labeled(torch.tensor([0, 1, 2, -1, 0, 0])), "of class -1; number the classes from 0"),
+        (lambda: labeled(torch.zeros(6, 3, 1), is_signals=False), r"of shape \(6, 3, 1\), but \[n, out\]"),
+        (lambda: labeled(torch.zeros(2, 6), is_signals=True), r"of shape \(2, 6\), but \[signals, n, out\]"),
+        (lambda: labeled(torch.zeros(2, 6, 1, dtype=torch.int64), is_signals=True), "must be floating-point values"),
+        (lambda: labeled(torch.zeros(6, 3), torch.zeros(5, 2)), r"validation torch.float32 of \(5, 2\); only axis 0"),
+        (lambda: labeled(torch.zeros(6, 1), torch.zeros(5, dtype=torch.int64)), "validation torch.int64"),
+        (lambda: labeled(torch.zeros(2, 6, 1), torch.zeros(3, 5, 1), is_signals=True), "only axis 1 may be"),
+    ],
+)
+def test_targets_that_no_loss_is_known_for(make: Callable[[], Examples], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (labeled(torch.tensor([0, 1, 2, 3, 0, 0])), "class 3, but the networks have 3 outputs; give them 4, or number"),
+        (labeled(torch.zeros(6).long(), torch.tensor([7])), "class 7, but the networks have 3 outputs"),
+        (labeled(torch.zeros(6, 1)), "have 1 values each, but the networks 3 outputs"),
+        (labeled(torch.zeros(2, 6, 4), is_signals=True), "have 4 values each, but the networks 3 outputs"),
+    ],
+)
+def test_targets_that_the_networks_do_not_fit(data: Examples, message: str, backend: Backend) -> None:
+    with pytest.raises(ValueError, match=message):
+        next(train(config(), data=data, backend=backend))
+
+
+@pytest.mark.parametrize(("architecture", "found"), [(TWO, "a tuple"), (MAPS, r"\(2, 3, 5, 5\)")], ids=["two", "maps"])
+def test_outputs_that_no_loss_is_known_for(architecture: Architecture, found: str) -> None:
+    data = IMAGES if architecture is MAPS else BLOBS
+    with pytest.raises(ValueError, match=rf"gives {found} for 2 examples, but \[examples, out\] is needed"):
+        next(train(config(architecture), data=data))
 
 
 def test_subset_types_have_the_same_epochs() -> None:

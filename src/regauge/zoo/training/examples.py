@@ -23,13 +23,13 @@ class Examples:
     Attributes:
         name: In words.
         inputs: `[n, ...]`.
-        targets: Classes `[n]` or values `[n, out]`; of signals `[signals, n, out]`.
+        targets: Classes `[n]`, int64 from 0, or values `[n, out]` in floating point; of signals `[signals, n, out]`.
         validation_inputs: Kept from training, as the inputs. Test sets are not read at all.
         validation_targets: As the targets.
         is_signals: Whether each network learns a signal of its own, at points that all share.
 
     Raises:
-        ValueError: Numbers of inputs and targets differ.
+        ValueError: Numbers of inputs and targets differ, or targets are of another shape or dtype.
     """
 
     name: str
@@ -43,18 +43,42 @@ class Examples:
         axis = int(self.is_signals)
         pairs = ((self.inputs, self.targets), (self.validation_inputs, self.validation_targets))
         for inputs, targets in pairs:
-            if not len(inputs) or targets.ndim <= axis or len(inputs) != targets.shape[axis]:
+            self._require_targets(targets)
+            if not len(inputs) or len(inputs) != targets.shape[axis]:
                 raise ValueError(
                     f"{self.name!r} has {len(inputs)} inputs and targets of shape {tuple(targets.shape)}; axis {axis} "
                     "of the targets must be as long as the inputs, and not empty"
                 )
-        if self.is_signals and not self.targets.is_floating_point():
-            raise ValueError(f"the signals of {self.name!r} must be floating-point values, not {self.targets.dtype}")
+        if len({(t.is_floating_point(), *t.shape[:axis], *t.shape[axis + 1 :]) for _, t in pairs}) > 1:
+            raise ValueError(
+                f"the targets of {self.name!r} are {self.targets.dtype} of shape {tuple(self.targets.shape)}, but for "
+                f"validation {self.validation_targets.dtype} of {tuple(self.validation_targets.shape)}; only axis "
+                f"{axis} may be of another length"
+            )
 
     @property
     def is_classification(self) -> bool:
         """Whether targets are classes."""
         return not self.targets.is_floating_point()
+
+    def require_outputs(self, out: int) -> None:
+        """Refuse networks with so many outputs if they do not fit the targets.
+
+        Raises:
+            ValueError: There is a class beyond the outputs, or there are more or fewer values than outputs.
+        """
+        if self.is_classification:
+            last = max(int(self.targets.max()), int(self.validation_targets.max()))
+            if last >= out:
+                raise ValueError(
+                    f"{self.name!r} has examples of class {last}, but the networks have {out} outputs; give them "
+                    f"{last + 1}, or number the classes from 0 to {out - 1}"
+                )
+        elif self.targets.shape[-1] != out:
+            raise ValueError(
+                f"the targets of {self.name!r} have {self.targets.shape[-1]} values each, but the networks {out} "
+                "outputs; give them as many"
+            )
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Examples":
         """The same on a device, floating-point values in a dtype; nothing is copied where it is so already."""
@@ -69,6 +93,26 @@ class Examples:
             validation_inputs=move(self.validation_inputs),
             validation_targets=move(self.validation_targets),
         )
+
+    def _require_targets(self, targets: Tensor) -> None:
+        """Refuse what no loss is known for."""
+        is_values = targets.is_floating_point()
+        if self.is_signals and not is_values:
+            raise ValueError(f"the signals of {self.name!r} must be floating-point values, not {targets.dtype}")
+        if not is_values and targets.dtype != torch.int64:
+            raise ValueError(
+                f"the targets of {self.name!r} are {targets.dtype}; give classes as torch.int64 (`targets.long()`), or "
+                "values in floating point"
+            )
+        axes = "[signals, n, out]" if self.is_signals else "[n, out]" if is_values else "[n]"
+        if targets.ndim != axes.count(",") + 1:
+            raise ValueError(
+                f"the targets of {self.name!r} are {targets.dtype} of shape {tuple(targets.shape)}, but {axes} is "
+                "needed; values of one number each have an axis of length 1 (`targets[..., None]`), and classes are "
+                "int64 without one"
+            )
+        if not is_values and len(targets) and targets.min() < 0:
+            raise ValueError(f"{self.name!r} has an example of class {int(targets.min())}; number the classes from 0")
 
 
 @lru_cache(maxsize=4)

@@ -144,7 +144,7 @@ def train_stacks(
     examples = (data if data is not None else load_examples(config.data)).to(device, dtype)
     _require_whole_groups(config, chosen)
     module = built(config.architecture, config.seed).to(dtype)
-    require_trainable(module, examples.inputs[:2])
+    require_trainable(module, examples)
     maker = _Maker(config, module, examples, torch.device(device), dtype, backend, len(chosen))
     size = stack if stack is not None else maker.stack_size()
     for part in cut(config, chosen, size, is_one_group=reads_everything(config, examples)):
