@@ -36,6 +36,16 @@ def test_round_trip(architecture: Architecture) -> None:
     assert again.to_json() == text
 
 
+def test_equal_architectures_have_equal_hashes() -> None:
+    settings = {"in_features": 2, "width": 8, "out_features": 3, "depth": 3, "omega": 30}
+    other = dict(reversed(settings.items())) | {"omega": 30.0}
+    first, second = (Architecture("SIREN", "regauge.nets.siren:Siren", own) for own in (settings, other))
+    assert list(first.settings) != list(second.settings)
+    assert first == second
+    assert hash(first) == hash(second)
+    assert len({first, second, *CASES}) == 1 + len(CASES)
+
+
 @pytest.mark.parametrize("architecture", CASES[:3], ids=lambda a: a.name)
 def test_the_layout_is_that_of_the_module(architecture: Architecture) -> None:
     state = architecture.module().state_dict()
