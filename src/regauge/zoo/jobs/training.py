@@ -21,7 +21,7 @@ SHARD_WORK = 1e13
 
 @dataclass(frozen=True)
 class TrainShards:
-    """Shard k has the networks with ids from `k * size`; a network is the same whatever the size is.
+    """Shard k has the networks with ids from `k * size`; the size changes a step by rounding alone, see `train`.
 
     A shard appears when its last network is trained. Until then its finished stacks are kept aside, and a job that is
     done again after it was killed trains only what was in training then.

@@ -90,7 +90,9 @@ class Discard:
 
 @dataclass(frozen=True)
 class Config:
-    """A population: network i is the same whichever others are trained beside it, to rounding.
+    """A population: network i follows from this and from i, whichever others are trained beside it.
+
+    Every step is the same to rounding; what rounding comes to in a long training is said at `train`.
 
     Consecutive ids form a group: network i belongs to group `i // group`. The networks of a group read the same batches
     in the same order and draw the same subset of the data; everything else is each network's own. With `group=1` that
