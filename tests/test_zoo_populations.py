@@ -274,6 +274,11 @@ def test_samples_are_last_checkpoints_that_are_finite(tmp_path: Path) -> None:
     assert store.rows["id"][drawn].tolist() == [0, *range(2, 12)]
     assert set(store.rows["step"][drawn].tolist()) == {2}
     assert len(sample(store, 100, among=np.arange(24))) == 23
+    # Finite values may have an infinite loss.
+    wild = {spec.name: torch.randn(2, *spec.shape) for spec in MLP.layout}
+    store.append(wild, [{"id": 50 + k, "step": 2, "is_diverged": k == 1} for k in range(2)], name="wild")
+    store.refresh()
+    assert store.rows["id"][sample(store, 100)].tolist() == [0, *range(2, 12), 50]
     few = sample(store, 4, seed=1)
     assert len(few) == 4
     assert np.array_equal(few, sample(store, 4, seed=1))

@@ -137,6 +137,9 @@ def test_values_beyond_half_precision_are_refused(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "zoo", SMALL, storage="float16")
     params = networks(SMALL, 2)
     params["layers.0.bias"][1, 0] = 1e6
+    store.append(params, [{"id": k, "step": 0, "is_diverged": k == 1} for k in range(2)])
+    store.refresh()
+    assert store.rows["is_finite"].tolist() == [True, False]
     with pytest.raises(ValueError, match="network 1 has values too large for float16"):
         store.append(params, numbered(2))
     Store.create(tmp_path / "other", SMALL, storage="bfloat16").append(params, numbered(2))

@@ -148,10 +148,24 @@ def test_long_trajectories_are_written_in_pieces(
     assert_same_population(store, trained_alone(tmp_path / "alone"))
 
 
-def test_the_same_job_at_two_workers(small_stacks: list[list[int]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", [0, 2, 4])
+def test_the_same_job_at_two_workers(
+    moment: int, small_stacks: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One does all of it while the other one is before, in or behind the middle: nothing is lost or there twice."""
     store, jobs = plan(CONFIG, tmp_path / "zoo", size=20)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(jobs, [0, 0]))
+    keep, calls = Stage.keep, []
+
+    def overtaken(self: Stage, ids: list[int], blocks: Iterator[Block], *, is_last: bool) -> None:
+        calls.append(ids)
+        if len(calls) == moment + 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(Stage, "keep", keep)
+                jobs(0)
+        keep(self, ids, blocks, is_last=is_last)
+
+    monkeypatch.setattr(Stage, "keep", overtaken)
+    jobs(0)
     store.refresh()
     assert [shard.path.stem for shard in store.shards] == ["train-000000"]
     assert sorted(zip(store.rows["id"], store.rows["step"], strict=True)) == [(k, s) for k in range(20) for s in (3, 6)]

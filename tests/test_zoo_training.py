@@ -390,6 +390,9 @@ def test_early_discarding_above_a_loss(name: str, backend: Backend) -> None:
     _, none = trained(replace(config, discards=(Discard(6, above=-1.0),)), data, backend=backend)
     assert none.keys() == {(k, 6) for k in range(config.count)}
     assert all(row["is_discarded"] for row in none.values())
+    _, at_the_end = trained(replace(config, discards=(Discard(12, above=-1.0),)), data, backend=backend)
+    assert at_the_end.keys() == {(k, 12) for k in range(config.count)}
+    assert all(row["is_discarded"] for row in at_the_end.values())
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked", "compiled"])
@@ -557,6 +560,7 @@ def test_populations_that_make_no_sense(changes: dict[str, Any], message: str) -
     [
         (lambda: Discard(3), "does not say what to give up"),
         (lambda: Discard(3, worst=1.0), "worst share is 1.0"),
+        (lambda: next(train(config(discards=(Discard(13, above=1.0),)), data=BLOBS)), "never comes: .* have 12 steps"),
         (lambda: Checkpoints(0), "never comes"),
         (lambda: Fraction(0.0), "share of the examples is 0.0"),
         (lambda: ClassHalves(1.5), r"must lie in \[0, 1\]"),

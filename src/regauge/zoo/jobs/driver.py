@@ -11,12 +11,11 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from regauge.zoo.jobs.threads import one_thread
+from regauge.zoo.watch import Watch, unwatched
 
 K = TypeVar("K")
 MakeExecutor = Callable[[], AbstractContextManager[Executor]]
 """Opens an executor; it is called again when a pool broke."""
-Watch = Callable[[int], Callable[[], None]]
-"""Is told how many jobs there are to do, and returns what to call after each."""
 
 
 class Job(Protocol[K]):
@@ -45,11 +44,6 @@ class Share(NamedTuple):
 
 
 WHOLE = Share()
-
-
-def unwatched(total: int) -> Callable[[], None]:
-    """A `Watch` that tells nobody."""
-    return lambda: None
 
 
 def run_jobs(

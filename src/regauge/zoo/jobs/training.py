@@ -56,9 +56,13 @@ class TrainShards:
         ids = range(key * self.size, min(self.config.count, (key + 1) * self.size))
         stage = Stage(Store.open(self.folder), self.name(key))
         missing = ids[max(0, stage.finished() - ids.start) :]
-        for part, blocks in train_stacks(self.config, ids=missing, device=self.device):
-            stage.keep(part, blocks, is_last=part[-1] == ids[-1])
-        stage.publish()
+        try:
+            for part, blocks in train_stacks(self.config, ids=missing, device=self.device):
+                stage.keep(part, blocks, is_last=part[-1] == ids[-1])
+            stage.publish()
+        except FileNotFoundError:  # another worker finished the same job, and deleted what was kept for it
+            if not self.is_done(key):
+                raise
 
 
 def plan(

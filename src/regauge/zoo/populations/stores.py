@@ -23,7 +23,7 @@ REFERENCE = "reference.safetensors"
 
 
 def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Numbers of some networks of a store, drawn at random, in increasing order; networks with NaN or Inf never are.
+    """Numbers of some networks of a store, drawn at random, in increasing order; those that diverged never are.
 
     Args:
         store: Where they are.
@@ -36,9 +36,9 @@ def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] 
     """
     if count < 1:
         raise ValueError(f"{count} networks are none; draw one at least")
-    there = np.zeros(0, np.int64)
-    if len(store):
-        there = np.intersect1d(store.rows.where(is_finite=True), store.rows.final() if among is None else among)
+    there = np.intersect1d(store.rows.where(is_finite=True), store.rows.final() if among is None else among)
+    if "is_diverged" in store.rows.names:  # finite, but with an infinite loss
+        there = np.setdiff1d(there, store.rows.where(is_diverged=True))
     if not len(there):
         raise ValueError(f"none of the {len(store)} networks of {str(store.folder)!r} is finite and was asked for")
     order = torch.randperm(len(there), generator=torch.Generator().manual_seed(seed)).numpy()

@@ -434,7 +434,7 @@ class Store:
         for tensor in params.values():
             if tensor.is_floating_point():
                 before &= are_finite(tensor.reshape(len(finite), math.prod(tensor.shape[1:]))).cpu()
-        lost = (before & ~finite).nonzero().flatten().tolist()
+        lost = [k for k in (before & ~finite).nonzero().flatten().tolist() if not rows[k].get("is_diverged")]
         if lost:
             raise ValueError(
                 f"network {rows[lost[0]]['id']} has values too large for {self.storage}; store it as bfloat16 or in "

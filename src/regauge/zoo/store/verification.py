@@ -1,12 +1,13 @@
 """Whether every byte of a store is what was written."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from regauge.checkpoints.writing import PARTIAL
 from regauge.zoo.store import shard as shards
 from regauge.zoo.store.shard import FOLDER, MANIFEST, SUFFIX
+from regauge.zoo.watch import Watch, unwatched
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,7 @@ class Verification:
         return not self.damaged
 
 
-def unwatched(total: int) -> Callable[[], None]:
-    """Tells nobody."""
-    return lambda: None
-
-
-def verify(folder: str | Path, *, watch: Callable[[int], Callable[[], None]] = unwatched) -> Verification:
+def verify(folder: str | Path, *, watch: Watch = unwatched) -> Verification:
     """Read every shard of a store and compare the checksums; a damaged one does not stop it.
 
     Args:

@@ -147,6 +147,10 @@ def train_stacks(
         raise ValueError(f"ids are {list(ids or ())}, but must be different and from 0 to {config.count - 1}")
     examples = (data if data is not None else load_examples(config.data)).to(device, dtype)
     _require_whole_groups(config, chosen)
+    total = config.total_steps(examples)
+    late = [discard for discard in config.discards if discard.step > total]
+    if late:
+        raise ValueError(f"{late[0]} never comes: trainings have {total} steps; discard at the last one or before")
     module = built(config.architecture, config.seed).to(dtype)
     require_trainable(module, examples)
     maker = _Maker(config, module, examples, torch.device(device), dtype, backend, len(chosen))
@@ -290,7 +294,7 @@ def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Me
     with _one_thread():
         stack = _Running(config, maker, examples, members)
     checkpoints = {total} | (config.checkpoints.steps(total) if config.checkpoints else set())
-    discards = {discard.step: discard for discard in config.discards if discard.step < total}
+    discards = {discard.step: discard for discard in config.discards if discard.step <= total}
     reached = 0
     for event in sorted(checkpoints | discards.keys()):
         with _one_thread():

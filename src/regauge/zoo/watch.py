@@ -1,0 +1,11 @@
+"""How long work on populations tells its progress."""
+
+from collections.abc import Callable
+
+Watch = Callable[[int], Callable[[], None]]
+"""Is told how many parts there are, and returns what to call after each."""
+
+
+def unwatched(total: int) -> Callable[[], None]:
+    """A `Watch` that tells nobody."""
+    return lambda: None
