@@ -363,7 +363,7 @@ class Store:
 
     def _listed(self, listed: tuple[Shard, ...]) -> "_Table":
         starts = np.concatenate([[0], np.cumsum([shard.count for shard in listed], dtype=np.int64)])
-        names = dict.fromkeys(name for shard in listed for name in (*ALWAYS, *shard.columns))
+        names = dict.fromkeys([*ALWAYS, *(name for shard in listed for name in shard.columns)])
 
         def read(shard: Shard, name: str) -> Column | None:
             file = self._file(shard.path)  # which stays open while it is held
