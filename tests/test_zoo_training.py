@@ -469,6 +469,13 @@ def test_networks_that_are_signals_learn_their_own() -> None:
         assert float(errors[signal]) < 0.02
 
 
+def test_networks_that_are_signals_tell_the_class_of_theirs() -> None:
+    chosen = config(SIREN, count=8, batch=None, copies=2, steps=1)
+    _, rows = trained(chosen, replace(WAVES, labels=torch.tensor([7, 3, 7])))
+    assert [rows[k, 1]["label"] for k in range(8)] == [7, 7, 3, 3, 7, 7, 7, 7]
+    assert "label" not in trained(chosen, WAVES)[1][0, 1]
+
+
 def test_stacks_are_parts_of_a_group_where_networks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     population = config(count=16, group=8, checkpoints=Checkpoints(every=100))
     one = 8 * (2 * 9 * 8 + 4 * 51)  # Hidden values there and back, and four tensors for each parameter.
@@ -533,6 +540,8 @@ def test_named_examples(name: str) -> None:
         classes = load_examples("digits")
         image = data.targets[5].reshape(8, 8)
         assert torch.equal(image, classes.inputs[5, 0])
+        assert data.labels is not None
+        assert int(data.labels[5]) == int(classes.targets[5])
         assert data.inputs[9].tolist() == [-0.625, -0.625]
         assert data.inputs[1].tolist() == [-0.875, -0.625]
 
@@ -568,6 +577,8 @@ def test_populations_that_make_no_sense(changes: dict[str, Any], message: str) -
         (lambda: Initialization(("xavier",)), "all from"),  # type: ignore[arg-type]
         (lambda: load_examples("imagenet"), "'imagenet' is no data set for populations"),
         (lambda: Examples("x", torch.zeros(3, 1), torch.zeros(2, 1), torch.zeros(1, 1), torch.zeros(1, 1)), "3 inputs"),
+        (lambda: replace(WAVES, labels=torch.zeros(4)), "only signals have labels, one for each"),
+        (lambda: replace(BLOBS, labels=torch.zeros(40)), "only signals have labels, one for each"),
         (lambda: next(train(config(), data=BLOBS, ids=[10])), r"ids are \[10\], but must be different and from 0 to 9"),
         (lambda: next(train(config(), data=BLOBS, stack=0)), "stack of 0 networks"),
         (lambda: next(train(config(subset=Fraction(Choice((0.1, 0.5)))), data=BLOBS)), "one stack cannot hold"),

@@ -27,9 +27,11 @@ class Examples:
         validation_inputs: Kept from training, as the inputs. Test sets are not read at all.
         validation_targets: As the targets.
         is_signals: Whether each network learns a signal of its own, at points that all share.
+        labels: The class of each signal, `[signals]`, which rows tell and no network learns; None if there are none.
 
     Raises:
-        ValueError: Numbers of inputs and targets differ, or targets are of another shape or dtype.
+        ValueError: Numbers of inputs and targets, or of signals and labels, differ, or targets are of another shape or
+            dtype.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Examples:
     validation_inputs: Tensor
     validation_targets: Tensor
     is_signals: bool = False
+    labels: Tensor | None = None
 
     def __post_init__(self) -> None:
         axis = int(self.is_signals)
@@ -54,6 +57,11 @@ class Examples:
                 f"the targets of {self.name!r} are {self.targets.dtype} of shape {tuple(self.targets.shape)}, but for "
                 f"validation {self.validation_targets.dtype} of {tuple(self.validation_targets.shape)}; only axis "
                 f"{axis} may be of another length"
+            )
+        if self.labels is not None and (not self.is_signals or self.labels.shape != self.targets.shape[:1]):
+            raise ValueError(
+                f"{self.name!r} has labels of shape {tuple(self.labels.shape)} and targets of shape "
+                f"{tuple(self.targets.shape)}; only signals have labels, one for each"
             )
 
     @property
@@ -141,11 +149,13 @@ def image_classes(data: ImageData, mean: float, std: float) -> Examples:
 
 
 def image_signals(data: ImageData) -> Examples:
-    """Every training image as a function from pixel centers in [-1, 1]^2, row by row, to its channels."""
+    """Every training image, with its class, as a function from pixel centers in [-1, 1]^2, row by row, to channels."""
     count, channels, height, width = data.train_images.shape
     points = pixel_centers(height, width)
     values = data.train_images.reshape(count, channels, height * width).transpose(1, 2)
-    return Examples(f"{data.name} as functions", points, values, points, values, is_signals=True)
+    return Examples(
+        f"{data.name} as functions", points, values, points, values, is_signals=True, labels=data.train_labels
+    )
 
 
 def _with_last_tenth_kept(name: str, inputs: Tensor, labels: Tensor) -> Examples:

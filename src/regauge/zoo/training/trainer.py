@@ -362,6 +362,8 @@ class _Running:
             row |= {} if (half := half_of(self.config, member.group)) is None else {"half": half}
             if self.examples.is_signals:
                 row["signal"] = member.id // self.config.copies % len(self.examples.targets)
+            if self.examples.labels is not None:
+                row["label"] = int(self.examples.labels[row["signal"]])
             row["train_loss"] = last[k] if is_fine else None
             row["validation_loss"] = float(loss[k]) if is_fine else None
             if accuracy is not None:
