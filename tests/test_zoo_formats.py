@@ -104,6 +104,64 @@ def test_sine_networks_in_folders(tmp_path: Path) -> None:
     assert (tmp_path / "out" / splits["training"]["path"][1]).is_file()
 
 
+CHAINS = [
+    ("regauge.nets.siren:Siren", {"in_features": 2, "width": 6, "out_features": 1, "depth": 3}),
+    ("regauge.nets.siren:Siren", {"in_features": 2, "width": 6, "omega": 30.0}),
+    ("regauge.zoo.formats.modules:ImageSiren", {"in_features": 2, "width": 6, "out_features": 3}),
+    ("regauge.nets.mlp:mlp", {"widths": [2, 6, 5, 1]}),
+    ("regauge.zoo.formats.modules:Listed", {"layers": [["linear", 2, 6], ["relu"], ["linear", 6, 3]]}),
+]
+
+
+def chains(folder: Path, factory: str, settings: dict[str, Any]) -> Store:
+    """Networks of a chain, with labels."""
+    architecture = Architecture("chain", factory, settings)
+    store = Store.create(folder, architecture)
+    parts = [perturbed(architecture.module()) for _ in range(3)]
+    params = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+    store.append(params, [{"id": k, "step": 0, "label": k} for k in range(3)])
+    return store
+
+
+@pytest.mark.parametrize(("factory", "settings"), CHAINS)
+def test_a_chain_is_read_again_as_the_same_function(tmp_path: Path, factory: str, settings: dict[str, Any]) -> None:
+    store = chains(tmp_path / "zoo", factory, settings)
+    EXPORTERS["dwsnets"](store, tmp_path / "out", range(3), watch=lambda count: None)
+    again = import_zoo(read_dwsnets(tmp_path / "out"), tmp_path / "again")
+    x = torch.rand(5, 2, generator=GENERATOR) * 2 - 1
+    assert sorted(again.rows["label"].tolist()) == [0, 1, 2]
+    for k, row in enumerate(again.rows.dicts()):
+        torch.testing.assert_close(output(again, k, x), output(store, row["label"], x))
+
+
+@pytest.mark.parametrize(
+    ("factory", "settings", "match"),
+    [
+        ("regauge.nets.siren:Siren", {"omega": 10.0}, r"has sin\(10 h\) between its layers, but .* sin\(30 h\)"),
+        ("regauge.zoo.formats.modules:ImageSiren", {"omega": 31}, r"has sin\(31 h\) between"),
+        ("regauge.nets.mlp:mlp", {"widths": [2, 3, 1], "activation": {"import": "torch:tanh"}}, r"has tanh\(1 h\)"),
+        ("regauge.nets.mlp:mlp", {"widths": [2, 1]}, "has nothing between its layers"),
+        ("regauge.zoo.formats.modules:SmallCNN", {}, "is no chain of linear layers"),
+    ],
+)
+def test_chains_that_would_be_read_as_others(
+    tmp_path: Path, factory: str, settings: dict[str, Any], match: str
+) -> None:
+    store = chains(tmp_path / "zoo", factory, settings)
+    with pytest.raises(ValueError, match=match):
+        EXPORTERS["dwsnets"](store, tmp_path / "out", range(3), watch=lambda count: None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_networks_without_labels_have_no_folders(tmp_path: Path) -> None:
+    store = chains(tmp_path / "zoo", *CHAINS[0])
+    store.append(store.read([0]), [{"id": 3, "step": 0}])
+    store.refresh()
+    with pytest.raises(ValueError, match="no value in a column 'label'"):
+        EXPORTERS["dwsnets"](store, tmp_path / "out", range(4), watch=lambda count: None)
+    EXPORTERS["dwsnets"](store, tmp_path / "out", range(3), watch=lambda count: None)
+
+
 def test_classifiers_in_a_zip_file(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
     made = []

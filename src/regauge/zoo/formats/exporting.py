@@ -5,6 +5,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ import safetensors.torch
 import torch
 
 from regauge.core.params import Params
+from regauge.zoo.architecture import Architecture
+from regauge.zoo.formats.modules import MIDDLE, ImageSiren
+from regauge.zoo.formats.sequential import OMEGA
 from regauge.zoo.formats.small_cnn_zoo import LAYOUT, METRICS, WEIGHTS, Variable, written_metrics
 from regauge.zoo.formats.source import BLOCK
 from regauge.zoo.store import Store
+from regauge.zoo.training.chains.steps import steps_of
+from regauge.zoo.training.chains.vectors import Link, links_of
 
 Watch = Callable[[int], None]
 """Is told after each part how many networks it had."""
@@ -88,27 +94,29 @@ def export_small_cnn_zoo(store: Store, folder: str | Path, indices: Sequence[int
 def export_dwsnets(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
     """Folders of DWSNets: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
 
-    Layers are numbered in the order of the state dictionary: one by one for sine networks, by twos for others. The
-    label is the column "label", and the split the column "split"; where there is none, the store's own split.
+    Layers are numbered one by one for sine networks and by twos for those with ReLU. Whoever reads a sine network adds
+    1/2 to its output, so that 1/2 is taken from the last bias of one that does not add it: the function stays the same.
+    The label is the column "label", and the split the column "split"; where there is none, the store's own split.
 
     Raises:
-        ValueError: The networks are no chains of linear layers, or have no labels.
+        ValueError: The networks are no chains of linear layers, have neither ReLU nor sines of frequency 30 between
+            them, or have no labels.
     """
-    layout = store.architecture.layout
-    shapes = [(spec.name.rpartition(".")[2], len(spec.shape)) for spec in layout]
-    if shapes != [("weight", 2), ("bias", 1)] * (len(layout) // 2):
-        raise ValueError(f"{store.architecture.name!r} is no chain of linear layers with biases; export as safetensors")
-    if "label" not in store.rows.names:
+    links, stride, shift = _chain(store.architecture)
+    last = links[-1].bias
+    names = {link.weight: f"seq.{k * stride}.weight" for k, link in enumerate(links)}
+    names |= {link.bias: f"seq.{k * stride}.bias" for k, link in enumerate(links)}
+    if "label" not in store.rows.names or np.isin(indices, store.rows.where(label=None)).any():
         raise ValueError(
-            f"the networks have no column 'label', but {list(store.rows.names)}; DWSNets' folders need one"
+            f"the networks, or some of them, have no value in a column 'label', by which DWSNets' folders are named; "
+            f"their columns are {list(store.rows.names)}"
         )
-    stride = 1 if "omega" in store.architecture.settings else 2
-    names = {spec.name: f"seq.{k // 2 * stride}.{spec.name.rpartition('.')[2]}" for k, spec in enumerate(layout)}
     folder = _new(folder)
     own = {int(k): name for name, part in store.split().items() for k in part}
     splits: dict[str, dict[str, list[Any]]] = {}
     done = 0
     for params, rows in _parts(store, indices):
+        params = params | {last: params[last] - shift}
         for k, row in enumerate(rows):
             split = row.get("split", own[int(indices[done + k])])
             place = folder / f"networks_{split}_{row['label']}_{indices[done + k]}" / "checkpoints"
@@ -123,6 +131,27 @@ def export_dwsnets(store: Store, folder: str | Path, indices: Sequence[int], *, 
         done += len(rows)
         watch(len(rows))
     _write(folder / "splits.json", json.dumps(splits).encode())
+
+
+def _chain(architecture: Architecture) -> tuple[tuple[Link, ...], int, float]:
+    """Layers in their order, the distance of their numbers, and what is taken from the output."""
+    module = architecture.module()
+    adds = type(module) is ImageSiren
+    if adds:
+        module = replace(architecture, factory="regauge.nets.siren:Siren").module()
+    links = links_of(steps_of(module, reads_vectors=True) or ())
+    if links is None or (links[-1].activation, links[-1].scale) != ("identity", 1.0):
+        raise ValueError(f"{architecture.name!r} is no chain of linear layers with biases; export as safetensors")
+    between = {(link.activation, link.scale) for link in links[:-1]}
+    if between == {("sin", OMEGA)}:
+        return links, 1, 0.0 if adds else MIDDLE
+    if between == {("relu", 1.0)}:
+        return links, 2, 0.0
+    found = " and ".join(f"{activation}({scale:g} h)" for activation, scale in sorted(between)) or "nothing"
+    raise ValueError(
+        f"{architecture.name!r} has {found} between its layers, but DWSNets' files are read as networks with "
+        f"sin({OMEGA:g} h) or with relu(h); export as safetensors"
+    )
 
 
 def _new(folder: str | Path) -> Path:

@@ -20,6 +20,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
 }
+MIDDLE = 0.5
+"""Of the gray values: what `ImageSiren` adds."""
 
 
 class ImageSiren(Siren):
@@ -30,7 +32,7 @@ class ImageSiren(Siren):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + 0.5
+        return super().forward(x) + MIDDLE
 
 
 class SmallCNN(nn.Module):
