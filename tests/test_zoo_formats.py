@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -356,6 +357,55 @@ def test_a_folder_with_its_model(tmp_path: Path) -> None:
         import_zoo(read_folder(tmp_path, "net{id}.pth", architecture=architecture), tmp_path / "other")
 
 
+def test_files_that_no_training_wrote_are_skipped(tmp_path: Path) -> None:
+    """A zip file from macOS, and the same unpacked."""
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    torch.save({f"seq.{name}": tensor for name, tensor in perturbed(module).items()}, tmp_path / "one.pth")
+    with zipfile.ZipFile(tmp_path / "mlps.zip", "w") as archive:
+        archive.write(tmp_path / "one.pth", "mlps/0.pth")
+        for name in ("__MACOSX/mlps/._0.pth", "mlps/._0.pth", ".cache/1.pth", "__MACOSX/._0.pth"):
+            archive.writestr(name, b"\0\5\x16\7")
+        archive.extractall(tmp_path / ".hidden" / "mlps")
+    for place in ("mlps.zip", ".hidden/mlps"):
+        store = import_zoo(read_deep_align(tmp_path / place), tmp_path / "zoo" / place)
+        assert store.rows["file"].tolist() == ["mlps/0.pth"]
+        assert len(import_zoo(read_folder(tmp_path / place, "**.pth"), tmp_path / "folder" / place)) == 1
+
+
+def test_zip_files_that_are_damaged(tmp_path: Path) -> None:
+    torch.save(nn.Linear(6, 4).state_dict(), tmp_path / "one.pth")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(tmp_path / "one.pth", "0.pth")
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    content[60:80] = bytes(20)
+    (tmp_path / "b.zip").write_bytes(content)
+    with pytest.raises(ValueError, match=r"'0.pth' in '.*b.zip' is damaged .*fetch it again"):
+        read_folder(tmp_path / "b.zip", "{id}.pth")
+    (tmp_path / "c.zip").write_bytes(content[:-8])
+    with pytest.raises(ValueError, match="neither a folder nor a zip file"):
+        read_folder(tmp_path / "c.zip", "{id}.pth")
+
+
+def test_what_lies_beside_the_parameters(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(2), "label": torch.tensor(3)}
+    torch.save(state, tmp_path / "0.pt")
+    safetensors.torch.save_file(state, tmp_path / "0.safetensors")
+    for suffix in ("pt", "safetensors"):
+        source = read_folder(tmp_path, f"{{id}}.{suffix}", beside=["label", "absent"])
+        store = import_zoo(source, tmp_path / "zoos" / suffix)
+        assert [spec.name for spec in store.architecture.layout] == ["w"]
+        assert store.rows["label"].tolist() == [3]
+    with pytest.raises(ValueError, match=r"\['step'\] cannot lie beside .* write \{id\} and \{step\}"):
+        read_folder(tmp_path, "{id}.pt", beside=["label", "step"])
+
+
+@pytest.mark.parametrize("row", ["no JSON", "[1, 2]", "3"])
+def test_metadata_of_other_programs_are_no_rows(tmp_path: Path, row: str) -> None:
+    safetensors.torch.save_file({"w": torch.zeros(2)}, tmp_path / "0.safetensors", {"row": row})
+    store = import_zoo(read_folder(tmp_path, "{id}.safetensors"), tmp_path / "zoo")
+    assert store.rows.dicts() == [{"id": 0, "step": 0, "file": "0.safetensors", "is_finite": True}]
+
+
 def test_networks_of_several_architectures_are_not_mixed(tmp_path: Path) -> None:
     for k, width in enumerate((3, 3, 4)):
         torch.save(nn.Linear(width, 2).state_dict(), tmp_path / f"{k}.pt")
@@ -418,6 +468,8 @@ def test_one_file_for_each_network(tmp_path: Path) -> None:
     assert again.rows["id"].tolist() == [0, 2, 4]
     for name, tensor in store.read([0, 2, 4]).items():
         assert torch.equal(again.read(range(3))[name], tensor)
+    for before, after in zip(store.rows.dicts([0, 2, 4]), again.rows.dicts(), strict=True):
+        assert after == before | {"file": f"{before['id']}-10.safetensors"}
     with safe_open(tmp_path / "out" / "4-10.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["row"])["label"] == 4
     with pytest.raises(FileExistsError, match="holds files already"):

@@ -15,6 +15,7 @@ import torch
 
 from regauge.core.params import Params
 from regauge.zoo.architecture import Architecture
+from regauge.zoo.formats.files import ROW
 from regauge.zoo.formats.modules import MIDDLE, ImageSiren
 from regauge.zoo.formats.sequential import OMEGA
 from regauge.zoo.formats.small_cnn_zoo import LAYOUT, METRICS, WEIGHTS, Variable, written_metrics
@@ -42,7 +43,7 @@ def export_safetensors(store: Store, folder: str | Path, indices: Sequence[int],
     for params, rows in _parts(store, indices):
         for k, row in enumerate(rows):
             network = {name: tensor[k].contiguous() for name, tensor in params.items()}
-            content = safetensors.torch.save(network, {"row": json.dumps(row), "format": "pt"})
+            content = safetensors.torch.save(network, {ROW: json.dumps(row), "format": "pt"})
             _write(folder / f"{row['id']}-{row['step']}.safetensors", content)
         watch(len(rows))
 

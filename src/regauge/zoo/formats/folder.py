@@ -27,7 +27,8 @@ def read_folder(
     What stands in braces is a part of a name, without a slash, and becomes a column: of integers or numbers if all its
     values are. "id" is the trajectory and "step" the checkpoint on it; without an integer id, all checkpoints that
     differ in their step only form a trajectory, and these are numbered. `*` stands for anything within a name and
-    `**` for anything at all. The column "file" has the whole name.
+    `**` for anything at all. The column "file" has the whole name. A file that `export` wrote has all its columns in
+    its header; what the name says comes first.
 
     Args:
         path: Folder or zip file.
@@ -38,8 +39,14 @@ def read_folder(
 
     Raises:
         FileNotFoundError: There is no such folder, or no name fits.
-        ValueError: The template is malformed.
+        ValueError: The template is malformed, or what names a network is to be taken from beside its parameters.
     """
+    taken = [name for name in ("id", "step", "file") if name in beside]
+    if taken:
+        raise ValueError(
+            f"{taken} cannot lie beside the parameters, because the files' names say which network is which; write "
+            "{id} and {step} into the template"
+        )
     tree = Tree(path)
     pattern = compiled(template)
     found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
@@ -109,7 +116,7 @@ def _networks(
         params, extras = tree.checkpoint(name, beside)
         if architecture.factory is not None and params.keys() != with_names:
             params = match(params, _meta(architecture), name)
-        yield params, row | extras
+        yield params, extras | row
 
 
 def _meta(architecture: Architecture) -> Params:
