@@ -78,7 +78,14 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
     options = ["--template", "net{id}_step{step}.pt", "--model", "regauge.nets.mlp:mlp", "--input-shape", "2x4"]
     options += ["--settings", json.dumps({"widths": [4, 3, 2]}), "--storage", "bfloat16"]
     main(["zoo", "import", str(tmp_path / "raw"), "-o", str(tmp_path / "zoo"), *options])
-    assert "6 networks of 'mlp' on 3 trajectories; 1 with NaN or Inf are marked" in capsys.readouterr().out
+    told = "6 networks of 'mlp' on 3 trajectories; 1 with NaN or Inf are marked"
+    assert f"{told}; 6 were imported now" in capsys.readouterr().out
+    main(["zoo", "import", str(tmp_path / "raw"), "-o", str(tmp_path / "zoo"), *options])
+    assert f"{told}; 0 were imported now" in capsys.readouterr().out
+    checkpoints(tmp_path / "other")
+    with pytest.raises(SystemExit):
+        main(["zoo", "import", str(tmp_path / "other"), "-o", str(tmp_path / "zoo"), *options])
+    assert f"of '{tmp_path / 'raw'}', not of '{tmp_path / 'other'}'; choose another" in capsys.readouterr().err
     store = Store.open(tmp_path / "zoo")
     assert store.symmetry is not None
     assert store.storage == "bfloat16"

@@ -29,6 +29,7 @@ from regauge.zoo.formats import (
     read_ray_tune,
     read_small_cnn_zoo,
 )
+from regauge.zoo.formats import source as source_module
 from regauge.zoo.store import Store
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -406,6 +407,119 @@ def test_metadata_of_other_programs_are_no_rows(tmp_path: Path, row: str) -> Non
     assert store.rows.dicts() == [{"id": 0, "step": 0, "file": "0.safetensors", "is_finite": True}]
 
 
+LINEAR = Architecture("linear", "regauge.nets.mlp:mlp", {"widths": [3, 2]})
+
+
+def saved(folder: Path, *names: str) -> None:
+    """Files of networks with an architecture that is given, so that an import reads none of them twice."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(perturbed(LINEAR.module()), folder / name)
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / "shards").iterdir())}
+
+
+def test_an_interrupted_import_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "BLOCK", 2)
+    saved(tmp_path / "raw", *(f"{k}.pt" for k in range(5)))
+
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    def read(folder: str, watch: Callable[[int], None]) -> Store:
+        return import_zoo(read_folder(tmp_path / "raw", "{id}.pt", architecture=LINEAR), tmp_path / folder, watch=watch)
+
+    told: list[int] = []
+    whole = read("whole", told.append)
+    assert told == [2, 2, 1]
+    with pytest.raises(KeyboardInterrupt):
+        read("parts", interrupt)
+    for k in (0, 1):
+        (tmp_path / "raw" / f"{k}.pt").write_bytes(b"is not read again")
+    told.clear()
+    monkeypatch.chdir(tmp_path)
+    parts = import_zoo(read_folder("raw", "{id}.pt", architecture=LINEAR), "parts", watch=told.append)
+    assert told == [2, 1]
+    assert shards(tmp_path / "parts") == shards(tmp_path / "whole")
+    assert parts.rows.dicts() == whole.rows.dicts()
+    told.clear()
+    for k in (2, 3, 4):
+        (tmp_path / "raw" / f"{k}.pt").write_bytes(b"is not read again")
+    assert len(read("parts", told.append)) == 5
+    assert told == []
+
+
+def test_a_store_is_filled_from_one_source(tmp_path: Path) -> None:
+    for source in ("a", "b"):
+        saved(tmp_path / source, "0.pt", "1.pt")
+    import_zoo(read_folder(tmp_path / "a", "{id}.pt", architecture=LINEAR), tmp_path / "zoo")
+    before = shards(tmp_path / "zoo")
+    with pytest.raises(FileExistsError, match=r"holds the networks of '.*/a', not of '.*/b'; choose another folder"):
+        import_zoo(read_folder(tmp_path / "b", "{id}.pt", architecture=LINEAR), tmp_path / "zoo")
+    with pytest.raises(FileExistsError, match="other networks or settings"):
+        import_zoo(read_folder(tmp_path / "a", "{name}.pt", architecture=LINEAR), tmp_path / "zoo")
+    assert shards(tmp_path / "zoo") == before
+
+
+def test_what_a_source_gained_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "BLOCK", 4)
+    ids = [1, 2, 4, 5, 6, 10]
+    saved(tmp_path / "raw", *(f"net{k}.pt" for k in ids))
+    import_zoo(read_folder(tmp_path / "raw", "net{id}.pt"), tmp_path / "zoo")
+    before = shards(tmp_path / "zoo")
+    saved(tmp_path / "raw", *(f"net{k}.pt" for k in (0, 3, 7, 11)))
+    told: list[int] = []
+    for expected in ([2, 1, 1], []):
+        store = import_zoo(read_folder(tmp_path / "raw", "net{id}.pt"), tmp_path / "zoo", watch=told.append)
+        assert told == expected
+        assert sorted(store.rows["id"].tolist()) == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11]
+        told.clear()
+    for name, content in before.items():
+        assert shards(tmp_path / "zoo")[name] == content
+    for k, row in enumerate(store.rows.dicts()):
+        assert row["file"] == f"net{row['id']}.pt"
+        for name, tensor in torch.load(tmp_path / "raw" / row["file"]).items():
+            assert torch.equal(network(store, k)[name], tensor)
+
+
+def test_a_source_that_counts_its_networks_otherwise_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "raw", "b.pth", "d.pth")
+    import_zoo(read_folder(tmp_path / "raw", "**.pth"), tmp_path / "zoo")
+    saved(tmp_path / "raw", "e.pth")
+    assert len(import_zoo(read_folder(tmp_path / "raw", "**.pth"), tmp_path / "zoo")) == 3
+    before = shards(tmp_path / "zoo")
+    saved(tmp_path / "raw", "c.pth")
+    with pytest.raises(ValueError, match=r"trajectory 1 is 'd.pth' in the store .*, but 'c.pth' in .*another folder"):
+        import_zoo(read_folder(tmp_path / "raw", "**.pth"), tmp_path / "zoo")
+    assert shards(tmp_path / "zoo") == before
+
+
+def test_arrays_that_grow(tmp_path: Path) -> None:
+    weights = write_small_cnn_zoo(tmp_path / "raw")
+    with gzip.open(tmp_path / "raw" / "metrics.csv.gz", "rt", newline="") as file:
+        lines = file.readlines()
+
+    def read(order: list[int]) -> Store:
+        np.save(tmp_path / "raw" / "weights.npy", weights[order])
+        with gzip.open(tmp_path / "raw" / "metrics.csv.gz", "wt", newline="") as file:
+            file.writelines([lines[0], *(lines[1 + k] for k in order)])
+        return import_zoo(read_small_cnn_zoo(tmp_path / "raw"), tmp_path / "zoo")
+
+    assert read([0, 1, 3]).rows["id"].tolist() == [0, 0, 1]
+    store = read([0, 1, 2, 3, 5])
+    assert sorted(zip(store.rows["id"].tolist(), store.rows["step"].tolist(), strict=True)) == [
+        *((0, 0), (0, 60), (0, 86)),
+        *((1, 0), (1, 86)),
+    ]
+    for k, row in enumerate(store.rows.dicts()):
+        place = [0, 60, 86].index(row["step"]) + 3 * row["id"]
+        assert torch.equal(network(store, k)["output.bias"], torch.from_numpy(weights[place, -60:-50]))
+    with pytest.raises(ValueError, match=r"trajectory 0 is '/dir/0' in the store .*, but '/dir/1' in"):
+        read([3, 0, 1, 2])
+
+
 def test_networks_of_several_architectures_are_not_mixed(tmp_path: Path) -> None:
     for k, width in enumerate((3, 3, 4)):
         torch.save(nn.Linear(width, 2).state_dict(), tmp_path / f"{k}.pt")
@@ -445,6 +559,11 @@ def test_flat_networks_in_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         read_hdf5(tmp_path / "a.h5", architecture=Architecture("m", "regauge.nets.mlp:mlp", {"widths": [3, 5, 2]}))
     with pytest.raises(FileNotFoundError, match="no file"):
         read_hdf5(tmp_path / "b.h5", architecture=architecture)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["dataset"] = np.stack([torch.cat([t.flatten() for t in part.values()]).numpy() for part in parts * 2])
+    source = read_hdf5(tmp_path / "a.h5", architecture=architecture, inputs=(torch.randn(2, 3),))
+    assert import_zoo(source, tmp_path / "z").rows["id"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert torch.equal(network(Store.open(tmp_path / "z"), 4)["layers.0.weight"], parts[1]["layers.0.weight"])
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(ImportError, match=r"pip install 'regauge\[hdf5\]'"):
         read_hdf5(tmp_path / "a.h5", architecture=architecture)

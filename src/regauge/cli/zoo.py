@@ -107,17 +107,18 @@ def import_(options: ZooImport) -> None:
     console = Console(stderr=True)
     with console.status("looking at the source"):
         source = source_of(options)
+    counts: list[int] = []
     with progress(console) as bar:
         task = bar.add_task("networks", total=None)
-        store = formats.import_zoo(
-            source,
-            options.output,
-            storage=options.storage,
-            watch=lambda count: bar.advance(task, count),
-        )
+
+        def watch(count: int) -> None:
+            counts.append(count)
+            bar.advance(task, count)
+
+        store = formats.import_zoo(source, options.output, storage=options.storage, watch=watch)
     strange = len(store.rows.where(is_finite=False))
     marked = f"; {strange} with NaN or Inf are marked" if strange else ""
-    print(f"written: {options.output}: {words(store)}{marked}")
+    print(f"written: {options.output}: {words(store)}{marked}; {sum(counts)} were imported now")
     if store.symmetry is None:
         print("their symmetry is not known; it is found where --model and --input-shape are given")
 

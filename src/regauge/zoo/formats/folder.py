@@ -1,7 +1,7 @@
 """A folder, or a zip file, with one checkpoint for each network, whose name says which network it is."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from regauge.checkpoints.reading import match
 from regauge.core.params import Params
 from regauge.zoo.architecture import Architecture, layout_of
 from regauge.zoo.formats.files import Tree
-from regauge.zoo.formats.source import Source, stacked
+from regauge.zoo.formats.source import Source, reader_of_files
 
 
 def read_folder(
@@ -55,13 +55,14 @@ def read_folder(
             f"no file below {str(tree.path)!r} fits {template!r}; there are for example {tree.names[:3]}"
         )
     rows = numbered(found)
-    first = next(iter(rows))
     if architecture is None:
-        layout = layout_of(tree.checkpoint(first, beside)[0])
+        layout = layout_of(tree.checkpoint(rows[0]["file"], beside)[0])
         architecture = Architecture(f"networks of {tree.path.name}", None, layout=layout)
     return Source(
+        tree.path,
         architecture,
-        stacked(_networks(tree, rows, architecture, beside), architecture),
+        rows,
+        reader_of_files(tree, rows, architecture, beside=beside, fitted=_fitted(architecture)),
         inputs,
         {"imported": "folder", "template": template},
     )
@@ -83,8 +84,8 @@ def compiled(template: str) -> re.Pattern[str]:
         raise ValueError(f"the template {template!r} is malformed: {error}; use each name once") from error
 
 
-def numbered(found: dict[str, dict[str, str]]) -> dict[str, dict[str, Any]]:
-    """A row for each name, from the parts of the names, with integers "id" and "step"."""
+def numbered(found: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
+    """A row for each name, from the parts of the names, with integers "id" and "step", in their order."""
     columns = {key: [fields[key] for fields in found.values()] for key in next(iter(found.values()), {})}
     readers = {key: _reader(values) for key, values in columns.items()}
     rows = {name: {key: readers[key](value) for key, value in fields.items()} for name, fields in found.items()}
@@ -99,7 +100,7 @@ def numbered(found: dict[str, dict[str, str]]) -> dict[str, dict[str, Any]]:
             key = tuple(value for field, value in row.items() if field != "step") if "step" in columns else name
             row["id"] = trajectories.setdefault(key, len(trajectories))
         row["file"] = name
-    return dict(sorted(rows.items(), key=lambda item: (item[1]["id"], item[1]["step"])))
+    return sorted(rows.values(), key=lambda row: (row["id"], row["step"]))
 
 
 def _reader(values: list[str]) -> type:
@@ -108,17 +109,12 @@ def _reader(values: list[str]) -> type:
     return float if all(re.fullmatch(r"-?\d*\.?\d+([eE]-?\d+)?", value) for value in values) else str
 
 
-def _networks(
-    tree: Tree, rows: dict[str, dict[str, Any]], architecture: Architecture, beside: Sequence[str]
-) -> Iterator[tuple[Params, dict[str, Any]]]:
-    with_names = {spec.name for spec in architecture.layout}
-    for name, row in rows.items():
-        params, extras = tree.checkpoint(name, beside)
-        if architecture.factory is not None and params.keys() != with_names:
-            params = match(params, _meta(architecture), name)
-        yield params, extras | row
+def _fitted(architecture: Architecture) -> Callable[[Params, str], Params]:
+    """Gives the tensors of a file the names of the architecture."""
+    names = {spec.name for spec in architecture.layout}
+    meta = {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in architecture.layout}
 
+    def fitted(params: Params, name: str) -> Params:
+        return params if architecture.factory is None or params.keys() == names else match(params, meta, name)
 
-def _meta(architecture: Architecture) -> Params:
-    """The architecture's tensors without values."""
-    return {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in architecture.layout}
+    return fitted

@@ -1,16 +1,14 @@
 """Flat networks in one data set of an HDF5 file, as generative models of weights write them."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from regauge.core.params import Params
 from regauge.zoo.architecture import Architecture
-from regauge.zoo.formats.source import BLOCK, Block, Source
+from regauge.zoo.formats.source import Block, Source
 
 
 def read_hdf5(
@@ -47,27 +45,16 @@ def read_hdf5(
             f"{name!r} of {str(path)!r} has shape {shape}, but networks of {architecture.name!r} have "
             f"{architecture.size} values; name the model that these rows are of"
         )
-    return Source(architecture, _Blocks(h5py, Path(path), name, shape[0], architecture), inputs, {"imported": "HDF5"})
 
-
-@dataclass(frozen=True)
-class _Blocks:
-    h5py: Any
-    path: Path
-    name: str
-    count: int
-    architecture: Architecture
-
-    def __iter__(self) -> Iterator[Block]:
-        with self.h5py.File(self.path, "r") as file:
-            for start in range(0, self.count, BLOCK):
-                values = torch.from_numpy(file[self.name][start : start + BLOCK])
-                rows = [{"id": start + k, "step": 0} for k in range(len(values))]
-                yield Block(self._unpacked(values), rows)
-
-    def _unpacked(self, values: torch.Tensor) -> Params:
-        pieces = torch.split(values, [spec.size for spec in self.architecture.layout], dim=1)
-        return {
+    def read(numbers: Sequence[int]) -> Block:
+        with h5py.File(path, "r") as file:
+            values = torch.from_numpy(file[name][list(numbers)])
+        pieces = torch.split(values, [spec.size for spec in architecture.layout], dim=1)
+        params = {
             spec.name: piece.reshape(len(values), *spec.shape).to(spec.dtype)
-            for spec, piece in zip(self.architecture.layout, pieces, strict=True)
+            for spec, piece in zip(architecture.layout, pieces, strict=True)
         }
+        return Block(params, [rows[k] for k in numbers])
+
+    rows = [{"id": k, "step": 0} for k in range(shape[0])]
+    return Source(path, architecture, rows, read, inputs, {"imported": "HDF5", "dataset": name})

@@ -7,16 +7,15 @@ A trial has `params.json` with its settings, `result.json` with one line of JSON
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from regauge.core.params import Params
 from regauge.zoo.architecture import Architecture
 from regauge.zoo.formats.files import Tree
 from regauge.zoo.formats.modules import examples
-from regauge.zoo.formats.source import Source, stacked
+from regauge.zoo.formats.source import Source, reader_of_files
 
 CHECKPOINT = re.compile(r"(?P<trial>.*)/checkpoint_(?P<epoch>\d+)/checkpoints")
 IGNORED = ("config", "hist_stats")
@@ -46,8 +45,7 @@ def read_ray_tune(path: str | Path) -> Source:
             f"{str(tree.path)!r} has no trials of Ray Tune, TRIAL/checkpoint_EPOCH/checkpoints; there are for example "
             f"{tree.names[:3]}"
         )
-    first = next(iter(trials))
-    settings = _settings(tree, first)
+    settings = _settings(tree, min(trials))
     layers = layers_of(settings)
     kind = str(settings["model::type"])
     architecture = Architecture(
@@ -55,8 +53,9 @@ def read_ray_tune(path: str | Path) -> Source:
     )
     shape = {"CNN": (layers[0][1], 28, 28), "CNN2": (layers[0][1], 28, 28), "CNN3": (layers[0][1], 32, 32)}
     inputs = examples(*shape.get(kind, (layers[0][1],)))
-    blocks = stacked(_networks(tree, trials, layers), architecture)
-    return Source(architecture, blocks, inputs, {"imported": "ModelZooDataset"})
+    rows = _rows(tree, trials, layers)
+    read = reader_of_files(tree, rows, architecture)
+    return Source(tree.path, architecture, rows, read, inputs, {"imported": "ModelZooDataset"})
 
 
 def layers_of(settings: Mapping[str, Any]) -> list[list[Any]]:
@@ -92,9 +91,8 @@ def layers_of(settings: Mapping[str, Any]) -> list[list[Any]]:
     )
 
 
-def _networks(
-    tree: Tree, trials: Mapping[str, Mapping[int, str]], layers: Sequence[Sequence[Any]]
-) -> Iterator[tuple[Params, dict[str, Any]]]:
+def _rows(tree: Tree, trials: Mapping[str, Mapping[int, str]], layers: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    rows = []
     for number, (trial, checkpoints) in enumerate(sorted(trials.items())):
         settings = _settings(tree, trial)
         if layers_of(settings) != layers:
@@ -102,8 +100,8 @@ def _networks(
         results = _results(tree, trial)
         known = {key: value for key, value in settings.items() if _is_plain(value)}
         for epoch, name in sorted(checkpoints.items()):
-            row = {"id": number, "step": epoch, "file": name} | known
-            yield tree.checkpoint(name)[0], row | results.get(epoch, {})
+            rows.append(known | results.get(epoch, {}) | {"id": number, "step": epoch, "file": name})
+    return rows
 
 
 def _settings(tree: Tree, trial: str) -> dict[str, Any]:

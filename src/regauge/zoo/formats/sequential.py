@@ -6,10 +6,9 @@ numbered one by one has its sine inside of each layer; one with every second num
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -18,10 +17,12 @@ from regauge.zoo.architecture import Architecture
 from regauge.zoo.formats.files import Tree
 from regauge.zoo.formats.folder import compiled, numbered
 from regauge.zoo.formats.modules import examples
-from regauge.zoo.formats.source import Source, renamed, stacked
+from regauge.zoo.formats.source import Source, reader_of_files
 
 DWSNETS = "**_{split}_{label}_{number}/checkpoints/model_final.pth"
 DEEP_ALIGN = "**.pth"
+LABEL = ("label",)
+"""What lies beside the parameters."""
 OMEGA = 30.0
 """Frequency of the published sine networks."""
 
@@ -100,16 +101,12 @@ def _read(tree: Tree, template: str, what: str) -> Source:
             f"{str(tree.path)!r} has no files of {what}, {template!r}; there are for example {tree.names[:3]}"
         )
     rows = numbered(found)
-    first = next(iter(rows))
-    params = tree.checkpoint(first, ("label",))[0]
-    architecture, names = chain_architecture(params, repr(first))
+    first = rows[0]["file"]
+    architecture, names = chain_architecture(tree.checkpoint(first, LABEL)[0], repr(first))
     inputs = examples(architecture.layout[0].shape[1])
-    return Source(architecture, stacked(_networks(tree, rows, names), architecture), inputs, {"imported": what})
 
+    def fitted(params: Params, name: str) -> Params:
+        return {names.get(own, own): tensor for own, tensor in params.items()}
 
-def _networks(
-    tree: Tree, rows: Mapping[str, dict[str, Any]], names: Mapping[str, str]
-) -> Iterator[tuple[Params, dict[str, Any]]]:
-    for name, row in rows.items():
-        params, extras = tree.checkpoint(name, ("label",))
-        yield renamed(params, names), row | extras
+    read = reader_of_files(tree, rows, architecture, beside=LABEL, fitted=fitted)
+    return Source(tree.path, architecture, rows, read, inputs, {"imported": what})

@@ -9,7 +9,7 @@ import ast
 import csv
 import gzip
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from regauge.core.params import Params
 from regauge.zoo.architecture import Architecture
 from regauge.zoo.formats.modules import ACTIVATIONS, examples
-from regauge.zoo.formats.source import BLOCK, Block, Source
+from regauge.zoo.formats.source import Block, Source
 
 WEIGHTS, METRICS, LAYOUT = "weights.npy", "metrics.csv.gz", "layout.csv"
 IMAGE = 32
@@ -80,11 +80,19 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
         raise ValueError(f"there are no networks with the activation {activation!r} that can be run, but {kinds}")
     chosen = [k for k, row in enumerate(rows) if row.get("config.activation", "relu") == activation]
     architecture, names = _architecture(variables, activation)
+
+    def read(numbers: Sequence[int]) -> Block:
+        part = [chosen[k] for k in numbers]
+        return Block(from_matrix(weights[part], variables, names), [rows[k] for k in part])
+
     return Source(
+        path,
         architecture,
-        _Blocks(weights, variables, names, rows, chosen),
+        [rows[k] for k in chosen],
+        read,
         examples(architecture.layout[0].shape[1], IMAGE, IMAGE),
         {"imported": "small CNN zoo", "activation": activation},
+        "modeldir",
     )
 
 
@@ -128,22 +136,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{str(path)!r} has a row without an integer step, but {row.get('step')!r}")
         rows.append(row)
     return rows
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """The chosen rows of the matrix, block by block, in PyTorch's order."""
-
-    weights: Any
-    variables: Sequence[Variable]
-    names: Mapping[str, str]
-    rows: Sequence[dict[str, Any]]
-    chosen: Sequence[int]
-
-    def __iter__(self) -> Iterator[Block]:
-        for start in range(0, len(self.chosen), BLOCK):
-            part = self.chosen[start : start + BLOCK]
-            yield Block(from_matrix(self.weights[part], self.variables, self.names), [self.rows[k] for k in part])
 
 
 def from_matrix(matrix: Any, variables: Sequence[Variable], names: Mapping[str, str]) -> Params:

@@ -1,18 +1,23 @@
 """What an importer finds: networks in blocks, with a row for each, and how to build their module."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.discover import discover
 from regauge.zoo.architecture import Architecture, layout_of
+from regauge.zoo.formats.files import Tree
 from regauge.zoo.store import Store
+from regauge.zoo.store.shard import MANIFEST
 
 BLOCK = 512
 """Networks of a block at most."""
@@ -32,16 +37,22 @@ class Source:
     """A population that comes from somewhere else.
 
     Attributes:
+        path: Where it is.
         architecture: Of all its networks.
-        blocks: The networks, in an order that does not change.
+        rows: What is known of each network before it is read, "id" and "step" at least.
+        read: Networks by their numbers in `rows`, which increase.
         inputs: Example inputs of the module, with which its symmetry is found; None if they are not known.
         about: What is known of the whole, as plain JSON.
+        named_by: The column with the source's own name of a network or of its trajectory, if it has any.
     """
 
+    path: str | Path
     architecture: Architecture
-    blocks: Iterable[Block]
+    rows: Sequence[Mapping[str, Any]]
+    read: Callable[[Sequence[int]], Block]
     inputs: tuple[Any, ...] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    named_by: str = "file"
 
 
 def import_zoo(
@@ -52,9 +63,10 @@ def import_zoo(
     storage: str | None = None,
     watch: Callable[[int], None] = lambda count: None,
 ) -> Store:
-    """Write a population into a store; a second call goes on where an earlier one stopped.
+    """Write a population into a store; a second call reads what is missing: the rest, or what the source gained since.
 
-    A network with NaN or Inf is kept and marked in the column "is_finite".
+    What is there is told by its id and step, and is not read again. A network with NaN or Inf is kept and marked in
+    the column "is_finite".
 
     Args:
         source: From one of the importers.
@@ -65,56 +77,98 @@ def import_zoo(
         watch: Is told after each block how many networks it had.
 
     Raises:
-        FileExistsError: The folder holds another store, or other files.
-        ValueError: A network does not fit the others.
+        FileExistsError: The folder holds the networks of another source, another store, or other files.
+        ValueError: A network does not fit the others, or the source has other names for what is in the store.
     """
+    about = {**source.about, "path": os.path.abspath(source.path)}
+    before = Store.open(folder).about.get("path") if (Path(folder) / MANIFEST).exists() else None
+    if before not in (None, about["path"]):
+        raise FileExistsError(
+            f"{str(folder)!r} holds the networks of {before!r}, not of {about['path']!r}; choose another folder"
+        )
     if symmetry is None and source.inputs is not None and source.architecture.factory is not None:
         symmetry = discover(source.architecture.module().eval(), source.inputs)
-    store = Store.create(folder, source.architecture, symmetry, storage=storage, about=source.about)
-    for number, block in enumerate(source.blocks):
-        name = f"import-{number:06d}"
-        if not store.has(name):
-            store.append(block.params, block.rows, name=name)
-        watch(len(block.rows))
+    store = Store.create(folder, source.architecture, symmetry, storage=storage, about=about)
+    missing = _missing(source, store)
+    size = max(1, min(BLOCK, BLOCK_BYTES // max(1, 4 * source.architecture.size)))
+    for number, start in enumerate(range(0, len(source.rows), size)):
+        part = [k for k in range(start, min(start + size, len(source.rows))) if missing[k]]
+        if part:
+            block = source.read(part)
+            with suppress(FileExistsError):  # another import did the same
+                store.append(block.params, block.rows, name=f"import-{number:06d}-{_digest(block.rows)}")
+            watch(len(part))
     store.refresh()
     return store
 
 
-def stacked(networks: Iterable[tuple[Params, dict[str, Any]]], architecture: Architecture) -> Iterator[Block]:
-    """Blocks of single networks.
+def reader_of_files(
+    tree: Tree,
+    rows: Sequence[Mapping[str, Any]],
+    architecture: Architecture,
+    *,
+    beside: Collection[str] = (),
+    fitted: Callable[[Params, str], Params] = lambda params, name: params,
+) -> Callable[[Sequence[int]], Block]:
+    """Reads networks that lie each in the "file" of its row.
 
-    Raises:
-        ValueError: A network has not the tensors of the architecture.
+    Args:
+        tree: Of the files.
+        rows: Of all networks.
+        architecture: Of all networks.
+        beside: As for `Tree.checkpoint`.
+        fitted: From the tensors and the name of a file to the tensors of the architecture.
+
+    Returns:
+        As in `Source`; raises ValueError where a network has not the tensors of the architecture.
     """
-    size = max(1, min(BLOCK, BLOCK_BYTES // max(1, 4 * architecture.size)))
     layout = {spec.name: (spec.shape, spec.dtype) for spec in architecture.layout}
-    params: list[Params] = []
-    rows: list[dict[str, Any]] = []
-    for network, row in networks:
-        found = {spec.name: (spec.shape, spec.dtype) for spec in layout_of(network)}
-        if found != layout:
-            name = next(n for n in (*layout, *found) if layout.get(n) != found.get(n))
+
+    def read(numbers: Sequence[int]) -> Block:
+        networks, known = [], []
+        for row in (rows[k] for k in numbers):
+            network, extras = tree.checkpoint(row["file"], beside)
+            network = fitted(network, row["file"])
+            found = {spec.name: (spec.shape, spec.dtype) for spec in layout_of(network)}
+            if found != layout:
+                name = next(n for n in (*layout, *found) if layout.get(n) != found.get(n))
+                raise ValueError(
+                    f"{row['file']!r} has {_words(found.get(name))} as {name!r}, but the first network or the model "
+                    f"has {_words(layout.get(name))}; import networks of one architecture at a time"
+                )
+            networks.append(network)
+            known.append({**extras, **row})
+        return Block({name: torch.stack([network[name] for network in networks]) for name in layout}, known)
+
+    return read
+
+
+def _missing(source: Source, store: Store) -> list[bool]:
+    """Which networks of a source the store lacks."""
+    there: dict[tuple[int, int], Any] = {}
+    if len(store):
+        ids, steps = (store.rows[name].tolist() for name in ("id", "step"))
+        is_named = source.named_by in store.rows.names
+        names = store.rows[source.named_by].tolist() if is_named else [None] * len(store)
+        there = dict(zip(zip(ids, steps, strict=True), names, strict=True))
+    missing = []
+    for row in source.rows:
+        key, name = (row["id"], row["step"]), row.get(source.named_by)
+        missing.append(key not in there)
+        if there.get(key, name) != name:
             raise ValueError(
-                f"{row.get('file', row['id'])!r} has {_words(found.get(name))} as {name!r}, but the first network or "
-                f"the model has {_words(layout.get(name))}; import networks of one architecture at a time"
+                f"step {key[1]} of trajectory {key[0]} is {there[key]!r} in the store {str(store.folder)!r}, but "
+                f"{name!r} in {str(source.path)!r} as it is now, which has other networks than at the first import; "
+                "import it into another folder"
             )
-        params.append(network)
-        rows.append(row)
-        if len(rows) == size:
-            yield Block(_stack(params, architecture), rows)
-            params, rows = [], []
-    if rows:
-        yield Block(_stack(params, architecture), rows)
+    return missing
 
 
-def _stack(params: list[Params], architecture: Architecture) -> Params:
-    return {spec.name: torch.stack([network[spec.name] for network in params]) for spec in architecture.layout}
+def _digest(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Of the networks of a block, so that nothing else goes by the name of its shard."""
+    text = json.dumps([(row["id"], row["step"]) for row in rows])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _words(spec: tuple[tuple[int, ...], torch.dtype] | None) -> str:
     return "nothing" if spec is None else f"shape {spec[0]} of {str(spec[1]).removeprefix('torch.')}"
-
-
-def renamed(params: Mapping[str, Tensor], names: Mapping[str, str]) -> Params:
-    """The same tensors under the names of the module that computes what they are for."""
-    return {names.get(name, name): tensor for name, tensor in params.items()}
