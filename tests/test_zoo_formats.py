@@ -484,6 +484,20 @@ def test_what_a_source_gained_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
             assert torch.equal(network(store, k)[name], tensor)
 
 
+def test_ids_that_stand_for_several_trajectories_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "raw", *(f"lr{lr}/{k}.pt" for lr in (0.1, 0.2) for k in range(3)))
+    saved(tmp_path / "steps", *(f"{a}/run/step{k}.pt" for a in "xy" for k in (1, 2)))
+    message = r"'lr0.1/0.pt' and 'lr0.2/0.pt' of '.*raw' are both step 0 of trajectory 0, .* the trajectories are numb"
+    with pytest.raises(ValueError, match=message):
+        import_zoo(read_folder(tmp_path / "raw", "lr{lr}/{id}.pt"), tmp_path / "zoo")
+    with pytest.raises(ValueError, match=r"'x/run/step1.pt' and 'y/run/step1.pt' .* are both step 1 of trajectory 0"):
+        import_zoo(read_folder(tmp_path / "steps", "**/{name}/step{step}.pt"), tmp_path / "zoo")
+    assert not (tmp_path / "zoo").exists()
+    store = import_zoo(read_folder(tmp_path / "raw", "lr{lr}/{seed}.pt"), tmp_path / "zoo")
+    assert store.rows["id"].tolist() == store.rows.final().tolist() == list(range(6))
+    assert store.rows["seed"].tolist() == [0, 1, 2] * 2
+
+
 def test_a_source_that_counts_its_networks_otherwise_is_refused(tmp_path: Path) -> None:
     saved(tmp_path / "raw", "b.pth", "d.pth")
     import_zoo(read_folder(tmp_path / "raw", "**.pth"), tmp_path / "zoo")

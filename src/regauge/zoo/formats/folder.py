@@ -26,9 +26,9 @@ def read_folder(
 
     What stands in braces is a part of a name, without a slash, and becomes a column: of integers or numbers if all its
     values are. "id" is the trajectory and "step" the checkpoint on it; without an integer id, all checkpoints that
-    differ in their step only form a trajectory, and these are numbered. `*` stands for anything within a name and
-    `**` for anything at all. The column "file" has the whole name. A file that `export` wrote has all its columns in
-    its header; what the name says comes first.
+    differ in their step only form a trajectory, and these are numbered. No two checkpoints may have the same id and
+    step. `*` stands for anything within a name and `**` for anything at all. The column "file" has the whole name. A
+    file that `export` wrote has all its columns in its header; what the name says comes first.
 
     Args:
         path: Folder or zip file.
@@ -39,7 +39,8 @@ def read_folder(
 
     Raises:
         FileNotFoundError: There is no such folder, or no name fits.
-        ValueError: The template is malformed, or what names a network is to be taken from beside its parameters.
+        ValueError: The template is malformed or gives two checkpoints the same id and step, or what names a network is
+            to lie beside its parameters.
     """
     taken = [name for name in ("id", "step", "file") if name in beside]
     if taken:

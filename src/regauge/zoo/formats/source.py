@@ -44,6 +44,9 @@ class Source:
         inputs: Example inputs of the module, with which its symmetry is found; None if they are not known.
         about: What is known of the whole, as plain JSON.
         named_by: The column with the source's own name of a network or of its trajectory, if it has any.
+
+    Raises:
+        ValueError: Two networks have the same id and step.
     """
 
     path: str | Path
@@ -53,6 +56,18 @@ class Source:
     inputs: tuple[Any, ...] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     named_by: str = "file"
+
+    def __post_init__(self) -> None:
+        seen: dict[tuple[int, int], Any] = {}
+        for row in self.rows:
+            key, name = (row["id"], row["step"]), row.get(self.named_by)
+            if key in seen:
+                raise ValueError(
+                    f"{seen[key]!r} and {name!r} of {str(self.path)!r} are both step {key[1]} of trajectory {key[0]}, "
+                    "but these two numbers name one network for good; where a template reads them from names, put all "
+                    "in which trajectories differ into braces, none of it as {id}, and the trajectories are numbered"
+                )
+            seen[key] = name
 
 
 def import_zoo(
