@@ -230,7 +230,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         self.send_response(404 if "missing" in self.path else 200)
         self.send_header("Content-Length", str(len(self.content)))
         self.end_headers()
-        self.wfile.write(self.content)
+        self.wfile.write(self.content[:: -1 if "wrong" in self.path else 1])
 
     def log_message(self, *_: object) -> None:
         """Be quiet."""
@@ -238,7 +238,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server on this machine that sends the same bytes whatever is asked for."""
+    """A server on this machine that sends the same bytes whatever is asked for, backwards if that is wrong."""
     monkeypatch.delenv("REGAUGE_OFFLINE")
     Server.requests.clear()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
@@ -256,14 +256,16 @@ GOOD = hashlib.sha256(Server.content).hexdigest()
 def test_a_file_is_downloaded_once(
     address: str, nowhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = DataFile("the set", "set", "a.bin", GOOD, (f"{address}/missing", f"{address}/there"), ("b.bin",))
+    file = DataFile(
+        "the set", "set", "a.bin", GOOD, (f"{address}/missing", f"{address}/wrong", f"{address}/there"), ("b.bin",)
+    )
     assert present(file) is None
     path = locate(file)
     assert path == nowhere / "set" / "a.bin"
     assert path.read_bytes() == Server.content
-    assert Server.requests == ["/missing", "/there"]
+    assert Server.requests == ["/missing", "/wrong", "/there"]
     assert locate(file) == path == present(file)
-    assert len(Server.requests) == 2
+    assert len(Server.requests) == 3
     # The user's folder comes first, under any of the names.
     (tmp_path / "set").mkdir()
     own = tmp_path / "set" / "b.bin"
@@ -273,13 +275,11 @@ def test_a_file_is_downloaded_once(
 
 
 def test_what_cannot_be_downloaded(address: str, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = DataFile("the set", "set", "a.bin", "0" * 64, (f"{address}/there",))
-    with pytest.raises(ValueError, match=r"/there sent another file than 'a.bin' of the set"):
-        locate(wrong)
-    assert not [path for path in nowhere.rglob("*") if path.is_file()]
-    away = DataFile("the set", "set", "a.bin", GOOD, (f"{address}/missing",))
-    with pytest.raises(FileNotFoundError, match=r"the set does not ship.*no address answers: .*/missing: 404"):
+    away = DataFile("the set", "set", "a.bin", GOOD, (f"{address}/wrong", f"{address}/missing"))
+    message = r"set REGAUGE_DATA .*no address sends it: .*/wrong sent another file: .*hash.*; .*/missing: 404"
+    with pytest.raises(FileNotFoundError, match=message):
         locate(away)
+    assert not [path for path in nowhere.rglob("*") if path.is_file()]
     count = len(Server.requests)
     monkeypatch.setenv("REGAUGE_OFFLINE", "1")
     with pytest.raises(FileNotFoundError, match="REGAUGE_OFFLINE forbids"):

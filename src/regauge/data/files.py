@@ -47,8 +47,7 @@ def locate(file: DataFile) -> Path:
     its content.
 
     Raises:
-        FileNotFoundError: It is nowhere, and cannot or must not be downloaded.
-        ValueError: What an address sent is another file.
+        FileNotFoundError: It is nowhere, and must not be downloaded or no address sends it.
     """
     found = present(file)
     if found is not None:
@@ -107,17 +106,12 @@ def _downloaded(file: DataFile) -> Path:
     pooch.get_logger().setLevel("WARNING")
     for address in file.addresses:
         try:
-            path = pooch.retrieve(address, f"sha256:{file.sha256}", fname=file.name, path=_cache() / file.folder)
+            return Path(pooch.retrieve(address, f"sha256:{file.sha256}", fname=file.name, path=_cache() / file.folder))
         except ValueError as error:
-            raise ValueError(
-                f"{address} sent another file than {file.name!r} of {file.data} ({error}); download it from elsewhere "
-                f"into {file.folder}/ of the folder that {FOLDER_VARIABLE} names"
-            ) from error
+            failures.append(f"{address} sent another file: {error}")
         except OSError as error:
             failures.append(f"{address}: {error}")
-        else:
-            return Path(path)
-    raise FileNotFoundError(_absent(file, f"no address answers: {'; '.join(failures)}"))
+    raise FileNotFoundError(_absent(file, f"no address sends it: {'; '.join(failures)}"))
 
 
 def _absent(file: DataFile, reason: str) -> str:
