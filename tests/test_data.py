@@ -124,11 +124,16 @@ def test_mnist_with_another_content(tmp_path: Path, content: bytes) -> None:
         mnist(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(bytes(1000), mtime=0)[:20]], ids=["no gzip", "cut off"])
+ZEROS = gzip.compress(bytes(1000), mtime=0)
+
+
+@pytest.mark.parametrize(
+    "content", [b"no gzip", ZEROS[:20], ZEROS[:10] + b"\xff" + ZEROS[11:]], ids=["no gzip", "cut off", "corrupt"]
+)
 def test_mnist_that_is_damaged(tmp_path: Path, content: bytes) -> None:
     for name in MNIST_SHA256:
         (tmp_path / f"{name}.gz").write_bytes(content)
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=r"is damaged .*fetch it again"):
         mnist(tmp_path)
 
 

@@ -256,6 +256,11 @@ def test_the_small_cnn_zoo_is_written_as_it_is_read(tmp_path: Path) -> None:
     np.save(tmp_path / "raw" / "weights.npy", weights[:, :-1])
     with pytest.raises(ValueError, match="different zoos"):
         read_small_cnn_zoo(tmp_path / "raw", activation="tanh")
+    metrics = (tmp_path / "raw" / "metrics.csv.gz").read_bytes()
+    for damaged in (metrics[:-20], metrics[:60] + b"\xff" * 20 + metrics[80:], b"no gzip"):
+        (tmp_path / "raw" / "metrics.csv.gz").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"metrics.csv.gz' is damaged .*fetch it again"):
+            read_small_cnn_zoo(tmp_path / "raw")
     (tmp_path / "raw" / "metrics.csv.gz").unlink()
     with pytest.raises(FileNotFoundError, match=r"no metrics.csv.gz"):
         read_small_cnn_zoo(tmp_path / "raw")

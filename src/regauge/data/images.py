@@ -4,6 +4,7 @@ import gzip
 import io
 import itertools
 import tarfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -288,7 +289,7 @@ def _read_idx(path: Path, digest: str, data: str) -> "np.ndarray[tuple[int, ...]
     """The array of an IDX file: two zero bytes, a type code (8: unsigned bytes), the rank, the shape, the values."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{str(path)!r} is damaged ({error}); fetch it again") from error
     check(path, content, digest, data)
     rank = content[3]

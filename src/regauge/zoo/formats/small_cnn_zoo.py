@@ -9,6 +9,7 @@ import ast
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,9 +124,16 @@ def read_layout(path: Path) -> list[Variable]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows with an integer "id" for each trajectory and "step"; numbers as such, empty cells left out."""
-    with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    """Rows with an integer "id" for each trajectory and "step"; numbers as such, empty cells left out.
+
+    Raises:
+        ValueError: The file is damaged, or a row has no step.
+    """
+    try:
+        with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{str(path)!r} is damaged ({error}); fetch it again") from error
     ids: dict[Any, int] = {}
     rows = []
     for line in lines:
