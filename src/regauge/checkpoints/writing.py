@@ -99,6 +99,13 @@ def save_text(text: str, path: str | Path, *, is_new: bool = False) -> Path:
     return Path(path)
 
 
+def save_bytes(content: bytes, path: str | Path) -> Path:
+    """Write a file whole or not at all; see `whole_file`."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
+    return Path(path)
+
+
 def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] = (SUFFIX,)) -> None:
     """Refuse a name that cannot be written, before any work is done for it.
 

@@ -7,7 +7,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from regauge.checkpoints.writing import require_writable
+from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.cli.errors import UsageError
 from regauge.cli.inr_options import Inr as Options
 from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
@@ -20,7 +20,7 @@ from regauge.inr.fields.labels import entropy_floor
 from regauge.inr.fields.queries import Queries
 from regauge.inr.fitting.fit import Fit, fit, mean_loss
 from regauge.inr.orbits.orbit import orbit, write_orbit
-from regauge.inr.rendering.files import MESH_FORMATS, POINT_FORMATS, save_mesh, save_points, write_bytes
+from regauge.inr.rendering.files import MESH_FORMATS, POINT_FORMATS, save_mesh, save_points
 from regauge.inr.rendering.image import render_image
 from regauge.inr.rendering.mesh import Mesh, extract_mesh
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
@@ -163,7 +163,7 @@ def _write_shape(options: InrRender, shape: Mesh | PointCloud) -> None:
     if options.output.suffix == ".png":
         buffer = io.BytesIO()
         shape_figure(shape, view=View(up="xyz".index(options.up))).savefig(buffer, format="png", dpi=200)
-        write_bytes(buffer.getvalue(), options.output)
+        save_bytes(buffer.getvalue(), options.output)
     elif isinstance(shape, Mesh):
         save_mesh(shape, options.output, overwrite=options.overwrite)
     else:
@@ -181,5 +181,5 @@ def _picture(options: InrRender, inr: Inr, params: Params) -> str:
     pixels = (values * 255).round().to(torch.uint8).squeeze(-1).numpy()
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
-    write_bytes(buffer.getvalue(), options.output)
+    save_bytes(buffer.getvalue(), options.output)
     return f"{height} x {width} pixels"

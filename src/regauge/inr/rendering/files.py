@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.writing import require_writable, whole_file
+from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.inr.rendering.mesh import Mesh
 
 MESH_FORMATS = (".ply", ".obj", ".stl")
@@ -33,7 +33,7 @@ def save_mesh(mesh: Mesh, path: str | Path, *, overwrite: bool = False) -> Path:
         raise ValueError(f"the mesh has no faces, so {str(path)!r} is not written")
     trimesh = _trimesh()
     content = trimesh.Trimesh(mesh.vertices.cpu().numpy(), mesh.faces.cpu().numpy(), process=False)
-    return write_bytes(_bytes(content.export(file_type=path.suffix[1:])), path)
+    return save_bytes(_bytes(content.export(file_type=path.suffix[1:])), path)
 
 
 def load_mesh(path: str | Path) -> Mesh:
@@ -80,9 +80,9 @@ def save_points(points: Tensor, path: str | Path, *, overwrite: bool = False) ->
     if path.suffix == ".npz":
         buffer = io.BytesIO()
         np.savez(buffer, points=array)
-        return write_bytes(buffer.getvalue(), path)
+        return save_bytes(buffer.getvalue(), path)
     cloud = _trimesh().PointCloud(array)
-    return write_bytes(_bytes(cloud.export(file_type=path.suffix[1:])), path)
+    return save_bytes(_bytes(cloud.export(file_type=path.suffix[1:])), path)
 
 
 def load_points(path: str | Path) -> Tensor:
@@ -107,13 +107,6 @@ def load_points(path: str | Path) -> Tensor:
     if array.ndim != 2 or array.shape[1] != 3 or not len(array):
         raise ValueError(f"{str(path)!r} holds an array {list(array.shape)}, not points [points, 3]")
     return torch.from_numpy(array)
-
-
-def write_bytes(content: bytes, path: Path) -> Path:
-    """Write a file that appears under its name only when it is complete and on the disk."""
-    with whole_file(path) as temporary:
-        temporary.write_bytes(content)
-    return path
 
 
 def _trimesh() -> Any:

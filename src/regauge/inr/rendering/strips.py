@@ -14,13 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regauge.checkpoints.writing import require_writable
+from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.connect.paths import Path, Straight
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.text import versioned
 from regauge.inr.architecture import Inr, Signal
 from regauge.inr.rendering.evaluation import evaluate as values_at
-from regauge.inr.rendering.files import write_bytes
 from regauge.inr.rendering.image import render_image
 from regauge.inr.rendering.mesh import Mesh, NoSurfaceError, extract_mesh
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
@@ -163,7 +162,7 @@ def save_strips(strips: Sequence[Strip], path: str | FilePath, *, overwrite: boo
     text = json.dumps({"format": FORMAT, "version": VERSION, "strips": about})
     buffer = io.BytesIO()
     np.savez_compressed(buffer, about=np.array(text), **arrays)  # type: ignore[arg-type]
-    return write_bytes(buffer.getvalue(), path)
+    return save_bytes(buffer.getvalue(), path)
 
 
 def load_strips(path: str | FilePath) -> tuple[Strip, ...]:

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from regauge.checkpoints.writing import save_bytes, whole_file
 from regauge.core.params import Params
 from regauge.zoo.architecture import Architecture
 from regauge.zoo.formats.files import ROW
@@ -44,7 +44,7 @@ def export_safetensors(store: Store, folder: str | Path, indices: Sequence[int],
         for k, row in enumerate(rows):
             network = {name: tensor[k].contiguous() for name, tensor in params.items()}
             content = safetensors.torch.save(network, {ROW: json.dumps(row), "format": "pt"})
-            _write(folder / f"{row['id']}-{row['step']}.safetensors", content)
+            save_bytes(content, folder / f"{row['id']}-{row['step']}.safetensors")
         watch(len(rows))
 
 
@@ -60,8 +60,8 @@ def export_npy(store: Store, folder: str | Path, indices: Sequence[int], *, watc
         variables.append(Variable(spec.name, spec.shape, start, start + spec.size))
         start += spec.size
     rows = _matrix(store, folder / WEIGHTS, indices, variables, watch)
-    _write(folder / LAYOUT, _layout(variables))
-    _write(folder / "rows.csv", _table(rows))
+    save_bytes(_layout(variables), folder / LAYOUT)
+    save_bytes(_table(rows), folder / "rows.csv")
 
 
 def export_small_cnn_zoo(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
@@ -88,8 +88,8 @@ def export_small_cnn_zoo(store: Store, folder: str | Path, indices: Sequence[int
     rows = _matrix(store, folder / WEIGHTS, indices, variables, watch)
     activation = store.architecture.settings.get("activation")
     known = {} if not isinstance(activation, str) else {"config.activation": activation}
-    _write(folder / METRICS, written_metrics([{"modeldir": str(row["id"])} | known | row for row in rows]))
-    _write(folder / LAYOUT, _layout(variables))
+    save_bytes(written_metrics([{"modeldir": str(row["id"])} | known | row for row in rows]), folder / METRICS)
+    save_bytes(_layout(variables), folder / LAYOUT)
 
 
 def export_dwsnets(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
@@ -125,13 +125,13 @@ def export_dwsnets(store: Store, folder: str | Path, indices: Sequence[int], *, 
             content = io.BytesIO()
             torch.save({names[name]: tensor[k].clone() for name, tensor in params.items()}, content)
             path = place / "model_final.pth"
-            _write(path, content.getvalue())
+            save_bytes(content.getvalue(), path)
             listed = splits.setdefault(split, {"path": [], "label": []})
             listed["path"].append(path.relative_to(folder).as_posix())
             listed["label"].append(row["label"])
         done += len(rows)
         watch(len(rows))
-    _write(folder / "splits.json", json.dumps(splits).encode())
+    save_bytes(json.dumps(splits).encode(), folder / "splits.json")
 
 
 def _chain(architecture: Architecture) -> tuple[tuple[Link, ...], int, float]:
@@ -182,18 +182,17 @@ def _matrix(
 ) -> list[dict[str, Any]]:
     """Write the networks as rows of one array, without holding them all; returns what is known of them."""
     shape = (len(indices), variables[-1].end)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    matrix = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
     rows: list[dict[str, Any]] = []
-    for params, part in _parts(store, indices):
-        for spec, variable in zip(store.architecture.layout, variables, strict=True):
-            back = np.argsort(variable.order)
-            values = params[spec.name].permute(0, *(int(axis) + 1 for axis in back)).reshape(len(part), -1)
-            matrix[len(rows) : len(rows) + len(part), variable.start : variable.end] = values.float().numpy()
-        rows += part
-        watch(len(part))
-    matrix.flush()
-    os.replace(temporary, path)
+    with whole_file(path) as temporary:
+        matrix = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+        for params, part in _parts(store, indices):
+            for spec, variable in zip(store.architecture.layout, variables, strict=True):
+                back = np.argsort(variable.order)
+                values = params[spec.name].permute(0, *(int(axis) + 1 for axis in back)).reshape(len(part), -1)
+                matrix[len(rows) : len(rows) + len(part), variable.start : variable.end] = values.float().numpy()
+            rows += part
+            watch(len(part))
+        matrix.flush()
     return rows
 
 
@@ -209,9 +208,3 @@ def _table(rows: Sequence[dict[str, Any]]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
