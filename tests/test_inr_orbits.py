@@ -206,6 +206,9 @@ def test_a_store_of_copies_says_how_they_were_made(tmp_path: Path) -> None:
     assert all(torch.equal(read[name], tensor) for name, tensor in copies.params.items())
     again = write_orbit(tmp_path / "orbit", copies, architecture, symmetry, seed=3)
     assert len(again) == 4
+    others = orbit(params, symmetry, 4, generator=seeded(4), parts=("permutation", "sign"), noise=0.01)
+    with pytest.raises(FileExistsError, match=r"\(sha256\)"):
+        write_orbit(tmp_path / "orbit", others, architecture, symmetry, seed=3)
 
 
 def test_copies_depend_on_the_generator_alone() -> None:

@@ -1,7 +1,9 @@
 """Data sets of orbit copies: one network moved by many random elements of its symmetry, with noise if wanted."""
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,19 +113,30 @@ def write_orbit(
         about: Anything else to remember, as plain JSON.
 
     Raises:
-        FileExistsError: The folder holds something else.
+        FileExistsError: The folder holds something else, or other copies.
         ValueError: The copies are not of this architecture.
     """
     parts = "all" if copies.parts is None else " ".join(copies.parts)
     settings = {"kind": "orbit", "count": len(copies), "parts": parts, "noise": copies.noise, "reach": copies.reach}
+    settings["sha256"] = _digest(copies.params)
     if seed is not None:
         settings["seed"] = seed
     store = Store.create(folder, architecture, symmetry, about={**(about or {}), **settings})
     rows = [
         {"id": k, "step": 0, "noise": copies.noise, "reach": copies.reach, "parts": parts} for k in range(len(copies))
     ]
-    store.append(copies.params, rows, name="orbit")
+    with suppress(FileExistsError):  # they are there
+        store.append(copies.params, rows, name="orbit")
     return Store.open(folder)
+
+
+def _digest(params: Params) -> str:
+    """Of all values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(params.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _shifted(element: Element, reach: int, generator: torch.Generator) -> Element:
