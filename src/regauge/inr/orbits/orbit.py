@@ -135,7 +135,7 @@ def _digest(params: Params) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(params.items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
