@@ -103,9 +103,9 @@ def cases() -> list[Case]:
         Case("784-128-128-128-10, own settings", population(large, 32, 240, each), digits, 2345, 2, products),
         Case("SIREN 2-32-32-1", population(siren, 20, 20, batch=None), pixels(28, 1, 20), 1000, 4),
         Case("SIREN 2-32-32-32-32-3", population(deep, 8, 20, batch=None), pixels(32, 3, 8), 10_000, 2),
-        Case("small CNN, stride 2, 28 x 28 gray", population(gray, 8, 20), digits, 2345, 4),
-        Case("small CNN, stride 2, 32 x 32 gray", population(gray, 8, 20), grays, 1955, 4),
-        Case("small CNN, stride 2, 32 x 32 color", population(color, 8, 20), colors, 1955, 4),
+        Case("small CNN, stride 2, 28 x 28 gray", population(gray, 32, 20), digits, 2345, 4),
+        Case("small CNN, stride 2, 32 x 32 gray", population(gray, 32, 20), grays, 1955, 4),
+        Case("small CNN, stride 2, 32 x 32 color", population(color, 32, 20), colors, 1955, 4),
         Case("small CNN, max pooling, 32 x 32 color", population(pooled, 4, 8), colors, 1955, 2),
         Case("CNN of table 4", population(table4_architecture(), 2, 8), colors, 7030, 1),
     ]
