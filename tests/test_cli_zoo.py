@@ -1,6 +1,9 @@
 """The commands on populations: they go on where they stopped, and say in one sentence what is wrong."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import torch
 
 from regauge.cli.main import main
 from regauge.nets.mlp import mlp
+from regauge.zoo.architecture import Architecture
 from regauge.zoo.store import Store
 
 CONFIG = """
@@ -65,6 +69,16 @@ def test_a_population_is_trained_and_a_second_run_goes_on(
     with pytest.raises(SystemExit):
         main([*command, "--seed", "5"])
     assert "other networks or settings" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    Store.create(tmp_path / "zoo", Architecture("MLP 4-3-2", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]}))
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "regauge", "zoo", "info", str(tmp_path / "zoo")]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_preset_is_known_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

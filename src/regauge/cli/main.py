@@ -1,6 +1,7 @@
 """The `regauge` command: each command is parsed here and run by the module of its name."""
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -64,8 +65,12 @@ def main(args: Sequence[str] | None = None) -> None:
     options = parse(args)
     try:
         import_module(MODULES[type(options)]).run(options)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except (UsageError, ValueError, KeyError, OSError) as error:
         logging.getLogger("regauge").debug("the command failed", exc_info=True)
         print(f"regauge: {sentence(error)}", file=sys.stderr)

@@ -75,12 +75,15 @@ def train(options: ZooTrain) -> None:
     if share.world > 1:
         console.print(f"share {share.rank} of {share.world}")
     with progress(console) as bar:
-        task = bar.add_task(f"shards of {jobs.size} networks", total=None)
+        task = bar.add_task("networks", total=None)
 
         def watch(total: int) -> Any:
-            bar.update(task, total=total)
-            return lambda: bar.advance(task)
+            bar.update(task, total=min(config.count, total * jobs.size))
+            # In this process the bar moves with every step, else with every shard.
+            return lambda: None if executor is None else bar.advance(task, jobs.size)
 
+        if executor is None:
+            jobs = replace(jobs, watch=lambda amount: bar.advance(task, amount))
         done = run_jobs(jobs, executor=executor, share=share, watch=watch)
     store.refresh()
     print(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were trained now")

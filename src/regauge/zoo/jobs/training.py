@@ -1,7 +1,7 @@
 """Train a population shard by shard: job i trains the networks of shard i and appends them to the store."""
 
 import math
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from regauge.discover import discover
 from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.store import Store, path_of
 from regauge.zoo.training import Config, Examples, load_examples, train_stacks
+from regauge.zoo.training.trainer import Told, untold
 
 SHARD = 512
 """Networks of a shard at most."""
@@ -31,12 +32,14 @@ class TrainShards:
         config: Of the whole population.
         size: Networks of a shard.
         device: Where they are trained.
+        watch: Is told in this process how many networks were trained since, in parts; workers have no such thing.
     """
 
     folder: Path
     config: Config
     size: int
     device: str = "cpu"
+    watch: Told = field(default=untold, compare=False)
 
     @property
     def keys(self) -> range:
@@ -56,8 +59,9 @@ class TrainShards:
         ids = range(key * self.size, min(self.config.count, (key + 1) * self.size))
         stage = Stage(Store.open(self.folder), self.name(key))
         missing = ids[max(0, stage.finished() - ids.start) :]
+        self.watch(len(ids) - len(missing))
         try:
-            for part, blocks in train_stacks(self.config, ids=missing, device=self.device):
+            for part, blocks in train_stacks(self.config, ids=missing, device=self.device, watch=self.watch):
                 stage.keep(part, blocks, is_last=part[-1] == ids[-1])
             stage.publish()
         except FileNotFoundError:  # another worker finished the same job, and deleted what was kept for it
@@ -106,7 +110,7 @@ def plan(
 def settings_of(value: Any) -> Any:
     """A config as plain JSON: every part with the name of its kind; without the architecture, which a store has."""
     if is_dataclass(value):
-        parts = {field.name: settings_of(getattr(value, field.name)) for field in fields(value)}
+        parts = {part.name: settings_of(getattr(value, part.name)) for part in fields(value)}
         return {"kind": type(value).__name__} | {k: part for k, part in parts.items() if k != "architecture"}
     return [settings_of(item) for item in value] if isinstance(value, tuple | list) else value
 

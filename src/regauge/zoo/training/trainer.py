@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,6 +28,8 @@ from regauge.zoo.training.settings import drawn
 from regauge.zoo.training.stack import Stack, VmapEngine
 
 Row = dict[str, Any]
+Told = Callable[[float], object]
+"""Is told how much was done since."""
 
 ACTIVATION_BYTES = 8 * 2**20
 """Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
@@ -82,6 +84,10 @@ class Member:
     settings: dict[str, float]
 
 
+def untold(amount: float) -> None:
+    """Tells nobody."""
+
+
 def train(
     config: Config,
     *,
@@ -91,6 +97,7 @@ def train(
     stack: int | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    watch: Told = untold,
 ) -> Iterator[Block]:
     """Train a population, or some networks of it.
 
@@ -114,6 +121,7 @@ def train(
         stack: Networks of a stack at most.
         device: Where.
         dtype: Of parameters and examples.
+        watch: Is told after every step how many whole trainings it was worth; all are worth the number of networks.
 
     Yields:
         For each stack a block at every checkpoint, and at the end; and one of the networks that are given up where
@@ -123,8 +131,9 @@ def train(
         ValueError: Ids are not those of the population or repeat, a discarded share would be of an incomplete group, or
             the module cannot be trained this way.
     """
-    stacks = train_stacks(config, ids=ids, data=data, backend=backend, stack=stack, device=device, dtype=dtype)
-    for _, blocks in stacks:
+    for _, blocks in train_stacks(
+        config, ids=ids, data=data, backend=backend, stack=stack, device=device, dtype=dtype, watch=watch
+    ):
         yield from blocks
 
 
@@ -137,6 +146,7 @@ def train_stacks(
     stack: int | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    watch: Told = untold,
 ) -> Iterator[tuple[list[int], Iterator[Block]]]:
     """The same, stack by stack: the ids of each, and its blocks, which are to be taken before the next stack.
 
@@ -156,7 +166,7 @@ def train_stacks(
     maker = _Maker(config, module, examples, torch.device(device), dtype, backend, len(chosen))
     size = stack if stack is not None else maker.stack_size()
     for part in cut(config, chosen, size, is_one_group=reads_everything(config, examples)):
-        yield part, _trained(config, maker, examples, [member_of(config, k) for k in part])
+        yield part, _trained(config, maker, examples, [member_of(config, k) for k in part], watch)
 
 
 def member_of(config: Config, network: int) -> Member:
@@ -288,9 +298,10 @@ def _require_whole_groups(config: Config, ids: Sequence[int]) -> None:
             )
 
 
-def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Member]) -> Iterator[Block]:
+def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Member], watch: Told) -> Iterator[Block]:
     """Train one stack."""
     total = config.total_steps(examples)
+    worth = len(members) / total
     with _one_thread():
         stack = _Running(config, maker, examples, members)
     checkpoints = {total} | (config.checkpoints.steps(total) if config.checkpoints else set())
@@ -301,6 +312,7 @@ def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Me
             losses: Tensor | None = None
             for step in range(reached, event):
                 losses = stack.program.step(*stack.batches.at(step), config.schedule.factor(step, total))
+                watch(worth)
             reached = event
             params = stack.program.params()
             rows = stack.judge(event, losses, params, discards.get(event))
@@ -309,6 +321,7 @@ def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Me
         if block.rows:
             yield block
         if not any(stack.is_alive):
+            watch(worth * (total - reached))
             return
 
 
