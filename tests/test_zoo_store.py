@@ -294,7 +294,7 @@ def test_one_shard_alone(tmp_path: Path) -> None:
 
 
 def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.zoo.store.store.OPEN_FILES", 3)
+    monkeypatch.setattr("regauge.zoo.store.files.OPEN_FILES", 3)
     store = Store.create(tmp_path / "zoo", SMALL)
     for k in range(8):
         store.append(networks(SMALL, 1, k), numbered(1, k), name=f"{k}")
@@ -304,7 +304,7 @@ def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_threads_read_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.zoo.store.store.OPEN_FILES", 1)
+    monkeypatch.setattr("regauge.zoo.store.files.OPEN_FILES", 1)
     store = Store.create(tmp_path / "zoo", SMALL)
     for k in range(12):
         marked = {spec.name: torch.full((4, *spec.shape), float(k)) for spec in SMALL.layout}

@@ -2,11 +2,8 @@
 
 import hashlib
 import json
-import math
 import os
-import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +18,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.zoo.architecture import Architecture
 from regauge.zoo.store import shard as shards
 from regauge.zoo.store.columns import Array, Column, concatenate, encode
+from regauge.zoo.store.files import OpenFiles, ShardNames
+from regauge.zoo.store.fitting import require_fitting, require_layout, require_range
 from regauge.zoo.store.packing import STORAGE, are_finite, memory_of, name_of, parts_of, runs_of, unpacked
 from regauge.zoo.store.rows import Indices, Rows
 from regauge.zoo.store.shard import FOLDER, MANIFEST, SUFFIX, Shard
@@ -29,8 +28,6 @@ from regauge.zoo.store.verification import Verification, verify
 
 FORMAT = "regauge.store"
 VERSION = 1
-OPEN_FILES = 128
-"""How many shards a reader keeps open."""
 FINITE = "is_finite"
 """The column in which a network with NaN or Inf is marked."""
 ALWAYS = ("id", "step", FINITE)
@@ -72,9 +69,8 @@ class Store:
         self.about = about
         self.key = key
         self._parts = parts_of(architecture.layout, storage)
-        self._names = _Names()
-        self._lock = threading.Lock()
-        self._files: OrderedDict[Path, _File] = OrderedDict()
+        self._names = ShardNames()
+        self._files = OpenFiles()
         self._table: _Table | None = None
 
     @classmethod
@@ -209,7 +205,7 @@ class Store:
             names = sorted(e.name for e in entries if e.name.endswith(SUFFIX) and not e.name.startswith("."))
         new = tuple(shards.read_header(self.folder / FOLDER / name) for name in names if name not in known)
         for shard in new:
-            self._require_fitting(shard)
+            require_fitting(shard, self._parts)
         if new or self._table is None:
             self._table = self._listed(before + new)
         return sum(shard.count for shard in new)
@@ -241,7 +237,7 @@ class Store:
                 f"{str(self.folder)!r} has a shard {name!r}, and shards never change; give another name, or none"
             )
         count = len(rows)
-        self._require_layout(params, count)
+        require_layout(self.architecture, params, count)
         for k, row in enumerate(rows):
             for key in ("id", "step"):
                 if not isinstance(row.get(key), int | np.integer) or isinstance(row[key], bool):
@@ -255,7 +251,7 @@ class Store:
                 finite &= are_finite(flat)
             weights[name_of(dtype)] = flat.contiguous()
         if self.storage is not None:
-            self._require_range(params, finite, rows)
+            require_range(self.storage, params, finite, rows)
         marked = [{**row, FINITE: bool(fine)} for row, fine in zip(rows, finite.tolist(), strict=True)]
         path = self.path_of(self._names.next() if name is None else name)
         return shards.write(path, weights, encode(marked), count)
@@ -273,7 +269,7 @@ class Store:
         part = Store(self.folder, self.architecture, self.symmetry, self.storage, self.about, self.key)
         listed = tuple(shards.read_header(self.path_of(name)) for name in names)
         for shard in listed:
-            part._require_fitting(shard)
+            require_fitting(shard, self._parts)
         part._table = part._listed(listed)
         return part
 
@@ -336,7 +332,7 @@ class Store:
             for number, row, target, length in runs:
                 shard = table.shards[number]
                 start = shard.places[f"weights/{name}"].start + row * width
-                file = self._file(shard.path)  # which stays open while it is held
+                file = self._files.get(shard.path)  # which stays open while it is held
                 shards.read_into(file.descriptor, buffer[target * width : (target + length) * width], start)
             params |= unpacked(torch.from_numpy(buffer).view(len(wanted), width).view(dtype), specs)
         return {spec.name: params[spec.name] for spec in self.architecture.layout}
@@ -366,7 +362,7 @@ class Store:
         names = dict.fromkeys([*ALWAYS, *(name for shard in listed for name in shard.columns)])
 
         def read(shard: Shard, name: str) -> Column | None:
-            file = self._file(shard.path)  # which stays open while it is held
+            file = self._files.get(shard.path)  # which stays open while it is held
             return shards.read_column(shard, file.descriptor, name)
 
         def load(name: str) -> Column:
@@ -393,75 +389,12 @@ class Store:
             raise IndexError(f"the store has the networks 0 to {count - 1}, but {strange[0]} was asked for")
         return wanted.astype(np.int64)
 
-    def _file(self, path: Path) -> "_File":
-        with self._lock:
-            file = self._files.get(path)
-            if file is None:
-                file = self._files[path] = _File(path)
-                if len(self._files) > OPEN_FILES:
-                    self._files.popitem(last=False)
-            else:
-                self._files.move_to_end(path)
-            return file
-
-    def _require_fitting(self, shard: Shard) -> None:
-        for dtype, specs in self._parts.items():
-            expected = (shard.count, sum(spec.size for spec in specs))
-            place = shard.places.get(f"weights/{name_of(dtype)}")
-            if place is None or (place.dtype, place.shape) != (dtype, expected):
-                raise ValueError(
-                    f"the shard {str(shard.path)!r} has no {name_of(dtype)} values of shape {expected}, so it is of "
-                    "another store; move it away"
-                )
-
-    def _require_layout(self, params: Mapping[str, Tensor], count: int) -> None:
-        layout = {spec.name: spec for spec in self.architecture.layout}
-        if params.keys() != layout.keys():
-            raise ValueError(
-                f"the store's networks have {sorted(layout.keys() - params.keys())[:4]} besides, and lack "
-                f"{sorted(params.keys() - layout.keys())[:4]}; append networks of {self.architecture.name!r}"
-            )
-        for name, tensor in params.items():
-            spec = layout[name]
-            if tuple(tensor.shape) != (count, *spec.shape) or tensor.dtype != spec.dtype:
-                raise ValueError(
-                    f"{name!r} has shape {tuple(tensor.shape)} and {tensor.dtype}, but {count} rows of "
-                    f"{self.architecture.name!r} need {(count, *spec.shape)} and {spec.dtype}"
-                )
-
-    def _require_range(self, params: Mapping[str, Tensor], finite: Tensor, rows: Sequence[Mapping[str, Any]]) -> None:
-        before = torch.ones_like(finite)
-        for tensor in params.values():
-            if tensor.is_floating_point():
-                before &= are_finite(tensor.reshape(len(finite), math.prod(tensor.shape[1:]))).cpu()
-        lost = [k for k in (before & ~finite).nonzero().flatten().tolist() if not rows[k].get("is_diverged")]
-        if lost:
-            raise ValueError(
-                f"network {rows[lost[0]]['id']} has values too large for {self.storage}; store it as bfloat16 or in "
-                "full precision"
-            )
-
 
 class Place(NamedTuple):
     """Where a network is in a store: name of the shard, and row in it."""
 
     shard: str
     row: int
-
-
-class _Names:
-    """Names for the shards of one writer, in their order; a forked process is another writer."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.process, self.prefix, self.count = -1, "", 0
-
-    def next(self) -> str:
-        with self.lock:
-            if self.process != os.getpid():
-                self.process, self.prefix, self.count = os.getpid(), uuid.uuid4().hex[:12], 0
-            self.count += 1
-            return f"{self.prefix}-{self.count - 1:06d}"
 
 
 def _opened(folder: Path, names: tuple[str, ...] | None) -> Store:
@@ -476,17 +409,6 @@ class _Table(NamedTuple):
     shards: tuple[Shard, ...]
     starts: Array
     rows: Rows
-
-
-class _File:
-    """A file that is open for reading until nobody uses it."""
-
-    def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-
-    def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
 
 
 def _differences(first: Any, second: Any, path: str = "") -> list[str]:

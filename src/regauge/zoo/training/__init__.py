@@ -5,9 +5,10 @@ from regauge.zoo.training.examples import SETS, Examples, load_examples
 from regauge.zoo.training.initialization import Initialization
 from regauge.zoo.training.optimizers import SGD, Adam, AdamW
 from regauge.zoo.training.program import Backend
+from regauge.zoo.training.running import Block
 from regauge.zoo.training.schedules import Constant, Cosine, OneCycle, StepDecay
 from regauge.zoo.training.settings import Choice, LogUniform, Uniform
-from regauge.zoo.training.trainer import Block, train, train_stacks
+from regauge.zoo.training.trainer import train, train_stacks
 
 __all__ = [
     "SETS",

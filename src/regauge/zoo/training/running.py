@@ -1,0 +1,185 @@
+"""A stack of networks while it is trained: what is said of each, and which of them are given up."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regauge.core.params import Params
+from regauge.zoo.training.config import Config, Discard
+from regauge.zoo.training.examples import Examples
+from regauge.zoo.training.feeds import Batches, half_of, reads_everything, share_of
+from regauge.zoo.training.initialization import Start
+from regauge.zoo.training.program import Program
+
+Row = dict[str, Any]
+EVALUATED = 1000
+"""Examples per call of an evaluation."""
+
+
+class Block(NamedTuple):
+    """Networks of one step.
+
+    Attributes:
+        params: `[networks, ...]`, parameters and buffers.
+        rows: For each network plain values: "id", "step", "seed", "group", what it drew, "train_loss" of the last
+            batch, "validation_loss", "validation_accuracy" of classes as a fraction, "is_diverged" and "is_discarded".
+            Losses of networks that diverged are None. A network that is marked by one of the two was given up at this
+            step; one that diverged is not also discarded.
+    """
+
+    params: Params
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One network of a stack.
+
+    Attributes:
+        id: Its number in the population.
+        group: Whose batches it reads.
+        start: Seed and initialization.
+        settings: What the optimizer does for it.
+    """
+
+    id: int
+    group: int
+    start: Start
+    settings: dict[str, float]
+
+
+class Running:
+    """A stack while it is trained: some of its places may hold networks that were given up."""
+
+    def __init__(
+        self, config: Config, examples: Examples, members: list[Member], program: Program, *, is_fixed: bool
+    ) -> None:
+        self.config, self.examples = config, examples
+        self.members = members
+        self.is_alive = [True] * len(members)
+        self.has_groups = not reads_everything(config, examples)
+        self.is_fixed = is_fixed
+        groups = list(dict.fromkeys(member.group for member in members))
+        signals = len(examples.targets) if examples.is_signals else 1
+        own = [member.id // config.copies % signals for member in members]
+        self.batches = Batches(config, examples, groups, own)
+        self.program = program
+
+    def judge(self, step: int, losses: Tensor | None, params: Params, discard: Discard | None) -> list[Row]:
+        """A row for each place, given up or not."""
+        finite = torch.stack([t.isfinite().flatten(1).all(1) for t in params.values() if t.is_floating_point()]).all(0)
+        loss, accuracy = self._validation()
+        finite &= loss.isfinite()
+        last = [None] * len(self.members) if losses is None else losses.tolist()
+        rows = []
+        for k, member in enumerate(self.members):
+            is_fine = bool(finite[k])
+            row: Row = {
+                "id": member.id,
+                "step": step,
+                "seed": member.start.seed,
+                "group": member.group,
+            } | member.settings
+            row |= {"initialization": member.start.kind, "scale": member.start.scale}
+            row |= {} if (share := share_of(self.config, member.group)) is None else {"share": share}
+            row |= {} if (half := half_of(self.config, member.group)) is None else {"half": half}
+            if self.examples.is_signals:
+                row["signal"] = member.id // self.config.copies % len(self.examples.targets)
+            if self.examples.labels is not None:
+                row["label"] = int(self.examples.labels[row["signal"]])
+            row["train_loss"] = last[k] if is_fine else None
+            row["validation_loss"] = float(loss[k]) if is_fine else None
+            if accuracy is not None:
+                row["validation_accuracy"] = float(accuracy[k]) if is_fine else None
+            row["is_diverged"] = not is_fine
+            rows.append(row)
+        discarded = set() if discard is None else self._discarded(rows, discard)
+        for k, row in enumerate(rows):
+            row["is_discarded"] = k in discarded
+        return rows
+
+    def block(self, rows: Sequence[Row], params: Params, *, is_checkpoint: bool) -> Block:
+        """The networks that are alive, or between checkpoints those of them that are given up now."""
+        index = [k for k, alive in enumerate(self.is_alive) if alive and (is_checkpoint or _is_given_up(rows[k]))]
+        if len(index) < len(self.members):
+            params = {name: tensor[index] for name, tensor in params.items()}
+        return Block(params, [rows[k] for k in index])
+
+    def give_up(self, rows: Sequence[Row]) -> None:
+        """Give up what diverged or is discarded, and free its places."""
+        self.is_alive = [alive and not _is_given_up(row) for alive, row in zip(self.is_alive, rows, strict=True)]
+        if not all(self.is_alive) and not self.is_fixed:
+            self._compact()
+
+    def _discarded(self, rows: Sequence[Row], discard: Discard) -> set[int]:
+        """The places of the networks that the rule says, without those that diverged or were given up before."""
+        losses = [
+            math.inf if row["is_diverged"] or not alive else row["validation_loss"]
+            for row, alive in zip(rows, self.is_alive, strict=True)
+        ]
+        found: set[int] = set()
+        if discard.above is not None:
+            found = {k for k, loss in enumerate(losses) if loss > discard.above}
+        if discard.worst is not None:
+            for group in {member.group for member in self.members}:
+                own = [k for k, member in enumerate(self.members) if member.group == group]
+                first = group * self.config.group
+                whole = min(self.config.group, self.config.count - first)
+                kept = whole - int(discard.worst * whole)
+                found |= set(sorted(own, key=lambda k: (losses[k], k))[kept:])
+        return {k for k in found if losses[k] < math.inf}
+
+    def _compact(self) -> None:
+        """Keep the living, and as many others as make all groups equally large."""
+        places = range(len(self.members))
+        groups = sorted({member.group for member in self.members}) if self.has_groups else [-1]
+        own = {g: [k for k in places if not self.has_groups or self.members[k].group == g] for g in groups}
+        living = {g: [k for k in own[g] if self.is_alive[k]] for g in groups}
+        size = max(map(len, living.values()))
+        kept_groups = [k for k, g in enumerate(groups) if living[g]]
+        index: list[int] = []
+        for k in kept_groups:
+            g = groups[k]
+            fillers = [place for place in own[g] if not self.is_alive[place]]
+            index += sorted(living[g] + fillers[: size - len(living[g])])
+        if not index or len(index) == len(self.members):
+            return
+        chosen = torch.tensor(index, device=self.examples.inputs.device)
+        self.program.keep(chosen)
+        self.batches.keep(torch.tensor(kept_groups), chosen)
+        self.members = [self.members[k] for k in index]
+        self.is_alive = [self.is_alive[k] for k in index]
+
+    def _validation(self) -> tuple[Tensor, Tensor | None]:
+        """Mean losses and accuracies of the networks on what is kept for validation, float64."""
+        examples = self.examples
+        targets = examples.validation_targets
+        if examples.is_signals:
+            targets = targets[[row % len(targets) for row in self._signals()]]
+        count = len(examples.validation_inputs)
+        loss: Tensor | float = 0.0
+        correct: Tensor | float = 0.0
+        for begin in range(0, count, EVALUATED):
+            outputs = self.program.outputs(examples.validation_inputs[begin : begin + EVALUATED])
+            if examples.is_classification:
+                wanted = targets[begin : begin + EVALUATED].expand(len(outputs), -1)
+                entropies = functional.cross_entropy(outputs.transpose(1, 2), wanted, reduction="none")
+                loss = loss + entropies.double().sum(1)
+                correct = correct + (outputs.argmax(2) == wanted).double().sum(1)
+            else:
+                wanted = targets[..., begin : begin + EVALUATED, :]
+                loss = loss + (outputs - wanted).square().double().mean(2).sum(1)
+        accuracy = torch.as_tensor(correct) / count if examples.is_classification else None
+        return torch.as_tensor(loss) / count, accuracy
+
+    def _signals(self) -> list[int]:
+        return [member.id // self.config.copies for member in self.members]
+
+
+def _is_given_up(row: Row) -> bool:
+    return bool(row["is_diverged"] or row["is_discarded"])
