@@ -12,7 +12,7 @@ from regauge.discover import discover
 from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.store import Store, path_of
 from regauge.zoo.training import Config, Examples, load_examples, train_stacks
-from regauge.zoo.training.trainer import Told, untold
+from regauge.zoo.watch import Told, untold
 
 SHARD = 512
 """Networks of a shard at most."""

@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 
@@ -23,9 +23,7 @@ from regauge.zoo.training.program import Backend, Program, is_convolutional, is_
 from regauge.zoo.training.running import Block, Member, Running
 from regauge.zoo.training.settings import drawn
 from regauge.zoo.training.stack import Stack, VmapEngine
-
-Told = Callable[[float], object]
-"""Is told how much was done since."""
+from regauge.zoo.watch import Told, untold
 
 ACTIVATION_BYTES = 8 * 2**20
 """Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
@@ -44,10 +42,6 @@ COMPILED_SIZE = 50_000
 """Networks with more values are bound by matrix products, which are the same when compiled."""
 
 _log = logging.getLogger(__name__)
-
-
-def untold(amount: float) -> None:
-    """Tells nobody."""
 
 
 def train(
