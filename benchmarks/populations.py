@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
 from regauge.zoo.presets import cnn_architecture, mlp_architecture, siren_architecture, table4_architecture
 from regauge.zoo.training import Adam, Checkpoints, Config, Examples, LogUniform, train
 from regauge.zoo.training.program import mean_loss

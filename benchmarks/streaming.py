@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 import regauge as rg
-from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
-from regauge.checkpoints.lazy import LazyCheckpoint
-from regauge.checkpoints.shards import Shard, Slot, write_index, write_shard
 from regauge.core import act as _act
 from regauge.core.element import Element
+from regauge.storage.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
+from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.shards import Shard, Slot, write_index, write_shard
 
 SHARD = 500_000_000
 """Bytes of a file, about."""

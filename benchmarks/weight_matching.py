@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.align.ascent import running
+from regauge.alignment.engine import running
 from regauge.core import closest
 from regauge.core.assignment import Assignment
 from regauge.core.products import matmul

@@ -9,11 +9,11 @@ from models import CASES
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.align.activations import costs as costs_module
-from regauge.align.activations.costs import ActivationCosts, activation_costs
-from regauge.align.activations.statistics import CrossMoments
+from regauge.alignment.activations import costs as costs_module
+from regauge.alignment.activations.costs import ActivationCosts, activation_costs
+from regauge.alignment.activations.statistics import CrossMoments
 from regauge.core.verification import perturbed
-from regauge.discover import activations
+from regauge.discovery import activations
 
 PLANTED = (
     *("mlp_relu", "mlp_tanh", "mlp_sine", "mlp_linear", "cnn_flatten", "glu", "lstm", "concatenation", "skip_nerf"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.core.verification import perturbed, relative_change
-from regauge.discover import Activations, activations
+from regauge.discovery import Activations, activations
 
 NAMES = (
     *("mlp_relu", "mlp_tanh", "mlp_sine", "mlp_linear", "siren", "cnn_flatten", "resnet20_batch_B", "glu", "lstm"),

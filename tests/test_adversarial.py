@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 from torch.utils import checkpoint
 
 import regauge as rg
-from regauge.discover.trace import TraceError
+from regauge.discovery.trace import TraceError
 
 Forward = Callable[[Any, Tensor], Any]
 

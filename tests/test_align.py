@@ -12,9 +12,9 @@ from torch import Tensor
 
 import regauge as rg
 from regauge import Element, Group, Params, Placement, Symmetry, Value, WeightMatching
-from regauge.align.ascent.ascent import Ascent
-from regauge.align.ascent.blocks import solve_family
-from regauge.align.ascent.places import families
+from regauge.alignment.engine.ascent import Ascent
+from regauge.alignment.engine.blocks import solve_family
+from regauge.core.families import families
 from regauge.core.scales import balance
 
 KINDS = ["permutation", "scaled", "signed", "dihedral", "orthogonal", "centered", "rotation", "linear"]

@@ -8,7 +8,7 @@ from test_align import BY_HAND, PARTS, drawn, every_element, experts, generator,
 
 import regauge as rg
 from regauge import Element, FrankWolfe, MergeMany, Params, Symmetry, WeightMatching
-from regauge.align import ManyMethod
+from regauge.alignment import ManyMethod
 from regauge.core.element import Value
 
 METHODS: dict[str, ManyMethod] = {

@@ -5,7 +5,7 @@ import torch
 from test_fold import CASES, Case, change, discovered, folded, generator, network
 
 import regauge as rg
-from regauge.align.methods.weight_matching import random_isometry
+from regauge.alignment.methods.weight_matching import random_isometry
 from regauge.core.params import Params
 
 EXACT = 1e-7

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.core.element import Element, Value
-from regauge.discover.activations import activations
+from regauge.discovery.activations import activations
 from regauge.nets.transformer import Llama, initialize_transformer
 
 

@@ -8,7 +8,7 @@ from test_bayes_posteriors import KINDS, NETS, each_kind, each_net, gaussian, ge
 
 import regauge as rg
 from regauge import Element, FrankWolfe, GaussianMatching, MergeMany, Symmetry, WeightMatching
-from regauge.align.methods.gaussian_matching import GaussianCost
+from regauge.alignment.methods.gaussian_matching import GaussianCost
 from regauge.bayes.matching import align, align_many, barycenter, one_gaussian
 from regauge.bayes.posteriors import GaussianPosterior, Posterior
 from regauge.bayes.transport import distance

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.align import Matching
+from regauge.alignment import Matching
 
 
 @dataclass(frozen=True)

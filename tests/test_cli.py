@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import regauge as rg
-from regauge.checkpoints.alignments import load_alignment
-from regauge.checkpoints.reading import load
-from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.alignments import load_alignment
+from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.writing import save
 
 MODELS = """
 import torch

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import regauge as rg
-from regauge.checkpoints.reading import load
-from regauge.checkpoints.writing import save
 from regauge.cli.main import main
+from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.writing import save
 
 MODELS = """
 import torch

@@ -11,11 +11,11 @@ import torch
 
 from regauge.cli.main import main
 from regauge.nets.mlp import mlp
-from regauge.zoo.architecture import Architecture
-from regauge.zoo.store import Store
+from regauge.storage.architecture import Architecture
+from regauge.storage.store import Store
 
 CONFIG = """
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
 from regauge.zoo.training import Config
 
 def small() -> Config:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from regauge.cli.main import main
-from regauge.discover import discover
+from regauge.discovery import discover
 from regauge.report.populations import map_figure, matrices_figure
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
+from regauge.storage.store import Store
 from regauge.zoo.jobs.aligning import CompareBlocks
-from regauge.zoo.store import Store
 
 MLP = Architecture("MLP 30-5-2", "regauge.nets.mlp:mlp", {"widths": [30, 5, 2]})
 

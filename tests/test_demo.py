@@ -9,8 +9,6 @@ import pytest
 import torch
 
 import regauge as rg
-from regauge.checkpoints.alignments import load_alignment
-from regauge.checkpoints.reading import load
 from regauge.cli.demo import cases
 from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
@@ -18,6 +16,8 @@ from regauge.data.images import digits
 from regauge.nets.training import split_batches
 from regauge.report.demo import demo_page
 from regauge.report.figures import line_figure, permutation_figure, png_uri, svg_uri, weights_figure
+from regauge.storage.checkpoints.alignments import load_alignment
+from regauge.storage.checkpoints.reading import load
 
 SIZES = {"mlp": [24, 24], "cnn": [4, 8, 16]}
 

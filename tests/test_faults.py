@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 import regauge as rg
-from regauge.checkpoints.lazy import LazyCheckpoint
-from regauge.checkpoints.reading import load
-from regauge.checkpoints.shards import Shard, Slot, joined, layout, write_index, write_shard
-from regauge.checkpoints.staging import Staging, partial_of, replace_folder
-from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
+from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.shards import Shard, Slot, joined, layout, write_index, write_shard
+from regauge.storage.checkpoints.staging import Staging, partial_of, replace_folder
+from regauge.storage.checkpoints.writing import save
 
 INDEX = "model.safetensors.index.json"
 SYMMETRY = rg.Symmetry.from_axes(
@@ -295,7 +295,7 @@ def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_replaced_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.checkpoints.staging._exchange", lambda one, other: False)
+    monkeypatch.setattr("regauge.storage.checkpoints.staging._exchange", lambda one, other: False)
     for name in ("new", "out"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)

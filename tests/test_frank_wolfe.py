@@ -10,8 +10,8 @@ from torch import Tensor
 
 import regauge as rg
 from regauge import FrankWolfe, Params, Symmetry, WeightMatching
-from regauge.align.ascent.places import families
-from regauge.align.relaxed.mixtures import Mixture, RelaxedUniverse, Vertex, highest
+from regauge.alignment.mixtures import Mixture, RelaxedUniverse, Vertex, highest
+from regauge.core.families import families
 
 UNSCALED = [name for name in BY_HAND if name != "scaled"]
 

@@ -23,7 +23,7 @@ from regauge import (
     Symmetry,
     WeightMatching,
 )
-from regauge.align.methods.gaussian_matching import GaussianCost
+from regauge.alignment.methods.gaussian_matching import GaussianCost
 
 Pair = tuple[Params, Params]
 ROTATING = ["orthogonal", "centered", "rotation", "linear", "attention", "rotary"]

@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
-from regauge.discover import discover
+from regauge.discovery import discover
 from regauge.inr.architecture import Inr, load_inr, save_inr
 from regauge.inr.fields.files import ImageSignal, ShapeSignal, is_signal, read_image, read_signal, signal_samples
 from regauge.inr.fields.queries import Queries
-from regauge.zoo.store import Store
+from regauge.storage.checkpoints.writing import save
+from regauge.storage.store import Store
 
 SMALL = ("--width", "8", "--depth", "2", "--steps", "3")
 BLOB = Inr(width=8, depth=2)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.writing import save
 from regauge.data.images import pixel_centers
 from regauge.data.shared_start import SHARED_START, shared_start
 from regauge.data.voxels import VOXELS, voxels
@@ -20,6 +19,7 @@ from regauge.inr.fields.labels import DistanceLabels, entropy_floor, labels_of
 from regauge.inr.fields.queries import EVALUATION, Queries, draw_queries
 from regauge.inr.fields.samples import Samples, field_samples, image_samples, voxel_samples
 from regauge.nets.siren import Siren
+from regauge.storage.checkpoints.writing import save
 
 INRS = [
     Inr(width=6, depth=2),

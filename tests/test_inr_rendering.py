@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.data.images import pixel_centers
-from regauge.discover import discover
+from regauge.discovery import discover
 from regauge.inr.architecture import Inr
 from regauge.inr.rendering.evaluation import PORTION, evaluate
 from regauge.inr.rendering.files import MESH_FORMATS, POINT_FORMATS, load_mesh, load_points, save_mesh, save_points

@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from regauge.checkpoints.reading import load
 from regauge.cli.main import main
+from regauge.storage.checkpoints.reading import load
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge import Params
-from regauge.merge.zip import zip_units
+from regauge.merging.zip import zip_units
 
 
 def chance(seed: int) -> torch.Generator:

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 import regauge as rg
 from regauge import Element, Params, Symmetry, WeightMatching
-from regauge.align import Matching
-from regauge.align.ascent import pair_climbs
-from regauge.align.ascent.ascent import Ascent
-from regauge.align.ascent.places import compared
+from regauge.alignment import Matching
+from regauge.alignment.engine import pair_climbs
+from regauge.alignment.engine.ascent import Ascent
+from regauge.core.families import compared
 from regauge.core.task import Task
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.discover import record as law
-from regauge.discover import registry
+from regauge.discovery import record as law
+from regauge.discovery import registry
 
 
 @pytest.fixture(autouse=True)

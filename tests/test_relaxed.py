@@ -8,7 +8,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge import Symmetry
-from regauge.align.relaxed.action import RelaxedAction, act_relaxed, matrices_of
+from regauge.relaxed.action import RelaxedAction, act_relaxed, matrices_of
 
 HARD = ("permutation", "sign", "linear")
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import regauge as rg
-from regauge.checkpoints.writing import save_text
 from regauge.cli.main import main
 from regauge.nets.siren import Siren
 from regauge.papers import classifiers
@@ -19,6 +18,7 @@ from regauge.papers.registry import EXPERIMENTS
 from regauge.papers.run import Run
 from regauge.papers.symmetries import permutations_only, without_shifts
 from regauge.papers.table import Quantity, Row, Table, summarize
+from regauge.storage.checkpoints.writing import save_text
 
 NAMES = [(paper, name) for paper, experiments in EXPERIMENTS.items() for name in experiments]
 

@@ -11,8 +11,8 @@ from rule_traps import ROWS, TOKENS, Forward, Trap
 
 import regauge as rg
 from regauge.core.symmetry import Symmetry
-from regauge.discover.rules import RULES
-from regauge.discover.trace import Program, TraceError, trace
+from regauge.discovery.rules import RULES
+from regauge.discovery.trace import Program, TraceError, trace
 
 OPAQUE = {"view_as_integer", "sum_as_integer", "topk_unsorted", "_weight_norm_of_all", "einsum_diagonal"}
 """Cases whose operator has a rule that does not cover the call."""

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge import Element, Group, Params, Placement, Symmetry, WeightMatching
-from regauge.align.ascent.balanced import balanced
-from regauge.align.ascent.places import compared
+from regauge.alignment.engine.balanced import balanced
+from regauge.core.families import compared
 from regauge.core.scales import balance
 from regauge.nets.resnet import resnet20
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge import Params, Sinkhorn, Symmetry, WeightMatching
-from regauge.align.relaxed.sinkhorn_layer import sinkhorn
+from regauge.relaxed.sinkhorn_layer import sinkhorn
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -265,7 +265,7 @@ def test_pairs_that_take_turns_are_those_of_one_program(monkeypatch: pytest.Monk
     b = {n: torch.stack([t, t.flip(0), t + 1]) for n, t in drawn(symmetry, 1).items()}
     whole = rg.align_pairs(a, b, symmetry, method=Sinkhorn(loss="l2", **SHORT))
     size = sum(t[0].numel() for t in b.values())
-    monkeypatch.setattr(importlib.import_module("regauge.align.methods.sinkhorn"), "PROGRAM", 2 * size)
+    monkeypatch.setattr(importlib.import_module("regauge.alignment.methods.sinkhorn"), "PROGRAM", 2 * size)
     parts = rg.align_pairs(a, b, symmetry, method=Sinkhorn(loss="l2", **SHORT))
     assert torch.allclose(whole.objective, parts.objective)
     assert torch.allclose(whole.history, parts.history)

@@ -12,20 +12,20 @@ from models import CASES
 from torch import Tensor
 
 import regauge as rg
-from regauge.align.ascent.places import inner_products
-from regauge.align.methods.weight_matching import random_isometry
-from regauge.align.streamed.climb import StreamedAlignment, align_streamed
-from regauge.align.streamed.plan import Plan, make_plan
-from regauge.align.streamed.state import State, load_state, save_state
-from regauge.align.streamed.totals import Total, part_cost
-from regauge.checkpoints.lazy import LazyCheckpoint
-from regauge.checkpoints.writing import save
+from regauge.alignment.methods.weight_matching import random_isometry
+from regauge.alignment.streamed.climb import StreamedAlignment, align_streamed
+from regauge.alignment.streamed.plan import Plan, make_plan
+from regauge.alignment.streamed.state import State, load_state, save_state
+from regauge.alignment.streamed.totals import Total, part_cost
 from regauge.cli.main import main
 from regauge.core.act import Site, resolve
+from regauge.core.families import inner_products
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.nets.transformer import Llama
+from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.writing import save
 
 BY_NAME = {case.name: case for case in CASES}
 STREAMED = [
@@ -310,7 +310,7 @@ def test_large_blocks_are_compared_by_the_products_of_their_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pair = _pair("llama", tmp_path, noise=0.3)
-    blocks = importlib.import_module("regauge.align.ascent.blocks")
+    blocks = importlib.import_module("regauge.alignment.engine.blocks")
     expected = rg.align(*pair.params, pair.symmetry)
     monkeypatch.setattr(blocks, "COMPRESSED", 0)
     generator = torch.Generator().manual_seed(0)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from regauge.nets.mlp import mlp
-from regauge.zoo.architecture import Architecture, TensorSpec, layout_of
+from regauge.storage.architecture import Architecture, TensorSpec, layout_of
 
 CASES = (
     Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [5, 4, 3], "activation": {"import": "torch:tanh"}}),

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from regauge.core.params import Params
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
+from regauge.storage.store import Store
 from regauge.zoo.formats import (
     EXPORTERS,
     Source,
@@ -30,7 +31,6 @@ from regauge.zoo.formats import (
     read_small_cnn_zoo,
 )
 from regauge.zoo.formats import source as source_module
-from regauge.zoo.store import Store
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regauge.align import WeightMatching, align, align_pairs
+from regauge.alignment import WeightMatching, align, align_pairs
 from regauge.canonical import canonicalize, orbit_distance
-from regauge.checkpoints.reading import load
 from regauge.connect import line
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.discover import discover
+from regauge.discovery import discover
 from regauge.nets.mlp import mlp
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
+from regauge.storage.checkpoints.reading import load
+from regauge.storage.store import Store
 from regauge.zoo.jobs import run_jobs
 from regauge.zoo.jobs.aligning import plan_comparison
 from regauge.zoo.populations import (
@@ -33,7 +34,6 @@ from regauge.zoo.populations import (
     sample,
     universe,
 )
-from regauge.zoo.store import Store
 
 ACTIVATIONS = {"scaled": torch.relu, "signed": torch.tanh, "permutation": torch.sigmoid, "dihedral": torch.sin}
 

@@ -17,15 +17,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from regauge.checkpoints import writing
-from regauge.checkpoints.writing import whole_file
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.zoo.architecture import Architecture, TensorSpec
-from regauge.zoo.store import Store, verify
-from regauge.zoo.store import shard as shards
-from regauge.zoo.store.columns import concatenate, decode, encode, listed
-from regauge.zoo.store.splits import split
+from regauge.storage.architecture import Architecture, TensorSpec
+from regauge.storage.checkpoints import writing
+from regauge.storage.checkpoints.writing import whole_file
+from regauge.storage.store import Store, verify
+from regauge.storage.store import shard as shards
+from regauge.storage.store.columns import concatenate, decode, encode, listed
+from regauge.storage.store.splits import split
 
 SMALL = Architecture("MLP 4-3-2", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
 MIXED = Architecture(
@@ -294,7 +294,7 @@ def test_one_shard_alone(tmp_path: Path) -> None:
 
 
 def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.zoo.store.files.OPEN_FILES", 3)
+    monkeypatch.setattr("regauge.storage.store.files.OPEN_FILES", 3)
     store = Store.create(tmp_path / "zoo", SMALL)
     for k in range(8):
         store.append(networks(SMALL, 1, k), numbered(1, k), name=f"{k}")
@@ -304,7 +304,7 @@ def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_threads_read_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.zoo.store.files.OPEN_FILES", 1)
+    monkeypatch.setattr("regauge.storage.store.files.OPEN_FILES", 1)
     store = Store.create(tmp_path / "zoo", SMALL)
     for k in range(12):
         marked = {spec.name: torch.full((4, *spec.shape), float(k)) for spec in SMALL.layout}
@@ -456,7 +456,7 @@ def _append_forever(folder: str, told: Any) -> None:
 
 def test_a_writer_that_is_killed_loses_nothing_that_it_announced(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["regauge.zoo.store"])
+    context.set_forkserver_preload(["regauge.storage.store"])
     chance = random.Random(0)
     for trial in range(6):
         folder = tmp_path / f"{trial}"

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from regauge.align import align_pairs
-from regauge.checkpoints.writing import save
+from regauge.alignment import align_pairs
 from regauge.core.params import Params
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
+from regauge.storage.checkpoints.writing import save
+from regauge.storage.store import Store
 from regauge.zoo.jobs import Share, run_jobs
 from regauge.zoo.jobs.aligning import plan_alignment, plan_comparison
 from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.jobs.training import plan
 from regauge.zoo.populations import reference, sample
-from regauge.zoo.store import Store
 from regauge.zoo.training import Block, Checkpoints, Config, Discard, train, train_stacks
 
 UCI = Architecture("MLP 30-16-16-2", "regauge.nets.mlp:mlp", {"widths": [30, 16, 16, 2]})

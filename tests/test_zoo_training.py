@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regauge.core.params import Params
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
 from regauge.zoo.training import (
     SGD,
     Adam,

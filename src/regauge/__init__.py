@@ -6,12 +6,11 @@ To make a name public, add it to the imports for type checkers and to the table 
 
 import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regauge import bayes, inr, zoo
-    from regauge.align import (
+    from regauge.alignment import (
         ActivationMatching,
         AlignManyResult,
         AlignPairsResult,
@@ -63,8 +62,8 @@ if TYPE_CHECKING:
     from regauge.core.symmetry import Frozen, Symmetry
     from regauge.core.task import Task
     from regauge.core.verification import Check
-    from regauge.discover import Folded, Nullity, TraceError, discover, fold, nullity, register_leaf, register_rule
-    from regauge.merge import (
+    from regauge.discovery import Folded, Nullity, TraceError, discover, fold, nullity, register_leaf, register_rule
+    from regauge.merging import (
         Average,
         Dare,
         GreedySoup,
@@ -83,72 +82,72 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ActivationMatching": "regauge.align",
-    "AlignManyResult": "regauge.align",
-    "AlignPairsResult": "regauge.align",
-    "AlignResult": "regauge.align",
-    "Average": "regauge.merge",
-    "BestOf": "regauge.align",
+    "ActivationMatching": "regauge.alignment",
+    "AlignManyResult": "regauge.alignment",
+    "AlignPairsResult": "regauge.alignment",
+    "AlignResult": "regauge.alignment",
+    "Average": "regauge.merging",
+    "BestOf": "regauge.alignment",
     "Bezier": "regauge.connect",
     "Check": "regauge.core.verification",
-    "ContinuousDescent": "regauge.align",
-    "Correspondence": "regauge.align",
+    "ContinuousDescent": "regauge.alignment",
+    "Correspondence": "regauge.alignment",
     "Curve": "regauge.connect",
-    "Dare": "regauge.merge",
+    "Dare": "regauge.merging",
     "Element": "regauge.core.element",
-    "Folded": "regauge.discover",
-    "FrankWolfe": "regauge.align",
+    "Folded": "regauge.discovery",
+    "FrankWolfe": "regauge.alignment",
     "Frozen": "regauge.core.symmetry",
-    "GaussianMatching": "regauge.align",
+    "GaussianMatching": "regauge.alignment",
     "Geodesic": "regauge.connect",
-    "GreedySoup": "regauge.merge",
+    "GreedySoup": "regauge.merging",
     "Group": "regauge.core.groups",
     "Manifold": "regauge.canonical",
-    "MergeMany": "regauge.align",
-    "MergeRecord": "regauge.merge",
-    "Merged": "regauge.merge",
-    "MixedMatching": "regauge.align",
-    "Nullity": "regauge.discover",
+    "MergeMany": "regauge.alignment",
+    "MergeRecord": "regauge.merging",
+    "Merged": "regauge.merging",
+    "MixedMatching": "regauge.alignment",
+    "Nullity": "regauge.discovery",
     "Params": "regauge.core.params",
     "Placement": "regauge.core.groups",
     "Plane": "regauge.connect",
     "PolygonalChain": "regauge.connect",
     "Repaired": "regauge.connect",
-    "Sinkhorn": "regauge.align",
-    "StackMatching": "regauge.align",
+    "Sinkhorn": "regauge.alignment",
+    "StackMatching": "regauge.alignment",
     "Straight": "regauge.connect",
-    "StraightThrough": "regauge.align",
+    "StraightThrough": "regauge.alignment",
     "Symmetry": "regauge.core.symmetry",
     "Task": "regauge.core.task",
-    "TaskArithmetic": "regauge.merge",
-    "Ties": "regauge.merge",
-    "TraceError": "regauge.discover",
-    "TrunkMerge": "regauge.merge",
+    "TaskArithmetic": "regauge.merging",
+    "Ties": "regauge.merging",
+    "TraceError": "regauge.discovery",
+    "TrunkMerge": "regauge.merging",
     "Value": "regauge.core.element",
     "VarianceCollapse": "regauge.connect",
     "WassersteinGeodesic": "regauge.connect",
-    "WeightMatching": "regauge.align",
-    "align": "regauge.align",
-    "align_many": "regauge.align",
-    "align_pairs": "regauge.align",
+    "WeightMatching": "regauge.alignment",
+    "align": "regauge.alignment",
+    "align_many": "regauge.alignment",
+    "align_pairs": "regauge.alignment",
     "canonical_element": "regauge.canonical",
     "canonical_manifold": "regauge.canonical",
     "canonicalize": "regauge.canonical",
-    "correspond": "regauge.align",
-    "discover": "regauge.discover",
-    "fold": "regauge.discover",
-    "groups_before": "regauge.merge",
+    "correspond": "regauge.alignment",
+    "discover": "regauge.discovery",
+    "fold": "regauge.discovery",
+    "groups_before": "regauge.merging",
     "line": "regauge.connect",
-    "merge": "regauge.merge",
-    "merge_trunk": "regauge.merge",
-    "merge_widths": "regauge.merge",
-    "merged": "regauge.merge",
+    "merge": "regauge.merging",
+    "merge_trunk": "regauge.merging",
+    "merge_widths": "regauge.merging",
+    "merged": "regauge.merging",
     "normalize_logits": "regauge.canonical",
-    "nullity": "regauge.discover",
+    "nullity": "regauge.discovery",
     "orbit_distance": "regauge.canonical",
     "plane": "regauge.connect",
-    "register_leaf": "regauge.discover",
-    "register_rule": "regauge.discover",
+    "register_leaf": "regauge.discovery",
+    "register_rule": "regauge.discovery",
     "repair": "regauge.connect",
     "reset_batchnorm": "regauge.connect",
     "train_path": "regauge.connect",
@@ -231,17 +230,6 @@ __all__ = [
     "variance_collapse",
     "zoo",
 ]
-
-
-class _Package(ModuleType):
-    """Keeps `regauge.align` a function: importing the subpackage of that name must not replace it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regauge.align import Method, WeightMatching, align, align_pairs
+from regauge.alignment import Method, WeightMatching, align, align_pairs
 from regauge.canonical.element import carry_out
 from regauge.canonical.plan import LinearStep, Plan, RotationStep, ScaleStep, plan
 from regauge.core.element import PARTS, Element, require_parts, select_parts

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from regauge.canonical.plan import ScaleStep, plan
-from regauge.canonical.units import gather, scatter, unit_index
 from regauge.core import sphere
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
+from regauge.core.units import gather, scatter, unit_index
 
 Pieces = tuple[tuple[str, Tensor], ...]
 

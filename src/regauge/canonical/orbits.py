@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from regauge.align import Method
+from regauge.alignment import Method
 from regauge.canonical.canonicalize import canonicalize, matched
 from regauge.core.params import require_same_shapes
 from regauge.core.symmetry import Symmetry

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from regauge.canonical.span import Span
-from regauge.canonical.units import copies_of
 from regauge.core.act import Site
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
+from regauge.core.units import copies_of
 
 Place = tuple[str, Site]
 """A parameter, and where a group acts on it."""

@@ -5,8 +5,6 @@ from rich.console import Console
 from rich.table import Table
 
 import regauge as rg
-from regauge.checkpoints.alignments import IN_FOLDER, Alignment, alignment_path, save_alignment
-from regauge.checkpoints.writing import SUFFIX, require_writable, save
 from regauge.cli.matching import as_stored, checkpoints_of, header_of, method_of, task_for
 from regauge.cli.options import Align
 from regauge.cli.streaming import (
@@ -21,7 +19,9 @@ from regauge.cli.streaming import (
     write,
 )
 from regauge.core.params import Params
-from regauge.merge.streamed import moved_pieces
+from regauge.merging.streamed import moved_pieces
+from regauge.storage.checkpoints.alignments import IN_FOLDER, Alignment, alignment_path, save_alignment
+from regauge.storage.checkpoints.writing import SUFFIX, require_writable, save
 
 
 def run(options: Align) -> None:

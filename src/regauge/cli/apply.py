@@ -1,10 +1,10 @@
 """`regauge apply`: a stored alignment on another checkpoint, or undone."""
 
-from regauge.checkpoints.alignments import alignment_path, load_alignment
-from regauge.checkpoints.reading import load
-from regauge.checkpoints.writing import require_writable, save
 from regauge.cli.matching import header_of
 from regauge.cli.options import Apply
+from regauge.storage.checkpoints.alignments import alignment_path, load_alignment
+from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.writing import require_writable, save
 
 
 def run(options: Apply) -> None:

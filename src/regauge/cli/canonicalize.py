@@ -3,15 +3,15 @@
 from rich.console import Console
 
 import regauge as rg
-from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
-from regauge.checkpoints.reading import load, match
-from regauge.checkpoints.writing import require_writable, save
 from regauge.cli.discover import find
 from regauge.cli.errors import UsageError
 from regauge.cli.matching import as_stored, header_of
 from regauge.cli.models import load_model, self_described
 from regauge.cli.options import Canonicalize
 from regauge.core.params import require_same_shapes
+from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.storage.checkpoints.reading import load, match
+from regauge.storage.checkpoints.writing import require_writable, save
 
 
 def run(options: Canonicalize) -> None:

@@ -14,7 +14,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import regauge as rg
-from regauge.checkpoints.writing import save
 from regauge.cli.options import Demo
 from regauge.cli.study import Case, fit, keep, study
 from regauge.data.images import ImageData, digits, has_mnist, mnist
@@ -22,6 +21,7 @@ from regauge.nets.cnn import CNN
 from regauge.nets.mlp import mlp
 from regauge.nets.training import Training
 from regauge.report.demo import PAGE, PICTURES, RESULTS, demo_page
+from regauge.storage.checkpoints.writing import save
 
 NETWORKS = 3
 

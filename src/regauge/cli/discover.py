@@ -3,10 +3,10 @@
 from rich.console import Console
 
 import regauge as rg
-from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.errors import UsageError
 from regauge.cli.models import Model, load_model
 from regauge.cli.options import Discover, ExampleInputs
+from regauge.storage.checkpoints.writing import require_writable, save_text
 
 
 def run(options: Discover) -> None:

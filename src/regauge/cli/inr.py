@@ -7,13 +7,12 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.cli.errors import UsageError
 from regauge.cli.inr_options import Inr as Options
 from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
 from regauge.core.params import Params
 from regauge.data.shared_start import shared_start
-from regauge.discover import discover
+from regauge.discovery import discover
 from regauge.inr.architecture import Inr, load_inr, save_inr
 from regauge.inr.fields.files import GridSignal, ImageSignal, Signal, read_signal, signal_samples
 from regauge.inr.fields.labels import entropy_floor
@@ -25,6 +24,7 @@ from regauge.inr.rendering.image import render_image
 from regauge.inr.rendering.mesh import Mesh, extract_mesh
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
 from regauge.report.shapes import View, shape_figure
+from regauge.storage.checkpoints.writing import require_writable, save_bytes
 
 SHAPE_SIZES, IMAGE_SIZES = (512, 4), (256, 3)
 """Width and depth unless given."""

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import regauge as rg
-from regauge.checkpoints.reading import load, match
-from regauge.checkpoints.writing import require_writable, save_text, whole_file
 from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
 from regauge.cli.errors import UsageError
 from regauge.cli.models import inr_of, load_module, self_described
@@ -21,6 +19,8 @@ from regauge.cli.options import Judging
 from regauge.cli.signals import is_signal_data, signal_task
 from regauge.core.params import Params
 from regauge.core.task import arguments
+from regauge.storage.checkpoints.reading import load, match
+from regauge.storage.checkpoints.writing import require_writable, save_text, whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

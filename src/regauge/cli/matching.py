@@ -7,11 +7,7 @@ from rich.console import Console
 from torch import nn
 
 import regauge as rg
-from regauge.align import Method
-from regauge.checkpoints.lazy import LazyCheckpoint, read_header
-from regauge.checkpoints.reading import load, locate, match
-from regauge.checkpoints.torch_files import TORCH_SUFFIXES
-from regauge.checkpoints.writing import SUFFIX
+from regauge.alignment import Method
 from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
 from regauge.cli.discover import find
 from regauge.cli.errors import UsageError
@@ -19,6 +15,10 @@ from regauge.cli.models import inr_of, load_model, self_described
 from regauge.cli.options import Matching
 from regauge.cli.signals import is_signal_data, signal_task
 from regauge.core.params import Params, require_same_shapes
+from regauge.storage.checkpoints.lazy import LazyCheckpoint, read_header
+from regauge.storage.checkpoints.reading import load, locate, match
+from regauge.storage.checkpoints.torch_files import TORCH_SUFFIXES
+from regauge.storage.checkpoints.writing import SUFFIX
 
 NEED_DATA = ("activations", "mixed", "straight-through")
 

@@ -8,8 +8,7 @@ import torch
 from rich.console import Console
 
 import regauge as rg
-from regauge.align import ManyMethod, Method
-from regauge.checkpoints.writing import SUFFIX, require_writable, save, save_text
+from regauge.alignment import ManyMethod, Method
 from regauge.cli.errors import UsageError
 from regauge.cli.matching import as_stored, checkpoints_of, header_of, method_of, task_for
 from regauge.cli.options import Merge
@@ -25,9 +24,10 @@ from regauge.cli.streaming import (
     write,
 )
 from regauge.core.element import Element
-from regauge.merge.record import table
-from regauge.merge.rules import Rule
-from regauge.merge.streamed import merged_pieces
+from regauge.merging.record import table
+from regauge.merging.rules import Rule
+from regauge.merging.streamed import merged_pieces
+from regauge.storage.checkpoints.writing import SUFFIX, require_writable, save, save_text
 
 NEED_BASE = ("task-arithmetic", "ties", "dare", "dare-ties")
 

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regauge.checkpoints.writing import SUFFIX
 from regauge.cli.errors import UsageError
 from regauge.cli.options import ExampleInputs
 from regauge.inr.architecture import Inr, load_inr, read_inr
+from regauge.storage.checkpoints.writing import SUFFIX
 
 MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.table import Table
 
 import regauge as rg
-from regauge.checkpoints.writing import require_writable, save
 from regauge.cli.align import distance
 from regauge.cli.errors import UsageError
 from regauge.cli.judging import Judged, read, table_of
@@ -14,7 +13,8 @@ from regauge.cli.matching import as_stored, header_of
 from regauge.cli.options import Repair
 from regauge.core.params import Params
 from regauge.core.task import arguments
-from regauge.merge.average import mean, shares_of
+from regauge.merging.average import mean, shares_of
+from regauge.storage.checkpoints.writing import require_writable, save
 
 FAR = 0.05
 """Endpoints are suspicious whose mean is further from the merged checkpoint than this share of their distance."""

@@ -10,7 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as Printed
 
 import regauge as rg
-from regauge.checkpoints.writing import save_text
 from regauge.cli.demo import one_thread
 from regauge.cli.errors import UsageError
 from regauge.cli.options import Reproduce
@@ -21,6 +20,7 @@ from regauge.papers.run import Run
 from regauge.papers.table import Table
 from regauge.report.figures import line_figure, picture_figure
 from regauge.report.strips import strips_figure
+from regauge.storage.checkpoints.writing import save_text
 
 COLUMNS = (
     TextColumn("{task.description}"),

@@ -14,21 +14,21 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 import regauge as rg
-from regauge.align.streamed.climb import Watch, align_streamed
-from regauge.align.streamed.plan import Plan, make_plan
-from regauge.align.streamed.state import load_state, save_state
-from regauge.checkpoints.alignments import Alignment, load_alignment, save_alignment
-from regauge.checkpoints.lazy import LazyCheckpoint
-from regauge.checkpoints.reading import locate, match
-from regauge.checkpoints.shards import Pieces, Shard, joined, layout
-from regauge.checkpoints.staging import Staging, require_place
+from regauge.alignment.streamed.climb import Watch, align_streamed
+from regauge.alignment.streamed.plan import Plan, make_plan
+from regauge.alignment.streamed.state import load_state, save_state
 from regauge.cli.discover import find
 from regauge.cli.errors import UsageError
 from regauge.cli.matching import model_of, symmetry_file
 from regauge.cli.models import load_model
 from regauge.cli.options import Streamed
 from regauge.core.element import Element
-from regauge.merge.streamed import require_alike
+from regauge.merging.streamed import require_alike
+from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
+from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.reading import locate, match
+from regauge.storage.checkpoints.shards import Pieces, Shard, joined, layout
+from regauge.storage.checkpoints.staging import Staging, require_place
 
 SUFFIX = ".safetensors"
 HELD = 5

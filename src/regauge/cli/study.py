@@ -11,12 +11,12 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
-from regauge.checkpoints.writing import save
 from regauge.cli.align import distance
 from regauge.core.params import Params
 from regauge.data.images import ImageData
 from regauge.nets.training import Training, initialize, split_batches, train
+from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.storage.checkpoints.writing import save
 
 POINTS = 17
 UNITS = 12

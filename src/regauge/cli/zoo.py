@@ -19,13 +19,13 @@ from regauge.cli.errors import UsageError
 from regauge.cli.models import call_factory, described_inputs
 from regauge.cli.options import ExampleInputs
 from regauge.cli.zoo_options import Zoo, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify
+from regauge.storage.architecture import Architecture
+from regauge.storage.store import Store, verify
 from regauge.zoo import formats
-from regauge.zoo.architecture import Architecture
 from regauge.zoo.jobs import JobsError, dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.driver import MakeExecutor
 from regauge.zoo.jobs.training import plan
 from regauge.zoo.presets import PRESETS
-from regauge.zoo.store import Store, verify
 from regauge.zoo.training import Config
 
 COLUMNS = (

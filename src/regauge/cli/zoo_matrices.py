@@ -15,9 +15,9 @@ from torch import Tensor
 from regauge.cli.zoo import executor_of, progress
 from regauge.cli.zoo_options import ZooCompare, ZooMap
 from regauge.core.params import Params
+from regauge.storage.store import Store
 from regauge.zoo.jobs import run_jobs
 from regauge.zoo.jobs.aligning import Compare, plan_comparison
-from regauge.zoo.store import Store
 
 SIZE = 32
 """Networks of a block."""

@@ -17,6 +17,7 @@ from regauge.cli.zoo_matrices import Matrices
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
 from regauge.core.params import Params
 from regauge.core.task import Batch
+from regauge.storage.store import Store
 from regauge.zoo.jobs import run_jobs, share_of
 from regauge.zoo.populations import (
     Barriers,
@@ -28,7 +29,6 @@ from regauge.zoo.populations import (
     sample,
     universe,
 )
-from regauge.zoo.store import Store
 from regauge.zoo.training.examples import SETS, load_examples
 
 Indices = NDArray[np.int64]

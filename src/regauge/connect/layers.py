@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from regauge.discover.activations import COPIES, READERS
-from regauge.discover.trace import Program
+from regauge.discovery.activations import COPIES, READERS
+from regauge.discovery.trace import Program
 
 CONVOLUTIONS = {f"conv{k}d": k for k in (1, 2, 3)}
 TRANSPOSED = {f"conv_transpose{k}d": k for k in (1, 2, 3)}

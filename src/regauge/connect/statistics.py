@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 from regauge.connect.layers import Layer, layers_of
 from regauge.core.params import Params
 from regauge.core.task import arguments, evaluating
-from regauge.discover.registry import leaves_as_operators
-from regauge.discover.trace import trace
-from regauge.discover.values import Values
+from regauge.discovery.registry import leaves_as_operators
+from regauge.discovery.trace import trace
+from regauge.discovery.values import Values
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from regauge.align.relaxed.descent import repeated
+from regauge.alignment.descent import repeated
 from regauge.connect.paths import ControlledPath
 from regauge.connect.points import combine
 from regauge.core.params import require_finite, require_same_shapes

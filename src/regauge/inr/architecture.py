@@ -11,13 +11,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from regauge.checkpoints.reading import load, locate, match
-from regauge.checkpoints.writing import save
 from regauge.core.params import Params
 from regauge.core.text import versioned
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
+from regauge.storage.checkpoints.reading import load, locate, match
+from regauge.storage.checkpoints.writing import save
 
 FORMAT = "regauge.inr"
 VERSION = 1

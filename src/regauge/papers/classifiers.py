@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.align import Method
+from regauge.alignment import Method
 from regauge.connect import Curve, Path
 from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, has_mnist, mnist

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import regauge as rg
-from regauge.align import Method
+from regauge.alignment import Method
 from regauge.nets.mlp import mlp
 from regauge.nets.training import Training
 from regauge.nets.vgg import VGG

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import regauge as rg
-from regauge.align import ManyMethod, Method
+from regauge.alignment import ManyMethod, Method
 from regauge.core.params import Params
 from regauge.data.images import ImageData
 from regauge.nets.mlp import mlp

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch.nn.functional import mse_loss
 
 import regauge as rg
-from regauge.align import Method
+from regauge.alignment import Method
 from regauge.connect import Curve
 from regauge.core.params import Params
 from regauge.data.images import digits, has_mnist, mnist

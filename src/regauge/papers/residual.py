@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 import regauge as rg
-from regauge.align import Method
+from regauge.alignment import Method
 from regauge.core.params import Params
 from regauge.nets.residual_mlp import ResidualMLP
 from regauge.nets.training import Training

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import regauge as rg
-from regauge.align import Method
+from regauge.alignment import Method
 from regauge.connect import Curve, interpolate
 from regauge.core.params import Params
 from regauge.data.images import ImageData

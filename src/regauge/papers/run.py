@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from regauge.checkpoints.reading import load
-from regauge.checkpoints.writing import save, save_text
 from regauge.core.params import Params
+from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.writing import save, save_text
 
 T = TypeVar("T")
 Scale = Literal["smoke", "cpu", "paper"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 import regauge as rg
-from regauge.align import Method
+from regauge.alignment import Method
 from regauge.connect import Curve
 from regauge.core.params import Params
 from regauge.data.waves import Waves, waves

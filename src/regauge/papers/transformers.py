@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.align import Method
+from regauge.alignment import Method
 from regauge.connect import Curve, Path
 from regauge.core.params import Params
 from regauge.data.images import digits, mnist

@@ -7,8 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regauge.storage.architecture import Architecture
+    from regauge.storage.store import Store
     from regauge.zoo import presets
-    from regauge.zoo.architecture import Architecture
     from regauge.zoo.formats import import_zoo
     from regauge.zoo.populations import (
         Barriers,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         plan_population,
         universe,
     )
-    from regauge.zoo.store import Store
     from regauge.zoo.training import (
         SGD,
         Adam,
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "Architecture": "regauge.zoo.architecture",
-    "Store": "regauge.zoo.store",
+    "Architecture": "regauge.storage.architecture",
+    "Store": "regauge.storage.store",
     "import_zoo": "regauge.zoo.formats",
 } | dict.fromkeys(
     (

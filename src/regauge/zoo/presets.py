@@ -6,7 +6,7 @@ What a paper does not say is marked in the function's text.
 from collections.abc import Callable
 from typing import Literal
 
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
 from regauge.zoo.training.config import Checkpoints, ClassHalves, Config, Fraction, Subset
 from regauge.zoo.training.examples import WAVE_POINTS, WAVES
 from regauge.zoo.training.initialization import Initialization

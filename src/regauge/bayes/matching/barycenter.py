@@ -6,7 +6,7 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.transport.couplings import with_zeros
 from regauge.core.params import require_same_shapes
-from regauge.merge.average import mean, shares_of
+from regauge.merging.average import mean, shares_of
 
 
 def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None = None) -> GaussianPosterior:

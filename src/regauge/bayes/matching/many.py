@@ -6,8 +6,8 @@ from typing import Generic, cast
 
 import torch
 
-from regauge.align import AlignManyResult, GaussianMatching, StackMethod
-from regauge.align import align_many as align_stacks
+from regauge.alignment import AlignManyResult, GaussianMatching, StackMethod
+from regauge.alignment import align_many as align_stacks
 from regauge.bayes.matching.barycenter import barycenter, common_moments
 from regauge.bayes.matching.pairs import AnyPosterior, fallen
 from regauge.bayes.posteriors.gaussian import GaussianPosterior

@@ -7,8 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regauge.align import AlignManyResult, ManyMethod, Method, StackMethod
-from regauge.align import align_many as align_networks
+from regauge.alignment import AlignManyResult, ManyMethod, Method, StackMethod
+from regauge.alignment import align_many as align_networks
 from regauge.bayes.matching.barycenter import barycenter
 from regauge.bayes.matching.many import PosteriorsAlignment, align_many
 from regauge.bayes.posteriors.gaussian import GaussianPosterior

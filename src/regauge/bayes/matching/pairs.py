@@ -5,8 +5,8 @@ from typing import Generic, TypeVar, cast
 
 import torch
 
-from regauge.align import AlignResult, GaussianMatching, StackMethod
-from regauge.align import align as align_stacks
+from regauge.alignment import AlignResult, GaussianMatching, StackMethod
+from regauge.alignment import align as align_stacks
 from regauge.bayes.matching.barycenter import common_moments
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.posterior import Posterior

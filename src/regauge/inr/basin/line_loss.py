@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from regauge.align.relaxed.descent import repeated
+from regauge.alignment.descent import repeated
 from regauge.connect.points import combine
 from regauge.core.task import Batch, Task
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.zoo.architecture import Architecture
-from regauge.zoo.store import Store
+from regauge.storage.architecture import Architecture
+from regauge.storage.store import Store
 
 
 @dataclass(frozen=True)

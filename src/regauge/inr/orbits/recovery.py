@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.align import Method
-from regauge.align.align_pairs import align_pairs
+from regauge.alignment import Method
+from regauge.alignment.align_pairs import align_pairs
 from regauge.connect.line import Curve
 from regauge.connect.points import interpolate
 from regauge.core.params import Params

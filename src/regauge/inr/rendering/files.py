@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.inr.rendering.mesh import Mesh
+from regauge.storage.checkpoints.writing import require_writable, save_bytes
 
 MESH_FORMATS = (".ply", ".obj", ".stl")
 """PLY holds float32 exactly, OBJ eight decimals; STL has no numbers of vertices, so that reading merges equal ones."""

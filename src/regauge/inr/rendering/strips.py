@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.connect.paths import Path, Straight
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.text import versioned
@@ -23,6 +22,7 @@ from regauge.inr.rendering.evaluation import evaluate as values_at
 from regauge.inr.rendering.image import render_image
 from regauge.inr.rendering.mesh import Mesh, NoSurfaceError, extract_mesh
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
+from regauge.storage.checkpoints.writing import require_writable, save_bytes
 
 FORMAT, VERSION = "regauge.strips", 1
 BINS = 40

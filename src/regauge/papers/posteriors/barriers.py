@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import regauge as rg
-from regauge.align.methods.stack_matching import StackMethod
+from regauge.alignment.methods.stack_matching import StackMethod
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction import posterior_line, predict
 from regauge.bayes.transport import distance

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 import regauge as rg
-from regauge.align import ManyMethod, Method, StackMethod
+from regauge.alignment import ManyMethod, Method, StackMethod
 from regauge.bayes.matching import align_many, barycenter
 from regauge.bayes.posteriors import GaussianPosterior, ParticlePosterior, Posterior
 from regauge.bayes.prediction import predict

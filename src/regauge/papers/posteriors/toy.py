@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 import regauge as rg
-from regauge.align.methods.gaussian_matching import GaussianCost
+from regauge.alignment.methods.gaussian_matching import GaussianCost
 from regauge.bayes.posteriors import GaussianPosterior
 from regauge.bayes.transport import distance
 from regauge.papers.pictures import Chart, Series

@@ -12,8 +12,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from regauge.checkpoints.torch_files import read_torch_file
 from regauge.core.params import Params
+from regauge.storage.checkpoints.torch_files import read_torch_file
 
 ROW = "row"
 """Entry of a safetensors file's metadata with what is known of its network, as JSON."""

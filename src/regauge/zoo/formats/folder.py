@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from regauge.checkpoints.reading import match
 from regauge.core.params import Params
-from regauge.zoo.architecture import Architecture, layout_of
+from regauge.storage.architecture import Architecture, layout_of
+from regauge.storage.checkpoints.reading import match
 from regauge.zoo.formats.files import Tree
 from regauge.zoo.formats.source import Source, reader_of_files
 

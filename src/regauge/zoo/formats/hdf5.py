@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.source import Block, Source
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.files import Tree
 from regauge.zoo.formats.modules import examples
 from regauge.zoo.formats.source import Source, reader_of_files

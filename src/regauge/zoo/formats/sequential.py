@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from regauge.core.params import Params
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.files import Tree
 from regauge.zoo.formats.folder import compiled, numbered
 from regauge.zoo.formats.modules import examples

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from regauge.core.params import Params
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.modules import ACTIVATIONS, examples
 from regauge.zoo.formats.source import Block, Source
 

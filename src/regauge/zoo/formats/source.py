@@ -13,11 +13,11 @@ import torch
 
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.discover import discover
-from regauge.zoo.architecture import Architecture, layout_of
+from regauge.discovery import discover
+from regauge.storage.architecture import Architecture, layout_of
+from regauge.storage.store import Store
+from regauge.storage.store.shard import MANIFEST
 from regauge.zoo.formats.files import Tree
-from regauge.zoo.store import Store
-from regauge.zoo.store.shard import MANIFEST
 
 BLOCK = 512
 """Networks of a block at most."""

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regauge.align.align_pairs import align_pairs
-from regauge.align.matching import Method
-from regauge.checkpoints.reading import load
-from regauge.checkpoints.writing import save_text, whole_file
+from regauge.alignment.align_pairs import align_pairs
+from regauge.alignment.matching import Method
 from regauge.core.params import Params
-from regauge.zoo.store import Place, Store, path_of
+from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.writing import save_text, whole_file
+from regauge.storage.store import Place, Store, path_of
 
 Compare = Callable[[Params, Params], Tensor]
 """From two populations `[n, ...]` and `[m, ...]` to what relates each pair, `[n, m]`; picklable."""

@@ -10,8 +10,8 @@ from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from regauge.core.progress import Watch, unwatched
 from regauge.zoo.jobs.threads import one_thread
-from regauge.zoo.watch import Watch, unwatched
 
 K = TypeVar("K")
 MakeExecutor = Callable[[], AbstractContextManager[Executor]]

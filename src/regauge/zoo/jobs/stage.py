@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 
 from regauge.core.params import Params
-from regauge.zoo.store import Store
+from regauge.storage.store import Store
 from regauge.zoo.training import Block
 
 FOLDER = "staged"

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
+from regauge.core.progress import Told, untold
 from regauge.core.symmetry import Symmetry
-from regauge.discover import discover
+from regauge.discovery import discover
+from regauge.storage.store import Store, path_of
 from regauge.zoo.jobs.stage import Stage
-from regauge.zoo.store import Store, path_of
 from regauge.zoo.training import Config, Examples, load_examples, train_stacks
-from regauge.zoo.watch import Told, untold
 
 SHARD = 512
 """Networks of a shard at most."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regauge.align.matching import Method
+from regauge.alignment.matching import Method
 from regauge.connect.points import interpolate
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry

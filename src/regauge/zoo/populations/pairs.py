@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regauge.align.align_pairs import align_pairs
-from regauge.align.matching import Method
-from regauge.align.methods.weight_matching import WeightMatching
+from regauge.alignment.align_pairs import align_pairs
+from regauge.alignment.matching import Method
+from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regauge.align.matching import Method
-from regauge.checkpoints.writing import save
+from regauge.alignment.matching import Method
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.writing import save
+from regauge.storage.store import Store
 from regauge.zoo.jobs.aligning import AlignShards, aligned_store
 from regauge.zoo.populations.distances import OrbitDistances
 from regauge.zoo.populations.universe import universe
-from regauge.zoo.store import Store
 
 To = int | Literal["medoid", "universe"]
 REFERENCE = "reference.safetensors"

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from regauge.align.align_many import align_many
-from regauge.align.align_pairs import align_pairs
-from regauge.align.methods.merge_many import MergeMany
-from regauge.align.methods.weight_matching import WeightMatching
+from regauge.alignment.align_many import align_many
+from regauge.alignment.align_pairs import align_pairs
+from regauge.alignment.methods.merge_many import MergeMany
+from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.core.element import Element, stack
 from regauge.core.params import Params
 from regauge.core.scales import balance

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
 from regauge.zoo.training.examples import Examples
 from regauge.zoo.training.initialization import Initialization
 from regauge.zoo.training.optimizers import Adam, Optimizer

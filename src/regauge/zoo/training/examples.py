@@ -10,7 +10,7 @@ from torch import Tensor
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist, pixel_centers
 from regauge.data.tables import breast_cancer
 from regauge.data.waves import waves
-from regauge.zoo.architecture import imported
+from regauge.storage.architecture import imported
 
 WAVES, WAVE_POINTS = 2000, 512
 """Signals and points of each in the set "sine-waves"."""

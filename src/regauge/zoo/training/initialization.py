@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
-from regauge.zoo.architecture import Architecture
+from regauge.storage.architecture import Architecture
 from regauge.zoo.training.settings import Setting, derived, drawn, require_setting
 
 Kind = Literal["factory", "isotropic", "normal", "he", "glorot", "orthogonal"]

@@ -11,6 +11,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from regauge.core.progress import Told, untold
 from regauge.zoo.training.chains.images import ImageChain
 from regauge.zoo.training.chains.steps import steps_of
 from regauge.zoo.training.chains.vectors import VectorChain, links_of
@@ -23,7 +24,6 @@ from regauge.zoo.training.program import Backend, Program, is_convolutional, is_
 from regauge.zoo.training.running import Block, Member, Running
 from regauge.zoo.training.settings import drawn
 from regauge.zoo.training.stack import Stack, VmapEngine
-from regauge.zoo.watch import Told, untold
 
 ACTIVATION_BYTES = 8 * 2**20
 """Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""

@@ -1,0 +1,294 @@
+"""What the activations of two networks say about a symmetry, as tensors for coordinate ascent."""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from regauge.alignment.activations.statistics import CrossMoments
+from regauge.core.act import Site
+from regauge.core.groups import Placement
+from regauge.core.outputs import Outputs
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task, arguments
+from regauge.discovery.activations import Activations, activations
+
+Statistic = Literal["correlation", "covariance"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Groups that act together on a piece of an intermediate value.
+
+    Attributes:
+        name: The value.
+        axes: The axes that they act on, with the range of each: first index and length.
+        units: Where they act on one axis alone and nothing is nested: the index of each unit's values, `[units, m]`.
+        groups: Names of the groups with their placements on the joint axis, units or product of the ranges.
+        size: Length of the joint axis.
+    """
+
+    name: str
+    axes: tuple[tuple[int, int, int], ...]
+    units: Tensor | None
+    groups: tuple[tuple[str, Placement], ...]
+    size: int
+
+    def samples(self, value: Tensor) -> Tensor:
+        """The value as `[joint axis, samples]`."""
+        axes = [axis for axis, _, _ in self.axes]
+        for axis, start, length in self.axes:
+            value = value.narrow(axis, start, length)
+        if self.units is None:
+            return value.movedim(axes, list(range(len(axes)))).reshape(self.size, -1)
+        return value.movedim(axes[0], 0).index_select(0, self.units.flatten().to(value.device)).reshape(self.size, -1)
+
+
+@dataclass(frozen=True)
+class ActivationCosts:
+    """Activations as tensors that groups act on: an inner product with a moved identity matrix.
+
+    Attributes:
+        symmetry: The symmetry of the networks with its groups placed on these tensors as well.
+        a: Correlations or covariances, first network against second, summed over values where groups act alike.
+        b: Identity matrices.
+        reach: What the objective could be at most: every unit correlated perfectly.
+    """
+
+    symmetry: Symmetry
+    a: dict[str, Tensor]
+    b: dict[str, Tensor]
+    reach: float
+
+
+def activation_costs(
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    task: Task,
+    *,
+    statistic: Statistic,
+    outputs: Outputs = None,
+    traces: "Traces | None" = None,
+) -> ActivationCosts:
+    """Run both networks once over the data of a task.
+
+    Args:
+        params_a: The first network.
+        params_b: The second network.
+        symmetry: Of both.
+        task: Module and batches.
+        statistic: What is compared.
+        outputs: Which outputs of the module count.
+        traces: Of the same module, from earlier pairs.
+
+    Raises:
+        TraceError: The task's module cannot be traced.
+        ValueError: There are no batches, the module fails on one, batches of different shapes take different ways,
+            or activations are not finite.
+    """
+    networks = [_floats(p, precision_of(params_a, params_b)) for p in (params_a, params_b)]
+    run = traces or Traces(symmetry, task.module, precision_of(params_a, params_b), outputs)
+    moments: list[CrossMoments] = []
+    parts: list[Part] = []
+    for inputs, _ in task.batches:
+        found, here, args, kwargs = run.prepared(inputs)
+        if not parts:
+            parts, moments = here, [CrossMoments() for _ in here]
+        elif [(p.name, p.groups) for p in parts] != [(p.name, p.groups) for p in here]:
+            raise ValueError(
+                "the module computes other intermediate values for a batch of another shape, so that they cannot be "
+                "compared over all batches; give batches of one shape"
+            )
+        names = list(dict.fromkeys(part.name for part in here))
+        a, b = (found.values(p, args, kwargs, names) for p in networks)
+        _require_finite(a, "first")
+        _require_finite(b, "second")
+        for part, moment in zip(here, moments, strict=True):
+            moment.update(part.samples(a[part.name]), part.samples(b[part.name]))
+    if not run.is_used:
+        raise ValueError("the task has no batches, and activations are compared on data; give at least one batch")
+    return _collected(symmetry, parts, moments, statistic)
+
+
+class Traces:
+    """Traces of the module, one for each shape of a batch."""
+
+    def __init__(self, symmetry: Symmetry, module: nn.Module, dtype: torch.dtype, outputs: Outputs) -> None:
+        is_alike = all(t.dtype == dtype for t in module.state_dict().values() if t.is_floating_point())
+        self._module = module if is_alike else copy.deepcopy(module).to(dtype)
+        self._symmetry, self._dtype, self._outputs = symmetry, dtype, outputs
+        self._known: dict[tuple[Any, ...], tuple[Activations, list[Part]]] = {}
+
+    def prepared(self, inputs: Any) -> tuple[Activations, list[Part], tuple[Any, ...], dict[str, Any]]:
+        """The trace for inputs of these shapes, the parts of its values, and the inputs as arguments."""
+
+        def cast(value: Any) -> Any:
+            return value.to(self._dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        args, kwargs = pytree.tree_map(cast, arguments(inputs))
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        key = (structure, *(tuple(x.shape) if isinstance(x, Tensor) else x for x in leaves))
+        if key not in self._known:
+            found = activations(self._module, args, self._symmetry, kwargs, outputs=self._outputs)
+            self._known[key] = found, parts_of(found.symmetry, found.read)
+        return *self._known[key], args, kwargs
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there was any batch."""
+        return bool(self._known)
+
+
+def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[Part]:
+    """The pieces of values on which groups act together.
+
+    Values are left out of which several axes move independently of one another (their cross products would be
+    larger than what they tell), and values to which shifts add constants.
+    """
+    result: list[Part] = []
+    for name in names:
+        sites = symmetry.sites[name]
+        parts = _components(sites)
+        axes = {frozenset(site.placement.axis for site in part) for part in parts}
+        places = {(site.group.name, site.placement.axis) for site in sites}
+        is_twice = len(places) > len({group for group, _ in places})
+        if len(axes) == 1 and not is_twice and not any(any(site.placement.shift) for site in sites):
+            result += [_part(name, part, symmetry.shapes[name]) for part in parts]
+    return result
+
+
+def _components(sites: Sequence[Site]) -> list[list[Site]]:
+    """Sites that share positions of an axis, or of which one is repeated within the other."""
+    parts: list[list[Site]] = []
+    for site in sites:
+        linked = [part for part in parts if any(_are_linked(site, other) for other in part)]
+        parts = [part for part in parts if not any(part is other for other in linked)]
+        parts.append([*(other for part in linked for other in part), site])
+    return parts
+
+
+def _are_linked(x: Site, y: Site) -> bool:
+    if x.placement.axis == y.placement.axis:
+        return bool(torch.isin(x.positions, y.positions).any())
+    return x.group.name in y.group.within or y.group.name in x.group.within
+
+
+def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> Part:
+    if len(sites) == 1:
+        site, axis = sites[0], sites[0].placement.axis
+        units = site.positions.reshape(site.group.size, -1)
+        place = _bare(site.placement, start=0, stride=1, repeats=())
+        return Part(name, ((axis, 0, shape[axis]),), units, ((site.group.name, place),), site.group.size)
+    axes = []
+    for axis in sorted({site.placement.axis for site in sites}):
+        positions = torch.cat([site.positions for site in sites if site.placement.axis == axis])
+        first = int(positions.min())
+        axes.append((axis, first, int(positions.max()) - first + 1))
+    size = math.prod(length for _, _, length in axes)
+    groups = []
+    for site in sites:
+        place, inner = site.placement, 1
+        repeats: tuple[tuple[int, int], ...] = ()
+        for axis, start, length in reversed(axes):
+            if axis == place.axis:
+                own, first = inner, start
+            else:
+                repeats = (*repeats, (length, inner))
+            inner *= length
+        place = _bare(
+            place,
+            start=(place.start - first) * own,
+            stride=place.stride * own,
+            repeats=(*((n, stride * own) for n, stride in place.repeats), *repeats),
+        )
+        groups.append((site.group.name, place))
+    return Part(name, tuple(axes), None, tuple(groups), size)
+
+
+def _bare(place: Placement, *, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
+    """A place on the joint axis. Scales stay at one, and a rotation is its own inverse transpose."""
+    return replace(
+        place,
+        parameter="",
+        axis=0,
+        start=start,
+        stride=stride,
+        repeats=repeats,
+        is_inverse=False,
+        scale=(0,) * len(place.scale),
+    )
+
+
+def _collected(
+    symmetry: Symmetry, parts: Sequence[Part], moments: Sequence[CrossMoments], statistic: Statistic
+) -> ActivationCosts:
+    """Values on which groups act alike share one tensor."""
+    names: dict[tuple[tuple[str, Placement], ...], str] = {}
+    a: dict[str, Tensor] = {}
+    sizes: dict[str, int] = {}
+    reach = 0.0
+    for part in parts:
+        names.setdefault(part.groups, f"%{len(names)}")
+        sizes[names[part.groups]] = part.size
+    placed = _placed(symmetry, names, sizes)
+    for part, moment in zip(parts, moments, strict=True):
+        name = names[part.groups]
+        classes, is_covered = _classes(placed.sites[name], part.size)
+        on_device = classes.to(moment.products.device)
+        found = moment.correlation(on_device) if statistic == "correlation" else moment.covariance()
+        mask = is_covered.double()
+        matrix = found.matrix * torch.outer(mask, mask).to(found.matrix)
+        a[name] = a[name] + matrix if name in a else matrix
+        reach += float((found.squares * mask).sum(-1).prod()) ** 0.5
+    b = {name: torch.eye(sizes[name], dtype=t.dtype, device=t.device) for name, t in a.items()}
+    return ActivationCosts(placed, a, b, reach)
+
+
+def _placed(
+    symmetry: Symmetry, names: Mapping[tuple[tuple[str, Placement], ...], str], sizes: Mapping[str, int]
+) -> Symmetry:
+    """The symmetry with its groups placed on the tensors of costs as well."""
+    more: dict[str, list[Placement]] = {group.name: [] for group in symmetry.groups}
+    for places, name in names.items():
+        for group, place in places:
+            more[group].append(replace(place, parameter=name))
+    groups = tuple(replace(g, placements=(*g.placements, *more[g.name])) for g in symmetry.groups)
+    shapes = {**symmetry.shapes, **{name: (size, size) for name, size in sizes.items()}}
+    return replace(symmetry, groups=groups, shapes=shapes)
+
+
+def _classes(sites: Sequence[Site], size: int) -> tuple[Tensor, Tensor]:
+    """For each index of a joint axis a class, one for each copy of a matrix; and whether anything acts on it."""
+    classes, is_covered = torch.arange(size), torch.zeros(size, dtype=torch.bool)
+    for site in sites:
+        is_covered[site.positions] = True
+        if site.group.matrix != "none":
+            order = site.units.argsort(stable=True)
+            copies = site.positions[order].reshape(site.group.size, -1)
+            classes[copies] = copies[0].expand_as(copies).clone()
+    return classes, is_covered
+
+
+def _require_finite(values: Mapping[str, Tensor], which: str) -> None:
+    for name, value in values.items():
+        if not bool(value.isfinite().all()):
+            raise ValueError(
+                f"the activation {name} (shape {tuple(value.shape)}) of the {which} network is NaN or Inf for some "
+                "inputs, so that nothing can be compared; leave these inputs out, or run the network in a wider dtype"
+            )
+
+
+def precision_of(*networks: Mapping[str, Tensor]) -> torch.dtype:
+    """In what both networks are run: float64 if either is, else float32."""
+    dtypes = [t.dtype for params in networks for t in params.values() if t.is_floating_point()]
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def _floats(params: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: t.detach().to(dtype) if t.is_floating_point() else t for name, t in params.items()}

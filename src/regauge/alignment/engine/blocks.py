@@ -1,0 +1,243 @@
+"""Nested groups: every pair of blocks is a problem of its own, and an assignment of blocks chooses among them.
+
+A block permutation with groups inside it (attention heads, experts, normalization groups) is solved in two
+levels: for each pair of blocks (u, v) the best inner elements bring block v of the second network to block u
+of the first; the values that they reach are the profits of an assignment between blocks. Where the inner
+groups do not share a tensor their problems are solved exactly, so the whole is exact. Where they do, each pair
+is solved by coordinate ascent from two starts. Deeper nesting repeats the same within each pair.
+
+All tensors here have one leading axis of independent problems.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.engine.problems import solved, where
+from regauge.alignment.engine.splitting import Blocks, split
+from regauge.core import element as _element
+from regauge.core.act import Site
+from regauge.core.closest import Character, Cost, ShiftCost, character, closest
+from regauge.core.element import Element, Value, map_value
+from regauge.core.families import Family, Tensors, coupled_tensors, group_cost, inner_products, shift_cost, unfold
+from regauge.core.groups import Group
+from regauge.core.products import matmul
+
+COMPRESSED = 1 << 22
+"""Values of all pairs of blocks above which their inner products are compared instead."""
+SIGN_FAMILIES = 4
+"""A base with more families of signs than this keeps them at plus one."""
+
+
+@dataclass(frozen=True)
+class _Inner:
+    """What the inner groups gain over the identity for each pair of blocks, `[problem, u, v]`, and how."""
+
+    gain: Tensor
+    values: dict[str, Value]
+
+
+def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tensor]:
+    """The best element of a family, all other groups held fixed.
+
+    Args:
+        family: Its sites are relative to the tensors without their leading axis.
+        a: First networks, `[problem, ...]`.
+        b: Second networks, moved by what is known.
+
+    Returns:
+        One element for each problem, and what it gains over the identity in the linear objective.
+    """
+    if not family.is_nested:
+        cost = group_cost(family.root, family.sites, a, b, lead=1)
+        found = closest(family.root, cost)
+        gain = found.objective - cost.at_identity()
+        return complete(family, {family.root.name: found.value}, gain.shape), gain
+    root, n = family.root, family.root.size
+    blocks = split(family, a, b)
+    problems = next(iter(blocks.a.values())).shape[0]
+    best: Tensor | None = None
+    signs = torch.ones(root.signs, problems, n, n if root.is_permuted else 1, dtype=torch.int8)
+    kept: dict[str, Value] = {}
+    for pattern in product((1, -1), repeat=root.signs if root.signs <= SIGN_FAMILIES else 0):
+        signed = {name: _character_sign(blocks.characters[name], pattern) * t for name, t in blocks.b.items()}
+        profit = _block_products(root, blocks.a, signed)
+        found_values: dict[str, Value] = {}
+        for inner in _components(blocks, signed, root):
+            profit = profit + inner.gain
+            found_values |= inner.values
+        here = torch.tensor(pattern, dtype=torch.int8).reshape(-1, 1, 1, 1)
+        if best is None:
+            best, kept = profit, found_values
+            signs = here.expand_as(signs).clone() if pattern else signs
+        else:
+            better = profit > best
+            best = torch.where(better, profit, best)
+            signs = torch.where(better, here, signs)
+            kept = {name: where(better, found_values[name], kept[name]) for name in kept}
+    assert best is not None
+    before = _diagonal(_block_products(root, blocks.a, blocks.b)).sum(-1)
+    if root.is_permuted:
+        perm = closest(Group(root.name, n, ()), best).value.perm
+        assert perm is not None
+    else:
+        perm = None
+    columns = torch.zeros(problems, n, dtype=torch.int64) if perm is None else perm
+    values = {
+        group.name: _moved_base(family, group, _pick(kept[group.name], columns))
+        for group in family.members
+        if group.name in kept
+    }
+    sign = signs.gather(-1, columns.expand(root.signs, -1, -1).unsqueeze(-1)).squeeze(-1).movedim(0, 1)
+    values[root.name] = Value(perm=perm, sign=sign if root.signs else None)
+    reached = best.gather(-1, columns.unsqueeze(-1)).squeeze(-1).sum(-1)
+    return complete(family, values, (problems,)), reached - before
+
+
+def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
+    """An element of a family's groups with the identity where `values` says nothing (positive scales)."""
+    element = _element.identity((*family.members, *family.fixed), tuple(batch))
+    for name, value in values.items():
+        blank = element[name]
+        chosen = {
+            key: getattr(value, key) for key in ("perm", "sign", "shift", "matrix") if getattr(value, key) is not None
+        }
+        element = element.replace(name, replace(blank, **chosen))
+    return element
+
+
+def _block_products(root: Group, a: Tensors, b: Tensors) -> Tensor:
+    """Inner products of all pairs of blocks (of u with itself where nothing is reordered), `[problem, u, v]`."""
+    terms = [inner_products(root, a[key].flatten(2), b[key].flatten(2)).double() for key in a]
+    return torch.stack(terms).sum(0).cpu()
+
+
+def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
+    """Inner families that share tensors are solved together, the others alone."""
+    parts: list[tuple[set[str], list[Family]]] = []
+    for family in blocks.families:
+        keys, together = set(family.sites), [family]
+        for part in [p for p in parts if p[0] & keys]:
+            parts.remove(part)
+            keys, together = keys | part[0], [*part[1], *together]
+        parts.append((keys, together))
+    result = []
+    for keys, together in parts:
+        is_direct = len(together) == 1 and not together[0].is_nested and not coupled_tensors(together[0])
+        if is_direct:
+            result.append(_all_pairs(together[0], blocks.a, b, root))
+            continue
+        size = root.size
+        v = size if root.is_permuted else 1
+        flat_a: dict[str, Tensor] = {}
+        flat_b: dict[str, Tensor] = {}
+        for key in keys:
+            acting = [site for family in together for site in family.sites.get(key, ())]
+            flat_a[key], flat_b[key] = paired(blocks.a[key], b[key], acting, is_permuted=root.is_permuted)
+        if len(together) == 1 and not coupled_tensors(together[0]):
+            element, gain = solve_family(together[0], flat_a, flat_b)
+        else:
+            element, gain = solved(together, flat_a, flat_b, solve_family)
+        shape = (-1, size, v)
+        members = [group.name for family in together for group in family.members]
+        values = {name: _reshaped(element[name], shape) for name in members}
+        result.append(_Inner(gain.reshape(shape), values))
+    return result
+
+
+def paired(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) -> tuple[Tensor, Tensor]:
+    """Blocks `[problem, block, ...]` of both networks for all pairs of blocks, `[problem * u * v, ...]`.
+
+    Of two large blocks only the inner products of their rows count, over the axes on which no inner group acts. Then
+    these products stand for the first block and an identity matrix for the second: `<A, g B> = <A B^T, g I>`.
+
+    Args:
+        a: Blocks of the first network.
+        b: Blocks of the second network.
+        sites: Where inner groups act.
+        is_permuted: Whether all pairs count, or only each block with itself.
+    """
+    ndim, size = a.ndim - 2, a.shape[1]
+    v = size if is_permuted else 1
+    inner = sorted({s.placement.axis for s in sites} | {axis for s in sites for axis, _ in s.bases if axis is not None})
+    free = [axis for axis in range(ndim) if axis not in inner]
+    rows = math.prod(a.shape[2 + axis] for axis in inner)
+    entries = math.prod(a.shape[2:])
+    is_shifted = any(any(site.placement.shift) for site in sites)
+    if is_shifted or not is_compressed(len(a) * size * v, rows, entries // max(1, rows)):
+        left = a.unsqueeze(2).expand(-1, -1, v, *a.shape[2:])
+        right = b.unsqueeze(1 if v > 1 else 2).expand_as(left)
+        return left.flatten(0, 2), right.flatten(0, 2)
+    x, y = (t.permute(0, 1, *(2 + axis for axis in (*inner, *free))).reshape(len(a), size, rows, -1) for t in (a, b))
+    if v > 1:
+        gram = matmul(x.flatten(1, 2), y.flatten(1, 2).mT).reshape(-1, size, rows, size, rows).transpose(2, 3)
+    else:
+        gram = x @ y.mT
+    shape = (*(a.shape[2 + axis] for axis in inner), rows, *[1] * (len(free) - 1))
+    order = [0, *(1 + (*inner, *free).index(axis) for axis in range(ndim))]
+    one = torch.eye(rows, dtype=b.dtype, device=b.device).reshape(1, *shape)
+    count = len(a) * size * v
+    return gram.reshape(count, *shape).permute(order), one.permute(order).expand(count, *one.permute(order).shape[1:])
+
+
+def is_compressed(pairs: int, rows: int, rest: int) -> bool:
+    """Whether the inner products of rows stand for blocks of `rows` times `rest` values."""
+    return rest > rows and pairs * rows * rest > COMPRESSED
+
+
+def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
+    """One inner group alone: its cost for all pairs of blocks in one product of matrices for each place."""
+    group, blocks = family.root, root.size
+    matrices: dict[Character, Tensor] = {}
+    shifts: list[ShiftCost] = []
+    for key, local in family.sites.items():
+        for site in local:
+            left, right = unfold(a[key], site, 2), unfold(b[key], site, 2)
+            if root.is_permuted and (group.is_permuted or group.matrix != "none"):
+                term = matmul(left.flatten(1, 2), right.flatten(1, 2).mT)
+                term = term.reshape(-1, blocks, group.size, blocks, group.size)
+                term = term.transpose(2, 3)
+            elif root.is_permuted:
+                term = (left.unsqueeze(2) * right.unsqueeze(1)).sum(-1, keepdim=True)
+            else:
+                term = inner_products(group, left, right).unsqueeze(2)
+            name = character(site.placement)
+            matrices[name] = matrices[name] + term.double() if name in matrices else term.double()
+            shift = shift_cost(site, left, right)
+            if shift is not None:
+                source = shift.source.unsqueeze(1 if root.is_permuted else 2)
+                target = shift.target.unsqueeze(2).expand(*term.shape[:4])
+                shifts.append(replace(shift, target=target, source=source.expand_as(target)))
+    cost = Cost(matrices, tuple(shifts))
+    found = closest(group, cost)
+    return _Inner(found.objective - cost.at_identity(), {group.name: found.value})
+
+
+def _moved_base(family: Family, group: Group, value: Value) -> Value:
+    """An inner value `[problem, block, *other bases, ...]` with the block axis where the group's bases have it."""
+    place = 1 + group.within.index(family.root.name)
+    return map_value(value, lambda t: t.movedim(1, place))
+
+
+def _pick(value: Value, columns: Tensor) -> Value:
+    """Entries `[problem, u, columns[problem, u], ...]` of `[problem, u, v, ...]`."""
+    problems = torch.arange(columns.shape[0]).unsqueeze(-1)
+    units = torch.arange(columns.shape[1])
+    return map_value(value, lambda t: t[problems, units, columns])
+
+
+def _reshaped(value: Value, shape: tuple[int, ...]) -> Value:
+    return map_value(value, lambda t: t.reshape(*shape, *t.shape[1:]))
+
+
+def _character_sign(key: Character, pattern: tuple[int, ...]) -> int:
+    # Without a pattern (too many families, or none) the base keeps its signs.
+    return -1 if sum(e for e, s in zip(key, pattern, strict=False) if s < 0) % 2 else 1
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.squeeze(-1) if matrix.shape[-1] == 1 else matrix.diagonal(dim1=-2, dim2=-1)

@@ -1,0 +1,173 @@
+"""Continuous descent: rotations, invertible matrices and scales by gradients of the loss between the networks."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.descent import repeated
+from regauge.alignment.matching import Matching, Method, require_generator, require_task
+from regauge.alignment.methods.activation_matching import MixedMatching
+from regauge.core.element import Element
+from regauge.core.groups import Group
+from regauge.core.rotations import keeping_ones
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Batch, Task
+
+CHANGE = 1e-3
+"""The loss counts as settled when the last stretch between two checks changed it by less than this share."""
+
+
+@dataclass(frozen=True)
+class ContinuousDescent:
+    """Gradient descent on the continuous part of the symmetry, on the task loss between the two networks.
+
+    The second network, moved by the initial element g, is moved further by `h = exp(X)`: for every orthogonal
+    group X is a skew-symmetric matrix, for every linear group any matrix, and for every family of positive scales
+    the logarithms of its factors. Adam changes X, from zero on, such that a loss falls:
+
+    | loss | what it is |
+    | --- | --- |
+    | "midpoint" | the task loss of `(a + h g b) / 2` on one batch after the other |
+    | "random" | the task loss of `(1 - t) a + t h g b`, t uniform in (0, 1) at every step; needs a generator |
+
+    Orders, signs and half periods stay where the initial element puts them: give a method that chooses these as
+    `init`, and this method as `init` of `Sinkhorn` or `StraightThrough` for another turn. A few times h is judged by
+    the midpoint loss over all batches; the best element is returned, the initial one and the identity included. What
+    is maximized is that loss with its sign turned. Every batch costs as much as its size, every judgement a pass over
+    all batches.
+
+    Where weights are rotated freely, as in the residual stream of a transformer whose gains are folded, closest
+    parameters are not the best ones halfway; this is what brings the path close to flat there.
+
+    Attributes:
+        loss: What falls.
+        init: An element, or a method whose result is the start; None is the identity.
+        steps: Of the optimizer.
+        lr: Its learning rate at the start, in radians for rotations; it falls to zero along half a cosine.
+        checks: How many times h is judged, evenly spaced; the last one is at the end.
+
+    References:
+        Theus et al. (2025), Generalized linear mode connectivity for transformers, who learn elements on the task loss.
+    """
+
+    loss: Literal["midpoint", "random"] = "midpoint"
+    init: Element | Method | None = field(default_factory=MixedMatching)
+    steps: int = 100
+    lr: float = 0.01
+    checks: int = 4
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("midpoint", "random"):
+            raise ValueError(f"loss is {self.loss!r}; choose 'midpoint' or 'random'")
+        if not (1 <= self.checks <= self.steps and self.lr > 0):
+            raise ValueError(
+                f"steps={self.steps}, checks={self.checks}, lr={self.lr}: there must be as many steps as checks and at "
+                "least one of both, and lr must be positive"
+            )
+
+    def match(
+        self,
+        params_a: Mapping[str, Tensor],
+        params_b: Mapping[str, Tensor],
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> Matching:
+        """See `align`."""
+        task = require_task(task, self)
+        if self.loss == "random":
+            require_generator(generator, "loss='random' takes the loss at random points of the line")
+        start = self._start(params_a, params_b, symmetry, task, generator)
+        at_start = symmetry.act(start, params_b)
+        initial = -task.midpoint_loss(params_a, params_b)
+        judged = -task.midpoint_loss(params_a, at_start)
+        best, history = (start, [judged]) if judged >= initial else (symmetry.identity(), [initial])
+        freedom = {group.name: _generators(group, symmetry) for group in symmetry.groups if _is_continuous(group)}
+        if not freedom:
+            return Matching(best, history[-1], initial, tuple(history), True, (judged,), {})
+        optimizer = torch.optim.Adam(freedom.values(), lr=self.lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+        batches = repeated(task)
+        checked = {math.ceil(self.steps * (k + 1) / self.checks) for k in range(self.checks)}
+        is_converged = False
+        for step in range(1, self.steps + 1):
+            moved = symmetry.act(_exponential(symmetry, freedom), at_start)
+            loss = self._loss(params_a, moved, symmetry, task, batches, generator)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            if step in checked:
+                with torch.no_grad():
+                    candidate = symmetry.compose(_exponential(symmetry, freedom), start)
+                here = -task.midpoint_loss(params_a, symmetry.act(candidate, params_b))
+                is_converged = abs(here - judged) <= CHANGE * abs(judged)
+                judged = here
+                best = candidate if here > history[-1] else best
+                history.append(max(here, history[-1]))
+        return Matching(best, history[-1], initial, tuple(history), is_converged, (history[-1],), {})
+
+    def _start(
+        self,
+        params_a: Mapping[str, Tensor],
+        params_b: Mapping[str, Tensor],
+        symmetry: Symmetry,
+        task: Task,
+        generator: torch.Generator | None,
+    ) -> Element:
+        if self.init is None:
+            return symmetry.identity()
+        if isinstance(self.init, Element):
+            return self.init
+        return self.init.match(params_a, params_b, symmetry, task=task, generator=generator).element
+
+    def _loss(
+        self,
+        params_a: Mapping[str, Tensor],
+        moved: Mapping[str, Tensor],
+        symmetry: Symmetry,
+        task: Task,
+        batches: Iterator[Batch],
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        t = 0.5
+        if self.loss == "random" and generator is not None:
+            t = float(torch.rand((), generator=generator, device=generator.device))
+        between = dict(params_a)
+        for name, x in params_a.items():
+            if x.is_floating_point():
+                # Operators do not differentiate with respect to running statistics.
+                y = moved[name].detach() if name in symmetry.buffers else moved[name]
+                between[name] = torch.lerp(x, y.to(x), t)
+        return task.loss(between, next(batches))
+
+
+def _is_continuous(group: Group) -> bool:
+    return group.matrix != "none" or group.scales > 0
+
+
+def _generators(group: Group, symmetry: Symmetry) -> Tensor:
+    """Coordinates of a group's Lie algebra, all zero: matrices, or logarithms of scales."""
+    blocks = tuple(symmetry[base].size for base in group.within)
+    n = group.size - group.keeps_ones
+    shape = (*blocks, n, n) if group.matrix != "none" else (*blocks, group.scales, n)
+    return torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+
+
+def _exponential(symmetry: Symmetry, freedom: Mapping[str, Tensor]) -> Element:
+    """`exp(X)`: rotations, invertible matrices and positive factors; nothing else moves."""
+    element = symmetry.identity()
+    for name, x in freedom.items():
+        group, value = symmetry[name], element[name]
+        if group.matrix == "none":
+            value = replace(value, scale=x.exp())
+        else:
+            matrix = torch.linalg.matrix_exp(x - x.mT if group.matrix == "orthogonal" else x)
+            value = replace(value, matrix=keeping_ones(matrix) if group.keeps_ones else matrix)
+        element = element.replace(name, value)
+    return element

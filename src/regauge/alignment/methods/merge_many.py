@@ -1,0 +1,153 @@
+"""Many networks into one universe by coordinate ascent: each is matched to the mean of the others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.engine.ascent import Ascent
+from regauge.alignment.many import Climb, ManyMatching, best_climb, move, universe_objective
+from regauge.alignment.matching import require_generator
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.core.element import Element
+from regauge.core.families import Tensors
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+
+
+@dataclass(frozen=True)
+class MergeMany:
+    """Match each network to the mean of the others, until no network moves any more.
+
+    It maximizes the sum over pairs of the inner products of the moved networks (`universe_objective`); a step
+    of one network gains K - 1 times what its inner product with the mean of the others gains, so the objective
+    never falls. The result is a local optimum: no single group of a single network can be improved.
+
+    Departures from the paper: networks are placed one after the other at first, each matched to the mean of
+    those that are placed already (the mean of networks that are not aligned knows little); they are then
+    visited in a fixed order, and a network is looked at again only where others moved.
+
+    Attributes:
+        inner: How a network is placed; its `max_sweeps` and `tolerance` hold for the later rounds too, its
+            `scales` for all of it.
+        start: Place the networks in "sequence", or begin at the "identity" as published. Whatever the start, the
+            identity is tried when the result would be worse than it.
+        restarts: Further climbs with the networks in random order. The one with the largest objective is kept
+            or, given a task, the one whose mean network has the smallest loss.
+        max_rounds: Most rounds over the networks in each climb.
+
+    References:
+        Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, appendix A.10, algorithm 2 (MergeMany).
+    """
+
+    inner: WeightMatching = field(default_factory=WeightMatching)
+    start: Literal["sequence", "identity"] = "sequence"
+    restarts: int = 0
+    max_rounds: int = 100
+
+    def __post_init__(self) -> None:
+        if self.start not in ("sequence", "identity"):
+            raise ValueError(f"start is {self.start!r}; choose 'sequence' or 'identity'")
+        if self.restarts < 0 or self.max_rounds < 1:
+            raise ValueError(
+                f"restarts={self.restarts}, max_rounds={self.max_rounds}: restarts must not be negative, and at least "
+                "one round is needed"
+            )
+        if self.inner.init is not None:
+            raise ValueError("inner.init is an element for one pair of networks; leave it out to align many")
+
+    def match_many(
+        self,
+        networks: Sequence[Mapping[str, Tensor]],
+        symmetry: Symmetry,
+        *,
+        task: Task | None,
+        generator: torch.Generator | None,
+    ) -> ManyMatching:
+        """See `align_many`; the task chooses between restarts."""
+        count = len(networks)
+
+        def climbs(tensors: Sequence[Tensors]) -> list[Climb]:
+            orders = [list(range(count))]
+            for _ in range(self.restarts):
+                chance = require_generator(generator, f"restarts={self.restarts} visit the networks in random order")
+                orders.append(torch.randperm(count, generator=chance, device=chance.device).tolist())
+            return [self._climb(networks, tensors, symmetry, order, generator) for order in orders]
+
+        def from_identity(tensors: Sequence[Tensors]) -> Climb:
+            return improved(tensors, symmetry, [symmetry.identity()] * count, self, range(count))
+
+        return best_climb(networks, symmetry, self.inner.scales, climbs, from_identity, task)
+
+    def _climb(
+        self,
+        networks: Sequence[Mapping[str, Tensor]],
+        tensors: Sequence[Tensors],
+        symmetry: Symmetry,
+        order: Sequence[int],
+        generator: torch.Generator | None,
+    ) -> Climb:
+        elements, inner = [symmetry.identity()] * len(networks), replace(self.inner, scales="keep")
+        if self.start == "sequence":
+            total = dict(tensors[order[0]])
+            for count, k in enumerate(order[1:], start=1):
+                mean = {name: tensor / count for name, tensor in total.items()}
+                there, here = {**networks[k], **mean}, {**networks[k], **tensors[k]}
+                elements[k] = inner.match(there, here, symmetry, task=None, generator=generator).element
+                placed = move(symmetry, elements[k], tensors[k])
+                total = {name: tensor + placed[name] for name, tensor in total.items()}
+        return improved(tensors, symmetry, elements, self, order)
+
+
+def improved(
+    tensors: Sequence[Tensors],
+    symmetry: Symmetry,
+    elements: Sequence[Element],
+    settings: MergeMany,
+    order: Sequence[int],
+) -> Climb:
+    """Rounds in which each network climbs towards the mean of the others, from given elements on.
+
+    Every network keeps its ascent, so that a later visit looks only at what others moved, starting from the
+    potentials of the visit before.
+    """
+    others, inner = len(tensors) - 1, settings.inner
+    placed = [move(symmetry, element, network) for element, network in zip(elements, tensors, strict=True)]
+    total = {name: torch.stack([p[name] for p in placed]).sum(0) for name in placed[0]}
+    ascents: dict[int, Ascent] = {}
+    moved_at, seen_at = dict.fromkeys(total, 0), dict.fromkeys(order, -1)
+    gained, clock, is_moving = [0.0], 0, True
+    while is_moving and len(gained) <= settings.max_rounds:
+        gained.append(gained[-1])
+        for k in order:
+            clock += 1
+            now = ascents[k].second if k in ascents else placed[k]
+            stale = [name for name, when in moved_at.items() if when > seen_at[k]]
+            aims = {name: (total[name] - now[name]) / others for name in stale}
+            if k in ascents:
+                ascents[k].aim_at(aims)
+            else:
+                ascents[k] = Ascent(symmetry, aims, tensors[k], start=elements[k], tolerance=inner.tolerance)
+            gained[-1] += others * _swept(ascents[k], inner.max_sweeps)
+            seen_at[k] = clock
+            for name in ascents[k].changed:
+                total[name] = others * ascents[k].first[name] + ascents[k].second[name]
+                moved_at[name] = clock
+        is_moving = gained[-1] > gained[-2]
+    reached = universe_objective([ascents[k].second for k in range(len(tensors))], tensors, symmetry)
+    return Climb(
+        elements=tuple(ascents[k].element for k in range(len(tensors))),
+        objective=reached,
+        history=tuple(reached - (gained[-1] - gain) for gain in gained),
+        is_converged=not is_moving,
+    )
+
+
+def _swept(ascent: Ascent, max_sweeps: int) -> float:
+    """What sweeps gain until nothing moves."""
+    before, sweeps = ascent.gained, 1
+    while ascent.sweep() and sweeps < max_sweeps:
+        sweeps += 1
+    return ascent.gained - before

@@ -1,0 +1,275 @@
+"""Mixtures: networks relaxed to the means of their images under random elements.
+
+A relaxed element draws an element of every family of groups by itself; a relaxed tensor is the expectation of
+the moved one. For permutations the mean of the drawn permutation matrices is a doubly stochastic matrix P, and a
+weight between two relaxed layers becomes `P W Q^T`; signed permutations, rotations and nested groups are relaxed
+to convex combinations of theirs in the same way. Where a group acts along two axes of one tensor, the axes draw
+independently, which gives `P W P^T`.
+
+No matrix is ever built. Moving every draw a part of the way towards one hard element changes the means by images
+under that element, and images are gathers; so a mixture keeps, for every tensor, its mean under each subset of
+the places that act on it (four tensors where two layers meet), and nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import comb
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regauge.alignment.engine.blocks import complete, solve_family
+from regauge.core import act as _act
+from regauge.core.act import Site
+from regauge.core.assignment import Floats
+from regauge.core.closest import closest
+from regauge.core.element import Element
+from regauge.core.families import Family, Tensors, average, coupled_tensors, dot, group_cost
+
+Vertex = Mapping[str, Element]
+"""A hard element of every family, by the name of its root."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Sites of one family on one tensor that share a draw."""
+
+    family: Family
+    sites: list[Site]
+
+    def act(self, element: Element, name: str, tensor: Tensor) -> Tensor:
+        groups = (*self.family.members, *self.family.fixed)
+        return _act.act(groups, {name: self.sites}, element, {name: tensor}, {name: tensor.ndim})[name]
+
+    @property
+    def is_shifted(self) -> bool:
+        return any(any(site.placement.shift) for site in self.sites)
+
+
+class Mixture:
+    """One relaxed network. It begins at the identity.
+
+    Args:
+        families: What draws; without any the network stays as it is.
+        tensors: The network.
+    """
+
+    def __init__(self, families: Sequence[Family], tensors: Tensors) -> None:
+        self.families = {family.root.name: family for family in families}
+        self._places: dict[str, list[_Place]] = {name: [] for name in tensors}
+        for family in families:
+            coupled = coupled_tensors(family) if not family.is_nested else frozenset()
+            for name, local in family.sites.items():
+                members = {group.name for group in family.members}
+                own = [site for site in local if site.group.name in members]
+                axes = {site.placement.axis for site in own} if name in coupled else {None}
+                for axis in sorted(axes, key=lambda axis: axis or 0):
+                    self._places[name].append(_Place(family, [s for s in own if axis in (None, s.placement.axis)]))
+        # The entry at mask S is the mean of the tensor moved by the places whose bits are in S.
+        self._means = {name: [t] * (1 << len(self._places[name])) for name, t in tensors.items()}
+        self._excess = {name: [0.0] * len(places) for name, places in self._places.items()}
+        self._potentials: dict[str, Floats | None] = dict.fromkeys(self.families)
+
+    def mean(self, name: str) -> Tensor:
+        """The relaxed tensor."""
+        return self._means[name][-1]
+
+    @property
+    def degree(self) -> int:
+        """Degree of the relaxed tensors in the step size; one at least."""
+        return max((1, *(len(places) for places in self._places.values())))
+
+    @property
+    def excess(self) -> float:
+        """By how much shifts raise the expected squared norm."""
+        return sum(sum(values) for values in self._excess.values())
+
+    def start_from_barycentre(self) -> None:
+        """Draw uniformly: every relaxed tensor is its average over the groups, shifts stay at zero."""
+        for name, means in self._means.items():
+            for mask in range(1, len(means)):
+                bit = mask & -mask
+                mean = means[mask ^ bit]
+                for site in self._places[name][bit.bit_length() - 1].sites:
+                    mean = average(mean, site)
+                means[mask] = mean
+
+    def closest(self, root: str, aims: Tensors) -> Element:
+        """The element of one family that maximizes the inner product with `aims`, the other families as they are."""
+        family = self.families[root]
+        sites: dict[str, list[Site]] = {}
+        a, b = {}, {}
+        for name in family.sites:
+            for k, place in enumerate(self._places[name]):
+                if place.family is family:
+                    key = f"{name}@{k}"
+                    held = [s for s in family.sites[name] if s.group.name in {group.name for group in family.fixed}]
+                    sites[key], a[key], b[key] = [*place.sites, *held], aims[name], self._without(name, k)
+        if family.is_nested:
+            first, second = ({key: t.unsqueeze(0) for key, t in tensors.items()} for tensors in (a, b))
+            return solve_family(replace(family, sites=sites), first, second)[0].item(0)
+        cost = group_cost(family.root, sites, a, b)
+        found = closest(family.root, cost, potentials=self._potentials[root], is_repeated=True)
+        self._potentials[root] = found.potentials
+        return complete(family, {root: found.value}, ())
+
+    def line(self, name: str, vertex: Vertex) -> list[Tensor]:
+        """The relaxed tensor on the way to a vertex, as coefficients of powers of the step size."""
+        terms, m = self._terms(name, len(self._means[name]) - 1, vertex), len(self._places[name])
+        powers = [torch.zeros_like(terms[0]) for _ in terms]
+        for j, term in enumerate(terms):
+            for k in range(m - j + 1):
+                powers[j + k] += (-1) ** k * comb(m - j, k) * term
+        return powers
+
+    def excess_of(self, vertex: Vertex) -> float:
+        """The excess at a vertex."""
+        return sum(
+            self._excess_at(name, k, vertex) for name, places in self._places.items() for k in range(len(places))
+        )
+
+    def step(self, vertex: Vertex, size: float) -> None:
+        """Move every draw to the vertex with probability `size`."""
+        for name, means in self._means.items():
+            for mask in reversed(range(1, len(means))):  # Larger sets are made of smaller ones as they were.
+                terms, count = self._terms(name, mask, vertex), mask.bit_count()
+                weights = [size**j * (1 - size) ** (count - j) for j in range(count + 1)]
+                means[mask] = torch.stack([w * term for w, term in zip(weights, terms, strict=True)]).sum(0)
+            for k, before in enumerate(self._excess[name]):
+                self._excess[name][k] = (1 - size) * before + size * self._excess_at(name, k, vertex)
+
+    def settle(self, root: str, element: Element) -> None:
+        """Let one family draw this element always."""
+        for name in self.families[root].sites:
+            places, means = self._places[name], self._means[name]
+            own = sum(1 << k for k, place in enumerate(places) if place.family.root.name == root)
+            for mask in range(1, len(means)):
+                if mask & own:
+                    means[mask] = self._image(name, mask & own, means[mask & ~own], {root: element})
+            for k, place in enumerate(places):
+                if place.family.root.name == root:
+                    self._excess[name][k] = self._excess_at(name, k, {root: element})
+
+    def _without(self, name: str, place: int) -> Tensor:
+        means = self._means[name]
+        return means[(len(means) - 1) ^ (1 << place)]
+
+    def _terms(self, name: str, mask: int, vertex: Vertex) -> list[Tensor]:
+        """For j = 0, 1, ... the sum over all j places of a set moved to the vertex, the others being relaxed."""
+        means = self._means[name]
+        terms = [means[mask], *[torch.zeros_like(means[mask])] * mask.bit_count()]
+        part = mask
+        while part:
+            terms[part.bit_count()] = terms[part.bit_count()] + self._image(name, part, means[mask ^ part], vertex)
+            part = (part - 1) & mask
+        return terms
+
+    def _image(self, name: str, mask: int, tensor: Tensor, vertex: Vertex) -> Tensor:
+        for k, place in enumerate(self._places[name]):
+            if mask >> k & 1:
+                tensor = place.act(vertex[place.family.root.name], name, tensor)
+        return tensor
+
+    def _excess_at(self, name: str, k: int, vertex: Vertex) -> float:
+        place = self._places[name][k]
+        if not place.is_shifted:
+            return 0.0
+        start = self._means[name][0]
+        moved = place.act(vertex[place.family.root.name], name, start)
+        return dot(moved, moved) - dot(start, start)
+
+
+class RelaxedUniverse:
+    """Relaxed networks, the first one hard, and how close they are to one another.
+
+    The objective is that of hard networks (`universe_objective`) with relaxed tensors in their place:
+    linear in the draw of each place, so a polynomial in the step size.
+
+    Args:
+        networks: Tensors that count; the first network stays.
+        families: What draws in each of the others.
+    """
+
+    def __init__(self, networks: Sequence[Tensors], families: Sequence[Family]) -> None:
+        self.mixtures = [Mixture(families if k else (), tensors) for k, tensors in enumerate(networks)]
+        self._names = list(networks[0])
+        self.scale = 0.0
+        for name in self._names:
+            norms = [float(torch.linalg.vector_norm(tensors[name])) for tensors in networks]
+            self.scale += (sum(norms) ** 2 - sum(norm**2 for norm in norms)) / 2
+
+    def start_from_barycentre(self) -> None:
+        """Every network but the first at its average over the groups."""
+        for mixture in self.mixtures:
+            mixture.start_from_barycentre()
+
+    def aims(self, k: int) -> dict[str, Tensor]:
+        """The mean of all networks but one."""
+        others = [mixture for j, mixture in enumerate(self.mixtures) if j != k]
+        return {name: torch.stack([m.mean(name) for m in others]).mean(0) for name in self._names}
+
+    def vertices(self) -> list[Vertex]:
+        """For every network and family the hard element towards which the objective rises fastest."""
+        result: list[Vertex] = [{}]
+        for k, mixture in enumerate(self.mixtures[1:], start=1):
+            aims = self.aims(k)
+            result.append({root: mixture.closest(root, aims) for root in mixture.families})
+        return result
+
+    def line(self, vertices: Sequence[Vertex]) -> Floats:
+        """The objective on the way to a vertex, as exact coefficients of powers of the step size."""
+        total = np.zeros(1 + 2 * max(mixture.degree for mixture in self.mixtures))
+        for name in self._names:
+            before = [self.mixtures[0].mean(name)]
+            for mixture, vertex in zip(self.mixtures[1:], vertices[1:], strict=True):
+                here = mixture.line(name, vertex)
+                for i, x in enumerate(before):
+                    for j, y in enumerate(here):
+                        total[i + j] += dot(x, y)
+                if mixture is not self.mixtures[-1]:
+                    longer = max(len(before), len(here))
+                    before = [
+                        sum((c[j] for c in (before, here) if j < len(c)), start=torch.zeros_like(here[0]))
+                        for j in range(longer)
+                    ]
+        now = sum(mixture.excess for mixture in self.mixtures)
+        then = sum(m.excess_of(vertex) for m, vertex in zip(self.mixtures, vertices, strict=True))
+        share = (len(self.mixtures) - 1) / 2
+        total[:2] -= share * now, share * (then - now)
+        return total
+
+    def step(self, vertices: Sequence[Vertex], size: float) -> None:
+        """Move every network towards its vertex."""
+        for mixture, vertex in zip(self.mixtures, vertices, strict=True):
+            mixture.step(vertex, size)
+
+    def settle(self) -> list[Vertex]:
+        """Make every draw hard, one family after the other, each the best given all others.
+
+        The objective is linear in what a family draws, so the best element is no worse than the mixture; only
+        where a group acts along two axes of one tensor this may lose.
+        """
+        settled: list[Vertex] = [{}]
+        for k, mixture in enumerate(self.mixtures[1:], start=1):
+            aims, chosen = self.aims(k), {}
+            for root in mixture.families:
+                chosen[root] = mixture.closest(root, aims)
+                mixture.settle(root, chosen[root])
+            settled.append(chosen)
+        return settled
+
+
+def highest(line: Floats) -> tuple[float, float]:
+    """Where in [0, 1] a polynomial is largest, and its value there; the smallest such place.
+
+    Args:
+        line: Coefficients of the powers 0, 1, ...
+    """
+    derivative = line[1:] * np.arange(1, len(line))
+    roots = np.asarray(np.polynomial.polynomial.polyroots(derivative), dtype=np.complex128)
+    inner = sorted(float(r.real) for r in roots if abs(r.imag) < 1e-9 and 0 < r.real < 1)
+    places = [0.0, *inner, 1.0]
+    values = [float(np.polynomial.polynomial.polyval(place, line)) for place in places]
+    best = int(np.argmax(values))
+    return places[best], values[best]

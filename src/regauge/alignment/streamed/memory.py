@@ -1,0 +1,155 @@
+"""How much memory the parts of a streamed alignment hold at most, counted from the shapes of what they make."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from regauge.alignment.engine.blocks import is_compressed
+from regauge.core.closest import character
+from regauge.core.families import Family
+from regauge.core.groups import Group
+from regauge.core.scales import balanced_parts
+from regauge.core.symmetry import Symmetry
+
+CHUNK = 1 << 25
+"""Bytes, as float32, of the pieces in which tensors are read that need not be there as a whole."""
+SLACK = 1.15
+"""What the allocator may hold beyond what is in use."""
+BASE = 96 << 20
+"""Buffers, of matrix products in every thread too, indices, the graph of the symmetry."""
+
+ASSIGNING = 3.5
+"""Matrices that choosing a permutation takes besides its costs."""
+ROTATING = 10.0
+"""Matrices that a singular value decomposition takes."""
+PAIRED = 8
+"""Copies of the blocks of a nested group, for all pairs of blocks, that solving it takes."""
+
+Part = tuple[Sequence[str], Sequence[Family]]
+"""A working set: its tensors and its families."""
+
+
+class Sizes:
+    """Sizes of tensors in the precision of the computation.
+
+    Args:
+        symmetry: With every size known.
+        itemsizes: Bytes of a value of each tensor that counts.
+    """
+
+    def __init__(self, symmetry: Symmetry, itemsizes: Mapping[str, int]) -> None:
+        self.symmetry = symmetry
+        self._itemsizes = itemsizes
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor counts."""
+        return name in self._itemsizes
+
+    def numel(self, name: str) -> int:
+        """Number of values."""
+        return math.prod(self.symmetry.shapes[name])
+
+    def nbytes(self, names: Iterable[str]) -> int:
+        """Bytes of some tensors of one network."""
+        return sum(self.numel(name) * self._itemsizes[name] for name in names if self.has(name))
+
+    def largest(self, names: Iterable[str]) -> int:
+        """Bytes of the largest of some tensors."""
+        return max((self.nbytes([name]) for name in names), default=0)
+
+    def rows_of(self, name: str) -> int | None:
+        """How many indices of axis 0 make a piece; None where a group acts on that axis, or it is short."""
+        shape = self.symmetry.shapes[name]
+        sites = self.symmetry.sites[name]
+        used = {s.placement.axis for s in sites} | {axis for s in sites for axis, _ in s.bases if axis is not None}
+        if not shape or 0 in used:
+            return None
+        rows = max(1, CHUNK // max(1, 4 * math.prod(shape[1:])))
+        return rows if rows < shape[0] else None
+
+    def set_peak(self, names: Collection[str], families: Sequence[Family]) -> int:
+        """Bytes while a working set is in memory: both networks, moved values, costs, and what is summed up."""
+        own, largest = self.nbytes(names), self.largest(names)
+        costs = sum(_characters(f.root) * _matrix(f.root) for f in families if not f.is_nested)
+        solving = max((self._solving(f) for f in families), default=0)
+        climbing = 3 * own + 3 * largest + costs + solving
+        summing = 2 * own + max(
+            (self._summing(self.symmetry[g], names) for g in self._spread_on(names, families)), default=0
+        )
+        return max(climbing, summing)
+
+    def spread_peak(self, group: Group, shared: int) -> tuple[int, int]:
+        """Bytes of the sums of a spread group, and of choosing its value from them."""
+        sums = (2**shared if group.signs and not group.shifts else _characters(group)) * _matrix(group)
+        return sums, int((ROTATING if group.matrix != "none" else ASSIGNING) * _matrix(group))
+
+    def loose_peak(self, name: str) -> int:
+        """Bytes while a tensor is read that no working set holds."""
+        piece = CHUNK if self.rows_of(name) is not None else self.nbytes([name])
+        groups = {site.group.name for site in self.symmetry.sites[name]}
+        return 6 * piece + max((self._summing(self.symmetry[g], [name]) for g in groups), default=0)
+
+    def balance_peak(self) -> int:
+        """Bytes while the scales of one part are balanced: squares in float64, one of them once more."""
+        result = 0
+        for part in balanced_parts(self.symmetry, buffers="keep"):
+            squares = [8 * self.numel(n) // (self.symmetry.shapes[n][0] if self.rows_of(n) else 1) for n in part]
+            reading = [2 * min(CHUNK, self.nbytes([n])) if self.rows_of(n) else 2 * self.nbytes([n]) for n in part]
+            result = max(result, sum(squares) + 2 * max(squares) + max(reading))
+        return result
+
+    def _spread_on(self, names: Collection[str], families: Sequence[Family]) -> set[str]:
+        own = {group.name for family in families for group in family.members}
+        return {site.group.name for name in names for site in self.symmetry.sites[name]} - own
+
+    def _summing(self, group: Group, names: Collection[str]) -> int:
+        places = [p for p in group.placements if p.parameter in names]
+        return (len({character(p) for p in places}) + 4) * _matrix(group)
+
+    def _solving(self, family: Family) -> int:
+        """Bytes that the exact step of a family takes."""
+        root = family.root
+        if not family.is_nested:
+            return self.spread_peak(root, 0)[1]
+        pairs = root.size * (root.size if root.is_permuted else 1)
+        blocks = 3 * self.nbytes(family.sites)
+        entries = 0
+        for name in family.sites:
+            whole = self.nbytes([name])
+            lengths = {s.placement.axis: s.positions.numel() for s in family.sites[name] if s.group.name == root.name}
+            for length in lengths.values():
+                rows = length // root.size
+                rest = self.numel(name) // self.symmetry.shapes[name][next(iter(lengths))]
+                one = rows * (rows if is_compressed(pairs, rows, rest) else rest)
+                entries += 4 * pairs * one + 2 * whole
+        inner = sum(pairs * _characters(g) * _matrix(g) for g in family.members[1:])
+        return blocks + PAIRED * entries + 6 * inner
+
+
+def total_peak(
+    sizes: Sizes,
+    sets: Sequence[Part],
+    loose: Sequence[str],
+    shared: Mapping[str, int],
+    *,
+    is_balanced: bool,
+) -> tuple[int, int | None]:
+    """The bound for a whole plan, and the number of the working set that decides it, if one does."""
+    spread = [sizes.spread_peak(sizes.symmetry[name], count) for name, count in shared.items()]
+    kept = sum(sums for sums, _ in spread)
+    peaks = [kept + sizes.set_peak(*part) for part in sets]
+    others = [kept + sizes.loose_peak(name) for name in loose]
+    others += [kept + solving for _, solving in spread]
+    if is_balanced:
+        others.append(sizes.balance_peak())
+    worst = max(range(len(peaks)), key=peaks.__getitem__, default=None)
+    peak = max([*peaks, *others], default=0)
+    return int(SLACK * peak) + BASE, worst
+
+
+def _matrix(group: Group) -> int:
+    """Bytes of a float64 matrix of inner products."""
+    return 8 * group.size * (group.size if group.is_permuted or group.matrix != "none" else 1)
+
+
+def _characters(group: Group) -> int:
+    return len({character(place) for place in group.placements})

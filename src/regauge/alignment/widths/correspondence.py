@@ -1,0 +1,354 @@
+"""Soft correspondences: networks of one architecture and different widths, unit by unit, by optimal transport."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.widths.axes import Axis, default_readers, require_readers, require_same_architecture
+from regauge.alignment.widths.plans import Plan, SignCharacter, mapped, sign_character
+from regauge.alignment.widths.transport import entropy, in_order, transport
+from regauge.core.assignment import assign
+from regauge.core.families import barycentre, compared, dot, unfold
+from regauge.core.groups import Group
+from regauge.core.params import Params, require_finite
+from regauge.core.signs import SignCode
+from regauge.core.symmetry import Symmetry
+
+
+@dataclass(frozen=True)
+class Correspondence:
+    """The outcome of `correspond`.
+
+    Attributes:
+        plans: One for each group.
+        objective: What was maximized.
+        initial: The same where units are paired in their order (the identity for equal widths), except of groups with
+            given profits; never larger.
+        history: Objective at the start of the best climb and after each of its sweeps; it never falls.
+        is_converged: Whether no single plan could be improved any more.
+        symmetry_a: Of the first network, with sizes.
+        symmetry_b: Of the second.
+        readers: The axes along which parameters sum over units.
+    """
+
+    plans: Mapping[str, Plan]
+    objective: float
+    initial: float
+    history: tuple[float, ...]
+    is_converged: bool
+    symmetry_a: Symmetry
+    symmetry_b: Symmetry
+    readers: frozenset[Axis]
+
+    @property
+    def hard(self) -> dict[str, Tensor]:
+        """For each group of equal widths the permutation closest to its plan: unit `perm[i]` of B belongs to i of A."""
+        return {
+            name: torch.from_numpy(assign(plan.mass.numpy()).columns)
+            for name, plan in self.plans.items()
+            if plan.mass.shape[0] == plan.mass.shape[1]
+        }
+
+    def apply(self, params_b: Mapping[str, Tensor]) -> Params:
+        """The second network in the widths of the first.
+
+        With the plan T of a group, an axis that gives its units their values becomes the average over the units
+        that belong together, `T / rows`; an axis that sums over the units shares their values out, `T / columns`.
+        Both are the permutation where the plan is one. Where B has every unit of A several times, with the outgoing
+        weights divided among the copies, the result computes what A computes; and where A is wider by a whole
+        factor and every unit of B goes to several units of A, the result computes what B computes.
+
+        Args:
+            params_b: Of the second network's shapes, unchanged. Buffers are mapped like parameters.
+
+        Raises:
+            KeyError: A parameter is missing.
+            ValueError: A parameter has another shape.
+        """
+        symmetry_b = self.symmetry_b.bind(params_b)
+        result = dict(params_b)
+        for name, sites in self.symmetry_a.sites.items():
+            tensor = params_b[name]
+            if tensor.ndim != len(symmetry_b.shapes[name]):
+                raise ValueError(
+                    f"{name!r} has shape {tuple(tensor.shape)}, with a leading model axis: this is a population; "
+                    "apply the correspondence to one network at a time"
+                )
+            if not tensor.is_floating_point():
+                raise ValueError(f"{name!r} holds {tensor.dtype}, which cannot be averaged; convert the network first")
+            work = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+            pairs = list(zip(sites, symmetry_b.sites[name], strict=True))
+            there = mapped(work, pairs, self.symmetry_a.shapes[name], self.plans, self.readers)
+            result[name] = there.to(tensor.dtype)
+        return result
+
+
+def correspond(
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    symmetry_a: Symmetry,
+    symmetry_b: Symmetry,
+    *,
+    regularization: float = 0.0,
+    profits: Mapping[str, Tensor] | None = None,
+    readers: Collection[Axis] | None = None,
+    max_sweeps: int = 100,
+    tolerance: float = 1e-9,
+) -> Correspondence:
+    """Which units of B belong to which units of A, where the two have different widths.
+
+    Every group of units gets a transport plan T `[n_a, n_b]` with uniform masses. With all plans fixed but one, the
+    cost of a pair of units is the squared distance of their weights, B's being mapped by the other plans; since the
+    masses are fixed, minimizing the total cost is maximizing the inner product `<a, map(b)>`, which is linear in
+    each plan. For equal widths that is the objective of weight matching, and without regularization every plan is a
+    permutation. Signs are chosen for each pair of units; scales stay as they are (balance them before), and shifts
+    of periodic units stay at zero.
+
+    Coordinate ascent as in weight matching: unknown plans begin uniform, the group that inputs, outputs and known
+    plans determine best comes first; each step is the exact optimum of one plan.
+
+    Departures from the paper: plans see incoming and outgoing weights and are improved in sweeps, not set once from
+    the input to the output; and outgoing weights are shared out by the masses of B's units, not averaged, so that
+    networks of different widths which compute the same are recognized as such.
+
+    Args:
+        params_a: The network that stays.
+        params_b: The network that will be mapped, of the same architecture in other widths.
+        symmetry_a: Of the first network; the same groups act on the same parameters in both.
+        symmetry_b: Of the second.
+        regularization: Strength of the entropy that makes plans soft. It is counted in units of the typical
+            product of the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less.
+            An average of units that differ varies less than each of them, so that the mapped network computes less
+            well the softer the plans are; exact plans average as little as the widths allow.
+        profits: For groups that should not be compared by weights, the profit of each pair of units,
+            `[n_a, n_b]`, such as correlations of activations. They alone decide the plans of these groups; where
+            units have signs, a negative profit joins a pair with the sign turned.
+        readers: The axes (parameter, axis) along which parameters sum over the units of a group. Unless given:
+            axis 1 of linear and convolutional weights, axis 0 of transposed convolutions, none of embeddings.
+        max_sweeps: Most sweeps over the groups.
+        tolerance: A step must gain more than this share of `sum |a| |b|`.
+
+    Raises:
+        KeyError: A parameter that a symmetry moves is missing.
+        ValueError: The architectures differ in more than widths, a group is nested or rotates, it is not clear
+            which weights sum over the units of a group, or a parameter is not finite.
+
+    References:
+        Singh and Jaggi (2020), Model fusion via optimal transport, section 4 and algorithm 1.
+    """
+    if not 0 <= regularization < math.inf or max_sweeps < 1 or tolerance < 0:
+        raise ValueError(
+            f"regularization={regularization}, max_sweeps={max_sweeps}, tolerance={tolerance}: regularization and "
+            "tolerance must not be negative, and at least one sweep is needed"
+        )
+    require_finite(params_a, "the first network")
+    require_finite(params_b, "the second network")
+    symmetry_a, symmetry_b = (_reordering(s.bind(p)) for s, p in ((symmetry_a, params_a), (symmetry_b, params_b)))
+    require_same_architecture(params_a, params_b, symmetry_a, symmetry_b)
+    read = default_readers(symmetry_a) if readers is None else frozenset(readers)
+    require_readers(symmetry_a, symmetry_b, read)
+    problem = _Problem(params_a, params_b, symmetry_a, symmetry_b, read, regularization, dict(profits or {}))
+    climb = problem.climb(problem.first_plans(), max_sweeps, tolerance)
+    ordered = problem.ordered_plans()
+    initial = problem.objective(ordered)
+    if climb.history[-1] < initial:
+        climb = problem.climb(ordered, max_sweeps, tolerance)
+    return Correspondence(
+        plans=climb.plans,
+        objective=climb.history[-1],
+        initial=initial,
+        history=climb.history,
+        is_converged=climb.is_converged,
+        symmetry_a=symmetry_a,
+        symmetry_b=symmetry_b,
+        readers=read,
+    )
+
+
+@dataclass(frozen=True)
+class _Climb:
+    plans: dict[str, Plan]
+    history: tuple[float, ...]
+    is_converged: bool
+
+
+class _Problem:
+    """The objective as a function of all plans, and its ascent."""
+
+    def __init__(
+        self,
+        params_a: Mapping[str, Tensor],
+        params_b: Mapping[str, Tensor],
+        symmetry_a: Symmetry,
+        symmetry_b: Symmetry,
+        readers: frozenset[Axis],
+        regularization: float,
+        profits: Mapping[str, Tensor],
+    ) -> None:
+        self._readers = readers
+        self._a, self._b = compared([params_a, params_b], symmetry_a)
+        self._pairs = {name: list(zip(symmetry_a.sites[name], symmetry_b.sites[name], strict=True)) for name in self._a}
+        self._sizes = {g.name: (g.size, symmetry_b[g.name].size) for g in symmetry_a.groups}
+        self._norms = {n: float(x.double().norm() * self._b[n].double().norm()) for n, x in self._a.items()}
+        self._given = self._plans_of(symmetry_a, profits, regularization)
+        self._free = [group for group in symmetry_a.groups if group.name not in profits]
+        self._touched = {
+            group.name: [n for n, pairs in self._pairs.items() if any(a.group.name == group.name for a, _ in pairs)]
+            for group in self._free
+        }
+        self._softness = {group.name: regularization * self._typical_profit(group) for group in self._free}
+
+    def ordered_plans(self) -> dict[str, Plan]:
+        """Units paired in their order."""
+        return {g.name: Plan(in_order(*self._sizes[g.name]), self._signs(g, 1)) for g in self._free} | self._given
+
+    def first_plans(self) -> dict[str, Plan]:
+        """Every plan chosen once, the best anchored first, the unknown ones at their average: uniform, without sign."""
+        plans = dict(self._given)
+        for group in self._free:
+            n, m = self._sizes[group.name]
+            plans[group.name] = Plan(torch.full((n, m), 1 / (n * m), dtype=torch.float64), self._signs(group, 0))
+        unknown = {group.name: group for group in self._free}
+        scores: dict[str, float] = {}
+        while unknown:
+            scores |= {name: self._anchored(name, unknown) for name in unknown if name not in scores}
+            best = max(unknown, key=lambda name: scores[name])
+            plans[best] = self._best(unknown.pop(best), plans)
+            for name in self._neighbors(best):
+                scores.pop(name, None)
+        return plans
+
+    def objective(self, plans: Mapping[str, Plan]) -> float:
+        """What is maximized: the inner product of the networks, and entropies."""
+        inner = sum(self._inner_product(name, plans) for name in self._a)
+        return inner + sum(self._bonus(group.name, plans) for group in self._free)
+
+    def climb(self, plans: Mapping[str, Plan], max_sweeps: int, tolerance: float) -> _Climb:
+        """Improve one plan after the other until nothing gains; a step that does not gain is not taken."""
+        plans, least = dict(plans), tolerance * sum(self._norms.values())
+        history, dirty = [self.objective(plans)], {group.name for group in self._free}
+        while dirty and len(history) <= max_sweeps:
+            reached = history[-1]
+            for group in self._free:
+                if group.name not in dirty:
+                    continue
+                dirty.discard(group.name)
+                tried = {**plans, group.name: self._best(group, plans)}
+                gain = self._local(group.name, tried) - self._local(group.name, plans)
+                if gain > least:
+                    plans, reached = tried, reached + gain
+                    dirty |= self._neighbors(group.name)
+            history.append(reached)
+        drift = self.objective(plans) - history[-1]  # What rounding added up on the way.
+        return _Climb(plans, tuple(value + drift for value in history), not dirty)
+
+    def _local(self, group: str, plans: Mapping[str, Plan]) -> float:
+        """The part of the objective that a group's plan changes."""
+        return sum(self._inner_product(name, plans) for name in self._touched[group]) + self._bonus(group, plans)
+
+    def _inner_product(self, name: str, plans: Mapping[str, Plan]) -> float:
+        shape = tuple(self._a[name].shape)
+        return dot(self._a[name], mapped(self._b[name], self._pairs[name], shape, plans, self._readers))
+
+    def _bonus(self, group: str, plans: Mapping[str, Plan]) -> float:
+        return self._softness[group] * entropy(plans[group].mass) if self._softness[group] else 0.0
+
+    def _best(self, group: Group, plans: Mapping[str, Plan]) -> Plan:
+        """The best plan of a group with all others fixed."""
+        profits = self._profits(group, plans)
+        keys, matrices = list(profits), list(profits.values())
+        if not group.signs:
+            return Plan(transport(profits[()], self._softness[group.name]), self._signs(group, 1))
+        code = SignCode(keys)
+        return Plan(transport(code.best(matrices), self._softness[group.name]), code.signs(matrices, group.signs))
+
+    def _profits(self, group: Group, plans: Mapping[str, Plan]) -> dict[SignCharacter, Tensor]:
+        """What one unit of mass on each pair adds to the objective, by the families of signs that act."""
+        size_a, size_b = self._sizes[group.name]
+        result = {(0,) * group.signs: torch.zeros(size_a, size_b, dtype=torch.float64)}
+        for name in self._touched[group.name]:
+            for site_a, site_b in self._pairs[name]:
+                if site_a.group.name != group.name:
+                    continue
+                axis = site_a.placement.axis
+                others = [pair for pair in self._pairs[name] if pair[0].placement.axis != axis]
+                shape = list(self._a[name].shape)
+                shape[axis] = self._b[name].shape[axis]
+                b = mapped(self._b[name], others, tuple(shape), plans, self._readers)
+                product = (unfold(self._a[name], site_a) @ unfold(b, site_b).mT).double().cpu()
+                key, factor = sign_character(site_a), size_b if (name, axis) in self._readers else size_a
+                result[key] = result.get(key, 0) + factor * product
+        return result
+
+    def _neighbors(self, group: str) -> set[str]:
+        """The groups whose best plan depends on a group's plan; itself, where it acts along two axes of a tensor."""
+        return {
+            site.group.name
+            for name in self._touched[group]
+            for axis in (a.placement.axis for a, _ in self._pairs[name] if a.group.name == group)
+            for site, _ in self._pairs[name]
+            if site.placement.axis != axis and site.group.name not in self._given
+        }
+
+    def _anchored(self, group: str, unknown: Collection[str]) -> float:
+        """The share of a group's tensors that does not depend on unknown plans."""
+        known, others = 0.0, {name for name in unknown if name != group}
+        for name in self._touched[group]:
+            averages = [
+                barycentre(values, [p[k] for p in self._pairs[name] if p[k].group.name in others])
+                for k, values in enumerate((self._a[name], self._b[name]))
+            ]
+            if averages[0] is not None and averages[1] is not None:
+                known += float(averages[0].norm() * averages[1].norm())
+        return known / (sum(self._norms[name] for name in self._touched[group]) or 1.0)
+
+    def _typical_profit(self, group: Group) -> float:
+        """The profit of a pair of units whose weights are parallel and of average length."""
+        size_a, size_b = self._sizes[group.name]
+        total = 0.0
+        for name in self._touched[group.name]:
+            for site, _ in self._pairs[name]:
+                if site.group.name == group.name:
+                    is_read = (name, site.placement.axis) in self._readers
+                    total += (size_b if is_read else size_a) * self._norms[name] / math.sqrt(size_a * size_b)
+        return total
+
+    def _signs(self, group: Group, value: int) -> Tensor:
+        return torch.full((group.signs, *self._sizes[group.name]), value, dtype=torch.int8)
+
+    def _plans_of(self, symmetry: Symmetry, profits: Mapping[str, Tensor], regularization: float) -> dict[str, Plan]:
+        """The plans of groups whose profits are given: nothing else decides them."""
+        plans = {}
+        for name, profit in profits.items():
+            group = symmetry[name]
+            if tuple(profit.shape) != self._sizes[name]:
+                raise ValueError(
+                    f"the profits of group {name!r} have shape {tuple(profit.shape)}, but its widths are "
+                    f"{self._sizes[name]}; give one number for each unit of the first and each of the second network"
+                )
+            values = profit.detach().double().cpu()
+            sign = torch.where(values < 0, -1, 1).to(torch.int8).expand(group.signs, *values.shape)
+            values = values.abs() if group.signs else values
+            typical = float(values.square().mean().sqrt())
+            plans[name] = Plan(transport(values, regularization * typical), sign)
+        return plans
+
+
+def _reordering(symmetry: Symmetry) -> Symmetry:
+    """The symmetry without groups that only scale or sign units in their places: they are left as they are."""
+    for group in symmetry.groups:
+        if group.matrix != "none":
+            raise ValueError(
+                f"group {group.name!r} is {group.matrix}: its axes have no units to pair; a correspondence needs "
+                "elementwise nonlinearities between the layers"
+            )
+        if group.is_base or group.within:
+            place = "has other groups repeated within it" if group.is_base else f"is repeated within {group.within}"
+            raise ValueError(
+                f"group {group.name!r} {place}: correspondences of nested groups (heads, experts, normalization "
+                "groups) are not supported; with equal widths `regauge.align` matches them"
+            )
+    return replace(symmetry, groups=tuple(group for group in symmetry.groups if group.is_permuted))

@@ -1,0 +1,222 @@
+"""How the groups of a known symmetry act on the intermediate values of a model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from regauge.core import act as _act
+from regauge.core.groups import Group
+from regauge.core.outputs import Outputs
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.core.verification import away, relative_change
+from regauge.discovery.angles import with_angles
+from regauge.discovery.correspond import carried_over
+from regauge.discovery.discover import traced
+from regauge.discovery.emit import groups_of, unplaced
+from regauge.discovery.registry import leaves_as_operators
+from regauge.discovery.slots import write_out
+from regauge.discovery.solve import solve
+from regauge.discovery.trace import Program
+from regauge.discovery.values import Values
+
+READERS = {
+    "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "addbmm", "mv", "addmv", "dot", "einsum", "bilinear",
+    "conv1d", "conv2d", "conv3d", "convolution", "_convolution", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
+    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+}  # fmt: skip
+"""Operators that are linear in each of their operands, or begin with such: layers read through them."""
+COPIES = {
+    "view", "_unsafe_view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "numpy_T", "movedim",
+    "squeeze", "unsqueeze", "expand", "clone", "contiguous", "detach", "alias", "_to_copy", "to", "type_as", "dropout",
+    "feature_dropout", "lift_fresh_copy",
+}  # fmt: skip
+"""Operators whose result has the values of their first operand, in evaluation mode."""
+
+ROUNDING = 0.25
+"""Values may be off by the machine epsilon to this power: networks enlarge errors, wrong placements are off by one."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The intermediate values of one model on which groups act, for inputs of one shape.
+
+    The law, for every element g and parameters p:
+    `values(symmetry_of_the_model.act(g, p), x) == symmetry.act(g, values(p, x))`.
+
+    Attributes:
+        symmetry: The groups of the model's symmetry by their names, placed on intermediate values instead of
+            parameters. A group that moves no value that is reported has no placements.
+        read: Values that layers read: operands of matrix products, convolutions, attention and recurrent layers,
+            each once, before copies and changes of shape. Of groups that none of these shows, all values.
+        notes: What could not be said, in sentences.
+    """
+
+    symmetry: Symmetry
+    read: tuple[str, ...]
+    notes: tuple[str, ...]
+    _values: Values = field(repr=False)
+
+    def values(
+        self,
+        params: Mapping[str, Tensor],
+        inputs: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> dict[str, Tensor]:
+        """Run the model and return intermediate values, by default all that are reported; no gradients.
+
+        Args:
+            params: Parameters and buffers.
+            inputs: Positional inputs of the shapes of the trace.
+            kwargs: Keyword inputs, in the order of the trace.
+            names: Which values.
+        """
+        names = list(self.symmetry.shapes) if names is None else list(names)
+        return self._values(params, inputs, kwargs or {}, names)
+
+
+def activations(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    symmetry: Symmetry,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    outputs: Outputs = None,
+) -> Activations:
+    """Find the intermediate values on which the groups of a symmetry act, and how.
+
+    The module is discovered again for these inputs; the axes of its intermediate values that operators tie to
+    axes of parameters get placements from the same solution as the parameters. Every value is also checked
+    numerically with a random element, and those that fail are left out (not on the meta device).
+
+    Args:
+        module: The model; it runs in evaluation mode and is left as it was.
+        inputs: One batch of positional inputs.
+        symmetry: Found by `discover`, a part of such a symmetry, or written by hand.
+        kwargs: Keyword inputs.
+        outputs: Which outputs must stay, as it was given to `discover`.
+
+    Raises:
+        TraceError: `torch.export` cannot trace the module.
+        ValueError: The module fails on the inputs.
+        KeyError: The symmetry is of another architecture.
+    """
+    inputs, kwargs = tuple(inputs), dict(kwargs or {})
+    state = dict(module.state_dict())
+    bound = symmetry.bind(state)
+    # A symmetry by hand does not know the shapes of what it leaves alone.
+    bound = replace(bound, shapes={**bound.shapes, **{name: tuple(t.shape) for name, t in state.items()}})
+    is_meta = any(t.is_meta for t in state.values())
+    example = (inputs, kwargs)
+    if is_meta:
+        example = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), example)
+    with leaves_as_operators(module):
+        program, found = traced(module, *example, outputs, bound.ones)
+    nodes = _dependent(program)
+    watched = {f"%{node.name}": value for node, value in found.values.items() if node in nodes}
+    slots = write_out(found.builder.records, found.params, watched)
+    freedoms = with_angles(solve(slots), slots, program, found, pytree.tree_leaves((inputs, kwargs)))
+    refused = unplaced(freedoms, slots)
+    shapes = {name: value.shape for name, value in watched.items() if name not in refused}
+    groups, notes = carried_over(bound, groups_of(freedoms, slots, program.aliases), shapes)
+    placed = _placed(groups, shapes)
+    values = Values(module, program)
+    result = Activations(placed, _read(program, placed), notes, values)
+    failed = set() if is_meta else _failures(result, bound, inputs, kwargs)
+    if not failed:
+        return result
+    kept = {name: shape for name, shape in placed.shapes.items() if name not in failed}
+    listed = ", ".join(sorted(failed)[:5])
+    notes = (*notes, f"{len(failed)} values do not move as discovery says and are left out: {listed}")
+    smaller = _placed(groups, kept)
+    return Activations(smaller, _read(program, smaller), notes, values)
+
+
+def _placed(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
+    """Groups on those of the values on which something acts in a way that their placements can say."""
+    used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
+    kept = {}
+    for name in used:
+        if name in shapes:
+            try:
+                _act.resolve(tuple(groups), name, shapes[name])
+            except ValueError:
+                continue  # A group is repeated within a base of which the value has no index.
+            kept[name] = shapes[name]
+    only = [replace(g, placements=tuple(p for p in g.placements if p.parameter in kept)) for g in groups]
+    return Symmetry(tuple(only), kept)
+
+
+def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
+    """Values that a random element moves otherwise than it should, at perturbed parameters."""
+    params = {name: t.detach() for name, t in found._values.module.state_dict().items()}
+    generator = torch.Generator().manual_seed(0)
+    element = symmetry.random(generator)
+    failed: set[str] = set()
+    values = [node.meta.get("val") for node in _dependent(found._values.program)]
+    # Some models round inside to less than what they return.
+    tolerance = max((torch.finfo(t.dtype).eps for t in values if isinstance(t, Tensor)), default=0.0) ** ROUNDING
+
+    def run(point: Params) -> list[Tensor]:
+        return list(found.values(point, inputs, kwargs).values())
+
+    start = away(params, set(symmetry.buffers), symmetry.ones, generator, run, tolerance).params
+    before = found.values(start, inputs, kwargs)
+    after = found.values(symmetry.act(element, start), inputs, kwargs)
+    for name, expected in found.symmetry.act(element, before).items():
+        if not bool(before[name].isfinite().all()):
+            continue  # Inputs that the model cannot handle prove nothing.
+        if not relative_change([expected], [after[name]]) <= tolerance:
+            failed.add(name)
+    return failed
+
+
+def _dependent(program: Program) -> set[Node]:
+    """Floating-point results of operators that depend on the inputs of the model."""
+    reached: set[Node] = set()
+    for node in program.graph.graph.nodes:
+        is_input = node.op == "placeholder" and node.name in program.inputs
+        if is_input or any(source in reached for source in node.all_input_nodes):
+            reached.add(node)
+
+    def is_floating(node: Node) -> bool:
+        value = node.meta.get("val")
+        return isinstance(value, Tensor) and value.is_floating_point()
+
+    return {node for node in reached if node.op == "call_function" and is_floating(node)}
+
+
+def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
+    """What layers read, followed back through copies as far as the values are known; all values of other groups."""
+    names = placed.shapes
+    found: dict[str, None] = {}
+    for node in program.graph.graph.nodes:
+        if node.op != "call_function" or _operator(node) not in READERS:
+            continue
+        for source in node.all_input_nodes:
+            last = source
+            while source.op == "call_function" and _operator(source) in COPIES:
+                source = source.all_input_nodes[0]
+                last = source if f"%{source.name}" in names else last
+            if f"%{last.name}" in names:
+                found[f"%{last.name}"] = None
+    originals = {
+        f"%{n.name}" for n in program.graph.graph.nodes if n.op == "call_function" and _operator(n) not in COPIES
+    }
+    for group in placed.groups:
+        there = dict.fromkeys(p.parameter for p in group.placements)
+        if not any(name in found for name in there):
+            found |= dict.fromkeys(name for name in there if name in originals)
+    return tuple(found)
+
+
+def _operator(node: Node) -> str:
+    target: Any = node.target
+    return str(target._schema.name).split("::")[-1] if isinstance(target, torch._ops.OpOverload) else ""

@@ -1,0 +1,169 @@
+"""The symmetry of any model: trace it, tie its axes, solve for what may act on them."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from regauge.core.outputs import Outputs
+from regauge.core.symmetry import Frozen, Symmetry
+from regauge.core.verification import verify as verify_numerically
+from regauge.discovery.angles import with_angles
+from regauge.discovery.emit import frozen_axes, groups_of
+from regauge.discovery.interpret import Pass, interpret
+from regauge.discovery.registry import leaves_as_operators, registered_rules
+from regauge.discovery.slots import write_out
+from regauge.discovery.solve import solve
+from regauge.discovery.trace import Program, trace
+
+MAX_PASSES = 16
+"""Passes over the graph: each may find fused axes (query, key, value) that should be taken apart."""
+SINGLE_BATCH = (
+    "an example input has a first axis of length one, which broadcasts: the symmetry holds for that shape; "
+    "give a batch of two or more to learn what holds for batches"
+)
+VERIFY_LIMIT = 50_000_000
+"""Number of parameters up to which `discover` verifies what it found unless told otherwise."""
+
+
+def discover(
+    module: nn.Module,
+    example_inputs: tuple[Any, ...],
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    outputs: Outputs = None,
+    ones: Collection[str] = (),
+    verify: bool | None = None,
+) -> Symmetry:
+    """Find the transformations of a model's parameters and buffers that leave its function unchanged.
+
+    The module is traced in evaluation mode with `torch.export`. Axes that operators tie together become one group; the
+    operators that touch a group decide what may act on it. An operator without a rule freezes the axes that it touches.
+    The result holds for the shapes, the branches and the outputs of this trace.
+
+    Args:
+        module: Any module that `torch.export` can trace, also on the meta device. It is left as it was.
+        example_inputs: Positional inputs. Give batches and sequences a length of at least two.
+        example_kwargs: Keyword inputs.
+        outputs: Which outputs must stay: a field name or several, or a function of the output. By default all
+            tensors in it; objects such as key-value caches do not count.
+        ones: Gains that are exactly one, and stay so (`regauge.fold` makes them so). They are no obstacle then: a
+            residual stream that is read through RMSNorm can be rotated, one that is read through LayerNorm by all
+            rotations that keep the vector of ones. The symmetry holds for networks with these gains only.
+        verify: Whether to check the result numerically at once and to freeze what fails. By default this is done
+            for modules of up to 50 million parameters that are not on the meta device.
+
+    Returns:
+        The symmetry, with the reason for every axis that is frozen.
+
+    Raises:
+        TraceError: `torch.export` cannot trace the module.
+        ValueError: The module returns no tensor that counts, or has no parameter of a name in `ones`.
+
+    References:
+        Ainsworth et al. (2023), section 3; Godfrey et al. (2022), on the groups of activations.
+    """
+    inputs, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    is_meta = any(t.is_meta for t in module.state_dict().values())
+    known = pytree.tree_leaves((inputs, kwargs))
+    if is_meta:
+        inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))
+    with leaves_as_operators(module):
+        program, result = traced(module, inputs, kwargs, outputs, ones)
+    symmetry = replace(_symmetry(program, result, known), ones=_all_names(program, ones))
+    count = sum(p.numel() for p in module.parameters())
+    if _has_single_batch(inputs, kwargs):
+        symmetry = replace(symmetry, notes=(*symmetry.notes, SINGLE_BATCH))
+    if symmetry.groups and (verify or (verify is None and not is_meta and count <= VERIFY_LIMIT)):
+        symmetry = _without_failures(symmetry, module, inputs, kwargs, outputs)
+    return symmetry
+
+
+def _has_single_batch(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    tensors = [t for t in pytree.tree_leaves((inputs, kwargs)) if isinstance(t, torch.Tensor)]
+    return any(t.ndim > 1 and t.shape[0] == 1 for t in tensors)
+
+
+def traced(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outputs: Outputs = None,
+    ones: Collection[str] = (),
+) -> tuple[Program, Pass]:
+    """A module as a program, and what its operators record; within `leaves_as_operators`."""
+    program = trace(module, inputs, kwargs, outputs, ones=ones)
+    result = _run(program)
+    if result.builder.unknown:
+        # Second chance: write what has no rule in terms of operators that have one.
+        names = frozenset(name.split(" ")[0].split("::")[-1] for name in result.builder.unknown)
+        simpler = trace(module, inputs, kwargs, outputs, decompose=names, ones=ones)
+        again = _run(simpler)
+        if len(again.builder.unknown) < len(result.builder.unknown):
+            return simpler, again
+    return program, result
+
+
+def _run(program: Program) -> Pass:
+    unrolled: frozenset[tuple[str, int]] = frozenset()
+    for _ in range(MAX_PASSES):
+        result = interpret(program, unrolled, registered_rules())
+        if result.builder.requests <= unrolled:
+            break
+        unrolled |= result.builder.requests
+    return result
+
+
+def _symmetry(program: Program, result: Pass, inputs: list[Any]) -> Symmetry:
+    builder, params = result.builder, result.params
+    slots = write_out(builder.records, params)
+    freedoms = with_angles(solve(slots), slots, program, result, inputs)
+    groups = groups_of(freedoms, slots, program.aliases)
+    used = {place.name for place in slots.places.values()}
+    return Symmetry(
+        groups,
+        shapes=dict(program.shapes),
+        frozen=frozen_axes({name: value for name, value in params.items() if name in used}, groups),
+        unknown=tuple(builder.unknown),
+        unused=tuple(sorted(name for name, value in params.items() if name not in used and value.ndim)),
+        buffers=program.buffers,
+        tied=tuple(names for names in program.aliases.values() if len(names) > 1),
+    )
+
+
+def _all_names(program: Program, names: Collection[str]) -> tuple[str, ...]:
+    """Some parameters by all the names that they have."""
+    tied = {name: every for every in program.aliases.values() for name in every}
+    return tuple(sorted({name for one in names for name in tied[one]}))
+
+
+def _without_failures(
+    symmetry: Symmetry, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs
+) -> Symmetry:
+    """Freeze every group that the numbers contradict, and everything that is repeated within it."""
+    generator = torch.Generator().manual_seed(0)
+    try:
+        quick = verify_numerically(symmetry, module, inputs, kwargs, generator, outputs, each_group=False)
+    except (ValueError, RuntimeError) as error:
+        return replace(symmetry, notes=(*symmetry.notes, f"not verified: {error}"))
+    if quick.ok:
+        return replace(symmetry, notes=(*symmetry.notes, str(quick)))
+    check = symmetry.verify(module, inputs, kwargs, generator=generator, outputs=outputs)
+    failed = set(check.failed) or {group.name for group in symmetry.groups}
+    failed |= {group.name for group in symmetry.groups if failed & set(group.within)}
+    kept = tuple(group for group in symmetry.groups if group.name not in failed)
+    reason = "a group was found here, but the numerical check refused it: please report this model"
+    frozen = tuple(
+        Frozen(p.parameter, p.axis, symmetry.shapes[p.parameter][p.axis], reason)
+        for group in symmetry.groups
+        if group.name in failed
+        for p in group.placements
+    )
+    smaller = replace(symmetry, groups=kept, frozen=(*symmetry.frozen, *dict.fromkeys(frozen)))
+    again = smaller.verify(module, inputs, kwargs, generator=generator, outputs=outputs)
+    if again.ok:
+        return replace(smaller, notes=(*smaller.notes, str(again)))
+    return replace(smaller, groups=(), notes=(*smaller.notes, "the outputs differ between two runs: nothing is kept"))

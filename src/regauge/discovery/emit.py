@@ -1,0 +1,265 @@
+"""From freedoms to the public objects: named groups with placements, and the axes that stay frozen."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from regauge.core.groups import Group, Placement
+from regauge.core.symmetry import Frozen
+from regauge.discovery.layout import Atom, leaves
+from regauge.discovery.record import Value
+from regauge.discovery.slots import Place, Slots
+from regauge.discovery.solve import Freedom
+
+
+def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
+    """Groups in order of their first parameter; a base comes before what is repeated within it.
+
+    Where values are watched, groups have placements on these as well.
+    """
+    return _Emitter(freedoms, {**slots.places, **slots.watched}, aliases).run()
+
+
+def unplaced(freedoms: Sequence[Freedom], slots: Slots) -> set[str]:
+    """Watched values on which some group acts in a way that no placement says: the index of a base is not there."""
+    refused = set(slots.unread)
+    for freedom in freedoms:
+        refused |= frozenset().union(*(part.unread for part in freedom.planes))
+        bases = [freedom.bases, *(bases for _, bases in (*freedom.scales, *freedom.signs))]
+        covered = {slot: part.bases for part in freedom.matrices for slot in part.watched}
+        for slot in freedom.watched:
+            place = slots.watched[slot]
+            needed = [covered[slot]] if slot in covered else bases
+            if not all(some <= place.beside for some in needed):
+                refused.add(place.name)
+    return refused
+
+
+def frozen_axes(params: Mapping[str, Value], groups: Sequence[Group]) -> tuple[Frozen, ...]:
+    """Every axis of every used parameter that no group reorders or rotates, with the reason."""
+    moved = {(p.parameter, p.axis) for g in groups for p in g.placements if g.is_permuted or g.matrix != "none"}
+    result = []
+    for name, value in params.items():
+        for dim, layout in enumerate(value.layouts):
+            if (name, dim) not in moved and value.shape[dim] > 1:
+                reasons = [atom.frozen for atom in leaves(layout) if atom.frozen is not None]
+                result.append(Frozen(name, dim, value.shape[dim], reasons[0] if reasons else "single unit"))
+    return tuple(result)
+
+
+class _Emitter:
+    def __init__(
+        self, freedoms: Sequence[Freedom], places: Mapping[int, Place], aliases: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        self.freedoms = freedoms
+        self.places = places
+        self.aliases = aliases
+        self.order = {freedom.atom: k for k, freedom in enumerate(freedoms)}
+        self.used = needed_bases(freedoms)
+        self.names: dict[Atom, str] = {}
+        self.taken: dict[str, int] = defaultdict(int)
+
+    def run(self) -> tuple[Group, ...]:
+        for freedom in self.freedoms:
+            if freedom.atom in self.used or self._has_main(freedom):
+                self.names[freedom.atom] = self._name(freedom, freedom.slots)
+        groups: list[Group] = []
+        for freedom in self.freedoms:
+            groups.extend(self._main(freedom))
+            groups.extend(self._matrices(freedom))
+            groups.extend(self._turns(freedom))
+        return tuple(groups)
+
+    def _has_main(self, freedom: Freedom) -> bool:
+        covered = {slot for part in freedom.matrices for slot in part.slots}
+        can_permute = freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
+        return can_permute or bool(freedom.scales or freedom.signs or freedom.shifts)
+
+    def _main(self, freedom: Freedom) -> list[Group]:
+        """The order and the families; families that depend on more than the order does are groups of their own."""
+        is_base = freedom.atom in self.used
+        if not is_base and not self._has_main(freedom):
+            return []
+        rows: dict[frozenset[Atom], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        joins = freedom.is_permuted or is_base or bool(freedom.shifts)
+        own = freedom.bases
+        for k, (_, bases) in enumerate(freedom.scales):
+            rows[own if joins else bases][0].append(k)
+        for k, (_, bases) in enumerate(freedom.signs):
+            rows[own if joins else bases][1].append(k)
+        if joins and own not in rows:
+            rows[own] = ([], [])
+        groups = []
+        for n, (bases, (scales, signs)) in enumerate(rows.items()):
+            name = self.names[freedom.atom] if n == 0 else self._name(freedom, freedom.slots)
+            groups.append(self._group(freedom, name, bases, scales, signs, has_order=joins, is_base=is_base))
+        return groups
+
+    def _group(
+        self,
+        freedom: Freedom,
+        name: str,
+        bases: frozenset[Atom],
+        scales: list[int],
+        signs: list[int],
+        *,
+        has_order: bool,
+        is_base: bool,
+    ) -> Group:
+        parts = [] if is_base else freedom.matrices
+        covered = {slot for part in parts for slot in (*part.slots, *part.watched)}
+        shifts = freedom.shifts if has_order else []
+        placements = []
+        for slot in (*freedom.slots, *freedom.watched):
+            if slot in covered:
+                continue
+            scale = tuple(freedom.scales[k][0].get(slot, 0) for k in scales)
+            sign = tuple(int(slot in freedom.signs[k][0]) for k in signs)
+            parity = tuple(int(slot in shift.parity) for shift in shifts)
+            shift = tuple(shift.amounts.get(slot, 0.0) for shift in shifts)
+            acts = (has_order and freedom.is_permuted) or is_base or any(scale + sign + parity) or any(shift)
+            if acts:
+                placements.extend(self._placements(slot, scale=scale, sign=sign, parity=parity, shift=shift))
+        return Group(
+            name,
+            freedom.atom.size,
+            _merged(placements),
+            is_permuted=has_order and freedom.is_permuted,
+            scales=len(scales),
+            signs=len(signs),
+            shifts=len(shifts),
+            within=self._within(bases),
+            is_base=is_base,
+        )
+
+    def _matrices(self, freedom: Freedom) -> list[Group]:
+        groups = []
+        for part in freedom.matrices:
+            placements = [
+                p
+                for slot, parity in (*part.slots.items(), *part.watched.items())
+                for p in self._placements(slot, is_inverse=parity < 0)
+            ]
+            name = self._name(freedom, list(part.slots))
+            groups.append(
+                Group(
+                    name,
+                    freedom.atom.size,
+                    _merged(placements),
+                    is_permuted=False,
+                    matrix=part.kind,
+                    keeps_ones=part.keeps_ones,
+                    within=self._within(part.bases),
+                )
+            )
+        return groups
+
+    def _turns(self, freedom: Freedom) -> list[Group]:
+        """For every kind of pairs two groups: the pairs with their scales, and a rotation within each pair."""
+        groups = []
+        for part in freedom.planes:
+            within = self._within(part.bases)
+            name = self._name(freedom, [part.planes[0].slots[0]])
+            pairs, turns = [], []
+            for plane in part.planes:
+                scale = tuple(family.get(plane.slots[0], 0) for family, _ in part.scales)
+                pairs += self._named(replace(plane.pairs, scale=scale))
+                turns += self._named(plane.turn(freedom.atom.size))
+            groups.append(
+                Group(
+                    name,
+                    freedom.atom.size,
+                    tuple(pairs),
+                    is_permuted=False,
+                    scales=len(part.scales),
+                    within=within,
+                    is_base=True,
+                )
+            )
+            groups.append(
+                Group(
+                    f"{name}.angles",
+                    2,
+                    tuple(turns),
+                    is_permuted=False,
+                    matrix="orthogonal",
+                    is_proper=True,
+                    within=(*within, name),
+                )
+            )
+        return groups
+
+    def _named(self, placement: Placement) -> list[Placement]:
+        """A placement by all names of its parameter."""
+        names = self.aliases.get(placement.parameter, (placement.parameter,))
+        return [replace(placement, parameter=name) for name in names]
+
+    def _within(self, bases: frozenset[Atom]) -> tuple[str, ...]:
+        ordered = sorted(bases, key=lambda atom: (len(self._bases(atom)), self.order[atom]))
+        return tuple(self.names[atom] for atom in ordered)
+
+    def _bases(self, atom: Atom) -> frozenset[Atom]:
+        return self.freedoms[self.order[atom]].bases
+
+    def _placements(self, slot: int, **how: object) -> list[Placement]:
+        place = self.places[slot]
+        return self._named(replace(place.placement, **how))  # type: ignore[arg-type]
+
+    def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
+        """After the first parameter that has the axis, with what kind of piece of it this is."""
+        place = self.places[slots[0]]
+        stem, _, last = place.name.rpartition(".")
+        stem = stem if stem and last in ("weight", "bias") else place.name
+        if freedom.atom in self.used:
+            stem += ".blocks"
+        elif any(mate in self.used for mate in place.mates):
+            stem += ".units"
+        self.taken[stem] += 1
+        return stem if self.taken[stem] == 1 else f"{stem}#{self.taken[stem]}"
+
+
+def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
+    """Atoms within which something is repeated that acts."""
+    needed: set[Atom] = set()
+    for freedom in freedoms:
+        covered = {slot for part in freedom.matrices for slot in part.slots}
+        if (freedom.is_permuted and any(slot not in covered for slot in freedom.slots)) or freedom.shifts:
+            needed |= freedom.bases
+        else:
+            for _, bases in [*freedom.scales, *freedom.signs]:
+                needed |= bases
+        needed |= frozenset().union(*(part.bases for part in freedom.matrices))
+        needed |= frozenset().union(*(part.bases for part in freedom.planes))
+    changed = True
+    while changed:
+        # A base is a group of its own, with its own bases.
+        more = {b for freedom in freedoms if freedom.atom in needed for b in freedom.bases} - needed
+        needed |= more
+        changed = bool(more)
+    return needed
+
+
+def _merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Neighboring blocks on which a group acts alike, as one placement."""
+    result: list[Placement] = []
+    for new in placements:
+        if result:
+            last = result[-1]
+            joined = _joined(last, new)
+            if joined is not None:
+                result[-1] = joined
+                continue
+        result.append(new)
+    return tuple(result)
+
+
+def _joined(a: Placement, b: Placement) -> Placement | None:
+    size_a = next((size for size, stride in a.repeats if stride == 1), 1)
+    size_b = next((size for size, stride in b.repeats if stride == 1), 1)
+    outer_a = tuple(r for r in a.repeats if r[1] != 1)
+    outer_b = tuple(r for r in b.repeats if r[1] != 1)
+    if a.stride == 1 or outer_a != outer_b or b.start != a.start + size_a:
+        return None
+    if replace(a, start=0, repeats=()) != replace(b, start=0, repeats=()) or size_a + size_b > a.stride:
+        return None
+    return replace(a, repeats=(*outer_a, (size_a + size_b, 1)))

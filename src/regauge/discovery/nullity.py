@@ -1,0 +1,315 @@
+"""Completeness of the continuous part: what the outputs' Jacobian cannot see, against what discovery found."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from regauge.core.element import Element
+from regauge.core.outputs import Outputs
+from regauge.core.params import Params
+from regauge.core.rotations import zero_sum_basis
+from regauge.core.symmetry import Symmetry
+from regauge.core.verification import Probe, perturbed
+from regauge.discovery.discover import discover
+
+LIMIT = 1500
+"""Largest number of parameters for which the Jacobian is built."""
+PER_INPUT = 24
+"""Output values that are differentiated for one draw of the inputs."""
+STEP = 1e-5
+"""Distance along a one-parameter subgroup for its tangent, by central differences."""
+
+
+@dataclass(frozen=True)
+class Nullity:
+    """Directions of the parameters that leave the outputs unchanged to first order, found and missing.
+
+    Attributes:
+        parameters: How many values were varied: parameters and floating-point buffers, tied ones once.
+        inert: Values without any influence at this point (unused, dead units, biases of attention keys);
+            not counted below.
+        null: Dimension of the null space of the Jacobian.
+        found: Dimension of the part of it that the discovered scales, rotations and invertible matrices span.
+        explained: What accounts for missing dimensions, each checked to lie in the null space: a sentence and
+            the number of dimensions that it adds.
+    """
+
+    parameters: int
+    inert: int
+    null: int
+    found: int
+    explained: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def missing(self) -> int:
+        """Dimensions that no discovered group spans."""
+        return self.null - self.found
+
+    @property
+    def unexplained(self) -> int:
+        """Missing dimensions that nothing listed accounts for."""
+        return self.missing - sum(count for _, count in self.explained)
+
+    def __str__(self) -> str:
+        text = (
+            f"the outputs are blind to {self.null} of {self.parameters} directions; "
+            f"the discovered groups span {self.found} of them"
+        )
+        if self.inert:
+            text += f" ({self.inert} values without any influence at this point are left out)"
+        if not self.missing:
+            return f"{text}: complete"
+        parts = [f"{count} {reason}" for reason, count in self.explained]
+        if self.unexplained:
+            parts.append(
+                f"{self.unexplained} unexplained (known kinds: units that are always on at this point, rotations "
+                "of a residual stream behind a gain)"
+            )
+        return f"{text}; {self.missing} are missing: {'; '.join(parts)}"
+
+
+def nullity(
+    module: nn.Module,
+    example_inputs: tuple[Any, ...],
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    symmetry: Symmetry | None = None,
+    outputs: Outputs = None,
+    generator: torch.Generator | None = None,
+    tolerance: float = 1e-9,
+) -> Nullity:
+    """Compare the null space of the outputs' Jacobian with the Lie algebra of the discovered group.
+
+    The Jacobian is taken in float64 at parameters moved away from initialization, over many random inputs of
+    the shapes of the examples (integers are drawn between the smallest and the largest of the example), with
+    respect to parameters and floating-point buffers alike: buffers such as running statistics move with a
+    symmetry, so what they can trade with parameters counts. The symmetry is complete at this point if its
+    tangent vectors span the null space; a point may have local freedom (dead units) that is no symmetry.
+
+    Args:
+        module: A small model: the cost grows with the cube of its number of parameters.
+        example_inputs: Positional inputs.
+        example_kwargs: Keyword inputs.
+        symmetry: What to judge; discovered from the module if it is left out.
+        outputs: Which outputs count.
+        generator: Where the point and the inputs come from; seed 0 if it is left out.
+        tolerance: Singular values below this, relative to the largest, count as zero; give 1e-5 for a model
+            that computes in float32 inside.
+
+    Raises:
+        ValueError: The module has more than 1500 values, or none, or its outputs do not depend on them.
+    """
+    kwargs = dict(example_kwargs or {})
+    if symmetry is None:
+        symmetry = discover(module, example_inputs, kwargs, outputs=outputs)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    probe = Probe(module, example_inputs, kwargs, outputs)
+    for layer in probe.module.modules():
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
+            # The kernel has no derivatives with respect to the running statistics.
+            layer.forward = partial(_batch_norm, layer)  # type: ignore[method-assign]
+    params = perturbed(probe.params, set(probe.buffers), generator)
+    params |= {name: torch.ones_like(params[name]) for name in symmetry.ones}
+    names = [name for name in _distinct(probe.params) if name not in symmetry.ones]
+    total = sum(params[name].numel() for name in names)
+    if not 0 < total <= LIMIT:
+        raise ValueError(
+            f"the module has {total} parameters and buffer values; nullity needs between 1 and {LIMIT}: "
+            "give a smaller configuration of the same architecture"
+        )
+    jacobian = _jacobian(probe, params, names, generator, int(1.5 * total) + 64)
+    strength = jacobian.norm(dim=0)
+    if not float(strength.max()) > 0:
+        raise ValueError("the outputs do not depend on any parameter; there is nothing to compare")
+    is_active = strength > tolerance * strength.max()
+    # Columns of very different strength would blur the gap between zero and not zero.
+    jacobian = jacobian[:, is_active] / strength[is_active]
+    space = _Directions(jacobian, tolerance)
+    tangents = _tangents(symmetry, params, names)
+    found = space.add((tangents * strength)[:, is_active])
+    explained = []
+    for sentence, directions in _known_kinds(params, names):
+        added = space.add_null((directions * strength)[:, is_active]) if space.rank < space.null else 0
+        if added:
+            explained.append((sentence, added))
+    return Nullity(total, int((~is_active).sum()), space.null, found, tuple(explained))
+
+
+class _Directions:
+    """A growing subspace of the null space of a Jacobian."""
+
+    def __init__(self, jacobian: Tensor, tolerance: float) -> None:
+        singular, right = _svd(jacobian)
+        self.tolerance = tolerance
+        self.triangle = singular.unsqueeze(-1) * right
+        self.scale = float(singular.max())
+        rank = int((singular > tolerance * self.scale).sum())
+        self.null = right.shape[-1] - rank
+        self.kernel = right[rank:]
+        self.basis = right[:0]
+
+    @property
+    def rank(self) -> int:
+        return len(self.basis)
+
+    def add(self, directions: Tensor) -> int:
+        """Add vectors of the null space; by how much the dimension grew."""
+        before = self.rank
+        inside = directions @ self.kernel.mT @ self.kernel
+        stacked = torch.cat([self.basis, _unit_rows(inside)])
+        singular, right = _svd(stacked)
+        kept = int((singular > 1e-6 * singular.max()).sum()) if singular.numel() else 0
+        self.basis = right[:kept]
+        return self.rank - before
+
+    def add_null(self, directions: Tensor) -> int:
+        """Add all combinations of vectors that lie in the null space."""
+        directions = _unit_rows(directions)
+        if not len(directions):
+            return 0
+        singular, right = _svd(directions)
+        span = right[singular > 1e-9 * singular.max()]
+        singular, right = _svd(span @ self.triangle.mT, is_left=True)
+        blind = singular <= 10 * self.tolerance * self.scale
+        return self.add(right[blind] @ span)
+
+
+def _svd(matrix: Tensor, is_left: bool = False) -> tuple[Tensor, Tensor]:
+    """Singular values and a full set of right (or left) singular vectors as rows, zeros filled in."""
+    if is_left:
+        matrix = matrix.mT
+    rows, columns = matrix.shape
+    if rows < columns:
+        matrix = torch.cat([matrix, matrix.new_zeros(columns - rows, columns)])
+    _, singular, right = torch.linalg.svd(matrix, full_matrices=False)
+    return singular, right
+
+
+def _unit_rows(matrix: Tensor) -> Tensor:
+    norms = matrix.norm(dim=-1, keepdim=True)
+    keep = norms.squeeze(-1) > 1e-12 * norms.max() if norms.numel() else norms.squeeze(-1) > 0
+    unit: Tensor = matrix[keep] / norms[keep]
+    return unit
+
+
+def _distinct(params: Params) -> list[str]:
+    """Floating-point names, tied ones once."""
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name, tensor in params.items():
+        if tensor.is_floating_point() and tensor.numel():
+            first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
+    return list(first.values())
+
+
+def _jacobian(probe: Probe, params: Params, names: list[str], generator: torch.Generator, rows: int) -> Tensor:
+    """Gradients of random output values at random inputs, `[rows, parameters]`."""
+    leaves = {name: params[name].clone().requires_grad_(True) for name in names}
+    tied = {t.data_ptr(): leaves[name] for name, t in params.items() if name in leaves}
+    named = {f"module.{name}": tied.get(t.data_ptr(), t) for name, t in params.items()}
+    found: list[Tensor] = []
+    while len(found) < rows:
+        inputs, kwargs = pytree.tree_map(lambda v: _drawn(v, generator), (probe.inputs, probe.kwargs))
+        result = torch.func.functional_call(probe.module, named, inputs, kwargs, tie_weights=False)
+        values = torch.cat([t.flatten() for t in result if t.is_floating_point()])
+        chosen = torch.randperm(len(values), generator=generator, device=generator.device)[:PER_INPUT].tolist()
+        for count, k in enumerate(chosen, start=1):
+            if not values[k].requires_grad:
+                return torch.zeros(1, sum(t.numel() for t in leaves.values()), dtype=torch.float64)
+            gradients = torch.autograd.grad(
+                values[k], list(leaves.values()), retain_graph=count < len(chosen), materialize_grads=True
+            )
+            found.append(torch.cat([g.flatten() for g in gradients]))
+    return torch.stack(found)
+
+
+def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
+    """Batch normalization in evaluation mode, written out."""
+    shape = (-1, *[1] * (x.ndim - 2))
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    x = (x - layer.running_mean.reshape(shape)) * (layer.running_var + layer.eps).rsqrt().reshape(shape)
+    if layer.weight is not None:
+        x = x * layer.weight.reshape(shape) + layer.bias.reshape(shape)
+    return x
+
+
+def _drawn(value: Any, generator: torch.Generator) -> Any:
+    """A random input like an example."""
+    if not isinstance(value, Tensor) or value.dtype == torch.bool or value.numel() == 0:
+        return value
+    if value.is_floating_point():
+        return torch.randn(value.shape, generator=generator, dtype=value.dtype)
+    low, high = int(value.min()), int(value.max())
+    return torch.randint(low, high + 1, value.shape, generator=generator, dtype=value.dtype)
+
+
+def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
+    """Derivatives of the action along all one-parameter subgroups, `[directions, parameters]`."""
+    bound = symmetry.bind(params)
+    rows = [torch.zeros(0, sum(params[name].numel() for name in names), dtype=torch.float64)]
+    for group in bound.groups:
+        value = bound.identity()[group.name]
+        field = "matrix" if value.matrix is not None else "scale"
+        start = getattr(value, field)
+        if start is None:
+            continue
+        count = start.numel()
+        steps = STEP * torch.eye(count, dtype=torch.float64).reshape(count, *start.shape)
+        if group.matrix == "orthogonal":
+            steps = steps - steps.mT
+        if group.keeps_ones:
+            basis = zero_sum_basis(group.size)
+            steps = (basis.mT @ basis) @ steps @ (basis.mT @ basis)
+        ends = []
+        for sign in (1, -1):
+            one = bound.identity((count,))
+            element = one.replace(group.name, replace(one[group.name], **{field: start + sign * steps}))
+            ends.append(_flat(bound, element, params, names, count))
+        rows.append((ends[0] - ends[1]) / (2 * STEP))
+    return torch.cat(rows)
+
+
+def _flat(symmetry: Symmetry, element: Element, params: Params, names: list[str], count: int) -> Tensor:
+    moved = symmetry.act(element, params)
+    return torch.cat([moved[name].expand(count, *params[name].shape).reshape(count, -1) for name in names], dim=1)
+
+
+def _known_kinds(params: Params, names: list[str]) -> list[tuple[str, Tensor]]:
+    """Spaces in which freedom is known to hide, each containing the one before."""
+    offsets, total = {}, 0
+    for name in names:
+        offsets[name] = total
+        total += params[name].numel()
+    everything = torch.eye(total, dtype=torch.float64)
+
+    def part(name: str) -> Tensor:
+        return everything[offsets[name] : offsets[name] + params[name].numel()]
+
+    vectors = [name for name in names if params[name].ndim <= 1]
+    matrices = [name for name in names if params[name].ndim >= 2]
+    shifts = [part(name) for name in vectors]
+    means, readers = [], []
+    for name in matrices:
+        shape = params[name].shape
+        for axis, size in enumerate(shape):
+            along = part(name).reshape(*shape, total).movedim(axis, -2)
+            means.append(along.sum(-2).reshape(-1, total))
+            for vector in vectors:
+                gain = params[vector]
+                if gain.shape == (size,) and float(gain.abs().min()) > 1e-6:
+                    readers.append((along / gain.unsqueeze(-1)).sum(-2).reshape(-1, total))
+    empty = [everything[:0]]
+    return [
+        ("shifts and factors that biases, gains and running statistics pass to one another", torch.cat(shifts + empty)),
+        ("common shifts of all units, which a normalization removes", torch.cat(shifts + means + empty)),
+        (
+            "multiples of the inverse gain in a layer behind a normalization, which sees a zero mean",
+            torch.cat(shifts + readers + empty),
+        ),
+    ]

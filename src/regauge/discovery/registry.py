@@ -1,0 +1,145 @@
+"""What users add: rules for operators, and modules that count as one operator."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.discovery.builder import Builder
+from regauge.discovery.call import Call, Rule
+from regauge.discovery.record import Value
+
+LEAF = "regauge_leaf::call"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A module class that is traced as one operator."""
+
+    rule: Rule | None
+    results: Callable[..., Any] | None
+
+
+_RULES: dict[str, Rule] = {}
+_LEAVES: dict[type[nn.Module], Leaf] = {}
+_ACTIVE: list[nn.Module] = []
+
+
+def register_rule(name: str, rule: Rule) -> None:
+    """Teach discovery an operator, or replace a rule.
+
+    Args:
+        name: "namespace::operator" as `torch.ops` has it ("mylib::fused_gate"), or the bare operator name.
+        rule: `rule(builder, call)` composes the builder's primitives to what the operator computes and returns a
+            value for each tensor that the operator returns. It must be sound: axes that it does not mention are frozen.
+
+    Raises:
+        TypeError: `rule` is not callable.
+    """
+    if not callable(rule):
+        raise TypeError(f"the rule for {name!r} must be a function of (builder, call), not {type(rule).__name__}")
+    _RULES[name] = rule
+
+
+def register_leaf(
+    kind: type[nn.Module], rule: Rule | None = None, *, results: Callable[..., Any] | None = None
+) -> None:
+    """Trace every module of a class as one operator, without looking inside.
+
+    Without a rule the module's parameters, its inputs and its outputs are frozen, which is always sound: this is the
+    way around a part that `torch.export` cannot trace.
+
+    Args:
+        kind: The module class.
+        rule: `rule(builder, call)` with `call["inputs"]`, a list of the tensors that the module is called with, and
+            the module's parameters and buffers by their names within the module.
+        results: `results(module, *inputs)` returns tensors of the shapes that the module returns, for modules that
+            cannot run on fake tensors. By default the module's own forward is run.
+
+    Raises:
+        TypeError: `kind` is not a module class.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise TypeError(f"register_leaf needs a class of modules, not {kind!r}")
+    _LEAVES[kind] = Leaf(rule, results)
+
+
+def registered_rules() -> dict[str, Rule]:
+    """All rules that users added, leaf modules included."""
+    return {**_RULES, LEAF: _leaf_rule} if _LEAVES else dict(_RULES)
+
+
+@contextmanager
+def leaves_as_operators(module: nn.Module) -> Iterator[None]:
+    """Within this context the forward of every registered module is one operator."""
+    found = [part for part in module.modules() if type(part) in _LEAVES]
+    start = len(_ACTIVE)
+    _ACTIVE.extend(found)
+    for index, part in enumerate(found, start):
+        part.forward = _as_operator(part, index)
+    try:
+        yield
+    finally:
+        for part in found:
+            del part.forward
+        del _ACTIVE[start:]
+
+
+def _as_operator(part: nn.Module, index: int) -> Callable[..., Any]:
+    def forward(*inputs: Any) -> Any:
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        if len(tensors) != len(inputs):
+            raise ValueError(
+                f"the leaf module {type(part).__name__} is called with something that is not a tensor; "
+                "wrap it in a module that takes tensors only and register that"
+            )
+        result = _call(index, tensors, [t for _, t in _named(part)])
+        return result[0] if len(result) == 1 else tuple(result)
+
+    return forward
+
+
+def _named(part: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*part.named_parameters(), *part.named_buffers()]
+
+
+@torch.library.custom_op(LEAF, mutates_args=())
+def _call(index: int, inputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
+    return [t.clone() for t in _run(_ACTIVE[index], inputs, state)]
+
+
+@_call.register_fake
+def _(index: int, inputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(t) for t in _run(_ACTIVE[index], inputs, state)]
+
+
+def _run(part: nn.Module, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
+    results = _LEAVES[type(part)].results
+    if results is not None:
+        out = results(part, *inputs)
+    else:
+        values = dict(zip([name for name, _ in _named(part)], state, strict=True))
+        replaced = part.__dict__.pop("forward")
+        try:
+            out = torch.func.functional_call(part, values, tuple(inputs))
+        finally:
+            part.__dict__["forward"] = replaced
+    return list(out) if isinstance(out, tuple | list) else [out]
+
+
+def _leaf_rule(b: Builder, call: Call) -> Any:
+    part = _ACTIVE[call["index"]] if call["index"] < len(_ACTIVE) else None
+    inputs, state = call["inputs"], call["state"]
+    if part is None or _LEAVES[type(part)].rule is None:
+        tensors = [v for v in [*inputs, *state] if isinstance(v, Value)]
+        b.op = "registered leaf"
+        return b.opaque(tensors, call.shapes)
+    names = [name for name, _ in _named(part)]
+    arguments = {"inputs": list(inputs), **dict(zip(names, state, strict=True))}
+    rule = _LEAVES[type(part)].rule
+    assert rule is not None
+    result = rule(b, Call(type(part).__name__, "leaf", arguments, call.shapes, call.is_float))
+    return result if isinstance(result, list | tuple) else [result]

@@ -1,0 +1,279 @@
+"""Move what normalization hides to where the layers behind it carry it, without changing the function."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.act import covered
+from regauge.core.outputs import Outputs
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.core.verification import exact_probe, relative_change
+from regauge.discovery.discover import discover, traced
+from regauge.discovery.registry import leaves_as_operators
+from regauge.discovery.rewrites.flow import Flow
+from regauge.discovery.rewrites.following import follow
+from regauge.discovery.rewrites.gains import fold_gains, gains
+from regauge.discovery.trace import Program
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A network that computes the same function with gains of one.
+
+    Attributes:
+        params: Of the same names, shapes, dtypes and devices: the architecture stays as it is.
+        ones: Gains that are exactly one now, for `discover(..., ones=folded.ones)`.
+        zeros: Biases, or parts of them, that others have taken up.
+        centered: Parameters whose mean along an axis was removed, because a norm behind it removes it anyway:
+            name and axis.
+        max_error: Largest relative change of the outputs on the example inputs, in float64.
+        notes: What stayed as it was, and why, in sentences.
+    """
+
+    params: Params
+    ones: tuple[str, ...]
+    zeros: tuple[str, ...]
+    centered: tuple[tuple[str, int], ...]
+    max_error: float
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"folded: {len(self.ones)} gains are one, {len(self.zeros)} biases are taken up by others, "
+                f"{len(self.centered)} axes are centered; outputs unchanged (relative error {self.max_error:.1e})",
+                *self.notes,
+            ]
+        )
+
+
+def fold(
+    params: Mapping[str, Tensor],
+    module: nn.Module,
+    example_inputs: tuple[Any, ...],
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    outputs: Outputs = None,
+    symmetry: Symmetry | None = None,
+) -> Folded:
+    """Rewrite a network without changing its function, such that as few parameters as possible are redundant.
+
+    Three kinds of freedom are used up. Each is found in the traced model, none by the names of its layers:
+
+    - A gain moves into what reads it, by the scales and signs of the symmetry: the gain becomes one. Where it is zero
+      its readers become zero, if nothing stands beside it.
+    - A bias moves to where another one takes it up: of LayerNorm to its readers, of values to the output projection,
+      of a recurrent state to its input. Or nothing sees it, as a bias of keys behind the softmax. It becomes zero.
+    - A mean that a LayerNorm or a softmax removes becomes zero in what writes to it, and in what reads from values
+      that sum to zero.
+
+    With gains of one the residual stream can be rotated: give `ones` to `discover`. Each step is proved on the example
+    inputs in float64 and left out with a note if the outputs change. The result loads into the same architecture.
+
+    Args:
+        params: One network.
+        module: Its architecture; its own parameters are not used.
+        example_inputs: Positional inputs, as for `discover`.
+        example_kwargs: Keyword inputs.
+        outputs: Which outputs must stay, as for `discover`.
+        symmetry: What `discover` finds for the module without `ones`; found anew if it is left out.
+
+    Raises:
+        TraceError: `torch.export` cannot trace the module.
+        KeyError: A parameter is missing.
+        ValueError: The parameters are of another architecture or a population, the module is on the meta device,
+            its outputs are not finite, or the symmetry is one for gains of one.
+
+    References:
+        Ashkboos et al. (2024), SliceGPT, section 3, for gains and means of transformers.
+    """
+    inputs, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    if any(t.is_meta for t in [*module.state_dict().values(), *params.values()]):
+        raise ValueError("the module is on the meta device, where nothing can be proved; give it real parameters")
+    if symmetry is not None and symmetry.ones:
+        raise ValueError(
+            "this symmetry was discovered with `ones` and no longer moves the gains that are to be folded; give what "
+            "`regauge.discover` finds without `ones`, or leave it out"
+        )
+    found = discover(module, inputs, kwargs, outputs=outputs) if symmetry is None else symmetry
+    found = found.bind(params)
+    state = {name: params.get(name, t) for name, t in module.state_dict().items()}
+    for name in found.sites:
+        if name in state and state[name].ndim != len(found.shapes[name]):
+            raise ValueError(f"{name!r} has a leading model axis; fold the networks of a population one by one")
+    with leaves_as_operators(module):
+        program, _ = traced(module, inputs, kwargs, outputs)
+        folding = _Folding(program, found, state, exact_probe(module, inputs, kwargs, outputs))
+        folding.run()
+    return folding.folded(params)
+
+
+class _Folding:
+    """The network so far, in float64, and what was done to it."""
+
+    def __init__(self, program: Program, symmetry: Symmetry, state: Params, probe: Any) -> None:
+        self.program, self.symmetry = program, symmetry
+        self.probe, self.tolerance = probe
+        self.start = {n: t.detach().to("cpu", torch.float64) if t.is_floating_point() else t for n, t in state.items()}
+        self.params = dict(self.start)
+        self.reference = self._outputs(self.params)
+        if not all(bool(t.isfinite().all()) for t in self.reference):
+            raise ValueError(
+                "the network's outputs are NaN or Inf on these inputs, so nothing can be proved; give example inputs "
+                "that it can handle"
+            )
+        self.gains = gains(program)
+        self.ones: tuple[str, ...] = ()
+        self.zeros: list[str] = []
+        self.centered: list[tuple[str, int]] = []
+        self.notes: list[str] = []
+        self.max_error = 0.0
+        self.is_careful = False
+
+    def run(self) -> None:
+        """Biases first, so that nothing stands beside a gain that is zero; means last, behind equal gains."""
+        self._proved("biases", self._take_up)
+        self._proved("gains", self._fold)
+        self._proved("means", self._center)
+
+    def folded(self, params: Mapping[str, Tensor]) -> Folded:
+        result = dict(params)
+        for name, tensor in params.items():
+            if name in self.params and not torch.equal(self.params[name], self.start[name]):
+                result[name] = self.params[name].to(tensor)
+        ones = tuple(sorted({key for name in self.ones for key in self._names(name)}))
+        return Folded(result, ones, tuple(self.zeros), tuple(self.centered), self.max_error, tuple(self.notes))
+
+    def _proved(self, subject: str, step: Callable[[], None]) -> None:
+        """Take a step; if it changes the outputs, take it again with a proof of every single rewrite."""
+        before = dict(self.params), self.ones, tuple(self.zeros), tuple(self.centered), tuple(self.notes)
+        for self.is_careful in (False, True):
+            step()
+            error = self._error()
+            if error <= self.tolerance:
+                self.max_error = max(self.max_error, error)
+                return
+            params, self.ones, zeros, centered, notes = before
+            self.params, self.zeros, self.centered, self.notes = dict(params), [*zeros], [*centered], [*notes]
+        self.notes.append(
+            f"The {subject} stay as they were, for rewriting them changed the outputs by {error:.1e} "
+            f"(tolerance {self.tolerance:.0e}): please report this model."
+        )
+
+    def _take(self, name: str, changes: Mapping[str, Tensor]) -> bool:
+        """Add changes to the parameters; not if they change the outputs, where that is asked of each."""
+        before = dict(self.params)
+        self._write(changes)
+        if not self.is_careful or self._error() <= self.tolerance:
+            return True
+        self.params = before
+        self.notes.append(
+            f"{name!r} stays, because what should make up for it did not on these inputs (a token that attends to "
+            "nothing, for example)."
+        )
+        return False
+
+    def _error(self) -> float:
+        return relative_change(self.reference, self._outputs(self.params))
+
+    def _outputs(self, params: Params) -> list[Tensor]:
+        example = self.probe.params
+        result: list[Tensor] = self.probe({name: tensor.to(example[name]) for name, tensor in params.items()})
+        return result
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        return self.program.aliases.get(name, (name,))
+
+    def _write(self, changes: Mapping[str, Tensor]) -> None:
+        for name, change in changes.items():
+            for key in self._names(name):
+                self.params[key] = self.params[name] + change if key == name else self.params[name]
+
+    # --- biases -------------------------------------------------------------------------------------------------
+
+    def _take_up(self) -> None:
+        users: dict[str, int] = {}
+        for node in self.program.graph.graph.find_nodes(op="placeholder"):
+            name = self.program.states.get(node.name)
+            if name is not None:
+                users[name] = users.get(name, 0) + len(node.users)
+        takers = frozenset(name for name, count in users.items() if count == 1) - set(self.gains)
+        for name in self._in_order():
+            if len(self.symmetry.shapes.get(name, ())) != 1 or name in self.gains or name in self.symmetry.buffers:
+                continue
+            for mask in self._parts(name):
+                part = torch.where(mask, self.params[name], 0.0)
+                if not bool(part.any()):
+                    continue
+                flow = Flow(self.program, self.params, takers)
+                changes = follow(flow, {name: -part})
+                if changes is not None and self._take(name, changes):
+                    # What is left is exactly nothing.
+                    self._write({name: -torch.where(mask, self.params[name], 0.0)})
+                    self.zeros.append(name if bool(mask.all()) else f"{name} (part)")
+        self.zeros = list(dict.fromkeys(self.zeros))
+
+    def _in_order(self) -> list[str]:
+        """Parameters in the order in which operators use them."""
+        used: dict[str, None] = {}
+        for node in self.program.graph.graph.nodes:
+            for source in node.all_input_nodes if node.op == "call_function" else ():
+                name = self.program.states.get(source.name)
+                if name is not None:
+                    used[name] = None
+        return list(used)
+
+    def _parts(self, name: str) -> Iterator[Tensor]:
+        """All of a vector, then the pieces on which groups of the symmetry act (fused queries, keys and values)."""
+        shape = self.symmetry.shapes[name]
+        yield torch.ones(shape, dtype=torch.bool)
+        seen = set()
+        for group in self.symmetry.groups:
+            for place in group.placements:
+                if place.parameter == name:
+                    positions = covered(group, place, shape)[0].sort().values
+                    key = tuple(positions.tolist())
+                    if len(key) < shape[0] and key not in seen:
+                        seen.add(key)
+                        mask = torch.zeros(shape, dtype=torch.bool)
+                        mask[positions] = True
+                        yield mask
+
+    # --- gains --------------------------------------------------------------------------------------------------
+
+    def _fold(self) -> None:
+        found = fold_gains(self.params, self.symmetry, self.gains)
+        self.params, self.ones = found.params, found.ones
+        tied = [names for names in self.symmetry.tied if any(len(self.symmetry.shapes[name]) > 1 for name in names)]
+        for name, reason in found.kept.items():
+            note = f"The gain {name!r} stays, because {reason}"
+            costs = [g for g in self.symmetry.groups if any(p.parameter == name for p in g.placements)]
+            if costs:
+                note += (
+                    f"; the group {costs[0].name!r} on its axis keeps its {costs[0].kind} kind and gains no rotations"
+                )
+            if tied and reason.startswith("no scale"):
+                note += (
+                    f". {' and '.join(repr(n) for n in tied[0])} are one tensor, which reads behind the gain and "
+                    "writes elsewhere: give each module a parameter of its own (and, for transformers, set "
+                    "`config.tie_word_embeddings = False`), then fold again"
+                )
+            self.notes.append(note + ".")
+
+    # --- means --------------------------------------------------------------------------------------------------
+
+    def _center(self) -> None:
+        for name in self._in_order():
+            shape = self.symmetry.shapes.get(name, ())
+            for axis in range(len(shape)) if name not in (*self.gains, *self.symmetry.buffers) else ():
+                mean = self.params[name].mean(axis, keepdim=True)
+                if shape[axis] == 1 or not bool((mean.abs() > 1e-12 * self.params[name].abs().max()).any()):
+                    continue
+                change = -mean.expand(shape)
+                flow = Flow(self.program, self.params, frozenset())
+                if follow(flow, {name: change}) is not None and self._take(name, {name: change}):
+                    self.centered.append((name, axis))

@@ -1,0 +1,347 @@
+"""What a change of some parameters does to the values of a traced model, followed through its operators.
+
+Operators that move values move the changes alike. What ends a change is an operator that does not see it: a softmax of
+scores that all change alike, a LayerNorm of features that all change alike, or a bias that takes it up.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from regauge.core.params import Params
+from regauge.discovery.rewrites.changes import Change, Known, Labeled, Seen, along, classes_of, is_nothing
+from regauge.discovery.rewrites.flow import MOVES, SAME, Flow, argument, call, shape_of
+from regauge.discovery.rewrites.gains import operator
+
+LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
+"""Operators that are linear in a value and in a weight: arguments of value, weight and bias."""
+LINEAR = {"sum", "mean", "neg", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "cumsum"}
+RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+
+
+def follow(flow: Flow, start: Mapping[str, Tensor]) -> Params | None:
+    """All that must be added to the parameters for the outputs to stay when `start` is added.
+
+    Args:
+        flow: The model.
+        start: What is added to some parameters, by the first of their names.
+
+    Returns:
+        `start` and what biases take up; None where something sees the change.
+    """
+    try:
+        return _Run(flow, start).result()
+    except Seen:
+        return None
+
+
+class _Run:
+    """One change on its way through the program."""
+
+    def __init__(self, flow: Flow, start: Mapping[str, Tensor]) -> None:
+        self.flow, self.start = flow, start
+        self.taken: Params = {}
+        self.changes: dict[Node, Any] = {}
+        self.next_label = 1
+
+    def result(self) -> Params:
+        for node in self.flow.program.graph.graph.nodes:
+            if node.op == "placeholder":
+                state = self.flow.program.states.get(node.name)
+                if state is not None and state in self.start:
+                    self.changes[node] = Known(self.start[state])
+            elif node.op == "call_function" and any(source in self.changes for source in node.all_input_nodes):
+                change = self._through(node)
+                if change is not None and not is_nothing(change):
+                    self.changes[node] = change
+        ends = [*self.flow.program.outputs, *(node for node, _ in self.flow.program.written)]
+        if any(node in self.changes for node in ends):
+            raise Seen
+        return {**self.start, **self.taken}
+
+    def _through(self, node: Node) -> Any:
+        name = operator(node) or getattr(node.target, "__name__", "")
+        if name in SAME:
+            return self._of(node.args[0])
+        if name in MOVES:
+            return self._moved(node)
+        if name in LAYERS:
+            return self._layer(node, *LAYERS[name])
+        if name in ("add", "sub"):
+            return self._sum(node, -1.0 if name == "sub" else 1.0)
+        if name in ("mul", "div"):
+            return self._scaled(node)
+        if name in LINEAR:
+            return self._known(node, node.args[0])
+        if name == "embedding":
+            return self._embedding(node)
+        if name == "layer_norm":
+            return self._layer_norm(node)
+        if name in ("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax"):
+            return self._unseen(self._of(node.args[0]), [int(node.args[1])])  # type: ignore[arg-type]
+        if name == "scaled_dot_product_attention":
+            return self._attention(node)
+        if name in ("matmul", "bmm"):
+            return self._product(node)
+        if name in RECURRENT:
+            return self._recurrent(node)
+        raise Seen
+
+    def _of(self, argument: Any) -> Any:
+        return self.changes.get(argument) if isinstance(argument, Node) else None
+
+    def _fresh(self, labels: Tensor) -> Labeled:
+        """Labels that no other change has; zeros stay."""
+        labels = torch.where(labels == 0, 0, labels + self.next_label)
+        self.next_label = int(labels.max()) + 1
+        return Labeled(labels)
+
+    def _labels(self, change: Change | None, node: Node) -> Labeled:
+        if isinstance(change, Labeled):
+            return change
+        if change is None:
+            return Labeled(torch.zeros(shape_of(node), dtype=torch.int64))
+        labels = torch.unique(change.value, return_inverse=True)[1]
+        return self._fresh(torch.where(change.value == 0, 0, labels + 1))
+
+    def _moved(self, node: Node) -> Any:
+        """The entries of the change where the operator puts the entries of the value."""
+        sources = [source for source in node.all_input_nodes if source in self.changes]
+        if any(isinstance(self.changes[source], list | tuple) for source in sources):
+            return self.changes[sources[0]][node.args[1]]  # One of the results of a split.
+        indices = set(node.all_input_nodes[1:]) if operator(node) in ("index", "index_select") else set()
+        if indices & set(sources):
+            raise Seen
+        is_known = all(isinstance(self.changes[source], Known) for source in sources)
+        operands: dict[Node, Any] = {}
+        for source in node.all_input_nodes:
+            change = self._of(source)
+            held = self.flow.constant(source)
+            if source in indices and held is not None:
+                operands[source] = held
+            elif source in indices:
+                # Wherever it points to, the change is the same.
+                if operator(node) != "index" or None in node.args[1]:  # type: ignore[operator]
+                    raise Seen
+                self._unseen(self.changes[node.args[0]], range(len(node.args[1])))  # type: ignore[index,arg-type]
+                operands[source] = torch.zeros(shape_of(source), dtype=torch.int64)
+            elif is_known:
+                operands[source] = (
+                    torch.zeros(shape_of(source), dtype=torch.float64) if change is None else change.value
+                )
+            else:
+                operands[source] = self._labels(change, source).labels
+        return pytree.tree_map_only(Tensor, Known if is_known else Labeled, call(node, operands))
+
+    def _known(self, node: Node, argument: Any) -> Known:
+        """An operator that is linear in one operand, on a known change of it."""
+        change = self._of(argument)
+        others = {source: self.flow.constant(source) for source in node.all_input_nodes if source is not argument}
+        if not isinstance(change, Known) or any(o is None or s in self.changes for s, o in others.items()):
+            raise Seen
+        return Known(call(node, {**others, argument: change.value}))
+
+    def _layer(self, node: Node, value: int, weight: int, bias: int) -> Change | None:
+        x, w, b = (argument(node, k, None) for k in (value, weight, bias))
+        if operator(node) == "addmm" and (node.kwargs or self.flow.constant(w) is None):
+            raise Seen
+        dim = len(shape_of(node)) - 1 if operator(node) in ("linear", "addmm") else 1
+        total: Change | None = None
+        change, changed = self._of(x), self._of(w)
+        if changed is not None:
+            if change is not None or not isinstance(changed, Known):
+                raise Seen
+            total = self._reweighted(node, x, changed.value, dim)
+        elif change is not None:
+            weights = self.flow.constant(w)
+            if not isinstance(change, Known) or weights is None:
+                raise Seen
+            blank = torch.zeros((), dtype=torch.float64) if operator(node) == "addmm" else None
+            operands = {x: change.value, w: weights, **({b: blank} if isinstance(b, Node) else {})}
+            total = Known(call(node, operands))
+        shift = self._of(b)
+        if shift is not None:
+            total = self._added(total, Known(along(shift.value, dim, shape_of(node))), node)
+        return self._taken(b, total, [k for k in range(len(shape_of(node))) if k != dim])
+
+    def _reweighted(self, node: Node, x: Any, change: Tensor, dim: int) -> Labeled | None:
+        """A change of the weights: outputs change alike where their rows change alike."""
+        if operator(node) == "addmm":
+            change = change.mT
+        rows = change.flatten(1)
+        groups = int(argument(node, 6, 1)) if operator(node).startswith("conv") else 1
+        if groups > 1:
+            # Rows of different groups read different channels.
+            group = torch.arange(1, groups + 1, dtype=rows.dtype).repeat_interleave(len(rows) // groups)
+            rows = torch.cat([rows / rows.abs().max(), group.unsqueeze(1)], 1)
+        if operator(node) in ("linear", "addmm") and Known(rows).is_uniform(1) and self.flow.sums_to_zero(x):
+            return None
+        classes = classes_of(rows)
+        shape = shape_of(node)
+        others = torch.arange(torch.Size([n for k, n in enumerate(shape) if k != dim]).numel())
+        grid = others.reshape([1 if k == dim else n for k, n in enumerate(shape)]) * (int(classes.max()) + 1)
+        labels = torch.where(along(classes, dim, shape) == 0, 0, grid + along(classes, dim, shape))
+        return self._fresh(labels)
+
+    def _embedding(self, node: Node) -> Change | None:
+        table = self._of(node.args[0])
+        if not isinstance(table, Known) or node.args[1] in self.changes:
+            raise Seen
+        shape = shape_of(node)
+        if table.is_uniform(0):
+            return Known(along(table.value[0], len(shape) - 1, shape))
+        indices = self.flow.constant(node.args[1])
+        if indices is not None:
+            return Known(functional.embedding(indices, table.value))
+        classes = classes_of(table.value.mT)
+        places = torch.arange(torch.Size(shape[:-1]).numel()).reshape(*shape[:-1], 1) * (int(classes.max()) + 1)
+        return self._fresh(torch.where(classes == 0, 0, places + classes))
+
+    def _added(self, x: Change | None, y: Change | None, node: Node) -> Change | None:
+        """The sum of two changes of one shape."""
+        if x is None or y is None:
+            return x if y is None else y
+        if isinstance(x, Known) and isinstance(y, Known):
+            return Known(x.value + y.value)
+        left, right = self._labels(x, node).labels, self._labels(y, node).labels
+        pairs = torch.stack([left, right], -1).reshape(-1, 2)
+        both = torch.unique(pairs, dim=0, return_inverse=True)[1].reshape(left.shape) + 1
+        return self._fresh(torch.where((left == 0) & (right == 0), 0, both))
+
+    def _sum(self, node: Node, sign: float) -> Change | None:
+        shape, alpha = shape_of(node), float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
+        total: Change | None = None
+        for k, operand in enumerate(node.args[:2]):
+            change = self._of(operand)
+            if change is not None:
+                factor = sign * alpha if k else 1.0
+                here = change.moved(lambda t: t.expand(shape))
+                if isinstance(here, Known):
+                    here = Known(here.value * factor)
+                elif factor != 1.0:
+                    here = self._fresh(here.labels)
+                total = self._added(total, here, node)
+        for k, operand in enumerate(node.args[:2]):
+            if isinstance(total, Known) and self._is_taker(operand) and (k == 0 or sign * alpha == 1.0):
+                own = shape_of(operand)
+                lead = len(shape) - len(own)
+                uniform = [d for d in range(len(shape)) if d < lead or own[d - lead] != shape[d]]
+                total = self._taken(operand, total, uniform)
+        return total
+
+    def _is_taker(self, operand: Any) -> bool:
+        states = self.flow.program.states
+        return (
+            isinstance(operand, Node) and operand.op == "placeholder" and states.get(operand.name) in self.flow.takers
+        )
+
+    def _taken(self, operand: Any, change: Change | None, uniform: Sequence[int]) -> Change | None:
+        """What is left of a change that a bias takes up where it can: only what is the same along `uniform`."""
+        if not isinstance(change, Known) or not self._is_taker(operand):
+            return change
+        state = self.flow.program.states[operand.name]
+        if state in self.start or state in self.taken or not all(change.is_uniform(d) for d in uniform):
+            return change
+        value = change.value
+        for d in uniform:
+            value = value.narrow(d, 0, 1)
+        self.taken[state] = -value.reshape(self.flow.params[state].shape)
+        return None
+
+    def _scaled(self, node: Node) -> Change | None:
+        x, y = node.args[:2]
+        if self._of(x) is not None and self._of(y) is not None:
+            raise Seen
+        changed, other = (x, y) if self._of(x) is not None else (y, x)
+        change, is_quotient = self._of(changed), operator(node) == "div"
+        if is_quotient and changed is y:
+            raise Seen
+        if isinstance(other, Node):
+            value = self.flow.constant(other)
+            if not isinstance(change, Known) or value is None:
+                raise Seen
+            return Known(change.value / value if is_quotient else change.value * value)
+        if isinstance(change, Known):
+            factor: Any = other
+            return Known(change.value / factor if is_quotient else change.value * factor)
+        return self._fresh(change.labels)
+
+    def _unseen(self, change: Change | None, dims: Sequence[int]) -> None:
+        """Nothing remains of a change that is constant along these axes."""
+        if change is not None and not all(change.is_uniform(d) for d in dims):
+            raise Seen
+
+    def _layer_norm(self, node: Node) -> Change | None:
+        x, sizes = node.args[:2]
+        dims = range(-len(sizes), 0)  # type: ignore[arg-type]
+        change = self._of(x)
+        if change is not None:
+            # Constant along all normalized axes together, not along each alone.
+            flat = change.moved(lambda t: t.flatten(dims[0]))
+            self._unseen(flat, [-1])
+        if self._of(argument(node, 2, None)) is not None:
+            raise Seen
+        bias = self._of(argument(node, 3, None))
+        return None if bias is None else Known(bias.value.expand(shape_of(node)).clone())
+
+    def _attention(self, node: Node) -> Change | None:
+        query, key, value = node.args[:3]
+        if self._of(query) is not None or self._of(argument(node, 3, None)) is not None:
+            raise Seen
+        self._unseen(self._of(key), [-2])
+        change = self._of(value)
+        if change is None:
+            return None
+        self._unseen(change, [-2])
+        if not isinstance(change, Known):
+            raise Seen
+        shape = shape_of(node)
+        row = change.value.narrow(-2, 0, 1)
+        if row.shape[-3] != shape[-3]:
+            row = row.repeat_interleave(shape[-3] // row.shape[-3], -3)
+        return Known(row.expand(shape).clone())
+
+    def _product(self, node: Node) -> Change | None:
+        left, right = node.args[:2]
+        change = self._of(right)
+        if self._of(left) is not None:
+            return self._known(node, left)
+        if self.flow.sums_to_one(left) and isinstance(change, Known) and change.is_uniform(-2):
+            return Known(change.value.narrow(-2, 0, 1).expand(shape_of(node)).clone())
+        if change is None or not change.is_uniform(-1):
+            raise Seen
+        shape = shape_of(node)
+        rows = torch.arange(1, torch.Size(shape[:-1]).numel() + 1).reshape(*shape[:-1], 1)
+        return self._fresh(rows.expand(shape))
+
+    def _recurrent(self, node: Node) -> None:
+        """The bias of the state is added to that of the input, except where a gate of a GRU multiplies it."""
+        name, weights = operator(node), _weights(node)
+        if any(source in self.changes for source in node.all_input_nodes if source not in weights):
+            raise Seen
+        for k, weight in enumerate(weights):
+            change = self._of(weight)
+            if change is None:
+                continue
+            if k % 4 != 3 or not isinstance(change, Known) or not self._is_taker(weights[k - 1]):
+                raise Seen
+            third = len(change.value) // 3
+            if name == "gru" and bool((change.value[2 * third :] != 0).any()):
+                raise Seen
+            state = self.flow.program.states[weights[k - 1].name]
+            if state in self.start or state in self.taken:
+                raise Seen
+            self.taken[state] = -change.value
+
+
+def _weights(node: Node) -> list[Any]:
+    """The weights of a recurrent layer with biases, four for each direction of each layer."""
+    found: list[list[Any]] = [list(a) for a in node.args[2:4] if isinstance(a, list | tuple)]
+    if not found or node.args[3] is not True:
+        raise Seen
+    return found[0]

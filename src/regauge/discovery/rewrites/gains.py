@@ -1,0 +1,219 @@
+"""Fold gains into the layers behind them: the element of the symmetry that makes them one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from regauge.core.act import Site
+from regauge.core.groups import Group, Placement
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.discovery.activations import COPIES
+from regauge.discovery.trace import Program
+
+NORMS = {
+    "layer_norm": 2, "native_layer_norm": 2, "rms_norm": 2, "_fused_rms_norm": 2, "group_norm": 2,
+    "native_group_norm": 1, "batch_norm": 1, "_native_batch_norm_legit_no_training": 1, "instance_norm": 1,
+}  # fmt: skip
+"""Operators that multiply by a gain, and which of their arguments it is."""
+
+
+@dataclass(frozen=True)
+class FoldedGains:
+    """Parameters with gains folded.
+
+    Attributes:
+        params: The network.
+        ones: Gains that are exactly one now.
+        kept: Gains that are not, each with the reason.
+    """
+
+    params: Params
+    ones: tuple[str, ...]
+    kept: Mapping[str, str]
+
+
+def gains(program: Program) -> tuple[str, ...]:
+    """Parameters with one axis that multiply entry by entry: of norms, or written as a product; in graph order."""
+    found: dict[str, None] = {}
+    for node in program.graph.graph.nodes:
+        if node.op != "call_function":
+            continue
+        name = operator(node)
+        if name in NORMS:
+            operands = node.args[NORMS[name] : NORMS[name] + 1]
+        else:
+            operands = node.args[:2] if name in ("mul", "multiply") else ()
+        for operand in operands:
+            state = program.states.get(_original(operand))
+            if state is not None and sum(n > 1 for n in program.shapes[state]) == 1:
+                found[state] = None
+    return tuple(found)
+
+
+def operator(node: Node) -> str:
+    """The name of an operator without its namespace; empty for what is none of torch's."""
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else str(schema.name).split("::")[-1]
+
+
+def _original(operand: object) -> str:
+    """The placeholder that an operand is a copy of."""
+    while isinstance(operand, Node) and operand.op == "call_function" and operator(operand) in COPIES:
+        operand = operand.args[0]
+    return operand.name if isinstance(operand, Node) and operand.op == "placeholder" else ""
+
+
+def fold_gains(params: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]) -> FoldedGains:
+    """Make gains one by the scales and signs of the symmetry.
+
+    A gain that is zero somewhere cannot be scaled to one. There the readers become zero instead, if what else the
+    scale multiplies (the bias beside the gain) is zero there.
+
+    Args:
+        params: In float64; unchanged.
+        symmetry: With every size known.
+        names: Gains, the more important ones first: where two share one scale only the first is folded.
+    """
+    current = dict(params)
+    ones: list[str] = []
+    kept: dict[str, str] = dict.fromkeys(names, "no scale of the symmetry moves it")
+    for group in symmetry.groups:
+        family = _Family(group, symmetry, [name for name in names if name not in ones])
+        for name in family.names:
+            kept[name] = "its scale makes another gain one, or its sign cannot follow"
+        for name in family.chosen(current):
+            folded = family.folded(name, current)
+            if folded is None:
+                kept[name] = "it is zero where the bias beside it is not"
+            else:
+                current = folded
+                ones.append(name)
+                family.keep(name)
+    ones += [name for name in names if name not in ones and bool((current[name] == 1).all())]
+    for name in ones:
+        del kept[name]
+    return FoldedGains(current, tuple(name for name in names if name in ones), kept)
+
+
+class _Family:
+    """The gains that one group scales, and what has been folded of them."""
+
+    def __init__(self, group: Group, symmetry: Symmetry, names: Sequence[str]) -> None:
+        self._group, self._symmetry = group, symmetry
+        self._sites: dict[str, Site] = {}
+        for name in names if group.scales else ():
+            local = [site for site in symmetry.sites.get(name, ()) if site.group.name == group.name]
+            if len(local) == 1 and any(local[0].placement.scale) and self._covers_once(local[0]):
+                self._sites[name] = local[0]
+        self._kept: list[str] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._sites)
+
+    def keep(self, name: str) -> None:
+        """From now on this gain stays one."""
+        self._kept.append(name)
+
+    def chosen(self, params: Mapping[str, Tensor]) -> list[str]:
+        """Gains that can all be made one together: their exponents are independent."""
+        result: list[str] = []
+        for name in self._sites:
+            rows = [*result, name]
+            scales = torch.tensor([self._sites[n].placement.scale for n in rows], dtype=torch.float64)
+            is_positive = bool((params[name] >= 0).all())
+            if int(torch.linalg.matrix_rank(scales)) == len(rows) and (is_positive or self._flips(result, name)):
+                result.append(name)
+        return result
+
+    def folded(self, name: str, params: Params) -> Params | None:
+        """The network with this gain one, and those before it unmoved; None where that cannot be."""
+        gain = self._by_unit(name, params[name])
+        rows = torch.tensor([self._sites[n].placement.scale for n in (*self._kept, name)], dtype=torch.float64)
+        direction = torch.linalg.pinv(rows)[:, -1]
+        is_zero = gain == 0
+        size = torch.where(is_zero, 1.0, gain.abs())
+        local = self._local(name, direction)
+        element = local.identity()
+        value = element[self._group.name]
+        scale = torch.stack([size ** float(-d) for d in direction], dim=-2)
+        sign = value.sign
+        if bool((gain < 0).any()):
+            flips = self._flips(self._kept, name)
+            flipped = torch.where(gain < 0, -1, 1).to(torch.int8)
+            sign = torch.stack(
+                [flipped if f in flips else torch.ones_like(flipped) for f in range(self._group.signs)], -2
+            )
+        moved = element.replace(self._group.name, replace(value, scale=scale, sign=sign))
+        result = {**params, **local.act(moved, {key: params[key] for key in local.shapes})}
+        if bool(is_zero.any()):
+            doubled = torch.stack([torch.where(is_zero, 2.0 ** float(d), 1.0) for d in direction], dim=-2)
+            ones = {key: torch.ones_like(result[key]) for key in local.shapes}
+            powers = local.act(element.replace(self._group.name, replace(value, scale=doubled)), ones)
+            for key, power in powers.items():
+                if key != name and bool(((power > 1) & (result[key] != 0)).any()):
+                    return None
+                result[key] = torch.where(power < 1, 0.0, result[key])
+        tied = next((names for names in self._symmetry.tied if name in names), (name,))
+        return {**result, **{key: torch.ones_like(result[key]) for key in tied if key in result}}
+
+    def _local(self, name: str, direction: Tensor) -> Symmetry:
+        """The group on what its scales in a direction, or the signs of a gain, multiply; nothing is reordered."""
+        flips = self._flips(self._kept, name)
+
+        def acts(place: Placement) -> bool:
+            power = sum(e * float(d) for e, d in zip(place.scale, direction, strict=True))
+            return abs(power) > 1e-9 or sum(place.sign[f] for f in flips) % 2 == 1
+
+        touched = {p.parameter for p in self._group.placements if acts(p)}
+        bases = [self._symmetry[base] for base in self._group.within]
+        bases = [replace(base, signs=0, scales=0, placements=tuple(map(_bare, base.placements))) for base in bases]
+        groups = [
+            replace(g, is_permuted=False, placements=tuple(p for p in g.placements if p.parameter in touched))
+            for g in (self._group, *bases)
+        ]
+        return Symmetry(tuple(groups), {key: self._symmetry.shapes[key] for key in touched})
+
+    def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
+        """Families of signs that together flip one gain and none of the others; empty where there are none."""
+        count = self._group.signs
+        rows = [(*self._sites[n].placement.sign, int(n == name)) for n in (*fixed, name)]
+        pivots: dict[int, tuple[int, ...]] = {}
+        for row in rows:
+            for column, known in pivots.items():
+                if row[column]:
+                    row = _plus(row, known)
+            free = [k for k in range(count) if row[k]]
+            if not free and row[count]:
+                return frozenset()
+            if free:
+                pivots = {k: _plus(r, row) if r[free[0]] else r for k, r in pivots.items()}
+                pivots[free[0]] = row
+        return frozenset(column for column, row in pivots.items() if row[count])
+
+    def _by_unit(self, name: str, gain: Tensor) -> Tensor:
+        """The gain as `[*bases, size]`."""
+        site = self._sites[name]
+        result = torch.ones(self._shape(), dtype=gain.dtype)
+        result[(*(index for _, index in site.bases), site.units)] = gain.flatten()[site.positions]
+        return result
+
+    def _covers_once(self, site: Site) -> bool:
+        is_flat = all(axis is None for axis, _ in site.bases)
+        length = self._symmetry.shapes[site.placement.parameter][site.placement.axis]
+        return is_flat and site.positions.numel() == length == torch.Size(self._shape()).numel()
+
+    def _shape(self) -> tuple[int, ...]:
+        return (*(self._symmetry[base].size for base in self._group.within), self._group.size)
+
+
+def _bare(place: Placement) -> Placement:
+    return replace(place, scale=(), sign=())
+
+
+def _plus(x: Sequence[int], y: Sequence[int]) -> tuple[int, ...]:
+    return tuple((a + b) % 2 for a, b in zip(x, y, strict=True))

@@ -1,0 +1,32 @@
+"""The table of operator rules: one small function per operator.
+
+A rule receives the builder and the call and returns values for what the operator returns. It composes the
+builder's primitives, each of which is sound by itself. To add one, write a function in the file of its
+subject, name it in that file's RULES, and add a case to `tests/test_rules.py`.
+"""
+
+from regauge.discovery.call import Rule
+from regauge.discovery.rules import (
+    attention,
+    elementwise,
+    indexing,
+    norms,
+    products,
+    recurrent,
+    reductions,
+    shape,
+)
+
+RULES: dict[str, Rule] = {
+    **elementwise.RULES,
+    **shape.RULES,
+    **products.RULES,
+    **reductions.RULES,
+    **norms.RULES,
+    **indexing.RULES,
+    **attention.RULES,
+    **recurrent.RULES,
+}
+ACCEPTS_STACK = shape.ACCEPTS_STACK
+
+__all__ = ["ACCEPTS_STACK", "RULES"]

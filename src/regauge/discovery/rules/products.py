@@ -1,0 +1,189 @@
+"""Linear maps: matrix products, Einstein sums, convolutions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from regauge.discovery import layout as axis
+from regauge.discovery import record as law
+from regauge.discovery.builder import Builder
+from regauge.discovery.call import Call, NoRuleError, Rule, as_value, named
+from regauge.discovery.layout import leaf
+from regauge.discovery.record import Letter, Spot, Value
+
+
+def linear(b: Builder, call: Call) -> Value:
+    return apply_linear(b, as_value(b, call["input"]), as_value(b, call["weight"]), call.get("bias"))
+
+
+def apply_linear(b: Builder, x: Value, weight: Value, bias: Any) -> Value:
+    """x W^T + b over the last axis."""
+    lead = list(range(x.ndim - 1))
+    if weight.ndim == 1:
+        result = b.multilinear([(x, [*lead, "in"]), (weight, ["in"])], lead, x.shape[:-1])
+    else:
+        shape = [*x.shape[:-1], weight.shape[0]]
+        result = b.multilinear([(x, [*lead, "in"]), (weight, ["out", "in"])], [*lead, "out"], shape)
+    return result if bias is None else b.add([result, as_value(b, bias)], result.shape)
+
+
+def matmul(b: Builder, call: Call) -> Value:
+    x, y = (as_value(b, v) for v in list(call.arguments.values())[:2])
+    return apply_matmul(b, x, y, call.shape)
+
+
+def apply_matmul(b: Builder, x: Value, y: Value, shape: Sequence[int]) -> Value:
+    """Batched matrix product with broadcasting of the leading axes."""
+    lead = max(x.ndim, y.ndim, 2) - 2
+
+    def labels(v: Value, last: Sequence[str]) -> list[Any]:
+        batch = []
+        for k in range(v.ndim - len(last)):
+            label = lead - (v.ndim - len(last)) + k
+            size = v.shape[k]
+            batch.append(label if size == shape[label] else None)
+        return [*batch, *last]
+
+    rows = ["row"] if x.ndim > 1 else []
+    columns = ["column"] if y.ndim > 1 else []
+    left = labels(x, [*rows, "in"])
+    right = labels(y, ["in", *columns])
+    out = [*range(len(shape) - len(rows) - len(columns)), *rows, *columns]
+    return b.multilinear([(x, left), (y, right)], out, shape)
+
+
+def add_product(b: Builder, call: Call) -> Value:
+    """addmm, baddbmm, addmv: beta * input + alpha * product."""
+    x, y = (as_value(b, v) for v in list(call.arguments.values())[1:3])
+    alpha, beta = call.get("alpha", 1), call.get("beta", 1)
+    result = apply_matmul(b, x, y, call.shape)
+    if alpha != 1:
+        result = b.mul([result, alpha], result.shape)
+    if beta == 0:
+        return result
+    offset = as_value(b, call.x)
+    if beta != 1:
+        offset = b.mul([offset, beta], offset.shape)
+    return b.add([result, offset], call.shape)
+
+
+def outer(b: Builder, call: Call) -> Value:
+    x, y = (as_value(b, v) for v in list(call.arguments.values())[:2])
+    return b.multilinear([(x, ["i"]), (y, ["j"])], ["i", "j"], call.shape)
+
+
+def bilinear(b: Builder, call: Call) -> Value:
+    x, y, weight = (as_value(b, call[key]) for key in ("input1", "input2", "weight"))
+    lead = list(range(x.ndim - 1))
+    result = b.multilinear(
+        [(x, [*lead, "i"]), (y, [*lead, "j"]), (weight, ["out", "i", "j"])], [*lead, "out"], call.shape
+    )
+    bias = call.get("bias")
+    return result if bias is None else b.add([result, as_value(b, bias)], call.shape)
+
+
+def einsum(b: Builder, call: Call) -> Value:
+    equation = call["equation"].replace(" ", "")
+    operands = [as_value(b, v) for v in call["tensors"]]
+    inputs, _, output = equation.partition("->")
+    rows = inputs.split(",")
+    if len(rows) != len(operands):
+        raise NoRuleError("an Einstein sum with sublists")
+    labels = []
+    for row, x in zip(rows, operands, strict=True):
+        before, dots, after = row.partition("...")
+        missing = x.ndim - len(before) - len(after)
+        labels.append([*before, *(f"...{k}" for k in range(missing, 0, -1)), *after] if dots else list(row))
+    if "->" not in equation:
+        counts: dict[str, int] = {}
+        for name in (name for row in labels for name in row):
+            counts[name] = counts.get(name, 0) + 1
+        dots_out = sorted((n for n in counts if n.startswith("...")), reverse=True)
+        out = [*dots_out, *sorted(n for n, c in counts.items() if c == 1 and not n.startswith("..."))]
+    else:
+        before, dots, after = output.partition("...")
+        widest = len(call.shape) - len(before) - len(after)
+        out = [*before, *(f"...{k}" for k in range(widest, 0, -1)), *after] if dots else list(output)
+    if any(len(set(row)) < len(row) for row in labels):
+        raise NoRuleError("an Einstein sum that takes a diagonal")
+    sizes = dict(zip(out, call.shape, strict=True))
+    cleaned = [
+        [None if x.shape[k] == 1 and sizes.get(name, 1) != 1 else name for k, name in enumerate(row)]
+        for row, x in zip(labels, operands, strict=True)
+    ]
+    return b.multilinear(list(zip(operands, cleaned, strict=True)), out, call.shape)
+
+
+def convolution(b: Builder, call: Call) -> Value:
+    """Convolutions of any dimension, grouped or transposed: channels run as in a linear map, space is frozen."""
+    x, weight = as_value(b, call.x), as_value(b, call["weight"])
+    is_transposed = bool(call.get("transposed", "transpose" in call.name))
+    groups = call.get("groups", 1)
+    space = weight.ndim - 2
+    is_batched = x.ndim == space + 2
+    if not is_batched:
+        x = as_value(b, b.unsqueeze(x, 0))
+    shape = list(call.shape) if is_batched else [1, *call.shape]
+    channels_in, channels_out = x.shape[1], shape[1]
+    x5 = as_value(b, b.view(x, [x.shape[0], groups, channels_in // groups, *x.shape[2:]]))
+    inner = (
+        [channels_in // groups, channels_out // groups]
+        if is_transposed
+        else [channels_out // groups, channels_in // groups]
+    )
+    w5 = as_value(b, b.view(weight, [groups, *inner, *weight.shape[2:]]))
+    is_pointwise = (
+        list(weight.shape[2:]) == [1] * space
+        and list(shape[2:]) == list(x.shape[2:])
+        and not any(_numbers(call.get("padding", 0)))
+    )
+    reason = f"{b.op}: spatial axis"
+    result5 = Value(
+        [
+            x5.layouts[0],
+            x5.layouts[1],
+            leaf(channels_out // groups),
+            *(x5.layouts[3 + k] if is_pointwise else leaf(shape[2 + k], reason) for k in range(space)),
+        ],
+        [x.shape[0], groups, channels_out // groups, *shape[2:]],
+    )
+    for k in range(2, x5.ndim - 1):
+        if not is_pointwise:
+            axis.freeze(w5.layouts[k + 1], f"{b.op}: kernel axis")
+    b.tie(x5.layouts[1], w5.layouts[0])
+    into, out_of = (1, 2) if is_transposed else (2, 1)
+    b.tie(x5.layouts[2], w5.layouts[into])
+    result5.layouts[2] = w5.layouts[out_of]
+    letters: list[Letter] = [
+        law.linear(Spot(x5, (0,)), Spot(result5, (0,))),
+        law.product(Spot(result5, (1,)), [Spot(x5, (1,)), Spot(w5, (0,))]),
+        law.contracted(Spot(x5, (2,)), Spot(w5, (into,))),
+        law.linear(Spot(w5, (out_of,)), Spot(result5, (2,))),
+    ]
+    if is_pointwise:
+        letters.extend(law.linear(Spot(x5, (3 + k,)), Spot(result5, (3 + k,))) for k in range(space))
+        letters.extend(law.fixed(Spot(w5, (3 + k,))) for k in range(space))
+    b.record(*letters)
+    result = as_value(b, b.view(result5, shape))
+    bias = call.get("bias")
+    if bias is not None:
+        b2 = as_value(b, b.view(as_value(b, bias), [channels_out, *([1] * space)]))
+        result = b.add([result, b2], shape)
+    return result if is_batched else as_value(b, b.squeeze(result, 0))
+
+
+def _numbers(value: Any) -> list[int]:
+    if isinstance(value, str):
+        return [0] if value == "valid" else [1]
+    return [value] if isinstance(value, int) else list(value)
+
+
+RULES: dict[str, Rule] = {
+    **named(matmul, "matmul mm bmm mv dot vdot"),
+    **named(add_product, "addmm baddbmm addmv"),
+    **named(outer, "outer ger"),
+    **named(convolution, "conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d"),
+    **named(convolution, "conv_transpose3d"),
+    "linear": linear,
+    "bilinear": bilinear,
+    "einsum": einsum,
+}

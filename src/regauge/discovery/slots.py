@@ -1,0 +1,338 @@
+"""Records written out: every occurrence of every piece of a parameter's axis, and how operators tie them.
+
+A slot is one occurrence of a leaf in one product block of one axis of one tensor. A tie is one instance of
+a letter: the slots at the same place of all its spots.
+"""
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+from regauge.core.groups import Placement
+from regauge.discovery.layout import Atom, leaves, terms
+from regauge.discovery.record import Letter, Record, Spot, Value
+
+Key = tuple[int, int, int, int]
+"""Tensor, axis, block, place within the block."""
+
+
+@dataclass(frozen=True)
+class Tie:
+    """The slots that one index of one operator relates at one place.
+
+    Attributes:
+        letter: The law; its equations run over `slots`.
+        slots: One slot per spot of the letter.
+        companions: For each slot, the atoms that its tensor has beside it, aligned with the other tensors: a
+            transformation of the slot may depend on their index. The number says which index of the operator it
+            is: rows and columns of x @ x.T run over the same atom, but not together.
+    """
+
+    letter: Letter
+    slots: tuple[int, ...]
+    companions: tuple[frozenset["Companion"], ...]
+
+    def bases(self, touched: Container[int]) -> frozenset[Atom] | None:
+        """What a transformation of some of the slots may depend on; None where none of them is touched."""
+        found: frozenset[Companion] | None = None
+        for slot, around in zip(self.slots, self.companions, strict=True):
+            if slot in touched:
+                found = around if found is None else found & around
+        return None if found is None else frozenset(atom for atom, _ in found)
+
+
+Companion = tuple[Atom, int]
+OWN = -1
+"""The index that a letter itself runs over; chosen axes are numbered down from here."""
+
+
+@dataclass
+class Slots:
+    """All slots of the atoms that parameters have, and all ties between them.
+
+    Attributes:
+        ties: For each atom, its ties.
+        blocked: Slots that nothing may act on, except reordering.
+        places: For each slot of a parameter: name, axis, first index, stride, other factors of its block.
+        watched: The same for the slots of intermediate values that were asked for.
+        unread: Intermediate values that were asked for, but of which no operator says how they move.
+        atoms: The atom of each slot.
+    """
+
+    ties: dict[Atom, list[Tie]] = field(default_factory=lambda: defaultdict(list))
+    blocked: set[int] = field(default_factory=set)
+    places: dict[int, "Place"] = field(default_factory=dict)
+    watched: dict[int, "Place"] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
+    atoms: list[Atom] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a slot of a parameter lies: a product block of one axis.
+
+    Attributes:
+        name: The parameter.
+        axis: The axis.
+        term: Number of the block on the axis.
+        start: First index of the block.
+        stride: Distance between units.
+        others: Sizes and strides of the other leaves of the block.
+        mates: The other leaves of the block.
+        beside: Atoms whose index every entry that the slot addresses has.
+        is_whole: Whether the block is the whole axis.
+        numel_elsewhere: Number of entries of the parameter for each index of the axis.
+    """
+
+    name: str
+    axis: int
+    term: int
+    start: int
+    stride: int
+    others: tuple[tuple[int, int], ...]
+    mates: tuple[Atom, ...]
+    beside: frozenset[Atom]
+    is_whole: bool
+    numel_elsewhere: int
+
+    @property
+    def placement(self) -> Placement:
+        """Where a group of these units acts, without what it does there."""
+        return Placement(self.name, self.axis, self.start, self.stride if self.stride else 1, self.others)
+
+
+Block = tuple[int, tuple[tuple[Atom, int], ...]]
+"""First index of a block, and its leaves with their slots (-1 for atoms that no parameter has)."""
+
+
+def write_out(
+    records: Iterable[Record], params: Mapping[str, Value], watched: Mapping[str, Value] | None = None
+) -> Slots:
+    """Expand all records. Call it when no axis changes any more.
+
+    Args:
+        records: What the operators said.
+        params: Parameters and buffers, on which groups act.
+        watched: Intermediate values of which the places are wanted too; they change nothing.
+    """
+    return _Writer(params, watched or {}).run(records)
+
+
+class _Writer:
+    def __init__(self, params: Mapping[str, Value], watched: Mapping[str, Value]) -> None:
+        self.slots = Slots()
+        self.index: dict[Key, int] = {}
+        self.blocks: dict[tuple[int, int], list[Block]] = {}
+        self.repeated: dict[int, frozenset[Atom]] = {}
+        self.keep: list[Value] = []
+        self.params, self.watched = params, watched
+        self.interesting = {atom for value in params.values() for layout in value.layouts for atom in leaves(layout)}
+
+    def run(self, records: Iterable[Record]) -> Slots:
+        for record in records:
+            self._record(record)
+        read = {slot for ties in self.slots.ties.values() for tie in ties for slot in tie.slots} | self.slots.blocked
+        for name, value in self.params.items():
+            self.slots.places |= self._places(name, value, read)
+        for name, value in self.watched.items():
+            self.slots.watched |= self._places(name, value, read)
+            if not self._is_read(value, read):
+                self.slots.unread.add(name)
+        return self.slots
+
+    def _axis(self, value: Value, dim: int) -> list[Block]:
+        key = (id(value), dim)
+        found = self.blocks.get(key)
+        if found is None:
+            self.keep.append(value)
+            found = []
+            for t, (start, factors) in enumerate(terms(value.layouts[dim])):
+                places = tuple((atom, self._slot((id(value), dim, t, j), atom)) for j, (atom, _) in enumerate(factors))
+                found.append((start, places))
+            self.blocks[key] = found
+        return found
+
+    def _slot(self, key: Key, atom: Atom) -> int:
+        if atom not in self.interesting:
+            return -1
+        if key not in self.index:
+            self.index[key] = len(self.slots.atoms)
+            self.slots.atoms.append(atom)
+        return self.index[key]
+
+    def _spot(self, spot: Spot) -> list[Block]:
+        """The blocks of a spot; a range has been cut out along the boundaries of blocks."""
+        if len(spot.dims) == 1:
+            blocks = self._axis(spot.value, spot.dims[0])
+            if spot.length is None:
+                return blocks
+            inside = [b for b in blocks if spot.start <= b[0] < spot.start + spot.length]
+            return [(start - spot.start, places) for start, places in inside or blocks]
+        axes = [self._axis(spot.value, dim) for dim in spot.dims]
+        sizes = [spot.value.shape[dim] for dim in spot.dims]
+        result: list[Block] = []
+        for chosen in product(*axes):
+            start = 0
+            places: list[tuple[Atom, int]] = []
+            for (first, factors), size in zip(chosen, sizes, strict=True):
+                start = start * size + first
+                places.extend(factors)
+            result.append((start, tuple(places)))
+        result.sort(key=lambda block: block[0])
+        return result
+
+    def _record(self, record: Record) -> None:
+        expanded = [[self._spot(spot) for spot in letter.spots] for letter in record.letters]
+        matched = [_aligned(blocks) for blocks in expanded]
+        reach = [frozenset(id(spot.value) for spot in letter.spots) for letter in record.letters]
+        everywhere = [
+            _in_every_block(blocks)
+            if ok and not (letter.is_mixing or letter.is_shared or letter.is_virtual)
+            else frozenset()
+            for letter, blocks, ok in zip(record.letters, expanded, matched, strict=True)
+        ]
+        chosen = _virtual_axes(record, reach)
+        for k, letter in enumerate(record.letters):
+            if not matched[k]:
+                for blocks in expanded[k]:
+                    self._block(place for block in blocks for place in block[1])
+                continue
+            if not any(slot >= 0 for blocks in expanded[k] for block in blocks for _, slot in block[1]):
+                continue
+            outside = []
+            for spot in letter.spots:
+                key = id(spot.value)
+                found = [(a, j) for j, row in enumerate(everywhere) if j != k and key in reach[j] for a in row]
+                found += [(a, OWN - 1 - j) for j, (row, values) in enumerate(chosen) if key in values for a in row]
+                outside.append(self._once(spot.value, found))
+            self._letter(letter, expanded[k], outside)
+
+    def _letter(self, letter: Letter, expanded: list[list[Block]], outside: list[frozenset[Companion]]) -> None:
+        for row in zip(*expanded, strict=True):
+            columns = [[place for place in places if place[0].size > 1] for _, places in row]
+            inside = [atom for atom, _ in columns[0]]
+            mates = [] if letter.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
+            around: dict[int, frozenset[Companion]] = {}
+            for spot, beside in zip(letter.spots, outside, strict=True):
+                others = {atom for atom, _ in beside}
+                here = [(atom, OWN) for atom in mates if atom not in others and atom not in self._repeated(spot.value)]
+                around[id(spot.value)] = frozenset([*(c for c in beside if c[0] not in inside), *here])
+            for j, (atom, _) in enumerate(columns[0]):
+                slots = tuple(column[j][1] for column in columns)
+                if slots[0] < 0:
+                    continue
+                if letter.is_shared:
+                    companions: tuple[frozenset[Companion], ...] = (frozenset(),) * len(slots)
+                else:
+                    companions = tuple(around[id(spot.value)] - {(atom, OWN)} for spot in letter.spots)
+                self.slots.ties[atom].append(Tie(letter, slots, companions))
+            units = [[place for place in places if place[0].size == 1] for _, places in row]
+            if len({len(u) for u in units}) == 1 and all(
+                len({place[0] for place in c}) == 1 for c in zip(*units, strict=True)
+            ):
+                for column in zip(*units, strict=True):
+                    if column[0][1] >= 0:
+                        beside_units = tuple(around[id(spot.value)] for spot in letter.spots)
+                        self.slots.ties[column[0][0]].append(Tie(letter, tuple(s for _, s in column), beside_units))
+            else:
+                self._block(place for u in units for place in u)
+
+    def _once(self, value: Value, companions: list[Companion]) -> frozenset[Companion]:
+        """Those whose atom occurs exactly once: with two it is open which index a transformation depends on."""
+        atoms = [atom for atom, _ in companions]
+        return frozenset(c for c in companions if atoms.count(c[0]) == 1 and c[0] not in self._repeated(value))
+
+    def _repeated(self, value: Value) -> frozenset[Atom]:
+        """Atoms that several axes of a tensor have."""
+        if id(value) not in self.repeated:
+            self.keep.append(value)
+            seen: set[Atom] = set()
+            again: set[Atom] = set()
+            for dim in range(value.ndim):
+                here = {atom for _, places in self._axis(value, dim) for atom, _ in places}
+                again |= seen & here
+                seen |= here
+            self.repeated[id(value)] = frozenset(again)
+        return self.repeated[id(value)]
+
+    def _block(self, places: Iterable[tuple[Atom, int]]) -> None:
+        self.slots.blocked.update(slot for _, slot in places if slot >= 0)
+
+    def _is_read(self, value: Value, read: set[int]) -> bool:
+        """Whether operators say how every piece of a tensor moves that parameters have too."""
+        found = [slot for dim in range(value.ndim) for _, places in self._axis(value, dim) for _, slot in places]
+        return all(slot in read for slot in found if slot >= 0)
+
+    def _places(self, name: str, value: Value, read: set[int]) -> dict[int, Place]:
+        """Where the slots of a tensor lie, those that some operator reads."""
+        result: dict[int, Place] = {}
+        numel = 1
+        for n in value.shape:
+            numel *= n
+        if not any((id(value), dim) in self.blocks for dim in range(value.ndim)):
+            return result  # No operator reads it.
+        whole = [_in_every_block([self._axis(value, dim)]) for dim in range(value.ndim)]
+        for dim in range(value.ndim):
+            elsewhere = [atom for k, atoms in enumerate(whole) if k != dim for atom in atoms]
+            for t, (start, factors) in enumerate(terms(value.layouts[dim])):
+                for j, (_, stride) in enumerate(factors):
+                    slot = self.index.get((id(value), dim, t, j), -1)
+                    if slot not in read:
+                        continue
+                    others = tuple((a.size, s) for i, (a, s) in enumerate(factors) if i != j and a.size > 1)
+                    mates = tuple(a for i, (a, _) in enumerate(factors) if i != j and a.size > 1)
+                    result[slot] = Place(
+                        name=name,
+                        axis=dim,
+                        term=t,
+                        start=start,
+                        stride=stride,
+                        others=others,
+                        mates=mates,
+                        beside=_once([*mates, *elsewhere]) - self._repeated(value),
+                        is_whole=len(terms(value.layouts[dim])) == 1,
+                        numel_elsewhere=numel // max(value.shape[dim], 1),
+                    )
+        return result
+
+
+def _aligned(expanded: list[list[Block]]) -> bool:
+    """Whether all spots of a letter read the same: same blocks, same leaves."""
+    shapes = [[(start, [a for a, _ in places if a.size > 1]) for start, places in blocks] for blocks in expanded]
+    return all(shape == shapes[0] for shape in shapes)
+
+
+def _in_every_block(expanded: list[list[Block]]) -> frozenset[Atom]:
+    blocks = expanded[0]
+    if not blocks:
+        return frozenset()
+    common = {a for a, _ in blocks[0][1] if a.size > 1}
+    for _, places in blocks[1:]:
+        common &= {a for a, _ in places}
+    once = {a for a in common if all(sum(b is a for b, _ in places) == 1 for _, places in blocks)}
+    return frozenset(once)
+
+
+def _once(atoms: list[Atom]) -> frozenset[Atom]:
+    """Atoms that occur exactly once: with two occurrences it is open which index a transformation depends on."""
+    return frozenset(atom for atom in atoms if atoms.count(atom) == 1)
+
+
+def _virtual_axes(record: Record, reach: list[frozenset[int]]) -> list[tuple[frozenset[Atom], frozenset[int]]]:
+    """Axes that tensors of this record select from, with the tensors that they hold for."""
+    found: dict[tuple[int, int], tuple[frozenset[Atom], set[int]]] = {}
+    direct: dict[Atom, set[int]] = defaultdict(set)
+    for k, letter in enumerate(record.letters):
+        for spot in letter.spots:
+            if letter.is_virtual:
+                for atom in leaves(spot.value.layouts[spot.dims[0]]):
+                    direct[atom].add(id(spot.value))
+            virtual = spot.value.virtual
+            if virtual is not None and spot.dims == (virtual.dim,) and not letter.is_mixing:
+                atoms = frozenset(leaves(virtual.layout))
+                # Two indices that both choose (tokens and tokens) are two choices, even from one index tensor.
+                found.setdefault((id(virtual.source), k), (atoms, set()))[1].add(id(spot.value))
+    return [
+        (atoms, frozenset(values | {v for atom in atoms for v in direct[atom]})) for atoms, values in found.values()
+    ]

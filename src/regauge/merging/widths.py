@@ -1,0 +1,81 @@
+"""Networks of different widths merged into one, in the widths of the first."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from regauge.alignment import ManyMethod, Method, correspond
+from regauge.core.params import Params
+from regauge.core.scales import balance
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+from regauge.merging.merge import merged
+from regauge.merging.record import Merged
+from regauge.merging.rules import Rule
+
+
+def merge_widths(
+    params: Sequence[Mapping[str, Tensor]],
+    symmetries: Sequence[Symmetry],
+    *,
+    regularization: float = 0.0,
+    method: ManyMethod | Method | None = None,
+    weights: Sequence[float] | None = None,
+    rule: Rule | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+    labels: Sequence[str] | None = None,
+) -> Merged:
+    """Bring networks of one architecture into the widths of the first, then merge them as `merged` does.
+
+    Each network is mapped by a soft correspondence of its units to those of the first (`correspond`): units that
+    belong to one unit of the first are averaged, and their outgoing weights summed; units that belong to several are
+    split. Positive scales are balanced for that, since transport compares units as they are. A network that has every
+    unit of the first several times, with the outgoing weights divided among the copies, is mapped to the first exactly.
+
+    Args:
+        params: The networks; the first has the widths of the result. Those of the same widths are not mapped.
+        symmetries: One for each network, with the same groups on the same parameters.
+        regularization: How soft the correspondences are; see `correspond`.
+        method: How the mapped networks are aligned afterwards, as in `merge`.
+        weights: One for each network.
+        rule: What is done with the aligned networks, a mean: `Average()` unless given.
+        task: Of the first network's architecture, as in `merged`.
+        generator: For methods that use chance.
+        labels: What the record calls the networks.
+
+    Returns:
+        The merged parameters, and the record; its distances and metrics before are those of the mapped networks.
+
+    Raises:
+        ValueError: There is no network, there are not as many symmetries, the networks differ in more than widths, or
+            they cannot be merged.
+
+    References:
+        Singh and Jaggi (2020), Model fusion via optimal transport, section 4.
+    """
+    if not params:
+        raise ValueError("there is no network to merge; give at least one")
+    if len(symmetries) != len(params):
+        raise ValueError(f"there are {len(symmetries)} symmetries for {len(params)} networks; give one for each")
+    first = symmetries[0].bind(params[0])
+    anchor = _balanced(params[0], first)
+    mapped: list[Params] = [dict(params[0])]
+    for network, symmetry in zip(params[1:], symmetries[1:], strict=True):
+        bound = symmetry.bind(network)
+        if all(tensor.shape == params[0][name].shape for name, tensor in network.items() if name in params[0]):
+            mapped.append(dict(network))
+            continue
+        even = _balanced(network, bound)
+        found = correspond(anchor, even, first, bound, regularization=regularization)
+        mapped.append(found.apply(even))
+    return merged(
+        mapped, first, method=method, weights=weights, rule=rule, task=task, generator=generator, labels=labels
+    )
+
+
+def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
+    if not any(group.scales for group in symmetry.groups):
+        return dict(params)
+    return symmetry.act(balance(symmetry, params, buffers="keep"), params)

@@ -1,0 +1,196 @@
+"""Soft elements: a doubly stochastic plan with soft signs for every group, parameters of an optimization.
+
+Groups that are repeated within others have a plan for every pair of blocks, and their matrix is its product with
+the plan of the blocks. Positive scales, shifts and rotations stay at the identity.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regauge.core.closest import closest
+from regauge.core.element import Element, Value
+from regauge.core.families import has_choice
+from regauge.core.groups import Group
+from regauge.core.symmetry import Symmetry
+from regauge.relaxed.action import Key, Matrices, block_sizes, split_character
+from regauge.relaxed.sinkhorn_layer import sinkhorn
+
+ITERATIONS = 20
+"""Most Sinkhorn iterations in one step; potentials go on from the last one."""
+TOLERANCE = 1e-3
+"""Rows of a plan may miss their sum by this much while logits still move."""
+SIGN_START = 1.0
+"""Logit of the signs of the identity's pairs at the start, tanh(1) = 0.76; no other pair has a sign yet."""
+
+
+class SoftElement:
+    """One soft element for each of many pairs, at first near the identity.
+
+    Plans of one size are one tensor, so that all are normalized at once.
+
+    Args:
+        symmetry: With every size known.
+        keys: The matrices that will be asked for.
+        pairs: How many.
+        confidence: What each row of a plan gives to the identity at the start; the rest is spread evenly.
+        temperature: Of the Sinkhorn operator; logits are scaled with it.
+        like: Where dtype and device are taken from.
+    """
+
+    def __init__(
+        self,
+        symmetry: Symmetry,
+        keys: Sequence[Key],
+        pairs: int,
+        *,
+        confidence: float,
+        temperature: float,
+        like: Tensor,
+    ) -> None:
+        self._symmetry, self._keys, self._pairs, self._temperature = symmetry, keys, pairs, temperature
+        self._like = like
+        self._blocks: dict[str, tuple[int, ...]] = {}
+        self._slices: dict[str, tuple[int, int, int]] = {}
+        self.signs: dict[str, Tensor] = {}
+        counts: dict[int, int] = {}
+        for name in movable(symmetry):
+            group, within = symmetry[name], block_sizes(symmetry, name)[:-1]
+            is_moved = any(symmetry[base].is_permuted for base in group.within)
+            self._blocks[name] = (*within, *(within if is_moved else (1,) * len(within)))
+            count, n = math.prod(self._blocks[name]), group.size
+            if group.is_permuted and n > 1:
+                self._slices[name] = (n, counts.get(n, 0), count)
+                counts[n] = counts.get(n, 0) + count
+            if group.signs:
+                at = torch.eye(n) if group.is_permuted else torch.ones(n, 1)
+                at = at.to(like).expand(pairs, group.signs, *self._blocks[name], *at.shape)
+                self.signs[name] = SIGN_START * temperature * at
+        self.logits: dict[int, Tensor] = {}
+        for n, count in counts.items():
+            height = math.log(confidence / (1 - confidence) * (n - 1)) * temperature
+            eye = height * torch.eye(n, dtype=like.dtype, device=like.device)
+            self.logits[n] = eye.expand(pairs, count, n, n).clone()
+        self._potentials: dict[int, Tensor] = {}
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What an optimizer changes."""
+        return [*self.logits.values(), *self.signs.values()]
+
+    def matrices(self) -> Matrices:
+        """The matrices of all keys, `[pair, N, N]`, differentiable."""
+        plans = self._plans()
+        return {key: self._joint(key, plans) for key in self._keys}
+
+    def hard(self) -> Element:
+        """The element that every plan is closest to, blocks before what is within them, `[pair]`."""
+        with torch.no_grad():
+            plans = self._plans()
+        blank = self._symmetry.identity((self._pairs,))
+        element = blank
+        for name in sorted(self._blocks, key=lambda name: len(self._symmetry[name].within)):
+            group = self._symmetry[name]
+            perm, sign = blank[name].perm, blank[name].sign
+            if name in self._slices:
+                plan = self._chosen(group, element, plans[name])
+                perm = closest(Group(name, group.size, ()), plan).value.perm
+            if name in self.signs:
+                soft = [self._chosen(group, element, one) for one in self.signs[name].detach().unbind(1)]
+                if group.is_permuted:
+                    assert perm is not None
+                    soft = [one.cpu().gather(-1, perm.unsqueeze(-1)) for one in soft]
+                sign = torch.stack([torch.where(one.squeeze(-1).cpu() < 0, -1, 1) for one in soft], -2).to(torch.int8)
+            value = blank[name]
+            element = element.replace(name, Value(perm, value.scale, sign, value.shift, value.matrix))
+        return element
+
+    def _plans(self) -> dict[str, Tensor]:
+        """The plan of every group, `[pair, *blocks, *source blocks, n, n]`."""
+        plans = {}
+        for n, logits in self.logits.items():
+            plans[n], self._potentials[n] = sinkhorn(
+                self._with_signs(n, logits),
+                self._temperature,
+                potentials=self._potentials.get(n),
+                tolerance=TOLERANCE,
+                max_iterations=ITERATIONS,
+            )
+        return {
+            name: plans[n][:, start : start + count].reshape(self._pairs, *self._blocks[name], n, n)
+            for name, (n, start, count) in self._slices.items()
+        }
+
+    def _with_signs(self, n: int, logits: Tensor) -> Tensor:
+        """Logits of pairs from those of pairs and signs: a pair is as likely as its two signs together.
+
+        With logits v + z and v - z for the two, that is v + log cosh z up to a constant, and the mean sign is tanh z.
+        """
+        names = [name for name, (size, *_) in self._slices.items() if size == n]
+        if not any(name in self.signs for name in names):
+            return logits
+        parts = []
+        for name in names:
+            _, start, count = self._slices[name]
+            part = logits[:, start : start + count]
+            if name in self.signs:
+                z = (self.signs[name] / self._temperature).abs()
+                log_cosh = (z + functional.softplus(-2 * z)).sum(1) * self._temperature
+                part = part + log_cosh.reshape(part.shape)
+            parts.append(part)
+        return torch.cat(parts, 1)
+
+    def _joint(self, key: Key, plans: dict[str, Tensor]) -> Tensor:
+        """The matrix of a key: the product of what its bases and the group itself contribute."""
+        symmetry, group = self._symmetry, self._symmetry[key[0]]
+        names = (*group.within, group.name)
+        letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+        target, source = ({name: next(letters) for name in names} for _ in range(2))
+        terms, operands = [], []
+        for name, exponents in split_character(symmetry, key).items():
+            within = symmetry[name].within
+            own = "".join(target[base] for base in within) + "".join(source[base] for base in within)
+            term = self._own(symmetry[name], exponents, plans)
+            if term.ndim == 3:  # Nothing to choose in a block: the identity whatever the blocks are.
+                own = ""
+            terms.append("z" + own + target[name] + source[name])
+            operands.append(term)
+        out = "z" + "".join(target[name] for name in names) + "".join(source[name] for name in names)
+        joint = operands[0] if terms == [out] else torch.einsum(",".join(terms) + "->" + out, *operands)
+        n = math.prod(block_sizes(symmetry, group.name))
+        return joint.reshape(self._pairs, n, n)
+
+    def _own(self, group: Group, exponents: Sequence[int], plans: dict[str, Tensor]) -> Tensor:
+        """What a group contributes to a joint matrix: its plan times its soft signs where they act."""
+        result = plans.get(group.name)
+        if result is None:
+            result = torch.eye(group.size, dtype=self._like.dtype, device=self._like.device).unsqueeze(0)
+        if group.name in self.signs:
+            soft = (self.signs[group.name] / self._temperature).tanh()
+            for family, exponent in enumerate(exponents[: group.signs]):
+                if exponent:
+                    result = result * soft[:, family]
+        return result
+
+    def _chosen(self, group: Group, element: Element, values: Tensor) -> Tensor:
+        """Entries `[pair, *blocks, ...]` of `[pair, *blocks, *source blocks, ...]`: those of the blocks chosen."""
+        if not group.within:
+            return values
+        sizes = (self._pairs, *block_sizes(self._symmetry, group.name)[:-1])
+        grids = torch.meshgrid(*(torch.arange(size) for size in sizes), indexing="ij")
+        at = dict(zip(group.within, grids[1:], strict=True))
+        sources = []
+        for k, base in enumerate(group.within):
+            perm = element[base].perm
+            here = (grids[0], *(at[other] for other in self._symmetry[base].within), at[base])
+            is_single = values.shape[1 + len(group.within) + k] == 1
+            sources.append(torch.zeros_like(grids[0]) if is_single else at[base] if perm is None else perm[here])
+        return values.cpu()[(*grids, *sources)]
+
+
+def movable(symmetry: Symmetry) -> list[str]:
+    """The groups that a soft element can move: those with an order or with signs."""
+    return [g.name for g in symmetry.groups if g.matrix == "none" and has_choice(g) and (g.is_permuted or g.signs)]

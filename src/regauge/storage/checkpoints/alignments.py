@@ -1,0 +1,121 @@
+"""The alignment of a checkpoint, stored beside it: an element and the symmetry that it belongs to.
+
+An alignment is a safetensors file. Its tensors are `group/field` with the fields of `Value`; its header holds the
+symmetry's JSON text. It can be applied to another checkpoint of the same architecture, or inverted.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from regauge.core.element import Element, Value
+from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.writing import save
+
+FORMAT = "regauge.alignment"
+VERSION = "1"
+SUFFIX = ".alignment.safetensors"
+IN_FOLDER = "regauge" + SUFFIX
+"""The alignment of a checkpoint that is a folder."""
+_FIELDS = tuple(field.name for field in fields(Value))
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """An element and the symmetry that it belongs to.
+
+    Attributes:
+        symmetry: Groups and where they act.
+        element: What moved network B next to network A: `symmetry.act(element, params_b)`.
+    """
+
+    symmetry: Symmetry
+    element: Element
+
+
+def alignment_path(checkpoint: str | Path) -> Path:
+    """Where the alignment of a checkpoint is stored: `b.safetensors` has `b.alignment.safetensors` beside it.
+
+    In a folder it is one of the files.
+    """
+    path = Path(checkpoint)
+    if path.is_dir():
+        return path / IN_FOLDER
+    return path if path.name.endswith(SUFFIX) else path.with_name(path.name.removesuffix(".safetensors") + SUFFIX)
+
+
+def save_alignment(alignment: Alignment, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write an alignment; see `save` for what is refused.
+
+    Raises:
+        ValueError: The element is a batch.
+    """
+    if alignment.element.batch:
+        raise ValueError(
+            f"the element is a batch of shape {alignment.element.batch}; store one alignment per file, "
+            "`element.item(k)` picks one"
+        )
+    tensors = {
+        f"{group}/{field}": getattr(value, field)
+        for group, value in alignment.element.items()
+        for field in _FIELDS
+        if getattr(value, field) is not None
+    }
+    header = {"kind": FORMAT, "version": VERSION, "symmetry": alignment.symmetry.to_json()}
+    return save(tensors, path, overwrite=overwrite, metadata=header)
+
+
+def load_alignment(path: str | Path) -> Alignment:
+    """Read what `save_alignment` wrote.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, no alignment, of a newer version, or its element does not fit its symmetry.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no alignment {str(path)!r}; `regauge align` writes it beside its output")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except SafetensorError as error:
+        raise ValueError(f"{str(path)!r} is not a readable safetensors file ({error}); fetch it again") from error
+    if header.get("kind") != FORMAT or "symmetry" not in header:
+        raise ValueError(
+            f"{str(path)!r} is a safetensors file but no alignment; `regauge align` writes one beside its output, "
+            f"named ...{SUFFIX}"
+        )
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"the alignment {str(path)!r} has version {header.get('version')}, but this regauge reads version "
+            f"{VERSION}; upgrade regauge, or align again"
+        )
+    symmetry = Symmetry.from_json(header["symmetry"])
+    return Alignment(symmetry, _element(symmetry, tensors, path))
+
+
+def _element(symmetry: Symmetry, tensors: dict[str, Tensor], path: Path) -> Element:
+    values = {}
+    for name, blank in symmetry.identity().items():
+        found = {}
+        for field in _FIELDS:
+            expected, tensor = getattr(blank, field), tensors.get(f"{name}/{field}")
+            if expected is None:
+                continue
+            if tensor is None or tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+                raise ValueError(
+                    f"the alignment {str(path)!r} does not fit its own symmetry: {field} of group {name!r} should "
+                    f"have shape {tuple(expected.shape)} and {expected.dtype}; align again"
+                )
+            if field == "perm" and not torch.equal(tensor.sort(-1).values, expected):
+                raise ValueError(
+                    f"the alignment {str(path)!r} is damaged: the order of group {name!r} is no permutation; "
+                    "align again"
+                )
+            found[field] = tensor
+        values[name] = Value(**found)
+    return Element(values)

@@ -1,0 +1,133 @@
+"""Write a checkpoint piece by piece: one safetensors file, or shards with their index, never all of it in memory."""
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regauge.storage.checkpoints.lazy import DTYPES, LazyCheckpoint
+from regauge.storage.checkpoints.writing import flush
+
+INDEX = "model.safetensors.index.json"
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Pieces = Callable[[str], Iterator[Tensor]]
+"""The values of a tensor in the dtype of the output, in pieces along axis 0."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of a file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Length of its values."""
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a checkpoint: its name, its tensors in their order, and the strings in its header."""
+
+    file: str
+    slots: tuple[Slot, ...]
+    metadata: Mapping[str, str]
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all values."""
+        return sum(slot.nbytes for slot in self.slots)
+
+
+def layout(checkpoint: LazyCheckpoint) -> list[Shard]:
+    """The files of a checkpoint, to write another one of the same files, names, dtypes and order."""
+    shards = []
+    for file, metadata in checkpoint.metadata.items():
+        own = [entry for entry in checkpoint.entries.values() if entry.file == file]
+        slots = tuple(Slot(e.name, e.dtype, e.shape) for e in sorted(own, key=lambda e: e.start))
+        shards.append(Shard(file.name, slots, metadata))
+    return shards
+
+
+def joined(shards: Sequence[Shard], file: str) -> list[Shard]:
+    """The same tensors in a single file, wide dtypes first so that values stay aligned."""
+    slots = sorted((slot for shard in shards for slot in shard.slots), key=lambda slot: -slot.dtype.itemsize)
+    return [replace(shards[0], file=file, slots=tuple(slots))]
+
+
+def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
+    """Write one file; it appears under its name only when it is complete and on the disk.
+
+    Returns:
+        Its size and the CRC-32 of its bytes.
+
+    Raises:
+        ValueError: The pieces of a tensor are not what the layout says.
+    """
+    path, temporary = folder / shard.file, folder / f".{shard.file}.writing"
+    size = crc = 0
+    with temporary.open("wb", buffering=0) as stream:
+
+        def put(data: bytes | memoryview) -> None:
+            nonlocal size, crc
+            view = memoryview(data)
+            while view:
+                view = view[stream.write(view) :]
+            size, crc = size + len(data), zlib.crc32(data, crc)
+
+        put(_header(shard))
+        for slot in shard.slots:
+            written = 0
+            for piece in pieces(slot.name):
+                if piece.dtype != slot.dtype:
+                    raise ValueError(
+                        f"{slot.name!r} is {slot.dtype} in the layout, but {piece.dtype} was to be written"
+                    )
+                data = memoryview(piece.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+                if len(data):
+                    put(data)
+                written += len(data)
+            if written != slot.nbytes:
+                raise ValueError(f"{slot.name!r} has {slot.nbytes} bytes in the layout, but {written} were written")
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
+    flush(folder)
+    return size, crc
+
+
+def write_index(shards: Sequence[Shard], folder: Path, name: str = INDEX) -> None:
+    """Write the index of a sharded checkpoint, as transformers reads it."""
+    weight_map = {slot.name: shard.file for shard in shards for slot in shard.slots}
+    total = sum(shard.nbytes for shard in shards)
+    document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def crc_of(path: Path) -> int:
+    """The CRC-32 of a file."""
+    crc = 0
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _header(shard: Shard) -> bytes:
+    header: dict[str, object] = {"__metadata__": dict(shard.metadata) | {"format": "pt"}}
+    start = 0
+    for slot in shard.slots:
+        offsets = [start, start + slot.nbytes]
+        header[slot.name] = {"dtype": NAMES[slot.dtype], "shape": list(slot.shape), "data_offsets": offsets}
+        start = offsets[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

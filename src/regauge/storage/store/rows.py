@@ -1,0 +1,119 @@
+"""What a store knows about its networks, as a table that is queried by columns and read when asked for."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regauge.storage.store.columns import Array, Column, decode, listed
+
+Indices = NDArray[np.int64]
+
+
+class Rows:
+    """A table with one row for every network of a store, in the order of the store.
+
+    Columns are read from the disk when they are first asked for and kept as arrays; no weights are read.
+
+        rows["accuracy"]                                   # an array; masked where a network has no such value
+        rows.where(step=86, activation=["relu", "tanh"])   # numbers of the networks, for `store.read`
+        rows.where(accuracy=lambda values: values > 0.9)
+
+    Args:
+        count: Number of rows.
+        names: Of the columns.
+        load: Reads one column.
+    """
+
+    def __init__(self, count: int, names: Iterable[str], load: Callable[[str], Column]) -> None:
+        self.names = tuple(names)
+        self._count = count
+        self._load = load
+        self._columns: dict[str, Column] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, name: str) -> Array:
+        return decode(self.column(name))
+
+    def column(self, name: str) -> Column:
+        """One column as it is kept.
+
+        Raises:
+            KeyError: There is none of that name.
+        """
+        if name not in self._columns:
+            if name not in self.names:
+                raise KeyError(f"the networks have no column {name!r}; there are {list(self.names)}")
+            self._columns[name] = self._load(name)
+        return self._columns[name]
+
+    def where(self, **conditions: Any) -> Indices:
+        """The numbers of the rows that meet all conditions, in increasing order.
+
+        Args:
+            conditions: For each column a value, a collection of values (any of them), or a function from the array of
+                values to an array of booleans. A row without a value meets none but `None`.
+
+        Raises:
+            KeyError: There is no column of that name.
+        """
+        chosen = np.ones(len(self), bool)
+        for name, condition in conditions.items():
+            chosen &= _met(self.column(name), condition)
+        return np.flatnonzero(chosen)
+
+    def final(self) -> Indices:
+        """The numbers of the rows with the last checkpoint of each trajectory that was not discarded, increasing."""
+        ids, steps = self.column("id").values, self.column("step").values
+        order = np.lexsort((np.arange(len(ids)), steps, ids))
+        last = np.append(ids[order][1:] != ids[order][:-1], True) if len(ids) else np.zeros(0, bool)
+        given_up = self.where(is_discarded=True) if "is_discarded" in self.names else ()
+        return np.setdiff1d(order[last], given_up)
+
+    def dicts(self, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
+        """Some rows as dictionaries of plain values; what a row does not have is left out."""
+        chosen = np.arange(len(self)) if indices is None else np.asarray(list(indices), np.int64)
+        columns = {name: listed(self.column(name), chosen) for name in self.names}
+        return [
+            {name: values[k] for name, values in columns.items() if values[k] is not None} for k in range(len(chosen))
+        ]
+
+    def summary(self) -> Mapping[str, str]:
+        """For each column in words: its range, or its distinct values."""
+        return {name: _words(self.column(name), len(self)) for name in self.names}
+
+
+def _met(column: Column, condition: Any) -> Array:
+    there = np.ones(len(column.values), bool) if column.null is None else ~column.null
+    if condition is None:
+        return ~there
+    if callable(condition):
+        met: Array = np.ma.filled(condition(decode(column)), False)
+        return met.astype(bool) & there
+    condition = condition.tolist() if isinstance(condition, np.ndarray) else condition
+    wanted = condition if isinstance(condition, Collection) and not isinstance(condition, str | dict) else [condition]
+    if column.kind == "json":
+        codes = [code for code, value in enumerate(column.distinct) if value in wanted or value == condition]
+        return np.isin(column.values, codes) & there
+    return np.isin(column.values, np.array([value for value in wanted if not isinstance(value, str)])) & there
+
+
+def _words(column: Column, count: int) -> str:
+    missing = 0 if column.null is None else int(column.null.sum())
+    rest = f", {missing} of {count} without" if missing else ""
+    values = column.values if column.null is None else column.values[~column.null]
+    if column.kind == "json":
+        shown = ", ".join(str(value) for value in column.distinct[:4])
+        return shown + (f" and {len(column.distinct) - 4} more" if len(column.distinct) > 4 else "") + rest
+    if column.kind == "bool":
+        return f"{int(values.sum())} true, {int((~values).sum())} false{rest}"
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return f"no finite value{rest}"
+    low, high = finite.min().item(), finite.max().item()
+    ends = [str(end) if column.kind == "int" else f"{end:.6g}" for end in ((low,) if low == high else (low, high))]
+    strange = len(values) - len(finite)
+    return " to ".join(ends) + (f", {strange} not finite" if strange else "") + rest

@@ -1,0 +1,58 @@
+"""Whether every byte of a store is what was written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from regauge.core.progress import Watch, unwatched
+from regauge.storage.checkpoints.writing import PARTIAL
+from regauge.storage.store import shard as shards
+from regauge.storage.store.shard import FOLDER, MANIFEST, SUFFIX
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found in a store.
+
+    Attributes:
+        shards: Number of whole shards.
+        networks: Number of networks in them.
+        damaged: For each other shard, what is wrong with it.
+        leftovers: Files that writers did not complete. They do no harm; delete them when nobody writes.
+    """
+
+    shards: int
+    networks: int
+    damaged: Mapping[Path, str]
+    leftovers: tuple[Path, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no shard is damaged."""
+        return not self.damaged
+
+
+def verify(folder: str | Path, *, watch: Watch = unwatched) -> Verification:
+    """Read every shard of a store and compare the checksums; a damaged one does not stop it.
+
+    Args:
+        folder: Of the store.
+        watch: Is told the number of shards, and returns what to call after each.
+
+    Raises:
+        FileNotFoundError: There is no store.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST).is_file():
+        raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
+    names = sorted(path for path in (folder / FOLDER).iterdir() if not path.name.startswith("."))
+    paths = [path for path in names if path.name.endswith(SUFFIX)]
+    done, networks, damaged = watch(len(paths)), 0, {}
+    for path in paths:
+        try:
+            networks += shards.check(path).count
+        except ValueError as error:
+            damaged[path] = str(error)
+        done()
+    leftovers = tuple(sorted(path for path in (folder / FOLDER).iterdir() if path.name.endswith(PARTIAL)))
+    return Verification(len(paths) - len(damaged), networks, damaged, leftovers)
