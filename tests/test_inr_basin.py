@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import regauge as rg
+from regauge.connect.line_training import FlatLine, line_loss, minibatches
+from regauge.connect.straighten import Straighten, straighten
 from regauge.core.params import Params
 from regauge.inr.architecture import Inr
-from regauge.inr.basin.hyper_match import HyperMatching, hyper_match
-from regauge.inr.basin.line_loss import line_loss, minibatches
-from regauge.inr.basin.outcome import InBasin
-from regauge.inr.basin.straighten import Straighten, straighten
 from regauge.inr.embedding.decoder import CodeDecoder
-from regauge.inr.embedding.encoder import RowEncoder, weight_rows
 from regauge.inr.embedding.training import Embedding, EmbeddingTraining, train_embedding
 from regauge.inr.fields.samples import Samples
 from regauge.inr.fitting.fit import Fit, fit
+from regauge.learn.hyper_match import HyperMatching, hyper_match
+from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
 INR = Inr(width=16, depth=2)
 TINY = HyperMatching(steps=100, lr=1e-2, examples=200, code=16, widths=(16, 16), embedding=8, hidden=16, points=9)
@@ -51,7 +50,7 @@ def copied(params: Params) -> Params:
     return {name: tensor.clone() for name, tensor in params.items()}
 
 
-def run(name: str, seed: int = 0, steps: int = 100) -> InBasin:
+def run(name: str, seed: int = 0, steps: int = 100) -> FlatLine:
     a, b, task = pair()
     if name == "straighten":
         return straighten(a, b, task, Straighten(steps=steps, lr=3e-3, examples=200, points=9), generator=seeded(seed))

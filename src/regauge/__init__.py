@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regauge import bayes, inr, zoo
+    from regauge import bayes, connect, inr, learn, weightspace, zoo
     from regauge.alignment import (
         ActivationMatching,
         AlignManyResult,
@@ -208,11 +208,13 @@ __all__ = [
     "canonical_element",
     "canonical_manifold",
     "canonicalize",
+    "connect",
     "correspond",
     "discover",
     "fold",
     "groups_before",
     "inr",
+    "learn",
     "line",
     "merge",
     "merge_trunk",
@@ -228,12 +230,13 @@ __all__ = [
     "reset_batchnorm",
     "train_path",
     "variance_collapse",
+    "weightspace",
     "zoo",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("bayes", "inr", "zoo"):
+    if name in ("bayes", "connect", "inr", "learn", "weightspace", "zoo"):
         return import_module(f"regauge.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'regauge' has no attribute {name!r}; its names are {__all__}")

@@ -3,6 +3,7 @@
 from regauge.connect.batchnorm import reset_batchnorm
 from regauge.connect.collapse import LayerVariance, VarianceCollapse, variance_collapse
 from regauge.connect.line import Curve, line
+from regauge.connect.line_training import FlatLine
 from regauge.connect.paths import (
     Bezier,
     ControlledPath,
@@ -16,12 +17,14 @@ from regauge.connect.paths import (
 from regauge.connect.plane import Plane, plane
 from regauge.connect.points import combine, interpolate
 from regauge.connect.repair import repair
+from regauge.connect.straighten import Straighten, straighten
 from regauge.connect.train_path import train_path
 
 __all__ = [
     "Bezier",
     "ControlledPath",
     "Curve",
+    "FlatLine",
     "Geodesic",
     "LayerVariance",
     "Path",
@@ -29,6 +32,7 @@ __all__ = [
     "PolygonalChain",
     "Repaired",
     "Straight",
+    "Straighten",
     "VarianceCollapse",
     "WassersteinGeodesic",
     "combine",
@@ -37,6 +41,7 @@ __all__ = [
     "plane",
     "repair",
     "reset_batchnorm",
+    "straighten",
     "train_path",
     "variance_collapse",
 ]

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regauge.inr.architecture import Inr, load_inr, read_inr, save_inr
-    from regauge.inr.basin.hyper_match import HyperMatching, hyper_match
-    from regauge.inr.basin.straighten import Straighten, straighten
     from regauge.inr.embedding.training import EmbeddingTraining, train_embedding
     from regauge.inr.fields.fields import CloudField, MeshField
     from regauge.inr.fields.files import read_signal
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "architecture": ("Inr", "load_inr", "read_inr", "save_inr"),
-    "basin.hyper_match": ("HyperMatching", "hyper_match"),
-    "basin.straighten": ("Straighten", "straighten"),
     "embedding.training": ("EmbeddingTraining", "train_embedding"),
     "fields.fields": ("CloudField", "MeshField"),
     "fields.files": ("read_signal",),
@@ -58,7 +54,6 @@ __all__ = [
     "DistanceLabels",
     "EmbeddingTraining",
     "Fit",
-    "HyperMatching",
     "Inr",
     "Mesh",
     "MeshField",
@@ -66,7 +61,6 @@ __all__ = [
     "Projection",
     "Queries",
     "Samples",
-    "Straighten",
     "compare_points",
     "extract_mesh",
     "extract_points",
@@ -74,7 +68,6 @@ __all__ = [
     "fit",
     "fit_images",
     "fit_many",
-    "hyper_match",
     "image_inr",
     "image_samples",
     "labels_of",
@@ -94,7 +87,6 @@ __all__ = [
     "save_mesh",
     "save_points",
     "save_strips",
-    "straighten",
     "train_embedding",
     "voxel_samples",
     "write_orbit",

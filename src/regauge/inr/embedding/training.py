@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from regauge.core.params import require_finite
 from regauge.inr.architecture import Inr
 from regauge.inr.embedding.decoder import CodeDecoder
-from regauge.inr.embedding.encoder import RowEncoder, draw_linear, weight_rows
 from regauge.inr.fields.samples import Samples
 from regauge.inr.fitting.fit import Fit
+from regauge.weightspace.row_encoder import RowEncoder, draw_linear, weight_rows
 
 PORTION = 16
 """Networks that are encoded at once."""

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 
 import regauge as rg
-from regauge.inr.basin.hyper_match import HyperMatching, hyper_match
-from regauge.inr.basin.outcome import InBasin
-from regauge.inr.basin.straighten import Straighten, straighten
+from regauge.connect.line_training import FlatLine
+from regauge.connect.straighten import Straighten, straighten
+from regauge.learn.hyper_match import HyperMatching, hyper_match
 from regauge.papers.run import Record, Run, Scale
 from regauge.papers.shapes.alignment import WAYS, Way, moved
 from regauge.papers.shapes.pairs import WIDE, Shape, Study, networks, samples, study, task
@@ -121,7 +121,7 @@ def _record(config: Basin, cell: Cell, run: Run) -> Record:
         count = min(len(read), 50_000)
         data = rg.Task(judge.module, [(read.points[order[:count]], read.labels[order[:count]])], judge.criterion)
         generator = run.generator(kind, way.label, one.name)
-        done: InBasin = (
+        done: FlatLine = (
             straighten(one.first, second, data, config.straighten, generator=generator)
             if kind == "direct"
             else hyper_match(one.first, second, data, hyper, generator=generator)

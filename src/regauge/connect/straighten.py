@@ -1,4 +1,4 @@
-"""Straightening: the weights of a network are trained until the line from another one is flat."""
+"""Train the weights of a network until the line from another network is flat."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,15 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regauge.connect.line_training import FlatLine, LineTraining, measure_line, train_end, trained_names
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.task import Task
-from regauge.inr.basin.outcome import InBasin, outcome
-from regauge.inr.basin.training import LineTraining, train_end, trained_names
 
 
 @dataclass(frozen=True)
 class Straighten(LineTraining):
-    """How the weights of a network are trained; see `LineTraining`.
+    """Settings of `straighten`; see `LineTraining`.
 
     The default learning rate suits networks 64 to 512 wide; up to 128, 1e-3 gets further in as many steps.
     """
@@ -32,22 +31,22 @@ def straighten(
     *,
     generator: torch.Generator,
     on_step: Callable[[float], object] = lambda loss: None,
-) -> InBasin:
-    """Train the second network, from where it is, until the loss on the line from the first one is small.
+) -> FlatLine:
+    """Train the second network until the loss on the line from the first network is small.
 
     This is the loss of `hyper_match` without its network, which for a single pair only parametrizes the result anew.
-    Align the second network first: it then has little left to move. Nothing ties the result to where it began, and the
-    first network itself is a minimum too; `approach` tells how much of the way to it is gone.
+    Align the second network first, so that it has little left to move. Nothing ties the result to its start, and the
+    first network itself is a minimum too: `FlatLine.approach` tells how far the result collapsed onto it.
 
-    Parameters are trained, buffers stay. Works for any model and loss, not only for INRs.
+    Parameters are trained, buffers are kept. Any model and loss will do.
 
     Args:
-        params_a: The network that stays, unchanged.
-        params_b: Where training starts, unchanged.
+        params_a: The network at the fixed end, unchanged.
+        params_b: The start of training, unchanged.
         task: Module, batches, loss.
         config: Steps, learning rate, minibatches.
         generator: Draws examples and points on the line.
-        on_step: Is told the loss of every step.
+        on_step: Called with the loss after every step.
 
     Raises:
         ValueError: The networks have different parameters, lack one of the task's module, or hold NaN or Inf; there are
@@ -71,11 +70,11 @@ def straighten(
     for name, tensor in params_b.items():
         source = further.get(name, name)
         moved[name] = learned[source].detach() if source in learned else tensor
-    return outcome(params_a, params_b, moved, task, losses, config.points)
+    return measure_line(params_a, params_b, moved, task, losses, config.points)
 
 
 def _further_names(task: Task) -> dict[str, str]:
-    """Further names of tied parameters, each with the first."""
+    """Further names of tied parameters, each with the first name."""
     first = {id(parameter): name for name, parameter in reversed(list(task.module.named_parameters()))}
     every = task.module.named_parameters(remove_duplicate=False)
     return {name: first[id(parameter)] for name, parameter in every if name != first[id(parameter)]}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
-from regauge.inr.embedding.encoder import RowEncoder, draw_linear, linear_layers, weight_rows
+from regauge.weightspace.row_encoder import RowEncoder, draw_linear, linear_layers, weight_rows
 
 TANH = 0.6276
 """Root mean square of tanh of a standard normal number."""

@@ -1,4 +1,4 @@
-"""Hyper-matching: a network learns to make, from the weights of B, weights on a flat line from A."""
+"""Hyper-matching: train a hypernetwork that reads the weights of B and writes weights on a flat line from A."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,16 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regauge.connect.line_training import FlatLine, LineTraining, measure_line, train_end, trained_names
 from regauge.core.params import require_finite, require_same_shapes
 from regauge.core.task import Task
-from regauge.inr.basin.hypernetwork import HyperNetwork
-from regauge.inr.basin.outcome import InBasin, outcome
-from regauge.inr.basin.training import LineTraining, train_end, trained_names
+from regauge.weightspace.hypernetwork import HyperNetwork
 
 
 @dataclass(frozen=True)
 class HyperMatching(LineTraining):
-    """How the hypernetwork is built and trained; see `LineTraining`. The paper's epochs are one step each.
+    """Settings of `hyper_match`; see `LineTraining`. The paper's epochs are one step each.
 
     The paper says that its learning rate begins at 1e-4, which makes 2.5e-3 the largest; networks 64 wide train with
     that and with the default.
@@ -25,7 +24,7 @@ class HyperMatching(LineTraining):
         widths: Units of the encoder's layers.
         embedding: Length of the decoder's embeddings of rows.
         hidden: Units of the decoder.
-        is_residual: Whether the output is added to B. A departure from the paper, where nothing ties it to B.
+        is_residual: Whether the output is added to B, a departure from the paper.
 
     References:
         Paper 003, section 3.4.
@@ -66,19 +65,19 @@ def hyper_match(
     *,
     generator: torch.Generator,
     on_step: Callable[[float], object] = lambda loss: None,
-) -> InBasin:
-    """Train a hypernetwork on one pair: from the weights of B it makes a network on a flat line from A.
+) -> FlatLine:
+    """Train a hypernetwork on one pair: it reads the weights of B and writes a network on a flat line from A.
 
     Its batch normalization always uses the statistics of the rows that it reads, those of B. As it sees a single B, it
     is no more than a parametrization of the result; `straighten` trains the weights themselves.
 
     Args:
-        params_a: The network that stays, unchanged.
-        params_b: What the hypernetwork reads, unchanged.
+        params_a: The network at the fixed end of the line, unchanged.
+        params_b: The network that the hypernetwork reads, unchanged.
         task: Module, batches, loss. The module is an MLP with hidden layers of one width.
         config: Sizes and training.
         generator: Draws the hypernetwork, examples and points on the line.
-        on_step: Is told the loss of every step.
+        on_step: Called with the loss after every step.
 
     Raises:
         ValueError: The networks have different parameters, are no such MLPs or hold NaN or Inf; there are no batches,
@@ -100,4 +99,4 @@ def hyper_match(
     )
     with torch.no_grad():
         made = network(second)
-    return outcome(params_a, params_b, {name: made[name] for name in params_b}, task, losses, config.points)
+    return measure_line(params_a, params_b, {name: made[name] for name in params_b}, task, losses, config.points)
