@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import regauge as rg
 from regauge.core import act as act_module
-from regauge.core.element import select_parts, stack
+from regauge.core.element import Value, concatenate, select_parts, stack
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=12)
 KINDS = ("permutation", "signed", "dihedral", "scaled", "orthogonal", "centered", "rotation", "linear")
@@ -471,3 +471,31 @@ def test_the_printed_table_names_groups_and_reasons() -> None:
     for word in ("heads", "nested", "linear", "scaled", "x3", "input features: q[1], k[1]", "aten.mystery", "dead"):
         assert word in text
     assert text.endswith("Note.")
+
+
+@LAWS
+@given(n=SIZES, m=SIZES, seed=SEEDS)
+def test_rows_of_a_batch_join_to_the_batch(n: int, m: int, seed: int) -> None:
+    for symmetry, shapes in cases(n, m):
+        bound = symmetry.bind(draw(shapes, seed))
+        whole = bound.random(torch.Generator().manual_seed(seed), batch=(4,))
+        parts = [whole.rows(slice(0, 1)), whole.rows(torch.tensor([1])), whole.rows(torch.arange(4) >= 2)]
+        assert [part.batch for part in parts] == [(1,), (1,), (2,)]
+        mask = torch.tensor([True, False, True, False])
+        mixed = whole.where(mask, bound.identity((4,)))
+        for name, value in concatenate(parts).items():
+            for field, tensor in value.items():
+                assert torch.equal(tensor, getattr(whole[name], field))
+                assert torch.equal(getattr(mixed[name], field)[mask], tensor[mask])
+                assert torch.equal(getattr(mixed[name], field)[~mask], getattr(bound.identity((2,))[name], field))
+
+
+def test_values_map_zip_and_fill_only_the_fields_that_they_have() -> None:
+    value = Value(perm=torch.tensor([1, 0]), sign=torch.ones(1, 2))
+    other = Value(sign=-torch.ones(1, 2), scale=torch.full((1, 2), 3.0))
+    assert [name for name, _ in value.map(torch.clone).items()] == ["perm", "sign"]
+    assert [name for name, _ in value.zip(other, torch.add).items()] == ["sign"]
+    assert torch.equal(dict(value.zip(other, torch.add).items())["sign"], torch.zeros(1, 2))
+    filled = dict(value.fill(other).items())
+    assert list(filled) == ["perm", "scale", "sign"]
+    assert torch.equal(filled["sign"], torch.ones(1, 2))

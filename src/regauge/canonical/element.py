@@ -85,7 +85,7 @@ class _Work:
         fixed = tuple(replace(self.symmetry[key], is_permuted=is_order and key == name) for key in names)
         local = _moved_by(step, fixed, self.symmetry.shapes, self.tensors)
         move = _element.identity(fixed, self.lead)
-        move = move.replace(name, _filled(move[name], value))
+        move = move.replace(name, value.fill(move[name]))
         self.tensors |= local.act(move, {key: self.tensors[key] for key in local.sites})
         if is_order:
             blank = self.symmetry.identity(self.lead)
@@ -270,13 +270,6 @@ def _moved_by(
     touched = {p.parameter for p in groups[0].placements if is_moved(p)} & tensors.keys()
     local = (replace(g, placements=tuple(p for p in g.placements if p.parameter in touched)) for g in groups)
     return Symmetry(tuple(local), {name: shapes[name] for name in touched})
-
-
-def _filled(blank: Value, value: Value) -> Value:
-    """The value, with what it does not say taken from another."""
-    fields = ("perm", "scale", "sign", "shift", "matrix")
-    given = {key: getattr(value, key) for key in fields if getattr(value, key) is not None}
-    return replace(blank, **given)
 
 
 def _is_regular(triangular: Tensor) -> Tensor:

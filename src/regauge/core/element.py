@@ -8,7 +8,7 @@ so that multiplying two elements gathers the right one by the left one and combi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,10 @@ from torch import Tensor
 from regauge.core.groups import Group
 from regauge.core.rotations import keeping_ones, without_reflection
 
-PARTS = ("permutation", "sign", "scale", "shift", "linear")
+FIELD_OF_PART = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift": "shift", "linear": "matrix"}
+"""The field of a value that holds each part of an element."""
+
+PARTS = tuple(FIELD_OF_PART)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,31 @@ class Value:
     sign: Tensor | None = None
     shift: Tensor | None = None
     matrix: Tensor | None = None
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that the value has, by field name."""
+        return ((name, tensor) for name in FIELDS if (tensor := getattr(self, name)) is not None)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Value":
+        """Apply a function to every tensor."""
+        return Value(**{name: function(tensor) for name, tensor in self.items()})
+
+    def zip(self, other: "Value", function: Callable[[Tensor, Tensor], Tensor]) -> "Value":
+        """Apply a function to every pair of tensors; fields that either value lacks are left out."""
+        theirs = dict(other.items())
+        return Value(**{name: function(tensor, theirs[name]) for name, tensor in self.items() if name in theirs})
+
+    def where(self, mask: Tensor, other: "Value") -> "Value":
+        """This value where the mask over the leading axes is true, another elsewhere."""
+        return self.zip(other, lambda yes, no: _select(mask, yes, no))
+
+    def fill(self, blank: "Value") -> "Value":
+        """Take the fields that this value lacks from another one."""
+        return replace(blank, **dict(self.items()))
+
+
+FIELDS = tuple(field.name for field in fields(Value))
+"""The names of the fields of a value."""
 
 
 class Element(Mapping[str, Value]):
@@ -66,42 +94,44 @@ class Element(Mapping[str, Value]):
         """One element of a batch."""
         if len(index) != len(self.batch):
             raise ValueError(f"element has batch shape {self.batch}; give one index per axis, not {index}")
-        return Element({name: map_value(value, lambda t: t[index]) for name, value in self.items()})
+        return self.map(lambda tensor: tensor[index], ())
+
+    def rows(self, rows: Tensor | slice) -> "Element":
+        """Select elements along the first axis of a batch, by indices, a mask or a slice."""
+        count = len(torch.arange(self.batch[0])[rows])
+        return self.map(lambda tensor: tensor[rows], (count, *self.batch[1:]))
 
     def expand(self, *batch: int) -> "Element":
-        """The same element repeated along new leading axes, without copying."""
-        return Element(
-            {name: map_value(value, lambda t: t.expand(*batch, *t.shape)) for name, value in self.items()},
-            (*batch, *self.batch),
-        )
+        """Repeat the element along new leading axes, without copying."""
+        return self.map(lambda tensor: tensor.expand(*batch, *tensor.shape), (*batch, *self.batch))
+
+    def map(self, function: Callable[[Tensor], Tensor], batch: tuple[int, ...] | None = None) -> "Element":
+        """Apply a function to every tensor; `batch` is the new batch shape, today's unless given."""
+        values = {name: value.map(function) for name, value in self.items()}
+        return Element(values, self.batch if batch is None else batch)
+
+    def zip(self, other: "Element", function: Callable[[Tensor, Tensor], Tensor]) -> "Element":
+        """Apply a function to every pair of tensors of two elements of the same groups and batch."""
+        return Element({name: value.zip(other[name], function) for name, value in self.items()}, self.batch)
+
+    def where(self, mask: Tensor, other: "Element") -> "Element":
+        """This element where the mask over the leading axes is true, another elsewhere."""
+        return self.zip(other, lambda yes, no: _select(mask, yes, no))
+
+    def fill(self, blank: "Element") -> "Element":
+        """Take the groups and fields that this element lacks from another one of the same batch."""
+        values = {name: self[name].fill(value) if name in self else value for name, value in blank.items()}
+        return Element(values, blank.batch)
 
 
-def stack(elements: list[Element]) -> Element:
-    """A batch from single elements of the same symmetry."""
-    first = elements[0]
-    values = {}
-    for name in first:
-        fields = {
-            key: torch.stack([getattr(e[name], key) for e in elements])
-            for key in ("perm", "scale", "sign", "shift", "matrix")
-            if getattr(first[name], key) is not None
-        }
-        values[name] = Value(**fields)
-    return Element(values, (len(elements), *first.batch))
+def stack(elements: Sequence[Element]) -> Element:
+    """Make a batch of single elements of the same symmetry."""
+    return _join(elements, torch.stack, (len(elements), *elements[0].batch))
 
 
 def concatenate(elements: Sequence[Element]) -> Element:
-    """One batch from several batches of the same symmetry, one after the other along the first axis."""
-    first = elements[0]
-    values = {}
-    for name in first:
-        fields = {
-            key: torch.cat([getattr(e[name], key) for e in elements])
-            for key in ("perm", "scale", "sign", "shift", "matrix")
-            if getattr(first[name], key) is not None
-        }
-        values[name] = Value(**fields)
-    return Element(values, (sum(e.batch[0] for e in elements), *first.batch[1:]))
+    """Make one batch of several batches of the same symmetry, one after the other along the first axis."""
+    return _join(elements, torch.cat, (sum(e.batch[0] for e in elements), *elements[0].batch[1:]))
 
 
 def identity(groups: tuple[Group, ...], batch: tuple[int, ...] = ()) -> Element:
@@ -210,22 +240,25 @@ def inverse(groups: tuple[Group, ...], element: Element) -> Element:
 def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, ...]) -> Element:
     """The element with everything outside `parts` set to the identity."""
     blank = identity(groups, element.batch)
-    fields = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift": "shift", "linear": "matrix"}
-    values = {}
-    for name, value in element.items():
-        kept = {field: getattr(value, field) for part, field in fields.items() if part in parts}
-        values[name] = replace(blank[name], **kept)
+    kept = {FIELD_OF_PART[part] for part in parts if part in PARTS}
+    values = {
+        name: replace(blank[name], **{field: tensor for field, tensor in value.items() if field in kept})
+        for name, value in element.items()
+    }
     return Element(values, element.batch)
 
 
-def map_value(value: Value, function: Callable[[Tensor], Tensor]) -> Value:
-    """The same function on every tensor of a value."""
-    fields = {
-        key: function(tensor)
-        for key in ("perm", "scale", "sign", "shift", "matrix")
-        if (tensor := getattr(value, key)) is not None
-    }
-    return Value(**fields)
+def _select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """`torch.where` with a mask of the leading axes."""
+    return torch.where(mask.reshape(*mask.shape, *([1] * (yes.ndim - mask.ndim))).to(yes.device), yes, no)
+
+
+def _join(elements: Sequence[Element], join: Callable[[list[Tensor]], Tensor], batch: tuple[int, ...]) -> Element:
+    values = {}
+    for name, first in elements[0].items():
+        each = [dict(element[name].items()) for element in elements]
+        values[name] = Value(**{field: join([tensors[field] for tensors in each]) for field, _ in first.items()})
+    return Element(values, batch)
 
 
 class _Pull:
@@ -283,13 +316,8 @@ def _broadcast(element: Element, batch: tuple[int, ...]) -> Element:
     if element.batch == batch:
         return element
     lead = len(element.batch)
-    values = {
-        name: map_value(
-            value, lambda t: t.reshape(*([1] * (len(batch) - lead)), *t.shape).expand(*batch, *t.shape[lead:])
-        )
-        for name, value in element.items()
-    }
-    return Element(values, batch)
+    ones = [1] * (len(batch) - lead)
+    return element.map(lambda t: t.reshape(*ones, *t.shape).expand(*batch, *t.shape[lead:]), batch)
 
 
 def _shift_sign(group: Group, value: Value) -> Tensor:

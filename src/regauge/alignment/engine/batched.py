@@ -23,7 +23,7 @@ from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, ShiftCost, closest
-from regauge.core.element import Element, Value, map_value
+from regauge.core.element import Element, Value
 from regauge.core.families import Family, Tensors, add_term, barycentre, coupled_tensors, group_cost
 
 ROUNDING = 16
@@ -128,7 +128,7 @@ class BatchAscent:
             self._write(k, rows, found.value)
             self.gained[rows] += gain
             return
-        self._write(k, rows[better], map_value(found.value, lambda t: t[better]))
+        self._write(k, rows[better], found.value.map(lambda t: t[better]))
         self.gained[rows[better]] += gain[better]
 
     # --- families that move relative to where they are ------------------------------------------------------------
@@ -166,7 +166,7 @@ class BatchAscent:
         gain = self.stacks.objectives_of({**b, **moved}, rows) - before
         better = mask & (gain > least)
         if bool(better.any()):
-            self._compose(k, rows[better], Element(_selected(relative, better), (int(better.sum()),)))
+            self._compose(k, rows[better], relative.rows(better))
             self.gained[rows[better]] += gain[better]
             if self._coupled[k]:
                 self._dirty[rows[better], k] = True
@@ -177,9 +177,7 @@ class BatchAscent:
         whole = _element.identity(self.stacks.groups, step.batch)
         for group in self._families[k].members:
             if group.name in step:
-                chosen = step[group.name]
-                fields = {f: t for f in ("perm", "sign", "shift", "matrix") if (t := getattr(chosen, f)) is not None}
-                whole = whole.replace(group.name, replace(whole[group.name], **fields))
+                whole = whole.replace(group.name, step[group.name].fill(whole[group.name]))
         return whole
 
     # --- the barycentre ------------------------------------------------------------------------------------------
@@ -273,18 +271,13 @@ class BatchAscent:
             self._dirty[rows, neighbor] = True
 
 
-def _selected(element: Element, mask: Tensor) -> dict[str, Value]:
-    return {name: map_value(value, lambda t: t[mask]) for name, value in element.items()}
-
-
 def _changed_share(old: Value, new: Value) -> Tensor:
     """The share of units that a step moves."""
     changed: Tensor | None = None
-    for part in ("perm", "sign", "shift"):
-        x, y = getattr(old, part), getattr(new, part)
-        if y is not None:
-            differs = x != y if part == "perm" else (x != y).any(-2)
-            changed = differs if changed is None else changed | differs
+    for part, differs in old.zip(new, torch.ne).items():
+        if part != "matrix":
+            units = differs if part == "perm" else differs.any(-2)
+            changed = units if changed is None else changed | units
     assert changed is not None
     return changed.double().mean(-1)
 

@@ -17,12 +17,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.problems import solved, where
+from regauge.alignment.engine.problems import solved
 from regauge.alignment.engine.splitting import Blocks, split
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, ShiftCost, character, closest
-from regauge.core.element import Element, Value, map_value
+from regauge.core.element import Element, Value
 from regauge.core.families import Family, Tensors, coupled_tensors, group_cost, inner_products, shift_cost, unfold
 from regauge.core.groups import Group
 from regauge.core.products import matmul
@@ -78,7 +78,7 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
             better = profit > best
             best = torch.where(better, profit, best)
             signs = torch.where(better, here, signs)
-            kept = {name: where(better, found_values[name], kept[name]) for name in kept}
+            kept = {name: found_values[name].where(better, kept[name]) for name in kept}
     assert best is not None
     before = _diagonal(_block_products(root, blocks.a, blocks.b)).sum(-1)
     if root.is_permuted:
@@ -100,14 +100,8 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
 
 def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
     """An element of a family's groups with the identity where `values` says nothing (positive scales)."""
-    element = _element.identity((*family.members, *family.fixed), tuple(batch))
-    for name, value in values.items():
-        blank = element[name]
-        chosen = {
-            key: getattr(value, key) for key in ("perm", "sign", "shift", "matrix") if getattr(value, key) is not None
-        }
-        element = element.replace(name, replace(blank, **chosen))
-    return element
+    blank = _element.identity((*family.members, *family.fixed), tuple(batch))
+    return Element(values, blank.batch).fill(blank)
 
 
 def _block_products(root: Group, a: Tensors, b: Tensors) -> Tensor:
@@ -220,18 +214,18 @@ def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
 def _moved_base(family: Family, group: Group, value: Value) -> Value:
     """An inner value `[problem, block, *other bases, ...]` with the block axis where the group's bases have it."""
     place = 1 + group.within.index(family.root.name)
-    return map_value(value, lambda t: t.movedim(1, place))
+    return value.map(lambda t: t.movedim(1, place))
 
 
 def _pick(value: Value, columns: Tensor) -> Value:
     """Entries `[problem, u, columns[problem, u], ...]` of `[problem, u, v, ...]`."""
     problems = torch.arange(columns.shape[0]).unsqueeze(-1)
     units = torch.arange(columns.shape[1])
-    return map_value(value, lambda t: t[problems, units, columns])
+    return value.map(lambda t: t[problems, units, columns])
 
 
 def _reshaped(value: Value, shape: tuple[int, ...]) -> Value:
-    return map_value(value, lambda t: t.reshape(*shape, *t.shape[1:]))
+    return value.map(lambda t: t.reshape(*shape, *t.shape[1:]))
 
 
 def _character_sign(key: Character, pattern: tuple[int, ...]) -> int:

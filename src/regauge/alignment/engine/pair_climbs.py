@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regauge.alignment.engine.batched import BatchAscent
 from regauge.alignment.engine.blocks import solve_family
-from regauge.core.element import Element, Value, map_value
+from regauge.core.element import Element
 from regauge.core.families import Tensors, families
 from regauge.core.symmetry import Symmetry
 
@@ -20,7 +20,6 @@ PORTION_PAIRS = 256
 PORTION_BYTES = 1 << 26
 """Most bytes of both networks of the pairs at a time, unless one pair has more; costs take a few times that."""
 
-PARTS = ("perm", "scale", "sign", "shift", "matrix")
 
 T = TypeVar("T")
 
@@ -47,9 +46,8 @@ class PairClimbs:
 
     def at(self, rows: Tensor) -> "PairClimbs":
         """The climbs of some pairs."""
-        values = {name: map_value(value, lambda t: t[rows]) for name, value in self.element.items()}
         return PairClimbs(
-            Element(values, (len(rows),)),
+            self.element.rows(rows),
             self.objective[rows],
             self.history[:, rows],
             self.sweeps[rows],
@@ -62,17 +60,8 @@ class PairClimbs:
         steps = max(len(self.history), len(other.history))
         history = padded(self.history, steps)
         history[:, rows] = padded(other.history, steps)
-        values = {}
-        for name, value in self.element.items():
-            values[name] = Value(
-                **{
-                    part: getattr(value, part).index_copy(0, rows, getattr(other.element[name], part))
-                    for part in PARTS
-                    if getattr(value, part) is not None
-                }
-            )
         return PairClimbs(
-            Element(values, self.element.batch),
+            self.element.zip(other.element, lambda here, there: here.index_copy(0, rows, there)),
             self.objective.index_copy(0, rows, other.objective),
             history,
             self.sweeps.index_copy(0, rows, other.sweeps),
@@ -149,10 +138,7 @@ def climb_pairs(
         rows = rows[is_moving]
     moved = ascent.stacks.moved()
     reached = ascent.stacks.objectives_of(moved) + ascent.stacks.rest
-    element = symmetry.identity((ascent.pairs,))
-    for name, value in ascent.stacks.element.items():
-        fields = {part: t for part in PARTS if (t := getattr(value, part)) is not None}
-        element = element.replace(name, replace(element[name], **fields))
+    element = ascent.stacks.element.fill(symmetry.identity((ascent.pairs,)))
     is_exact = {
         name: not any(site.group.matrix != "none" or any(site.placement.shift) for site in symmetry.sites[name])
         for name in moved

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.batched import BatchAscent, Solve
-from regauge.core.element import Element, Value
+from regauge.core.element import Element
 from regauge.core.families import Family, Tensors
 
 ROUNDS = 20
@@ -37,24 +37,4 @@ def solved(families: Sequence[Family], a: Tensors, b: Tensors, solve: Solve) -> 
                 break
         gains.append(end.stacks.objectives() - before)
     is_better = gains[1] > gains[0]
-    return choose(is_better, ends[1].stacks.element, ends[0].stacks.element), torch.maximum(*gains)
-
-
-def where(mask: Tensor, yes: Value, no: Value) -> Value:
-    """One value where the mask is true, another elsewhere; the mask covers the leading axes."""
-    fields = {}
-    for key in ("perm", "scale", "sign", "shift", "matrix"):
-        x, y = getattr(yes, key), getattr(no, key)
-        if x is not None:
-            fields[key] = select(mask, x, y)
-    return Value(**fields)
-
-
-def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """`torch.where` with a mask of the leading axes."""
-    return torch.where(mask.reshape(*mask.shape, *([1] * (yes.ndim - mask.ndim))).to(yes.device), yes, no)
-
-
-def choose(mask: Tensor, yes: Element, no: Element) -> Element:
-    """`where` for every group of a batch of elements."""
-    return Element({name: where(mask, yes[name], no[name]) for name in yes}, yes.batch)
+    return ends[1].stacks.element.where(is_better, ends[0].stacks.element), torch.maximum(*gains)

@@ -9,7 +9,7 @@ from torch import Tensor
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
-from regauge.core.element import Element, Value, map_value
+from regauge.core.element import Element, Value
 from regauge.core.families import Family, Tensors
 
 
@@ -38,7 +38,7 @@ class Stacks:
         blank = _element.identity(self.groups, (self.pairs,))
         given = blank if start is None else start
         # Positive factors stay at one and are left out.
-        self.values = {n: map_value(replace(given[n], scale=None), lambda t: t.contiguous().clone()) for n in blank}
+        self.values = {n: replace(given[n], scale=None).map(lambda t: t.contiguous().clone()) for n in blank}
         self.sites: dict[str, list[tuple[int, Site]]] = {}
         for k, family in enumerate(self.families):
             names = {group.name for group in family.members}
@@ -59,7 +59,7 @@ class Stacks:
         """Of one group, for some pairs."""
         if rows is None or len(rows) == self.pairs:
             return self.values[name]
-        return map_value(self.values[name], lambda t: t[rows])
+        return self.values[name].map(lambda t: t[rows])
 
     def element_at(self, names: Iterable[str], rows: Tensor | None = None) -> Element:
         """Of some groups, for some pairs."""
@@ -68,10 +68,9 @@ class Stacks:
 
     def write(self, name: str, rows: Tensor, value: Value) -> None:
         """Set the value of one group for some pairs."""
-        for part in ("perm", "sign", "shift", "matrix"):
-            new = getattr(value, part)
-            if new is not None:
-                put(getattr(self.values[name], part), rows, new)
+        own = dict(self.values[name].items())
+        for part, new in value.items():
+            put(own[part], rows, new)
 
     def compose(self, k: int, rows: Tensor, relative: Element) -> None:
         """Move the groups of one family by an element, seen from where they are."""

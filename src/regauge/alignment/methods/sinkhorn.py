@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.descent import are_alike, repeated
-from regauge.alignment.engine.problems import choose
 from regauge.alignment.matching import Matching, Method, require_generator, require_task
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.pairs import PairsMatching, PairsMethod, match_each
-from regauge.core.element import Element, Value, map_value
+from regauge.core.element import Element, concatenate
 from regauge.core.families import compared
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -125,7 +124,7 @@ class Sinkhorn:
         for first in range(0, count, chunk):
             part = slice(first, first + chunk)
             a, b = ({name: t[part] for name, t in params.items()} for params in (params_a, params_b))
-            parts.append(self._descend(a, b, symmetry, _part(start, part), task, generator))
+            parts.append(self._descend(a, b, symmetry, start.rows(part), task, generator))
         return _joined(parts)
 
     def _start(
@@ -158,7 +157,7 @@ class Sinkhorn:
         count = start.batch[0]
         at_start = symmetry.act(start, params_b)
         initial, reached = (self._judged(params_a, b, symmetry, task) for b in (params_b, at_start))
-        best = choose(reached >= initial, start, symmetry.identity((count,)))
+        best = start.where(reached >= initial, symmetry.identity((count,)))
         reached = torch.maximum(initial, reached)
         history, is_converged = [reached], torch.ones(count, dtype=torch.bool)
         (a, b) = _floats(params_a, at_start) if task is not None else compared([params_a, at_start], symmetry)
@@ -188,7 +187,7 @@ class Sinkhorn:
                 last = hard
                 candidate = symmetry.compose(hard, start)
                 here = self._judged(params_a, symmetry.act(candidate, params_b), symmetry, task)
-                best = choose(here > reached, candidate, best)
+                best = candidate.where(here > reached, best)
                 reached = torch.maximum(here, reached)
                 history.append(reached)
         return PairsMatching(best, reached, initial, torch.stack(history), is_converged, {})
@@ -257,26 +256,12 @@ def _between(task: Task, a: Params, b: Params, t: float) -> Params:
     return point if task.prepare is None else task.prepare(point)
 
 
-def _part(element: Element, part: slice) -> Element:
-    """Some pairs of a batch of elements."""
-    return Element(
-        {name: map_value(value, lambda t: t[part]) for name, value in element.items()},
-        (len(range(element.batch[0])[part]),),
-    )
-
-
 def _joined(parts: list[PairsMatching]) -> PairsMatching:
     """Results of several programs as one."""
     if len(parts) == 1:
         return parts[0]
-    elements = [part.element for part in parts]
-    values = {}
-    for name in elements[0]:
-        fields = ("perm", "scale", "sign", "shift", "matrix")
-        known = [key for key in fields if getattr(elements[0][name], key) is not None]
-        values[name] = Value(**{key: torch.cat([getattr(e[name], key) for e in elements]) for key in known})
     return PairsMatching(
-        element=Element(values, (sum(e.batch[0] for e in elements),)),
+        element=concatenate([part.element for part in parts]),
         objective=torch.cat([part.objective for part in parts]),
         initial=torch.cat([part.initial for part in parts]),
         history=torch.cat([part.history for part in parts], 1),

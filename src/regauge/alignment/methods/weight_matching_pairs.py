@@ -10,7 +10,7 @@ from regauge.alignment.engine.balanced import balanced
 from regauge.alignment.engine.pair_climbs import PairClimbs, padded, portions, side_by_side
 from regauge.alignment.engine.stacks import dots
 from regauge.alignment.pairs import PairsMatching
-from regauge.core.element import Element, concatenate, map_value
+from regauge.core.element import Element, concatenate
 from regauge.core.families import Tensors, compared
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -44,7 +44,7 @@ def match_in_portions(
 
     def matched(part: slice) -> PairsMatching:
         x, y = ({name: tensor[part] for name, tensor in params.items()} for params in (params_a, params_b))
-        here = [None if start is None else _element_at(start, part) for start in starts]
+        here = [None if start is None else start.rows(part) for start in starts]
         return _matched(x, y, symmetry, climb, here, is_balanced, task)
 
     parts = list(portions(params_a, params_b))
@@ -118,7 +118,7 @@ def _from_identity(
     found = climb(_at(a, rows), _at(b, rows), symmetry.identity((len(rows),)))
     offset = worth[rows] - found.history[0]
     found = replace(found, objective=found.objective + offset, history=found.history + offset)
-    return found if home is None else _moved_back(symmetry, found, *(_element_at(element, rows) for element in home))
+    return found if home is None else _moved_back(symmetry, found, *(element.rows(rows) for element in home))
 
 
 def _best(
@@ -173,8 +173,3 @@ def _one(params: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
 
 def _at(tensors: Tensors, rows: Tensor) -> dict[str, Tensor]:
     return {name: tensor[rows.to(tensor.device)] for name, tensor in tensors.items()}
-
-
-def _element_at(element: Element, rows: Tensor | slice) -> Element:
-    count = len(rows) if isinstance(rows, Tensor) else rows.stop - rows.start
-    return Element({name: map_value(value, lambda t: t[rows]) for name, value in element.items()}, (count,))

@@ -340,8 +340,7 @@ class _Climb:
         """Spread groups take values relative to where they are."""
         for name, value in values.items():
             blank = _element.identity((self._symmetry[name],))[name]
-            chosen = {key: t for key in ("perm", "sign", "shift", "matrix") if (t := getattr(value, key)) is not None}
-            self._update((self._symmetry[name],), Element({name: replace(blank, **chosen)}))
+            self._update((self._symmetry[name],), Element({name: value.fill(blank)}))
 
     def _update(self, groups: Sequence[Group], relative: Element) -> None:
         moved = _element.compose(tuple(groups), relative, self._state.element)

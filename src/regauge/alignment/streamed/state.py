@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -10,8 +10,6 @@ from torch import Tensor
 from regauge.core.element import Element, Value
 from regauge.storage.checkpoints.lazy import LazyCheckpoint
 from regauge.storage.checkpoints.writing import save
-
-FIELDS = tuple(one.name for one in fields(Value))
 
 
 @dataclass
@@ -56,9 +54,7 @@ def save_state(state: State, path: Path) -> None:
     for kind in ELEMENTS:
         element = getattr(state, kind)
         for group, value in () if element is None else element.items():
-            for name in FIELDS:
-                if getattr(value, name) is not None:
-                    tensors[f"{kind}/{group}/{name}"] = getattr(value, name)
+            tensors |= {f"{kind}/{group}/{name}": tensor for name, tensor in value.items()}
     numbers = {name: getattr(state, name) for name in NUMBERS} | {"matched": sorted(state.matched)}
     save(tensors, path, overwrite=True, metadata={"state": json.dumps(numbers)})
 

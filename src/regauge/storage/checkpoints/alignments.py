@@ -4,7 +4,7 @@ An alignment is a safetensors file. Its tensors are `group/field` with the field
 symmetry's JSON text. It can be applied to another checkpoint of the same architecture, or inverted.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +20,6 @@ VERSION = "1"
 SUFFIX = ".alignment.safetensors"
 IN_FOLDER = "regauge" + SUFFIX
 """The alignment of a checkpoint that is a folder."""
-_FIELDS = tuple(field.name for field in fields(Value))
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,7 @@ def save_alignment(alignment: Alignment, path: str | Path, *, overwrite: bool = 
             "`element.item(k)` picks one"
         )
     tensors = {
-        f"{group}/{field}": getattr(value, field)
-        for group, value in alignment.element.items()
-        for field in _FIELDS
-        if getattr(value, field) is not None
+        f"{group}/{field}": tensor for group, value in alignment.element.items() for field, tensor in value.items()
     }
     header = {"kind": FORMAT, "version": VERSION, "symmetry": alignment.symmetry.to_json()}
     return save(tensors, path, overwrite=overwrite, metadata=header)
@@ -102,10 +98,8 @@ def _element(symmetry: Symmetry, tensors: dict[str, Tensor], path: Path) -> Elem
     values = {}
     for name, blank in symmetry.identity().items():
         found = {}
-        for field in _FIELDS:
-            expected, tensor = getattr(blank, field), tensors.get(f"{name}/{field}")
-            if expected is None:
-                continue
+        for field, expected in blank.items():
+            tensor = tensors.get(f"{name}/{field}")
             if tensor is None or tensor.shape != expected.shape or tensor.dtype != expected.dtype:
                 raise ValueError(
                     f"the alignment {str(path)!r} does not fit its own symmetry: {field} of group {name!r} should "
