@@ -37,9 +37,9 @@ class Barrier:
 def main(options: Barrier) -> None:
     import torch
     from rich.console import Console
-    from rich.progress import Progress
 
     import regauge as rg
+    from regauge.cli.progress import show_progress
     from regauge.data.images import digits, mnist
     from regauge.nets.mlp import mlp
     from regauge.nets.training import Training, initialize, split_batches, train
@@ -49,10 +49,9 @@ def main(options: Barrier) -> None:
     module = mlp(pixels, 512, 512, 512, data.classes)
     training = Training(options.epochs, options.batch, options.lr, options.weight_decay)
 
-    with Progress(console=Console(stderr=True)) as progress:
+    with show_progress(Console(stderr=True)) as progress:
         networks = []
         for seed in options.seeds:
-            task = progress.add_task(f"training from seed {seed}", total=training.steps(len(data.train_labels)))
             generator = torch.Generator().manual_seed(seed)
             networks.append(
                 train(
@@ -62,7 +61,7 @@ def main(options: Barrier) -> None:
                     data.train_labels,
                     training,
                     generator=generator,
-                    on_step=lambda loss, task=task: progress.advance(task),
+                    progress=lambda _, total, seed=seed: progress(f"training from seed {seed}", total),
                 )
             )
         a, b = networks
@@ -77,10 +76,10 @@ def main(options: Barrier) -> None:
         for name, (images, labels) in sets.items():
             evaluate = rg.Task(module, split_batches(images[:10_000], labels[:10_000])).evaluate
             for label, end in (("as trained", b), ("aligned", result.params)):
-                task = progress.add_task(f"{name} loss on the line, {label}", total=options.points)
+                advance = progress(f"{name} loss on the line, {label}", options.points)
 
-                def counted(params, evaluate=evaluate, task=task):
-                    progress.advance(task)
+                def counted(params, evaluate=evaluate, advance=advance):
+                    advance()
                     return evaluate(params)
 
                 curves[label, name] = rg.line(counted, a, end, points=options.points)

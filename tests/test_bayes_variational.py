@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from progress import Recorded
 from torch import Tensor, nn
 
 import regauge as rg
@@ -104,13 +105,12 @@ def test_training_depends_on_the_generator_only_and_writes_to_nothing() -> None:
     inputs, targets = torch.randn(50, 4, generator=generator(1)), torch.arange(50) % 3
     start = initialize(module, generator(2))
     before = {name: tensor.clone() for name, tensor in start.items()}
-    losses: list[float] = []
+    seen = Recorded()
     config = Variational(epochs=2, batch=16)
     first, again, other = (
-        fit(module, start, inputs, targets, config, generator=generator(seed), on_step=losses.append)
-        for seed in (0, 0, 1)
+        fit(module, start, inputs, targets, config, generator=generator(seed), progress=seen) for seed in (0, 0, 1)
     )
-    assert len(losses) == 3 * config.steps(50) == 24
+    assert len(seen.losses) == sum(seen.totals) == 3 * config.steps(50) == 24
     for name in start:
         assert torch.equal(first.mean[name], again.mean[name])
         assert torch.equal(start[name], before[name])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from progress import Recorded
 from torch import Tensor, nn
 
 from regauge.inr.architecture import Inr
@@ -128,11 +129,11 @@ def test_fits_are_functions_of_their_generator() -> None:
     inr, config, samples = Inr(width=9, depth=2), Fit(steps=4, batch=10), waves()
     start = inr.start(seeded())
     before = {name: tensor.clone() for name, tensor in start.items()}
-    steps: list[int] = []
+    steps = Recorded()
     first, second, other = (
-        fit(inr, samples, config, start=start, generator=seeded(k), on_step=lambda: steps.append(1)) for k in (0, 0, 1)
+        fit(inr, samples, config, start=start, generator=seeded(k), progress=steps) for k in (0, 0, 1)
     )
-    assert len(steps) == 12
+    assert sum(steps.amounts) == 12
     assert all(torch.equal(first.params[name], second.params[name]) for name in start)
     assert not torch.equal(first.params["layers.1.weight"], other.params["layers.1.weight"])
     assert all(torch.equal(start[name], tensor) for name, tensor in before.items())
@@ -194,7 +195,7 @@ def test_shapes_side_by_side_are_shapes_one_by_one() -> None:
     inr, config = Inr(width=9, depth=2), Fit(steps=6, batch=20)
     samples = [waves(), waves(90), waves(60)]
     starts = [inr.start(seeded(k)) for k in range(3)]
-    steps: list[int] = []
+    steps = Recorded()
     together = fit_many(
         inr,
         samples,
@@ -202,9 +203,9 @@ def test_shapes_side_by_side_are_shapes_one_by_one() -> None:
         starts=starts,
         generators=[seeded(k) for k in range(3)],
         workers=2,
-        on_step=lambda: steps.append(1),
+        progress=steps,
     )
-    assert len(steps) == 18
+    assert sum(steps.amounts) == 18
     for k, fitted in enumerate(together):
         alone = fit(inr, samples[k], config, start=starts[k], generator=seeded(k))
         for name, tensor in alone.params.items():

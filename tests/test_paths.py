@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from progress import Recorded
 from torch import Tensor, nn
 
 import regauge as rg
@@ -155,7 +156,7 @@ OPTIMIZERS = (torch.optim.Adam, functools.partial(torch.optim.SGD, momentum=0.9)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adam", "sgd"])
 def test_curves_go_around_the_hill(kind: type[ControlledPath], optimizer: type[torch.optim.Optimizer]) -> None:
     start = kind.between(WEST, EAST, bends=2)
-    losses: list[float] = []
+    seen = Recorded()
     trained = [
         rg.train_path(
             start,
@@ -166,13 +167,13 @@ def test_curves_go_around_the_hill(kind: type[ControlledPath], optimizer: type[t
             steps=200,
             lr=0.03,
             optimizer=optimizer,
-            on_step=losses.append,
+            progress=seen,
         )
         for _ in range(2)
     ]
     straight, curved = (rg.line(RING.evaluate, WEST, EAST, path=p) for p in (start, trained[0]))
     assert max(row["loss"] for row in curved.table) < 0.3 * max(row["loss"] for row in straight.table)
-    assert losses[:200] == losses[200:]
+    assert seen.losses[:200] == seen.losses[200:]
     for one, two, before in zip(trained[0].inner, trained[1].inner, start.inner, strict=True):
         assert torch.equal(one["point"], two["point"])
         assert torch.equal(one["offset"], before["offset"])

@@ -11,6 +11,7 @@ import torch
 
 import regauge as rg
 from regauge.cli.main import main
+from regauge.core.progress import Advance, Progress
 from regauge.nets.siren import Siren
 from regauge.papers import classifiers
 from regauge.papers.classifiers import mean_curve
@@ -86,12 +87,12 @@ def test_only_the_whole_group_finds_copies_of_sine_networks_again(tmp_path: Path
 # --- resumption -------------------------------------------------------------------------------------------------
 
 
-def interrupting(label: str, after: int) -> Callable[[str, int], Callable[[], None]]:
-    """A watch that interrupts a part of the run after so many steps."""
+def interrupting(label: str, after: int) -> Progress:
+    """A progress that interrupts a part of the run after so many steps."""
     done = 0
 
-    def watch(name: str, steps: int) -> Callable[[], None]:
-        def advance() -> None:
+    def begin(name: str, steps: float, /) -> Advance:
+        def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
             nonlocal done
             done += name.startswith(label)
             if done == after:
@@ -99,7 +100,7 @@ def interrupting(label: str, after: int) -> Callable[[str, int], Callable[[], No
 
         return advance
 
-    return watch
+    return begin
 
 
 @pytest.mark.parametrize(("part", "after", "left"), [("training", 3, (1, 4)), ("aligning", 3, (0, 1))])
@@ -112,7 +113,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     config = type(config)(type(config.comparison)(**{**vars(config.comparison), "entries": entries}), config.notes)
     whole = experiment.measure(config, Run("smoke", 0, tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
-        experiment.measure(config, Run("smoke", 0, tmp_path / "cut", watch=interrupting(part, after)))
+        experiment.measure(config, Run("smoke", 0, tmp_path / "cut", progress=interrupting(part, after)))
 
     counts = {"train": 0, "line": 0}
     train, line = classifiers.train, rg.line

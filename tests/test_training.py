@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from progress import Recorded
 from torch import nn
 
 import regauge as rg
@@ -28,9 +29,10 @@ def test_training_learns_and_repeats() -> None:
         generator = torch.Generator().manual_seed(1)
         start = initialize(module, generator)
         before = {name: tensor.clone() for name, tensor in start.items()}
-        seen: list[float] = []
-        runs.append(train(module, start, inputs, labels, training, generator=generator, on_step=seen.append))
-        losses.append(seen)
+        seen = Recorded()
+        runs.append(train(module, start, inputs, labels, training, generator=generator, progress=seen))
+        losses.append(seen.losses)
+        assert seen.totals == [80]
         assert all(torch.equal(start[name], before[name]) for name in start)
     assert len(losses[0]) == training.steps(300) == 80
     assert losses[0] == losses[1]
@@ -58,11 +60,11 @@ def test_a_constant_schedule_is_plain_adam() -> None:
 def test_networks_that_are_fitted_together_do_not_see_one_another() -> None:
     x = torch.linspace(-1, 1, 40).unsqueeze(1)
     targets = torch.stack([torch.sin(2 * x), torch.cos(3 * x), x])
-    module, steps = Siren(1, 8, 1, omega=5.0), []
+    module, steps = Siren(1, 8, 1, omega=5.0), Recorded()
     start = plain_population(module, 3, generator=torch.Generator().manual_seed(0))
     fitting = Fitting(steps=60, lr=5e-3)
-    together = fit_signals(module, start, x, targets, fitting, on_step=lambda: steps.append(1))
-    assert len(steps) == 60
+    together = fit_signals(module, start, x, targets, fitting, progress=steps)
+    assert len(steps.amounts) == 60
     for k in range(3):
         alone = fit_signals(module, {n: t[k : k + 1] for n, t in start.items()}, x, targets[k : k + 1], fitting)
         for name in start:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from progress import Recorded
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from regauge.core.params import Params
+from regauge.core.progress import Progress
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 from regauge.zoo.formats import (
@@ -95,7 +97,7 @@ def test_sine_networks_in_folders(tmp_path: Path) -> None:
         assert row["file"].split("_")[2:4] == [row["split"], str(row["label"])]
     moved(store, x)
     assert {group.kind for group in store.symmetry.groups} == {"dihedral"}  # type: ignore[union-attr]
-    EXPORTERS["dwsnets"](store, tmp_path / "out", range(len(store)), watch=lambda count: None)
+    EXPORTERS["dwsnets"](store, tmp_path / "out", range(len(store)))
     again = import_zoo(read_dwsnets(tmp_path / "out"), tmp_path / "again")
     assert sorted(again.rows["label"].tolist()) == [0, 3, 7]
     by_label = {row["label"]: k for k, row in enumerate(store.rows.dicts())}
@@ -128,7 +130,7 @@ def chains(folder: Path, factory: str, settings: dict[str, Any]) -> Store:
 @pytest.mark.parametrize(("factory", "settings"), CHAINS)
 def test_a_chain_is_read_again_as_the_same_function(tmp_path: Path, factory: str, settings: dict[str, Any]) -> None:
     store = chains(tmp_path / "zoo", factory, settings)
-    EXPORTERS["dwsnets"](store, tmp_path / "out", range(3), watch=lambda count: None)
+    EXPORTERS["dwsnets"](store, tmp_path / "out", range(3))
     again = import_zoo(read_dwsnets(tmp_path / "out"), tmp_path / "again")
     x = torch.rand(5, 2, generator=GENERATOR) * 2 - 1
     assert sorted(again.rows["label"].tolist()) == [0, 1, 2]
@@ -151,7 +153,7 @@ def test_chains_that_would_be_read_as_others(
 ) -> None:
     store = chains(tmp_path / "zoo", factory, settings)
     with pytest.raises(ValueError, match=match):
-        EXPORTERS["dwsnets"](store, tmp_path / "out", range(3), watch=lambda count: None)
+        EXPORTERS["dwsnets"](store, tmp_path / "out", range(3))
     assert not (tmp_path / "out").exists()
 
 
@@ -160,8 +162,8 @@ def test_networks_without_labels_have_no_folders(tmp_path: Path) -> None:
     store.append(store.read([0]), [{"id": 3, "step": 0}])
     store.refresh()
     with pytest.raises(ValueError, match="no value in a column 'label'"):
-        EXPORTERS["dwsnets"](store, tmp_path / "out", range(4), watch=lambda count: None)
-    EXPORTERS["dwsnets"](store, tmp_path / "out", range(3), watch=lambda count: None)
+        EXPORTERS["dwsnets"](store, tmp_path / "out", range(4))
+    EXPORTERS["dwsnets"](store, tmp_path / "out", range(3))
 
 
 def test_classifiers_in_a_zip_file(tmp_path: Path) -> None:
@@ -245,7 +247,7 @@ def test_the_small_cnn_zoo_is_written_as_it_is_read(tmp_path: Path) -> None:
         read_small_cnn_zoo(tmp_path / "raw")
     store = import_zoo(read_small_cnn_zoo(tmp_path / "raw", activation="relu"), tmp_path / "zoo")
     moved(store, torch.randn(2, 1, 32, 32, generator=GENERATOR))
-    EXPORTERS["small-cnn-zoo"](store, tmp_path / "out", range(3), watch=lambda count: None)
+    EXPORTERS["small-cnn-zoo"](store, tmp_path / "out", range(3))
     again = import_zoo(read_small_cnn_zoo(tmp_path / "out"), tmp_path / "again")
     for name, tensor in store.read(range(3)).items():
         assert torch.equal(again.read(range(3))[name], tensor)
@@ -430,30 +432,36 @@ def test_an_interrupted_import_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(source_module, "BLOCK", 2)
     saved(tmp_path / "raw", *(f"{k}.pt" for k in range(5)))
 
-    def interrupt(count: int) -> None:
-        raise KeyboardInterrupt
+    def interrupt(label: str, total: float) -> Callable[..., None]:
+        def advance(amount: float) -> None:
+            raise KeyboardInterrupt
 
-    def read(folder: str, watch: Callable[[int], None]) -> Store:
-        return import_zoo(read_folder(tmp_path / "raw", "{id}.pt", architecture=LINEAR), tmp_path / folder, watch=watch)
+        return advance
 
-    told: list[int] = []
-    whole = read("whole", told.append)
-    assert told == [2, 2, 1]
+    def read(folder: str, progress: Progress) -> Store:
+        return import_zoo(
+            read_folder(tmp_path / "raw", "{id}.pt", architecture=LINEAR), tmp_path / folder, progress=progress
+        )
+
+    told = Recorded()
+    whole = read("whole", told)
+    assert told.amounts == [2, 2, 1]
+    assert told.totals == [5]
     with pytest.raises(KeyboardInterrupt):
         read("parts", interrupt)
     for k in (0, 1):
         (tmp_path / "raw" / f"{k}.pt").write_bytes(b"is not read again")
-    told.clear()
+    told = Recorded()
     monkeypatch.chdir(tmp_path)
-    parts = import_zoo(read_folder("raw", "{id}.pt", architecture=LINEAR), "parts", watch=told.append)
-    assert told == [2, 1]
+    parts = import_zoo(read_folder("raw", "{id}.pt", architecture=LINEAR), "parts", progress=told)
+    assert told.amounts == [2, 1]
     assert shards(tmp_path / "parts") == shards(tmp_path / "whole")
     assert parts.rows.dicts() == whole.rows.dicts()
-    told.clear()
+    told = Recorded()
     for k in (2, 3, 4):
         (tmp_path / "raw" / f"{k}.pt").write_bytes(b"is not read again")
-    assert len(read("parts", told.append)) == 5
-    assert told == []
+    assert len(read("parts", told)) == 5
+    assert told.amounts == []
 
 
 def test_a_store_is_filled_from_one_source(tmp_path: Path) -> None:
@@ -475,12 +483,11 @@ def test_what_a_source_gained_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
     import_zoo(read_folder(tmp_path / "raw", "net{id}.pt"), tmp_path / "zoo")
     before = shards(tmp_path / "zoo")
     saved(tmp_path / "raw", *(f"net{k}.pt" for k in (0, 3, 7, 11)))
-    told: list[int] = []
     for expected in ([2, 1, 1], []):
-        store = import_zoo(read_folder(tmp_path / "raw", "net{id}.pt"), tmp_path / "zoo", watch=told.append)
-        assert told == expected
+        told = Recorded()
+        store = import_zoo(read_folder(tmp_path / "raw", "net{id}.pt"), tmp_path / "zoo", progress=told)
+        assert told.amounts == expected
         assert sorted(store.rows["id"].tolist()) == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11]
-        told.clear()
     for name, content in before.items():
         assert shards(tmp_path / "zoo")[name] == content
     for k, row in enumerate(store.rows.dicts()):
@@ -599,9 +606,9 @@ def small_store(folder: Path) -> Store:
 
 def test_one_file_for_each_network(tmp_path: Path) -> None:
     store = small_store(tmp_path / "zoo")
-    told: list[int] = []
-    EXPORTERS["safetensors"](store, tmp_path / "out", [4, 0, 2], watch=told.append)
-    assert sum(told) == 3
+    told = Recorded()
+    EXPORTERS["safetensors"](store, tmp_path / "out", [4, 0, 2], progress=told)
+    assert sum(told.amounts) == 3
     again = import_zoo(read_folder(tmp_path / "out", "{id}-{step}.safetensors"), tmp_path / "again")
     assert again.rows["id"].tolist() == [0, 2, 4]
     for name, tensor in store.read([0, 2, 4]).items():
@@ -611,14 +618,14 @@ def test_one_file_for_each_network(tmp_path: Path) -> None:
     with safe_open(tmp_path / "out" / "4-10.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["row"])["label"] == 4
     with pytest.raises(FileExistsError, match="holds files already"):
-        EXPORTERS["safetensors"](store, tmp_path / "out", [0], watch=told.append)
+        EXPORTERS["safetensors"](store, tmp_path / "out", [0], progress=told)
     with pytest.raises(ValueError, match="same id and step"):
-        EXPORTERS["safetensors"](store, tmp_path / "twice", [0, 0], watch=told.append)
+        EXPORTERS["safetensors"](store, tmp_path / "twice", [0, 0], progress=told)
 
 
 def test_one_array_for_all_networks(tmp_path: Path) -> None:
     store = small_store(tmp_path / "zoo")
-    EXPORTERS["npy"](store, tmp_path / "out", range(5), watch=lambda count: None)
+    EXPORTERS["npy"](store, tmp_path / "out", range(5))
     weights = np.load(tmp_path / "out" / "weights.npy")
     params = store.read(range(5))
     assert weights.shape == (5, store.architecture.size)

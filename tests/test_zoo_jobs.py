@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from progress import Recorded
 
 from regauge.zoo.jobs import JobsError, Share, dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.driver import perform
@@ -64,16 +65,11 @@ class Squares:
 
 
 def test_jobs_are_done_once_and_a_second_run_does_the_rest(tmp_path: Path) -> None:
-    told: list[int] = []
-
-    def watch(total: int) -> object:
-        told.append(total)
-        return lambda: told.append(-1)
-
+    told = Recorded()
     job = Squares(tmp_path, 5)
     perform(job, 2)
-    assert run_jobs(job, watch=watch) == 4  # type: ignore[arg-type]
-    assert told == [4, -1, -1, -1, -1]
+    assert run_jobs(job, progress=told) == 4
+    assert (told.totals, told.amounts) == ([4], [1] * 4)
     assert job.results() == [0, 1, 4, 9, 16]
     assert run_jobs(job) == 0
     assert job.log() == [0, 1, 2, 3, 4]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from progress import Recorded
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -409,11 +410,11 @@ def test_what_was_given_up_is_handed_out_once(
     assert diverged == {(k, 5) for (k, _), row in rows.items() if row["lr"] > 1}
     assert sorted(k for k, _ in rows) == list(range(12))
     assert {step for _, step in discarded} == {5}
-    told: list[float] = []
-    for _ in train(wild, data=BLOBS, backend=backend, watch=told.append):
+    told = Recorded()
+    for _ in train(wild, data=BLOBS, backend=backend, advance=told.advance):
         pass
-    assert sum(told) == pytest.approx(12)
-    assert len(told) >= 12  # after each step
+    assert sum(told.amounts) == pytest.approx(12)
+    assert len(told.amounts) >= 12  # after each step
     assert not diverged & discarded
     assert 0 < len(diverged | discarded) < 12
     assert all(step == 12 for _, step in rows.keys() - diverged - discarded)

@@ -7,6 +7,7 @@ from rich.table import Table
 import regauge as rg
 from regauge.cli.matching import as_stored, checkpoints_of, header_of, method_of, task_for
 from regauge.cli.options import Align
+from regauge.cli.progress import show_progress
 from regauge.cli.streaming import (
     is_streamed,
     job_of,
@@ -15,7 +16,6 @@ from regauge.cli.streaming import (
     require_output,
     show_plan,
     staging_of,
-    watched,
     write,
 )
 from regauge.core.params import Params
@@ -62,8 +62,8 @@ def _run_streamed(options: Align, console: Console) -> None:
             return
         beside = IN_FOLDER if out.suffix != SUFFIX else alignment_path(out).name
         with staging_of(options, job, out, {"command": "align"}) as staging:
-            with watched(console) as watch:
-                element, report = matched(job, staging, 1, watch)
+            with show_progress(console, is_counted=False) as progress:
+                element, report = matched(job, staging, 1, progress)
             for line in report_lines(f"{options.b} to {options.a}", report):
                 print(line)
             save_alignment(Alignment(job.symmetry, element), staging.content / beside, overwrite=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import regauge as rg
 from regauge.cli.options import Demo
+from regauge.cli.progress import show_progress
 from regauge.cli.study import Case, fit, keep, study
 from regauge.data.images import ImageData, digits, has_mnist, mnist
 from regauge.nets.cnn import CNN
@@ -33,8 +33,7 @@ def run(options: Demo) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     plan = cases(data, is_quick=options.quick)
     seeds = range(options.seed, options.seed + NETWORKS)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with one_thread(), Progress(*columns, console=Console(stderr=True)) as progress:
+    with one_thread(), show_progress(Console(stderr=True)) as progress:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waiting = {case.key: [pool.submit(fit, case, data, seed, progress) for seed in seeds] for case in plan}
         networks = {key: [future.result() for future in futures] for key, futures in waiting.items()}

@@ -5,11 +5,11 @@ import io
 import torch
 from PIL import Image
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from regauge.cli.errors import UsageError
 from regauge.cli.inr_options import Inr as Options
 from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
+from regauge.cli.progress import show_progress
 from regauge.core.params import Params
 from regauge.data.shared_start import shared_start
 from regauge.discovery import discover
@@ -56,10 +56,8 @@ def fit_signal(options: InrFit) -> None:
     start = start_of(options, inr, generator)
     with console.status("sampling the signal"):
         samples = signal_samples(signal, inr, Queries(), generator=generator)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("fitting", total=options.steps)
-        fitted = fit(inr, samples, config, start=start, generator=generator, on_step=lambda: progress.advance(bar))
+    with show_progress(console, is_transient=True) as progress:
+        fitted = fit(inr, samples, config, start=start, generator=generator, progress=progress)
     save_inr(fitted.params, inr, options.output, overwrite=options.overwrite)
     found = mean_loss(inr, fitted.params, samples, config)
     floor = f", of which {entropy_floor(samples.labels):.6g} are in the labels" if inr.is_distance else ""

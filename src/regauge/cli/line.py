@@ -6,7 +6,6 @@ from statistics import fmean
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch import Tensor
 
 import regauge as rg
@@ -24,8 +23,10 @@ from regauge.cli.judging import (
     task_on,
 )
 from regauge.cli.options import Line
+from regauge.cli.progress import show_progress
 from regauge.connect import Path
 from regauge.core.params import Params
+from regauge.core.progress import Advance, Progress
 
 TRAINED: dict[str, type[rg.Bezier] | type[rg.PolygonalChain]] = {"bezier": rg.Bezier, "chain": rg.PolygonalChain}
 STATISTICS_BATCHES = 2
@@ -40,14 +41,13 @@ def run(options: Line) -> None:
         raise UsageError(f"--train is for paths that are trained, bezier and chain; {options.path} is not")
     console = Console(stderr=True)
     judged = read(options, (options.a, options.b), console)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with show_progress(console, is_transient=True) as progress:
         path, (a, b) = _path(options, judged, progress)
-        bar = progress.add_task("evaluating", total=options.points)
+        advance = progress("evaluating", options.points)
 
         def counted(params: Mapping[str, Tensor]) -> dict[str, float]:
             values = judged.task.evaluate(params)
-            progress.advance(bar)
+            advance()
             return values
 
         curve = rg.line(counted, a, b, points=options.points, path=path, prepare=judged.task.prepare)
@@ -85,11 +85,15 @@ def _trained(options: Line, judged: Judged, progress: Progress) -> Path:
         task = task_on(options, judged.module, options.train, dtype_of(a), options.a)
     few = replace(task, batches=list(task.batches)[:STATISTICS_BATCHES])
     losses: list[float] = []
-    bar = progress.add_task("training the path", total=options.steps)
 
-    def told(loss: float) -> None:
-        losses.append(loss)
-        progress.advance(bar)
+    def begin(label: str, total: float, /) -> Advance:
+        show = progress(label, total)
+
+        def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
+            losses.extend([] if loss is None else [loss])
+            show(amount, loss=loss)
+
+        return advance
 
     path = rg.train_path(
         TRAINED[options.path].between(a, b, bends=options.bends),
@@ -99,7 +103,7 @@ def _trained(options: Line, judged: Judged, progress: Progress) -> Path:
         generator=torch.Generator().manual_seed(options.seed),
         steps=options.steps,
         lr=options.lr,
-        on_step=told,
+        progress=begin,
     )
     part = max(1, len(losses) // 10)
     data = options.train or "the data that it is judged by"

@@ -12,6 +12,7 @@ from regauge.alignment import ManyMethod, Method
 from regauge.cli.errors import UsageError
 from regauge.cli.matching import as_stored, checkpoints_of, header_of, method_of, task_for
 from regauge.cli.options import Merge
+from regauge.cli.progress import show_progress
 from regauge.cli.streaming import (
     is_streamed,
     job_of,
@@ -20,7 +21,6 @@ from regauge.cli.streaming import (
     require_output,
     show_plan,
     staging_of,
-    watched,
     write,
 )
 from regauge.core.element import Element
@@ -89,9 +89,9 @@ def _run_streamed(options: Merge, console: Console) -> None:
         card = "regauge.md" if out.suffix != SUFFIX else card_path(out).name
         with staging_of(options, job, out, settings) as staging:
             elements, reports = list(stay), []
-            with watched(console) as watch:
+            with show_progress(console, is_counted=False) as progress:
                 for k in range(1, len(job.checkpoints)):
-                    element, report = matched(job, staging, k, watch)
+                    element, report = matched(job, staging, k, progress)
                     elements.append(element)
                     reports.append(report)
             for path, report in zip(paths[1:], reports, strict=True):

@@ -2,17 +2,16 @@
 
 import json
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as Printed
 
 import regauge as rg
 from regauge.cli.demo import one_thread
 from regauge.cli.errors import UsageError
 from regauge.cli.options import Reproduce
+from regauge.cli.progress import show_progress
 from regauge.inr.rendering.strips import save_strips
 from regauge.papers.experiment import Experiment
 from regauge.papers.registry import EXPERIMENTS
@@ -22,18 +21,8 @@ from regauge.report.figures import line_figure, picture_figure
 from regauge.report.strips import strips_figure
 from regauge.storage.checkpoints.writing import save_text
 
-COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    MofNCompleteColumn(),
-    TimeElapsedColumn(),
-    TextColumn("left:"),
-    TimeRemainingColumn(),
-)
 UNLIMITED = 10_000
 """Characters in a line."""
-ESTIMATE_SECONDS = 600
-"""The estimate of the time left looks at the steps of so many last seconds."""
 
 
 def run(options: Reproduce) -> None:
@@ -44,13 +33,8 @@ def run(options: Reproduce) -> None:
     experiment = choose(options.paper, options.experiment)
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
-    with one_thread(), Progress(*COLUMNS, console=console, speed_estimate_period=ESTIMATE_SECONDS) as progress:
-
-        def watch(label: str, steps: int) -> Callable[[], None]:
-            task = progress.add_task(label, total=steps)
-            return lambda: progress.advance(task)
-
-        table = experiment(Run(options.scale, options.seed, options.out, watch))
+    with one_thread(), show_progress(console) as progress:
+        table = experiment(Run(options.scale, options.seed, options.out, progress))
     table = replace(table, notes=(f"`{command(options)}`, regauge {rg.__version__}", *table.notes))
     show(printed(table))
     for note in table.notes:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 import regauge as rg
-from regauge.alignment.streamed.climb import Watch, align_streamed
+from regauge.alignment.streamed.climb import align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.state import load_state, save_state
 from regauge.cli.discover import find
@@ -23,6 +22,7 @@ from regauge.cli.matching import model_of, symmetry_file
 from regauge.cli.models import load_model
 from regauge.cli.options import Streamed
 from regauge.core.element import Element
+from regauge.core.progress import Progress
 from regauge.merging.streamed import require_alike
 from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
 from regauge.storage.checkpoints.lazy import LazyCheckpoint
@@ -36,7 +36,6 @@ HELD = 5
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", ".md")
 """Files of a folder that are not copied beside new weights."""
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
-COLUMNS = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
 
 
 @dataclass(frozen=True)
@@ -152,35 +151,21 @@ def staging_of(options: Streamed, job: Job, out: Path, settings: dict[str, Any])
     return Staging(out, inputs, resume=options.resume, overwrite=options.overwrite)
 
 
-@contextmanager
-def watched(console: Console) -> Iterator[Watch]:
-    """A bar for each pass over the checkpoints, with an estimate of the time left."""
-    with Progress(*COLUMNS, TextColumn("left:"), TimeRemainingColumn(), console=console) as progress:
-        tasks: dict[str, Any] = {}
-
-        def watch(label: str, done: int, total: int) -> None:
-            if label not in tasks or done == 0:
-                tasks[label] = progress.add_task(label, total=max(total, 1))
-            progress.update(tasks[label], completed=done if total else 1)
-
-        yield watch
-
-
-def matched(job: Job, staging: Staging, k: int, watch: Watch) -> tuple[Element, dict[str, Any]]:
+def matched(job: Job, staging: Staging, k: int, progress: Progress) -> tuple[Element, dict[str, Any]]:
     """The element that moves checkpoint k, and the numbers of its alignment; what an earlier run found is used."""
     found, numbers = staging.folder / f"{k}.alignment.safetensors", staging.folder / f"{k}.json"
     if found.exists() and numbers.exists():
         return load_alignment(found).element, json.loads(numbers.read_text(encoding="utf-8"))
     names = [group.name for group in job.symmetry.groups]
-    progress = staging.progress.with_name(f"{k}.{staging.progress.name}")
+    kept = staging.progress.with_name(f"{k}.{staging.progress.name}")
     result = align_streamed(
         job.checkpoints[0],
         job.checkpoints[k],
         job.plans[k - 1],
         job.method,
-        state=load_state(progress, names) if progress.exists() else None,
-        keep=lambda state: save_state(state, progress),
-        watch=watch,
+        state=load_state(kept, names) if kept.exists() else None,
+        keep=lambda state: save_state(state, kept),
+        progress=progress,
     )
     report = {key: getattr(result, key) for key in ("initial", "objective", "history", "is_converged")}
     report["timings"] = [asdict(timing) for timing in result.timings]

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import Progress
 from torch import Tensor, nn
 
 import regauge as rg
 from regauge.cli.align import distance
 from regauge.core.params import Params
+from regauge.core.progress import Progress
 from regauge.data.images import ImageData
 from regauge.nets.training import Training, initialize, split_batches, train
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
@@ -68,13 +68,17 @@ def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
     generator = torch.Generator().manual_seed(seed)
     module = copy.deepcopy(case.module)  # a module must not run with two sets of parameters at the same time
     images, labels = data.train_images[: case.examples], data.train_labels[: case.examples]
-    task = progress.add_task(f"{case.name}: training from seed {seed}", total=case.training.steps(len(labels)))
-
-    def advance(loss: float) -> None:
-        progress.advance(task)
-
+    label = f"{case.name}: training from seed {seed}"
     start = initialize(module, generator)
-    return train(module, start, images, labels, case.training, generator=generator, on_step=advance)
+    return train(
+        module,
+        start,
+        images,
+        labels,
+        case.training,
+        generator=generator,
+        progress=lambda _, total: progress(label, total),
+    )
 
 
 def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, progress: Progress) -> Outcome:
@@ -85,9 +89,9 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
         networks: Trained from `seed`, `seed + 1`, ...
         data: Its test images give the numbers.
         seed: Where the verification's and the matching's chance comes from.
-        progress: Is told about every evaluation.
+        progress: Shows the evaluations.
     """
-    task = progress.add_task(f"{case.name}: symmetry, alignment, barriers", total=2 * POINTS + len(networks) + 2)
+    advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * POINTS + len(networks) + 2)
     generator = torch.Generator().manual_seed(seed)
     a, b = networks[:2]
     module, example = copy.deepcopy(case.module), (data.test_images[:8],)
@@ -105,7 +109,7 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
 
     def evaluate(params: Params) -> dict[str, float]:
         values = judge.evaluate(params)
-        progress.advance(task)
+        advance()
         return values
 
     lines = {

@@ -4,40 +4,28 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from regauge.cli.errors import UsageError
 from regauge.cli.models import call_factory, described_inputs
 from regauge.cli.options import ExampleInputs
+from regauge.cli.progress import show_progress
 from regauge.cli.zoo_options import Zoo, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify
+from regauge.core.progress import Advance
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
 from regauge.zoo import formats
-from regauge.zoo.jobs import JobsError, dask, processes, run_jobs, share_of
+from regauge.zoo.jobs import JobsError, dask, processes, share_of
 from regauge.zoo.jobs.driver import MakeExecutor
-from regauge.zoo.jobs.training import plan
+from regauge.zoo.jobs.training import plan, train_shards
 from regauge.zoo.presets import PRESETS
 from regauge.zoo.training import Config
-
-COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    MofNCompleteColumn(),
-    TimeElapsedColumn(),
-    TextColumn("left:"),
-    TimeRemainingColumn(),
-)
-ESTIMATE_SECONDS = 600
-"""The estimate of the time left looks at so many last seconds."""
 
 
 def run(options: Zoo) -> None:
@@ -74,17 +62,8 @@ def train(options: ZooTrain) -> None:
         store, jobs = plan(config, options.output, size=options.shard, storage=options.storage, device=options.device)
     if share.world > 1:
         console.print(f"share {share.rank} of {share.world}")
-    with progress(console) as bar:
-        task = bar.add_task("networks", total=None)
-
-        def watch(total: int) -> Any:
-            bar.update(task, total=min(config.count, total * jobs.size))
-            # In this process the bar moves with every step, else with every shard.
-            return lambda: None if executor is None else bar.advance(task, jobs.size)
-
-        if executor is None:
-            jobs = replace(jobs, watch=lambda amount: bar.advance(task, amount))
-        done = run_jobs(jobs, executor=executor, share=share, watch=watch)
+    with show_progress(console) as progress:
+        done = train_shards(jobs, executor=executor, share=share, progress=progress)
     store.refresh()
     print(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were trained now")
 
@@ -111,14 +90,13 @@ def import_(options: ZooImport) -> None:
     with console.status("looking at the source"):
         source = source_of(options)
     counts: list[int] = []
-    with progress(console) as bar:
-        task = bar.add_task("networks", total=None)
+    with show_progress(console) as progress:
 
-        def watch(count: int) -> None:
-            counts.append(count)
-            bar.advance(task, count)
+        def begin(label: str, total: float, /) -> Advance:
+            counts.append(int(total))
+            return progress(label, total)
 
-        store = formats.import_zoo(source, options.output, storage=options.storage, watch=watch)
+        store = formats.import_zoo(source, options.output, storage=options.storage, progress=begin)
     strange = len(store.rows.where(is_finite=False))
     marked = f"; {strange} with NaN or Inf are marked" if strange else ""
     print(f"written: {options.output}: {words(store)}{marked}; {sum(counts)} were imported now")
@@ -134,24 +112,15 @@ def export(options: ZooExport) -> None:
         chosen = np.intersect1d(chosen, store.rows.final())
     if not len(chosen):
         raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written")
-    with progress(Console(stderr=True)) as bar:
-        task = bar.add_task("networks", total=len(chosen))
-        formats.EXPORTERS[options.format](
-            store, options.output, chosen.tolist(), watch=lambda count: bar.advance(task, count)
-        )
+    with show_progress(Console(stderr=True)) as progress:
+        formats.EXPORTERS[options.format](store, options.output, chosen.tolist(), progress=progress)
     print(f"written: {options.output}: {len(chosen)} networks")
 
 
 def check(options: ZooVerify) -> None:
     """Compare the checksums of a store."""
-    with progress(Console(stderr=True)) as bar:
-        task = bar.add_task("shards", total=None)
-
-        def watch(total: int) -> Any:
-            bar.update(task, total=total)
-            return lambda: bar.advance(task)
-
-        report = verify(options.store, watch=watch)
+    with show_progress(Console(stderr=True)) as progress:
+        report = verify(options.store, progress=progress)
     for sentence in report.damaged.values():
         print(sentence)
     if report.leftovers:
@@ -297,10 +266,3 @@ def words(store: Store) -> str:
     count = len(store)
     trajectories = len(np.unique(store.rows.column("id").values)) if count else 0
     return f"{count} networks of {store.architecture.name!r} on {trajectories} trajectories"
-
-
-@contextmanager
-def progress(console: Console) -> Iterator[Progress]:
-    """A bar with an estimate of the time left."""
-    with Progress(*COLUMNS, console=console, speed_estimate_period=ESTIMATE_SECONDS) as bar:
-        yield bar

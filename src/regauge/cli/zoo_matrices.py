@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from regauge.cli.zoo import executor_of, progress
+from regauge.cli.progress import show_progress
+from regauge.cli.zoo import executor_of
 from regauge.cli.zoo_options import ZooCompare, ZooMap
 from regauge.core.params import Params
 from regauge.storage.store import Store
@@ -60,14 +60,8 @@ class Matrices:
         if not networks.has("all"):
             networks.append(params, [{"id": k, "step": 0} for k in range(count)], name="all")
         jobs = plan_comparison(networks, folder / "blocks", range(count), compare, size=SIZE, what=self.what)
-        with progress(self.console) as bar:
-            task = bar.add_task(label, total=None)
-
-            def watch(total: int) -> Callable[[], None]:
-                bar.update(task, total=total)
-                return lambda: bar.advance(task)
-
-            run_jobs(jobs, executor=self.executor, watch=watch)
+        with show_progress(self.console) as progress:
+            run_jobs(jobs, executor=self.executor, progress=lambda _, total: progress(label, total))
         return torch.from_numpy(jobs.matrix())
 
     def clear(self) -> None:

@@ -1,6 +1,5 @@
 """`regauge zoo align`, `compare` and `map`: populations modulo their symmetry."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +11,8 @@ import regauge as rg
 from regauge.cli.batches import load_batches, task_of, with_reset
 from regauge.cli.errors import UsageError
 from regauge.cli.judging import LOSSES, require_pictures, save_figure, save_rows, table_path
-from regauge.cli.zoo import conditions_of, executor_of, progress, words
+from regauge.cli.progress import show_progress
+from regauge.cli.zoo import conditions_of, executor_of, words
 from regauge.cli.zoo_matrices import Matrices
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
 from regauge.core.params import Params
@@ -51,14 +51,8 @@ def align(options: ZooAlign) -> None:
     console = Console(stderr=True)
     with console.status("finding the network that all are aligned to"):
         store, jobs = plan_population(options.store, options.output, to=to, count=options.sample, seed=options.seed)
-    with progress(console) as bar:
-        task = bar.add_task("shards", total=None)
-
-        def watch(total: int) -> Callable[[], None]:
-            bar.update(task, total=total)
-            return lambda: bar.advance(task)
-
-        done = run_jobs(jobs, executor=executor, share=share, watch=watch)
+    with show_progress(console) as progress:
+        done = run_jobs(jobs, executor=executor, share=share, progress=progress)
     store.refresh()
     print(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were aligned now")
     left_out = len(Store.open(options.store)) - len(store)

@@ -13,6 +13,7 @@ from regauge.alignment.descent import repeated
 from regauge.connect.line import Curve, line
 from regauge.connect.points import combine
 from regauge.core.params import Params
+from regauge.core.progress import Progress
 from regauge.core.task import Batch, Task
 
 
@@ -93,7 +94,7 @@ def train_end(
     config: LineTraining,
     *,
     generator: torch.Generator,
-    on_step: Callable[[float], object],
+    progress: Progress,
 ) -> Tensor:
     """Train parameters in place, and return the loss of every step, `[steps]`.
 
@@ -104,14 +105,14 @@ def train_end(
         task: Module, batches, loss.
         config: Steps, learning rate, minibatches.
         generator: Draws examples and points on the line.
-        on_step: Called with the loss after every step.
+        progress: Shows the steps and their losses.
 
     Raises:
         ValueError: There are no batches, or the loss is not finite.
     """
     optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=config.lr, total_steps=config.steps)
-    losses = torch.empty(config.steps)
+    losses, advance = torch.empty(config.steps), progress("training", config.steps)
     for step, batch in zip(range(config.steps), minibatches(task, config.examples, generator), strict=False):
         loss = line_loss(task, first, end(), batch, segments=config.segments, generator=generator)
         value = float(loss.detach())
@@ -122,7 +123,7 @@ def train_end(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        on_step(value)
+        advance(loss=value)
     return losses
 
 

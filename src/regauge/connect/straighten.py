@@ -1,6 +1,6 @@
 """Train the weights of a network until the line from another network is flat."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regauge.connect.line_training import FlatLine, LineTraining, measure_line, train_end, trained_names
 from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
 
 
@@ -30,7 +31,7 @@ def straighten(
     config: Straighten | None = None,
     *,
     generator: torch.Generator,
-    on_step: Callable[[float], object] = lambda loss: None,
+    progress: Progress = no_progress,
 ) -> FlatLine:
     """Train the second network until the loss on the line from the first network is small.
 
@@ -46,7 +47,7 @@ def straighten(
         task: Module, batches, loss.
         config: Steps, learning rate, minibatches.
         generator: Draws examples and points on the line.
-        on_step: Called with the loss after every step.
+        progress: Shows the steps and their losses.
 
     Raises:
         ValueError: The networks have different parameters, lack one of the task's module, or hold NaN or Inf; there are
@@ -63,7 +64,7 @@ def straighten(
     rest = {name: t for name, t in params_b.items() if name not in learned and name not in _further_names(task)}
     first = {name: params_a[name].detach() for name in (*learned, *rest)}
     losses = train_end(
-        learned.values(), lambda: {**rest, **learned}, first, task, config, generator=generator, on_step=on_step
+        learned.values(), lambda: {**rest, **learned}, first, task, config, generator=generator, progress=progress
     )
     further = _further_names(task)
     moved: Params = {}

@@ -11,6 +11,7 @@ from regauge.alignment.descent import repeated
 from regauge.connect.paths import ControlledPath
 from regauge.connect.points import combine
 from regauge.core.params import require_finite, require_same_shapes
+from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
 
 Trained = TypeVar("Trained", bound=ControlledPath)
@@ -26,7 +27,7 @@ def train_path(
     steps: int = 300,
     lr: float = 1e-2,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-    on_step: Callable[[float], None] = lambda loss: None,
+    progress: Progress = no_progress,
 ) -> Trained:
     """Minimize the expected loss at a point t drawn uniformly from the path, over its inner control points.
 
@@ -47,7 +48,7 @@ def train_path(
         lr: Learning rate at the start.
         optimizer: From tensors and `lr` to an optimizer: `torch.optim.Adam`, or
             `functools.partial(torch.optim.SGD, momentum=0.9)`.
-        on_step: Is told the loss of every step.
+        progress: Shows the steps and their losses.
 
     Returns:
         A path of the same kind with new inner points, in the dtypes that the old ones have.
@@ -79,6 +80,7 @@ def train_path(
     further = {name for every in names.values() for name in every[1:]}
     ends = [{name: t.detach() for name, t in p.items() if name not in further} for p in (params_a, params_b)]
     fixed = [{name: t for name, t in point.items() if name not in further} for point in path.inner]
+    advance = progress("training the path", steps)
     for step, batch in zip(range(steps), repeated(task), strict=False):
         t = float(torch.rand((), generator=generator, dtype=torch.float64))
         inner = [{**buffers, **point} for buffers, point in zip(fixed, learned, strict=True)]
@@ -91,7 +93,7 @@ def train_path(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizing.step()
         schedule.step()
-        on_step(value)
+        advance(loss=value)
     result = []
     for point, new in zip(path.inner, learned, strict=True):
         moved = {name: new[every[0]].detach().to(point[name].dtype) for every in names.values() for name in every}

@@ -1,6 +1,6 @@
 """Hyper-matching: train a hypernetwork that reads the weights of B and writes weights on a flat line from A."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regauge.connect.line_training import FlatLine, LineTraining, measure_line, train_end, trained_names
 from regauge.core.params import require_finite, require_same_shapes
+from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
 from regauge.weightspace.hypernetwork import HyperNetwork
 
@@ -64,7 +65,7 @@ def hyper_match(
     config: HyperMatching | None = None,
     *,
     generator: torch.Generator,
-    on_step: Callable[[float], object] = lambda loss: None,
+    progress: Progress = no_progress,
 ) -> FlatLine:
     """Train a hypernetwork on one pair: it reads the weights of B and writes a network on a flat line from A.
 
@@ -77,7 +78,7 @@ def hyper_match(
         task: Module, batches, loss. The module is an MLP with hidden layers of one width.
         config: Sizes and training.
         generator: Draws the hypernetwork, examples and points on the line.
-        on_step: Called with the loss after every step.
+        progress: Shows the steps and their losses.
 
     Raises:
         ValueError: The networks have different parameters, are no such MLPs or hold NaN or Inf; there are no batches,
@@ -95,7 +96,7 @@ def hyper_match(
     like = next(iter(second.values()))
     network = config.network(second, generator).to(like).train()
     losses = train_end(
-        network.parameters(), lambda: network(second), first, task, config, generator=generator, on_step=on_step
+        network.parameters(), lambda: network(second), first, task, config, generator=generator, progress=progress
     )
     with torch.no_grad():
         made = network(second)

@@ -1,12 +1,13 @@
 """Fit many small networks to many signals at once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def fit_signals(
     targets: Tensor,
     fitting: Fitting,
     *,
-    on_step: Callable[[], None] = lambda: None,
+    progress: Progress = no_progress,
 ) -> Params:
     """Minimize each network's mean squared error; the networks do not see one another.
 
@@ -46,7 +47,7 @@ def fit_signals(
         inputs: The points that all share, `[n, in]`.
         targets: Each network's values there, `[models, n, out]`.
         fitting: Steps and learning rate.
-        on_step: Is called after every step.
+        progress: Shows the steps.
 
     Returns:
         Fitted parameters, with a leading model axis.
@@ -58,10 +59,10 @@ def fit_signals(
         outputs: Tensor = torch.func.functional_call(module, one, (inputs,))
         return (outputs - target).square().mean()
 
-    losses = torch.func.vmap(loss)
+    losses, advance = torch.func.vmap(loss), progress("fitting", fitting.steps)
     for _ in range(fitting.steps):
         optimizer.zero_grad()
         losses(learned, targets).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        on_step()
+        advance()
     return {name: tensor.detach() for name, tensor in learned.items()}

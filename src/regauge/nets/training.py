@@ -1,6 +1,6 @@
 """Train a classifier: what the demo, the examples, the experiments and the tests need of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.core.task import cross_entropy
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
 
@@ -87,7 +88,7 @@ def train(
     training: Training,
     *,
     generator: torch.Generator,
-    on_step: Callable[[float], None] = lambda loss: None,
+    progress: Progress = no_progress,
 ) -> Params:
     """Minimize the cross entropy.
 
@@ -98,7 +99,7 @@ def train(
         labels: Classes, `[n]`; of sequences `[n, ...]`, as many as the outputs have.
         training: Epochs, batch size, learning rate.
         generator: Draws the order of the examples.
-        on_step: Is told the loss of every batch, in nats.
+        progress: Shows the steps, with the loss of each batch in nats.
 
     Returns:
         Trained parameters.
@@ -112,7 +113,7 @@ def train(
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=training.lr, total_steps=total)
     else:
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1, total_iters=0)
-    was_training = module.training
+    was_training, advance = module.training, progress("training", total)
     module.train()
     for _ in range(training.epochs):
         for index in torch.split(torch.randperm(len(labels), generator=generator), training.batch):
@@ -122,7 +123,7 @@ def train(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-            on_step(loss.item())
+            advance(loss=loss.item())
     module.train(was_training)
     return {name: {**learned, **buffers}[name].detach() for name in params}
 

@@ -1,4 +1,4 @@
-"""A run of an experiment: where its finished steps are kept, where its chance comes from, and who is told."""
+"""A run of an experiment: where its finished steps are kept, where its chance comes from, and its progress."""
 
 import hashlib
 import json
@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.reading import load
 from regauge.storage.checkpoints.writing import save, save_text
 
@@ -19,13 +20,6 @@ T = TypeVar("T")
 Scale = Literal["smoke", "cpu", "paper"]
 Record = dict[str, Any]
 """What one step found, ready for JSON."""
-Watch = Callable[[str, int], Callable[[], None]]
-"""Is told what begins and in how many steps, and returns what to call after each."""
-
-
-def unwatched(label: str, steps: int) -> Callable[[], None]:
-    """A `Watch` that tells nobody."""
-    return lambda: None
 
 
 @dataclass(frozen=True)
@@ -40,13 +34,13 @@ class Run:
         scale: How large the experiment is: to see that it works, on a laptop, or as in the paper.
         seed: Where all chance comes from.
         folder: For networks and finished steps.
-        watch: Is told about the progress.
+        progress: Shows the steps of each part.
     """
 
     scale: Scale
     seed: int
     folder: Path
-    watch: Watch = unwatched
+    progress: Progress = no_progress
 
     def generator(self, *names: object) -> torch.Generator:
         """Chance for one purpose, the same in every run with this seed."""
@@ -74,7 +68,7 @@ class Run:
 
     def each(self, label: str, steps: Sequence[Callable[[], T]]) -> list[T]:
         """Do all steps, in an order that differs between processes; results are in the order of the steps."""
-        advance = self.watch(label, len(steps))
+        advance = self.progress(label, len(steps))
         order = list(range(len(steps)))
         random.Random(os.getpid()).shuffle(order)
         results = {}

@@ -13,7 +13,7 @@ from regauge.core.scales import balance, balanced_parts
 from regauge.storage.checkpoints.lazy import LazyCheckpoint
 
 
-def balance_streamed(plan: Plan, checkpoint: LazyCheckpoint, watch: Callable[[int], None]) -> Element:
+def balance_streamed(plan: Plan, checkpoint: LazyCheckpoint, advance: Callable[[int], object]) -> Element:
     """`regauge.core.scales.balance(..., buffers="keep")` of a checkpoint, reading what depends on one another at once.
 
     Of tensors on whose first axis nothing acts only the sums of squares over that axis are kept.
@@ -21,7 +21,7 @@ def balance_streamed(plan: Plan, checkpoint: LazyCheckpoint, watch: Callable[[in
     Args:
         plan: Of the alignment.
         checkpoint: Of one network.
-        watch: Is told how many bytes of the checkpoint were read.
+        advance: Advances by the bytes that were read.
 
     Raises:
         ValueError: A tensor holds NaN or Inf.
@@ -41,7 +41,7 @@ def balance_streamed(plan: Plan, checkpoint: LazyCheckpoint, watch: Callable[[in
                 known = element[name]
                 assert known.scale is not None
                 element = element.replace(name, replace(known, scale=known.scale * value.scale))
-        watch(checkpoint.read_so_far.nbytes - before)
+        advance(checkpoint.read_so_far.nbytes - before)
     return element
 
 

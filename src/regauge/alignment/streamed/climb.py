@@ -20,14 +20,12 @@ from regauge.core.act import Site
 from regauge.core.element import Element, Value
 from regauge.core.families import barycentre
 from regauge.core.groups import Group
+from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.lazy import LazyCheckpoint
 
 SAVE_SECONDS = 20.0
 """The state is saved between working sets when that long has passed."""
-
-Watch = Callable[[str, int, int], None]
-"""Is told what is done, how many bytes of the checkpoints it has read, and how many it will read."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def align_streamed(
     *,
     state: State | None = None,
     keep: Callable[[State], None] = lambda state: None,
-    watch: Watch = lambda label, done, total: None,
+    progress: Progress = no_progress,
 ) -> StreamedAlignment:
     """Weight matching of checkpoints that do not fit in memory.
 
@@ -98,14 +96,14 @@ def align_streamed(
         method: Without restarts and `init`.
         state: Where an earlier run stopped.
         keep: Is given the state whenever it is worth keeping.
-        watch: Is told about the progress.
+        progress: Shows each pass over the checkpoints, in bytes.
 
     Raises:
         ValueError: A tensor holds NaN or Inf, or the method cannot stream.
     """
     if method.restarts or method.init is not None:
         raise ValueError("restarts and init need the networks in memory; leave them out, or allow more --memory")
-    return _Climb(a, b, plan, method, state or State(plan.symmetry.identity()), keep, watch).run()
+    return _Climb(a, b, plan, method, state or State(plan.symmetry.identity()), keep, progress).run()
 
 
 class _Climb:
@@ -117,10 +115,10 @@ class _Climb:
         method: WeightMatching,
         state: State,
         keep: Callable[[State], None],
-        watch: Watch,
+        progress: Progress,
     ) -> None:
         self._a, self._b, self._plan, self._method = a, b, plan, method
-        self._state, self._keep, self._watch = state, keep, watch
+        self._state, self._keep, self._progress = state, keep, progress
         self._symmetry = plan.symmetry
         self._is_balanced = method.scales == "balance" and any(group.scales for group in plan.symmetry.groups)
         self._timings: list[Timing] = []
@@ -156,20 +154,19 @@ class _Climb:
 
     def _pass(self, label: str, work: Callable[[], None], times: int = 1) -> None:
         """Do something that reads both checkpoints at most so many times, with a clock beside it."""
-        self._done, self._label = 0, label
-        self._expected = times * self._plan.sweep_bytes
+        self._left = times * self._plan.sweep_bytes
         before = self._stream.read_so_far()
         start, busy = time.perf_counter(), time.process_time()
-        self._watch(label, 0, self._expected)
+        self._show = self._progress(label, self._left)
         work()
         now = self._stream.read_so_far()
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
         self._timings.append(Timing(label, now[0] - before[0], now[1] - before[1], seconds, busy))
-        self._watch(label, self._expected, self._expected)
+        self._show(self._left)
 
     def _advance(self, nbytes: int) -> None:
-        self._done += nbytes
-        self._watch(self._label, min(self._done, self._expected), self._expected)
+        self._show(min(nbytes, self._left))
+        self._left -= min(nbytes, self._left)
 
     def _balance(self) -> None:
         self._state.left = balance_streamed(self._plan, self._a, self._advance)

@@ -1,7 +1,7 @@
 """Mean-field variational inference: the diagonal Gaussian that comes closest to the posterior of a network."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
 from regauge.core.params import Params, require_finite
+from regauge.core.progress import Progress, no_progress
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def fit(
     generator: torch.Generator,
     likelihood: Likelihood | None = None,
     certain: Collection[str] = (),
-    on_step: Callable[[float], None] = lambda loss: None,
+    progress: Progress = no_progress,
 ) -> GaussianPosterior:
     """Fit a diagonal Gaussian over the parameters of a network.
 
@@ -109,7 +110,7 @@ def fit(
         generator: Draws the order of the examples and the samples.
         likelihood: Of a target, given the outputs; of classes, given logits, unless given.
         certain: Names of parameters that are trained as points, without a prior.
-        on_step: Is told the mean negative log likelihood of every batch under the sampled weights, in nats.
+        progress: Shows the steps, with the mean negative log likelihood of each batch under the weights drawn.
 
     Returns:
         Means and standard deviations. A tensor that the module has under several names comes under the first.
@@ -144,7 +145,7 @@ def fit(
         torch.cat([grad.reshape(-1) for grad in grads], out=slope)
         return loss.item()
 
-    step = 0
+    step, advance = 0, progress("fitting", total)
     with _training(module):
         for _ in range(config.epochs):
             order = torch.randperm(len(targets), generator=generator, device=generator.device).to(inputs.device)
@@ -173,7 +174,7 @@ def fit(
                     group["lr"] = lr * factor
                 optimizer.step()
                 step += 1
-                on_step(loss)
+                advance(loss=loss)
     means, stds = layout.views(mean), layout.views(log_std.exp())
     fitted = {name: means[name] if name in means else buffers[name] for name in start if name in {**means, **buffers}}
     for part, label in ((fitted, "the fitted means"), (stds, "the fitted standard deviations")):

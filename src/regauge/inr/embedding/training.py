@@ -1,12 +1,13 @@
 """Embeddings of a population of INRs, learned so that the signal can be read from the code."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from regauge.core.params import require_finite
+from regauge.core.progress import Progress, no_progress
 from regauge.inr.architecture import Inr
 from regauge.inr.embedding.decoder import CodeDecoder
 from regauge.inr.fields.samples import Samples
@@ -108,7 +109,7 @@ def train_embedding(
     config: EmbeddingTraining | None = None,
     *,
     generator: torch.Generator,
-    on_step: Callable[[float], object] = lambda loss: None,
+    progress: Progress = no_progress,
 ) -> Embedding:
     """Train an encoder and a decoder on fitted networks: the decoder must say from the code what the network says.
 
@@ -121,7 +122,7 @@ def train_embedding(
         samples: Of each network's signal; as many for all.
         config: Sizes and training.
         generator: Draws the initialization, the order of networks and which samples a step reads.
-        on_step: Is told the loss of every step.
+        progress: Shows the steps and their losses.
 
     Raises:
         ValueError: Networks and samples do not fit, or a network holds NaN or Inf.
@@ -151,6 +152,7 @@ def train_embedding(
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=config.lr, total_steps=steps)
     losses: list[float] = []
+    advance = progress("training the encoder", steps)
     model.train()
     for _ in range(config.epochs):
         order = torch.randperm(len(rows), generator=generator)
@@ -164,6 +166,6 @@ def train_embedding(
             optimizer.step()
             schedule.step()
             losses.append(float(loss.detach()))
-            on_step(losses[-1])
+            advance(loss=losses[-1])
     model.eval().requires_grad_(False)
     return Embedding(inr, encoder, decoder, torch.tensor(losses))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.inr.architecture import Inr, blank
 from regauge.inr.fields.samples import Samples
 from regauge.inr.fitting.gradient import Gradient
@@ -68,7 +69,7 @@ def fit(
     *,
     start: Mapping[str, Tensor],
     generator: torch.Generator,
-    on_step: Callable[[], object] = lambda: None,
+    progress: Progress = no_progress,
 ) -> Fitted:
     """Minimize the loss of a network on samples of a signal.
 
@@ -78,7 +79,7 @@ def fit(
         config: Steps, batches, learning rate and loss.
         start: Initial parameters, unchanged; the result has their dtype.
         generator: Which samples a step reads.
-        on_step: Is called after every step.
+        progress: Shows the steps.
 
     Raises:
         ValueError: The samples or the start do not fit the network, or a loss is NaN or Inf.
@@ -101,7 +102,7 @@ def fit(
     samples = samples.to(like.dtype)
     gradient = Gradient(inr, params, config.loss_for(inr))
     optimizer = torch.optim.Adam(params.values(), lr=config.lr, fused=True)
-    losses = like.new_empty(config.steps)
+    losses, advance = like.new_empty(config.steps), progress("fitting", config.steps)
     points, labels = samples.points, samples.labels
     for step in range(config.steps):
         if config.batch is not None and config.batch < len(samples):
@@ -109,7 +110,7 @@ def fit(
             points, labels = samples.points.index_select(0, index), samples.labels.index_select(0, index)
         losses[step] = gradient(points, labels)
         optimizer.step()
-        on_step()
+        advance()
     if not bool(losses.isfinite().all()):
         step = int((~losses.isfinite()).nonzero()[0])
         raise ValueError(

@@ -1,13 +1,14 @@
 """Fit many INRs: images in stacks, as populations are trained, and shapes side by side."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.inr.architecture import Inr
 from regauge.inr.fields.samples import Samples, image_samples
 from regauge.inr.fitting.fit import Fit, Fitted, fit
@@ -85,7 +86,7 @@ def fit_many(
     starts: Sequence[Mapping[str, Tensor]],
     generators: Sequence[torch.Generator],
     workers: int | None = None,
-    on_step: Callable[[], object] = lambda: None,
+    progress: Progress = no_progress,
 ) -> list[Fitted]:
     """`fit` for several signals at once, each on one thread; the results do not depend on the number of workers.
 
@@ -98,7 +99,7 @@ def fit_many(
         starts: Initial parameters of each network; the same ones may be given several times.
         generators: Which samples the steps of each network read.
         workers: How many are fitted at the same time; as many as there are processors unless given.
-        on_step: Is called after every step of every network, in the thread that fits it.
+        progress: Shows the steps of all networks; it is called in the thread that fits each.
 
     Returns:
         In the order of the samples.
@@ -112,9 +113,19 @@ def fit_many(
             "needs one of each"
         )
 
+    config = config or Fit()
+    advance = progress("fitting", len(samples) * config.steps)
+
     def one(k: int) -> Fitted:
         with one_thread():
-            return fit(inr, samples[k], config, start=starts[k], generator=generators[k], on_step=on_step)
+            return fit(
+                inr,
+                samples[k],
+                config,
+                start=starts[k],
+                generator=generators[k],
+                progress=lambda label, total: advance,
+            )
 
     with one_thread(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         return list(pool.map(one, range(len(samples))))

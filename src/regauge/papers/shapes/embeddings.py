@@ -1,7 +1,6 @@
 """Figure 3.4 of paper 003: distances between embeddings of networks, before and after alignment."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,8 +64,7 @@ def measure(config: Embeddings, run: Run) -> Table:
     """Fit the population, train the encoder on it, and compare codes of pairs."""
     steps = [functools.partial(_member, config, k, run) for k in range(config.count)]
     population = run.each("fitting the population", steps)
-    advance = run.watch("training the encoder", config.training.epochs * max(1, config.count // config.training.batch))
-    embedding = _trained(config, population, run, lambda loss: advance())
+    embedding = _trained(config, population, run)
     found = networks(config.study, run)
     ways = [way for way in WAYS if way.label in COMPARED]
     rows = []
@@ -127,11 +125,13 @@ def _member(config: Embeddings, k: int, run: Run) -> Params:
     return run.network((config.study.inr, config.study.fit, config.queries, "population"), str(k), make)
 
 
-def _trained(config: Embeddings, population: list[Params], run: Run, on_step: Callable[[float], object]) -> Embedding:
+def _trained(config: Embeddings, population: list[Params], run: Run) -> Embedding:
     stack = {name: torch.stack([one[name] for one in population]) for name in population[0]}
     samples = [_of(config, k, run) for k in range(config.count)]
     generator = run.generator("embedding")
-    return train_embedding(config.study.inr, stack, samples, config.training, generator=generator, on_step=on_step)
+    return train_embedding(
+        config.study.inr, stack, samples, config.training, generator=generator, progress=run.progress
+    )
 
 
 def _decoded(embedding: Embedding, params: Params, judge: rg.Task) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from regauge.core.progress import Watch, unwatched
+from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.writing import PARTIAL
 from regauge.storage.store import shard as shards
 from regauge.storage.store.shard import FOLDER, MANIFEST, SUFFIX
@@ -32,12 +32,12 @@ class Verification:
         return not self.damaged
 
 
-def verify(folder: str | Path, *, watch: Watch = unwatched) -> Verification:
+def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verification:
     """Read every shard of a store and compare the checksums; a damaged one does not stop it.
 
     Args:
         folder: Of the store.
-        watch: Is told the number of shards, and returns what to call after each.
+        progress: Shows how many shards are checked.
 
     Raises:
         FileNotFoundError: There is no store.
@@ -47,12 +47,12 @@ def verify(folder: str | Path, *, watch: Watch = unwatched) -> Verification:
         raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
     names = sorted(path for path in (folder / FOLDER).iterdir() if not path.name.startswith("."))
     paths = [path for path in names if path.name.endswith(SUFFIX)]
-    done, networks, damaged = watch(len(paths)), 0, {}
+    advance, networks, damaged = progress("shards", len(paths)), 0, {}
     for path in paths:
         try:
             networks += shards.check(path).count
         except ValueError as error:
             damaged[path] = str(error)
-        done()
+        advance()
     leftovers = tuple(sorted(path for path in (folder / FOLDER).iterdir() if path.name.endswith(PARTIAL)))
     return Verification(len(paths) - len(damaged), networks, damaged, leftovers)

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save_bytes, whole_file
 from regauge.storage.store import Store
@@ -24,11 +25,10 @@ from regauge.zoo.formats.source import BLOCK
 from regauge.zoo.training.chains.steps import steps_of
 from regauge.zoo.training.chains.vectors import Link, links_of
 
-Watch = Callable[[int], None]
-"""Is told after each part how many networks it had."""
 
-
-def export_safetensors(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
+def export_safetensors(
+    store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress
+) -> None:
     """One safetensors file for each network, `{id}-{step}.safetensors`, with its row as JSON in the header.
 
     Raises:
@@ -40,15 +40,16 @@ def export_safetensors(store: Store, folder: str | Path, indices: Sequence[int],
     )
     if len(set(keys)) < len(keys):
         raise ValueError("two networks have the same id and step, so their files would have the same name")
+    advance = progress("networks", len(indices))
     for params, rows in _parts(store, indices):
         for k, row in enumerate(rows):
             network = {name: tensor[k].contiguous() for name, tensor in params.items()}
             content = safetensors.torch.save(network, {ROW: json.dumps(row), "format": "pt"})
             save_bytes(content, folder / f"{row['id']}-{row['step']}.safetensors")
-        watch(len(rows))
+        advance(len(rows))
 
 
-def export_npy(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
+def export_npy(store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress) -> None:
     """`weights.npy` with a row for each network, `layout.csv` with the columns of each tensor, and `rows.csv`.
 
     Raises:
@@ -59,12 +60,14 @@ def export_npy(store: Store, folder: str | Path, indices: Sequence[int], *, watc
     for spec in store.architecture.layout:
         variables.append(Variable(spec.name, spec.shape, start, start + spec.size))
         start += spec.size
-    rows = _matrix(store, folder / WEIGHTS, indices, variables, watch)
+    rows = _matrix(store, folder / WEIGHTS, indices, variables, progress)
     save_bytes(_layout(variables), folder / LAYOUT)
     save_bytes(_table(rows), folder / "rows.csv")
 
 
-def export_small_cnn_zoo(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
+def export_small_cnn_zoo(
+    store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress
+) -> None:
     """The files of the small CNN zoo: kernels in TensorFlow's order, metrics and layout.
 
     Layers are kernel and bias in the order of the state dictionary; weights of four axes become convolutions.
@@ -85,14 +88,16 @@ def export_small_cnn_zoo(store: Store, folder: str | Path, indices: Sequence[int
         name = f"{place}/{'kernel' if kind == 'weight' else 'bias'}:0"
         variables.append(Variable(name, shape, start, start + spec.size))
         start += spec.size
-    rows = _matrix(store, folder / WEIGHTS, indices, variables, watch)
+    rows = _matrix(store, folder / WEIGHTS, indices, variables, progress)
     activation = store.architecture.settings.get("activation")
     known = {} if not isinstance(activation, str) else {"config.activation": activation}
     save_bytes(written_metrics([{"modeldir": str(row["id"])} | known | row for row in rows]), folder / METRICS)
     save_bytes(_layout(variables), folder / LAYOUT)
 
 
-def export_dwsnets(store: Store, folder: str | Path, indices: Sequence[int], *, watch: Watch) -> None:
+def export_dwsnets(
+    store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress
+) -> None:
     """Folders of DWSNets: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
 
     Layers are numbered one by one for sine networks and by twos for those with ReLU. Whoever reads a sine network adds
@@ -116,6 +121,7 @@ def export_dwsnets(store: Store, folder: str | Path, indices: Sequence[int], *, 
     own = {int(k): name for name, part in store.split().items() for k in part}
     splits: dict[str, dict[str, list[Any]]] = {}
     done = 0
+    advance = progress("networks", len(indices))
     for params, rows in _parts(store, indices):
         params = params | {last: params[last] - shift}
         for k, row in enumerate(rows):
@@ -130,7 +136,7 @@ def export_dwsnets(store: Store, folder: str | Path, indices: Sequence[int], *, 
             listed["path"].append(path.relative_to(folder).as_posix())
             listed["label"].append(row["label"])
         done += len(rows)
-        watch(len(rows))
+        advance(len(rows))
     save_bytes(json.dumps(splits).encode(), folder / "splits.json")
 
 
@@ -178,11 +184,12 @@ def _require_floats(store: Store) -> None:
 
 
 def _matrix(
-    store: Store, path: Path, indices: Sequence[int], variables: Sequence[Variable], watch: Watch
+    store: Store, path: Path, indices: Sequence[int], variables: Sequence[Variable], progress: Progress
 ) -> list[dict[str, Any]]:
     """Write the networks as rows of one array, without holding them all; returns what is known of them."""
     shape = (len(indices), variables[-1].end)
     rows: list[dict[str, Any]] = []
+    advance = progress("networks", len(indices))
     with whole_file(path) as temporary:
         matrix = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
         for params, part in _parts(store, indices):
@@ -191,7 +198,7 @@ def _matrix(
                 values = params[spec.name].permute(0, *(int(axis) + 1 for axis in back)).reshape(len(part), -1)
                 matrix[len(rows) : len(rows) + len(part), variable.start : variable.end] = values.float().numpy()
             rows += part
-            watch(len(part))
+            advance(len(part))
         matrix.flush()
     return rows
 

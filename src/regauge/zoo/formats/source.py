@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
 from regauge.storage.architecture import Architecture, layout_of
@@ -76,7 +77,7 @@ def import_zoo(
     *,
     symmetry: Symmetry | None = None,
     storage: str | None = None,
-    watch: Callable[[int], None] = lambda count: None,
+    progress: Progress = no_progress,
 ) -> Store:
     """Write a population into a store; a second call reads what is missing: the rest, or what the source gained since.
 
@@ -89,7 +90,7 @@ def import_zoo(
         symmetry: Of the architecture; it is discovered unless given, where the architecture has a module and example
             inputs.
         storage: As for `Store.create`.
-        watch: Is told after each block how many networks it had.
+        progress: Shows how many networks are imported now.
 
     Raises:
         FileExistsError: The folder holds the networks of another source, another store, or other files.
@@ -105,6 +106,7 @@ def import_zoo(
         symmetry = discover(source.architecture.module().eval(), source.inputs)
     store = Store.create(folder, source.architecture, symmetry, storage=storage, about=about)
     missing = _missing(source, store)
+    advance = progress("networks", sum(missing))
     size = max(1, min(BLOCK, BLOCK_BYTES // max(1, 4 * source.architecture.size)))
     for number, start in enumerate(range(0, len(source.rows), size)):
         part = [k for k in range(start, min(start + size, len(source.rows))) if missing[k]]
@@ -112,7 +114,7 @@ def import_zoo(
             block = source.read(part)
             with suppress(FileExistsError):  # another import did the same
                 store.append(block.params, block.rows, name=f"import-{number:06d}-{_digest(block.rows)}")
-            watch(len(part))
+            advance(len(part))
     store.refresh()
     return store
 

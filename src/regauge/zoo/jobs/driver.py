@@ -10,7 +10,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from regauge.core.progress import Watch, unwatched
+from regauge.core.progress import Advance, Progress, no_progress
 from regauge.zoo.jobs.threads import one_thread
 
 K = TypeVar("K")
@@ -52,7 +52,7 @@ def run_jobs(
     executor: MakeExecutor | None = None,
     share: Share = WHOLE,
     rounds: int = 5,
-    watch: Watch = unwatched,
+    progress: Progress = no_progress,
 ) -> int:
     """Do the jobs that are not done yet.
 
@@ -63,7 +63,7 @@ def run_jobs(
         share: The part of all jobs that this process takes.
         rounds: How many pools in a row may break before a job succeeded. A round in which no job succeeded is the last
             where the pool did not break.
-        watch: Is told about the progress.
+        progress: Shows how many jobs are done.
 
     Returns:
         How many jobs were done now.
@@ -72,9 +72,8 @@ def run_jobs(
         JobsError: Jobs are missing after the last round; the error of one of them is its cause. In this process, the
             error of a job is raised as it is, at once.
     """
-    missing = [key for number, key in enumerate(job.keys) if number % share.world == share.rank]
-    missing = [key for key in missing if not job.is_done(key)]
-    total, done = len(missing), watch(len(missing))
+    missing = missing_jobs(job, share)
+    total, done = len(missing), progress("jobs", len(missing))
     if executor is None:
         for key in missing:
             perform(job, key)
@@ -99,6 +98,12 @@ def run_jobs(
             "done stays done"
         ) from error
     return total
+
+
+def missing_jobs(job: Job[K], share: Share = WHOLE) -> list[K]:
+    """Keys of the jobs in a share that are not done yet."""
+    keys = [key for number, key in enumerate(job.keys) if number % share.world == share.rank]
+    return [key for key in keys if not job.is_done(key)]
 
 
 def perform(job: Job[K], key: K) -> None:
@@ -135,9 +140,7 @@ def share_of(environment: Mapping[str, str] = os.environ) -> Share:
     return share
 
 
-def _submitted(
-    job: Job[K], keys: Sequence[K], executor: MakeExecutor, done: Callable[[], None]
-) -> BaseException | None:
+def _submitted(job: Job[K], keys: Sequence[K], executor: MakeExecutor, done: Advance) -> BaseException | None:
     """Submit some jobs and wait for all; returns the error of one, that of a broken pool rather than another."""
     found: BaseException | None = None
     with executor() as pool:

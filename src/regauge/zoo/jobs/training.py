@@ -1,16 +1,17 @@
 """Train a population shard by shard: job i trains the networks of shard i and appends them to the store."""
 
 import math
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from regauge.core.progress import Told, untold
+from regauge.core.progress import Advance, Progress, no_advance, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
 from regauge.storage.store import Store, path_of
+from regauge.zoo.jobs.driver import WHOLE, MakeExecutor, Share, missing_jobs, run_jobs
 from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.training import Config, Examples, load_examples, train_stacks
 
@@ -32,14 +33,14 @@ class TrainShards:
         config: Of the whole population.
         size: Networks of a shard.
         device: Where they are trained.
-        watch: Is told in this process how many networks were trained since, in parts; workers have no such thing.
+        advance: Advances by trained networks, in parts, in this process; workers show nothing.
     """
 
     folder: Path
     config: Config
     size: int
     device: str = "cpu"
-    watch: Told = field(default=untold, compare=False)
+    advance: Advance = field(default=no_advance, compare=False)
 
     @property
     def keys(self) -> range:
@@ -54,19 +55,42 @@ class TrainShards:
         """Of the shard."""
         return f"train-{key:06d}"
 
+    def ids(self, key: int) -> range:
+        """Of the networks of the shard."""
+        return range(key * self.size, min(self.config.count, (key + 1) * self.size))
+
     def __call__(self, key: int) -> None:
         """Train the networks of one shard and append all their checkpoints."""
-        ids = range(key * self.size, min(self.config.count, (key + 1) * self.size))
+        ids = self.ids(key)
         stage = Stage(Store.open(self.folder), self.name(key))
         missing = ids[max(0, stage.finished() - ids.start) :]
-        self.watch(len(ids) - len(missing))
+        self.advance(len(ids) - len(missing))
         try:
-            for part, blocks in train_stacks(self.config, ids=missing, device=self.device, watch=self.watch):
+            for part, blocks in train_stacks(self.config, ids=missing, device=self.device, advance=self.advance):
                 stage.keep(part, blocks, is_last=part[-1] == ids[-1])
             stage.publish()
         except FileNotFoundError:  # another worker finished the same job, and deleted what was kept for it
             if not self.is_done(key):
                 raise
+
+
+def train_shards(
+    jobs: TrainShards,
+    *,
+    executor: MakeExecutor | None = None,
+    share: Share = WHOLE,
+    progress: Progress = no_progress,
+) -> int:
+    """`run_jobs` with progress in networks: after every step in this process, after every shard in other ones."""
+    total = sum(len(jobs.ids(key)) for key in missing_jobs(jobs, share))
+    advance = progress("networks", total)
+    if executor is None:
+        return run_jobs(replace(jobs, advance=advance), share=share)
+
+    def begin(label: str, count: float, /) -> Advance:
+        return lambda amount=1, /, *, loss=None: advance(amount * total / max(1, count))
+
+    return run_jobs(jobs, executor=executor, share=share, progress=begin)
 
 
 def plan(

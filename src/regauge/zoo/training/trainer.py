@@ -11,7 +11,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from regauge.core.progress import Told, untold
+from regauge.core.progress import Advance, no_advance
 from regauge.zoo.training.chains.images import ImageChain
 from regauge.zoo.training.chains.steps import steps_of
 from regauge.zoo.training.chains.vectors import VectorChain, links_of
@@ -53,7 +53,7 @@ def train(
     stack: int | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    watch: Told = untold,
+    advance: Advance = no_advance,
 ) -> Iterator[Block]:
     """Train a population, or some networks of it.
 
@@ -77,7 +77,7 @@ def train(
         stack: Networks of a stack at most.
         device: Where.
         dtype: Of parameters and examples.
-        watch: Is told after every step how many whole trainings it was worth; all are worth the number of networks.
+        advance: Advances by trained networks: every step by its part of them.
 
     Yields:
         For each stack a block at every checkpoint, and at the end; and one of the networks that are given up where
@@ -88,7 +88,7 @@ def train(
             the module cannot be trained this way.
     """
     for _, blocks in train_stacks(
-        config, ids=ids, data=data, backend=backend, stack=stack, device=device, dtype=dtype, watch=watch
+        config, ids=ids, data=data, backend=backend, stack=stack, device=device, dtype=dtype, advance=advance
     ):
         yield from blocks
 
@@ -102,7 +102,7 @@ def train_stacks(
     stack: int | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    watch: Told = untold,
+    advance: Advance = no_advance,
 ) -> Iterator[tuple[list[int], Iterator[Block]]]:
     """The same, stack by stack: the ids of each, and its blocks, which are to be taken before the next stack.
 
@@ -122,7 +122,7 @@ def train_stacks(
     maker = _Maker(config, module, examples, torch.device(device), dtype, backend, len(chosen))
     size = stack if stack is not None else maker.stack_size()
     for part in cut(config, chosen, size, is_one_group=reads_everything(config, examples)):
-        yield part, _trained(config, maker, examples, [member_of(config, k) for k in part], watch)
+        yield part, _trained(config, maker, examples, [member_of(config, k) for k in part], advance)
 
 
 def member_of(config: Config, network: int) -> Member:
@@ -254,7 +254,9 @@ def _require_whole_groups(config: Config, ids: Sequence[int]) -> None:
             )
 
 
-def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Member], watch: Told) -> Iterator[Block]:
+def _trained(
+    config: Config, maker: _Maker, examples: Examples, members: list[Member], advance: Advance
+) -> Iterator[Block]:
     """Train one stack."""
     total = config.total_steps(examples)
     worth = len(members) / total
@@ -268,7 +270,7 @@ def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Me
             losses: Tensor | None = None
             for step in range(reached, event):
                 losses = stack.program.step(*stack.batches.at(step), config.schedule.factor(step, total))
-                watch(worth)
+                advance(worth)
             reached = event
             params = stack.program.params()
             rows = stack.judge(event, losses, params, discards.get(event))
@@ -277,7 +279,7 @@ def _trained(config: Config, maker: _Maker, examples: Examples, members: list[Me
         if block.rows:
             yield block
         if not any(stack.is_alive):
-            watch(worth * (total - reached))
+            advance(worth * (total - reached))
             return
 
 

@@ -1,0 +1,49 @@
+"""Progress bars, with an estimate of the time left."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich import progress as rich
+from rich.console import Console
+
+from regauge.core.progress import Advance, Progress
+
+ESTIMATE_SECONDS = 600
+"""The estimate of the time left looks at the steps of these last seconds."""
+
+
+@contextmanager
+def show_progress(console: Console, *, is_transient: bool = False, is_counted: bool = True) -> Iterator[Progress]:
+    """Show a bar for each piece of work, until the context ends.
+
+    Args:
+        console: Where.
+        is_transient: Whether the bars vanish at the end and are left out where nobody watches, in a file or a pipe.
+        is_counted: Whether amounts are shown as numbers, else in percent.
+    """
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn() if is_counted else rich.TaskProgressColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("left:"),
+        rich.TimeRemainingColumn(),
+    )
+    is_hidden = is_transient and not console.is_terminal
+    with rich.Progress(
+        *columns,
+        console=console,
+        transient=is_transient,
+        disable=is_hidden,
+        speed_estimate_period=ESTIMATE_SECONDS,
+    ) as bars:
+
+        def begin(label: str, total: float, /) -> Advance:
+            task = bars.add_task(label, total=total)
+
+            def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
+                bars.advance(task, amount)
+
+            return advance
+
+        yield begin
