@@ -11,7 +11,7 @@ from regauge.alignment.matching import Matching, Method
 from regauge.core import act as _act
 from regauge.core.element import Element
 from regauge.core.families import Tensors, compared, dot
-from regauge.core.params import Params
+from regauge.core.interpolation import mean
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -127,9 +127,14 @@ def best_climb(
         ends.append((climb, _as_given(symmetry, climb.elements, [factors[0]] * len(tensors))))
     best, elements = max(ends, key=lambda end: end[0].objective)
     if task is not None and len(ends) > 1:
-        judge = task.evaluate
+
+        def mean_loss(end: tuple[Climb, tuple[Element, ...]]) -> float:
+            moved = [symmetry.act(element, network) for element, network in zip(end[1], networks, strict=True)]
+            return judge.evaluate(mean(moved))["loss"]
+
+        judge = task
         candidates = [end for end in ends if end[0].objective >= initial]
-        best, elements = min(candidates, key=lambda end: judge(_mean(symmetry, end[1], networks))["loss"])
+        best, elements = min(candidates, key=mean_loss)
     return ManyMatching(
         elements=elements,
         objective=best.objective,
@@ -179,13 +184,3 @@ def _as_given(symmetry: Symmetry, elements: Sequence[Element], factors: Sequence
         symmetry.identity(),
         *(symmetry.compose(back, symmetry.compose(element, factor)) for element, factor in pairs),
     )
-
-
-def _mean(symmetry: Symmetry, elements: Sequence[Element], networks: Sequence[Mapping[str, Tensor]]) -> Params:
-    moved = [symmetry.act(element, network) for element, network in zip(elements, networks, strict=True)]
-    return {
-        name: torch.stack([network[name].to(tensor) for network in moved]).mean(0)
-        if tensor.is_floating_point()
-        else tensor
-        for name, tensor in moved[0].items()
-    }

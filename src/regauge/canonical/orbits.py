@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regauge.alignment import Method
 from regauge.canonical.canonicalize import canonicalize, matched
+from regauge.core.interpolation import distance
 from regauge.core.params import require_same_shapes
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -45,14 +46,5 @@ def orbit_distance(
     symmetry = symmetry.bind(params_a)
     first, second = canonicalize(params_a, symmetry), canonicalize(params_b, symmetry)
     element = matched(first, second, symmetry, method=method, task=task, generator=generator)
-    return min(_distance(symmetry, first, b) for b in (second, symmetry.act(element, second)))
-
-
-def _distance(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
-    squares = [
-        float((x.double() - b[name].double()).square().sum())
-        for name, x in a.items()
-        if x.is_floating_point() and name not in ignored
-    ]
-    return float(sum(squares) ** 0.5)
+    return min(distance(first, b, ignored) for b in (second, symmetry.act(element, second)))

@@ -18,7 +18,7 @@ from regauge.cli.streaming import (
     staging_of,
     write,
 )
-from regauge.core.params import Params
+from regauge.core.interpolation import distance
 from regauge.merging.streamed import moved_pieces
 from regauge.storage.checkpoints.alignments import IN_FOLDER, Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.writing import SUFFIX, require_writable, save
@@ -43,7 +43,7 @@ def run(options: Align) -> None:
     save(moved, options.output, overwrite=options.overwrite, metadata=header)
     save_alignment(Alignment(symmetry, result.element), beside, overwrite=options.overwrite)
     table = Table("", "before", "after", box=None, pad_edge=False)
-    before, after = distance(params_a, params_b), distance(params_a, result.params)
+    before, after = (distance(params_a, b, symmetry.buffers) for b in (params_b, result.params))
     table.add_row("distance between A and B", f"{before:.6g}", f"{after:.6g}")
     if task is not None:
         before, after = (task.midpoint_loss(params_a, b) for b in (params_b, result.params))
@@ -70,13 +70,3 @@ def _run_streamed(options: Align, console: Console) -> None:
             with console.status("writing"):
                 write(job, staging, moved_pieces(job.checkpoints[1], job.symmetry, element))
     print(f"written: {out} and {beside}")
-
-
-def distance(params_a: Params, params_b: Params) -> float:
-    """Euclidean distance between two networks, over all floating-point parameters and buffers."""
-    squares = [
-        float((tensor.double() - params_b[name].double()).square().sum())
-        for name, tensor in params_a.items()
-        if tensor.is_floating_point()
-    ]
-    return float(sum(squares) ** 0.5)

@@ -6,14 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 import regauge as rg
-from regauge.cli.align import distance
 from regauge.cli.errors import UsageError
 from regauge.cli.judging import Judged, read, table_of
 from regauge.cli.matching import as_stored, header_of
 from regauge.cli.options import Repair
+from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params
 from regauge.core.task import arguments
-from regauge.merging.average import mean, shares_of
 from regauge.storage.checkpoints.writing import require_writable, save
 
 FAR = 0.05

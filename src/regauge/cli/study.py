@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.cli.align import distance
+from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.data.images import ImageData
@@ -126,7 +126,9 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
         "barriers": {name: curve.barrier for name, curve in lines.items()},
         "midpoints": {name: curve.table[POINTS // 2] for name, curve in lines.items()},
         "merged": {name: evaluate(params) for name, params in merged.items()},
-        "distance": {"before": distance(a, b), "after": distance(a, result.params)},
+        "distance": {
+            when: distance(a, end, symmetry.buffers) for when, end in (("before", b), ("after", result.params))
+        },
         "units": min(UNITS, len(a[case.first])),
         "symmetry": described(symmetry, check),
     }

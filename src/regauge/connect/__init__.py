@@ -15,10 +15,10 @@ from regauge.connect.paths import (
     WassersteinGeodesic,
 )
 from regauge.connect.plane import Plane, plane
-from regauge.connect.points import combine, interpolate
 from regauge.connect.repair import repair
 from regauge.connect.straighten import Straighten, straighten
 from regauge.connect.train_path import train_path
+from regauge.core.interpolation import combine, interpolate
 
 __all__ = [
     "Bezier",

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from regauge.alignment.descent import repeated
 from regauge.connect.line import Curve, line
-from regauge.connect.points import combine
+from regauge.core.interpolation import combine, distance
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.core.task import Batch, Task
@@ -220,14 +220,8 @@ def measure_line(
         params,
         before,
         after,
-        moved=_distance(params_b, params),
-        distance=_distance(params_a, params),
-        distance_before=_distance(params_a, params_b),
+        moved=distance(params_b, params),
+        distance=distance(params_a, params),
+        distance_before=distance(params_a, params_b),
         losses=losses,
     )
-
-
-def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Euclidean distance over all floating-point tensors."""
-    squares = [(a[n].double() - b[n].double()).square().sum() for n, t in a.items() if t.is_floating_point()]
-    return float(sum(float(square) for square in squares) ** 0.5)

@@ -9,8 +9,8 @@ from typing import Any, Protocol, Self
 from torch import Tensor, nn
 
 from regauge.canonical import Manifold
-from regauge.connect.points import combine, interpolate
 from regauge.connect.repair import repair
+from regauge.core.interpolation import combine, interpolate
 from regauge.core.params import Params
 
 Gaussian = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regauge.connect.points import combine
+from regauge.core.interpolation import combine
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.task import Task
 

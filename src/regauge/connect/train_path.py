@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regauge.alignment.descent import repeated
 from regauge.connect.paths import ControlledPath
-from regauge.connect.points import combine
+from regauge.core.interpolation import combine
 from regauge.core.params import require_finite, require_same_shapes
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task

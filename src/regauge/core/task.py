@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.core.interpolation import interpolate
 from regauge.core.outputs import Outputs, output_tensors
 from regauge.core.params import Params
 
@@ -66,11 +67,11 @@ class Task:
 
     def midpoint_loss(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> float:
         """The mean loss of the network halfway between two, over all batches."""
-        middle = {
-            name: torch.lerp(tensor, params_b[name].to(tensor), 0.5) if tensor.is_floating_point() else tensor
-            for name, tensor in params_a.items()
-        }
-        return self.evaluate(middle if self.prepare is None else self.prepare(middle))["loss"]
+        return self.evaluate_average(interpolate(params_a, params_b))["loss"]
+
+    def evaluate_average(self, params: Params) -> dict[str, float]:
+        """`evaluate` of an average of networks, prepared first where the task says how."""
+        return self.evaluate(params if self.prepare is None else self.prepare(params))
 
     def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import AlignManyResult, ManyMethod, MergeMany, Method, WeightMatching, align_many
+from regauge.core.interpolation import distance, mean
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.merging.average import mean
-from regauge.merging.record import Merged, MergeRecord, distance
-from regauge.merging.rules import Average, MeanRule, Rule, VectorRule, evaluated
+from regauge.merging.record import Merged, MergeRecord
+from regauge.merging.rules import Average, MeanRule, Rule, VectorRule
 
 
 def merge(
@@ -110,8 +110,10 @@ def merged(
         after=tuple(distance(reference, network, buffers) for network in made.networks),
         metrics=() if task is None else tuple(task.evaluate(network) for network in params),
         base_metrics=None if task is None or base is None else task.evaluate(base),
-        merged_metrics=None if task is None else evaluated(task, made.params),
-        unaligned_metrics=None if task is None or base is not None else evaluated(task, mean(params, made.weights)),
+        merged_metrics=None if task is None else task.evaluate_average(made.params),
+        unaligned_metrics=None
+        if task is None or base is not None
+        else task.evaluate_average(mean(params, made.weights)),
     )
     return Merged(made.params, record)
 
@@ -171,10 +173,7 @@ def _combined(
     generator: torch.Generator | None,
 ) -> Params:
     """The base plus what the rule makes of the task vectors, in float64; statistics are averaged."""
-    statistics = mean(
-        [{name: network[name] for name in symmetry.buffers if name in network} for network in networks],
-        _equal(networks),
-    )
+    statistics = mean([{name: network[name] for name in symmetry.buffers if name in network} for network in networks])
     tied = {name: names for names in symmetry.tied for name in names}
     result: Params = {}
     for name, tensor in base.items():
@@ -190,7 +189,3 @@ def _combined(
             vectors = torch.stack([network[name].to(start) - start for network in networks])
             result[name] = (start + rule.combine(vectors, factors, generator)).to(tensor.dtype)
     return result
-
-
-def _equal(networks: Sequence[object]) -> tuple[float, ...]:
-    return (1 / len(networks),) * len(networks)

@@ -1,10 +1,7 @@
 """What was merged, how, and what came out: a record that prints as a model card."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from regauge.core.params import Params
 
@@ -101,15 +98,6 @@ class Merged:
 
     def __str__(self) -> str:
         return self.record.card
-
-
-def distance(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], buffers: tuple[str, ...]) -> float:
-    """Euclidean distance over all floating-point tensors but those named."""
-    squares = 0.0
-    for name, tensor in params_a.items():
-        if tensor.is_floating_point() and name not in buffers:
-            squares += float((tensor.double() - params_b[name].to(tensor.device).double()).square().sum())
-    return math.sqrt(squares)
 
 
 def table(header: list[str], rows: list[list[str]]) -> list[str]:

@@ -8,9 +8,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from regauge.core.params import Params
+from regauge.core.interpolation import mean, shares_of
 from regauge.core.task import Task
-from regauge.merging.average import mean, shares_of
 
 
 @runtime_checkable
@@ -92,7 +91,7 @@ class GreedySoup:
         for k in order[1:]:
             tried = [*chosen, k]
             soup = mean([networks[j] for j in tried], shares_of([given[j] for j in tried], len(tried)))
-            loss = evaluated(task, soup)["loss"]
+            loss = task.evaluate_average(soup)["loss"]
             if loss <= best:
                 chosen, best = tried, loss
         return shares_of([given[k] if k in chosen else 0.0 for k in range(len(networks))], len(networks))
@@ -206,11 +205,6 @@ class Dare:
             noise = torch.rand(vectors.shape, generator=generator, device=generator.device, dtype=torch.float64)
             vectors = torch.where(noise.to(vectors.device) < self.drop, 0.0, vectors / (1 - self.drop))
         return self.rule.combine(vectors, factors, generator)
-
-
-def evaluated(task: Task, average: Params) -> dict[str, float]:
-    """The metrics of a network that was not trained: its statistics are recomputed where the task says how."""
-    return task.evaluate(average if task.prepare is None else task.prepare(average))
 
 
 def _trimmed(vector: Tensor, density: float) -> Tensor:

@@ -8,8 +8,8 @@ from torch import Tensor
 from regauge.alignment.streamed.memory import CHUNK
 from regauge.core import act as _act
 from regauge.core.element import Element
+from regauge.core.interpolation import shares_of
 from regauge.core.symmetry import Symmetry
-from regauge.merging.average import shares_of
 from regauge.merging.rules import Average, Rule, TaskArithmetic
 from regauge.storage.checkpoints.lazy import LazyCheckpoint
 from regauge.storage.checkpoints.shards import Pieces

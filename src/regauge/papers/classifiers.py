@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.alignment import Method
 from regauge.connect import Curve, Path
+from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, has_mnist, mnist
 from regauge.nets.training import Training, initialize, split_batches, train
@@ -151,7 +152,7 @@ def compare(comparison: Comparison, data: ImageData, run: Run) -> tuple[Row, ...
                 images = data.train_images[: comparison.population.examples][:REPAIR_IMAGES]
                 path = rg.Repaired(judge.module, torch.split(images, EVALUATION_BATCH))
             curve = rg.line(judge.evaluate, a, moved, points=comparison.points, path=path)
-            return {"seconds": seconds, "distance": distance(a, moved), "line": list(curve.table)}
+            return {"seconds": seconds, "distance": distance(a, moved, symmetry.buffers), "line": list(curve.table)}
 
         return run.record(settings, f"{seed}-{pair}", make)
 
@@ -169,11 +170,6 @@ def align(
     if method is None:
         return b
     return rg.align(a, b, symmetry, method=method, task=task, generator=generator).params
-
-
-def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Euclidean distance of two networks."""
-    return float(sum(float((a[name].double() - b[name].double()).square().sum()) for name in a) ** 0.5)
 
 
 def mean_curve(curves: Sequence[Curve]) -> tuple[dict[str, float], ...]:

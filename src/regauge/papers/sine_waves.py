@@ -14,11 +14,12 @@ import torch
 import regauge as rg
 from regauge.alignment import Method
 from regauge.connect import Curve
+from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.data.waves import Waves, waves
 from regauge.nets.fitting import Fitting, fit_signals
 from regauge.nets.siren import Siren, plain_population
-from regauge.papers.classifiers import align, distance, mean_curve
+from regauge.papers.classifiers import align, mean_curve
 from regauge.papers.experiment import Experiment
 from regauge.papers.run import Record, Run, Scale
 from regauge.papers.symmetries import permutations_only, without_shifts

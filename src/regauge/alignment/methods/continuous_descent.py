@@ -13,6 +13,7 @@ from regauge.alignment.matching import Matching, Method, require_generator, requ
 from regauge.alignment.methods.activation_matching import MixedMatching
 from regauge.core.element import Element
 from regauge.core.groups import Group
+from regauge.core.interpolation import interpolate
 from regauge.core.rotations import keeping_ones
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch, Task
@@ -138,13 +139,9 @@ class ContinuousDescent:
         t = 0.5
         if self.loss == "random" and generator is not None:
             t = float(torch.rand((), generator=generator, device=generator.device))
-        between = dict(params_a)
-        for name, x in params_a.items():
-            if x.is_floating_point():
-                # Operators do not differentiate with respect to running statistics.
-                y = moved[name].detach() if name in symmetry.buffers else moved[name]
-                between[name] = torch.lerp(x, y.to(x), t)
-        return task.loss(between, next(batches))
+        # Operators do not differentiate with respect to running statistics.
+        there = {name: y.detach() if name in symmetry.buffers else y for name, y in moved.items()}
+        return task.loss(interpolate(params_a, there, t), next(batches))
 
 
 def _is_continuous(group: Group) -> bool:

@@ -14,7 +14,7 @@ from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.pairs import PairsMatching, PairsMethod, match_each
 from regauge.core.element import Element, concatenate
 from regauge.core.families import compared
-from regauge.core.params import Params
+from regauge.core.interpolation import interpolate
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch, Task
 from regauge.relaxed.action import RelaxedAction
@@ -208,10 +208,8 @@ class Sinkhorn:
         where = torch.full((count,), 0.5)
         if self.loss == "random" and generator is not None:
             where = torch.rand(count, generator=generator, device=generator.device)
-        between = dict(params_a)
-        for name, x in a.items():
-            t = where.to(x).reshape(-1, *([1] * (x.ndim - 1)))
-            between[name] = torch.lerp(x, moved[name], t).to(params_a[name].dtype)
+        between = {**params_a, **interpolate(a, moved, where)}
+        between = {name: tensor.to(params_a[name].dtype) for name, tensor in between.items()}
         batch = next(batches)
         if count == 1:
             return task.loss({name: t[0] for name, t in between.items()}, batch)
@@ -233,7 +231,7 @@ class Sinkhorn:
             if self.loss == "midpoint":
                 values.append(task.midpoint_loss(a, b))
             else:
-                losses = [task.evaluate(_between(task, a, b, t))["loss"] for t in POINTS]
+                losses = [task.evaluate_average(interpolate(a, b, t))["loss"] for t in POINTS]
                 values.append(sum(losses) / len(POINTS))
         return -torch.tensor(values, dtype=torch.float64)
 
@@ -246,14 +244,6 @@ def _floats(*networks: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         floats = {n: t.detach().to(first[n].device) for n, t in params.items() if t.is_floating_point()}
         result.append({n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in floats.items()})
     return result
-
-
-def _between(task: Task, a: Params, b: Params, t: float) -> Params:
-    point = {
-        name: torch.lerp(tensor, b[name].to(tensor), t) if tensor.is_floating_point() else tensor
-        for name, tensor in a.items()
-    }
-    return point if task.prepare is None else task.prepare(point)
 
 
 def _joined(parts: list[PairsMatching]) -> PairsMatching:

@@ -13,6 +13,7 @@ from regauge.alignment.matching import Matching, Method, require_task
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.core.element import Element
 from regauge.core.families import compared
+from regauge.core.interpolation import interpolate
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
@@ -94,11 +95,8 @@ class StraightThrough:
                     break
             if ascent.changed:
                 rest = symmetry.act(ascent.element, params_b, skip=a.keys())
-            middle = {
-                name: torch.lerp(t, rest[name].to(t), 0.5) if t.is_floating_point() and name not in a else t
-                for name, t in params_a.items()
-            }
-            between = {name: torch.lerp(x, ascent.second[name], 0.5).requires_grad_() for name, x in a.items()}
+            middle = interpolate({name: t for name, t in params_a.items() if name not in a}, rest)
+            between = {name: t.requires_grad_() for name, t in interpolate(a, ascent.second).items()}
             middle |= {name: t.to(params_a[name].dtype) for name, t in between.items()}
             loss = task.loss(middle, next(batches))
             gradients = torch.autograd.grad(loss, list(between.values()), allow_unused=True)

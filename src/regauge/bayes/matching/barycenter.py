@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.transport.couplings import with_zeros
+from regauge.core.interpolation import mean, shares_of
 from regauge.core.params import require_same_shapes
-from regauge.merging.average import mean, shares_of
 
 
 def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None = None) -> GaussianPosterior:

@@ -9,7 +9,7 @@ from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.transport import couplings
 from regauge.connect.paths import WassersteinGeodesic
-from regauge.connect.points import interpolate
+from regauge.core.interpolation import interpolate
 
 
 @dataclass(frozen=True, eq=False)

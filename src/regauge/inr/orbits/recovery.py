@@ -10,7 +10,7 @@ from torch import Tensor
 from regauge.alignment import Method
 from regauge.alignment.align_pairs import align_pairs
 from regauge.connect.line import Curve
-from regauge.connect.points import interpolate
+from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task

@@ -13,8 +13,9 @@ from torch import Tensor
 import regauge as rg
 from regauge.alignment import Method
 from regauge.connect import Curve, Path
+from regauge.core.interpolation import distance
 from regauge.core.params import Params
-from regauge.papers.classifiers import distance, mean_curve
+from regauge.papers.classifiers import mean_curve
 from regauge.papers.run import Record, Run
 from regauge.papers.shapes.pairs import Shape, Study, networks, pairs, samples, task
 from regauge.papers.symmetries import permutations_only, without_shifts

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment.matching import Method
-from regauge.connect.points import interpolate
+from regauge.core.interpolation import interpolate
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
