@@ -23,7 +23,7 @@ import regauge as rg
 from regauge.core import act as _act
 from regauge.core.element import Element
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
-from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.shards import Shard, Slot, write_index, write_shard
 
 SHARD = 500_000_000
@@ -150,7 +150,7 @@ def plain_reading(folders: list[Path]) -> float:
     for _ in range(2):
         start, total = time.perf_counter(), 0
         for folder in folders:
-            for file in LazyCheckpoint.open(folder).metadata:
+            for file in Checkpoint.open(folder).metadata:
                 descriptor = os.open(file, os.O_RDONLY)
                 while count := os.readv(descriptor, [buffer]):
                     total += count

@@ -18,7 +18,7 @@ from regauge.canonical.span import Span
 from regauge.cli.main import main
 from regauge.core import sphere
 from regauge.storage.checkpoints.alignments import load_alignment
-from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save
 
 

@@ -13,7 +13,7 @@ import regauge as rg
 from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.alignments import load_alignment
-from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save
 
 MODELS = """

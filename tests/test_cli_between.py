@@ -10,7 +10,7 @@ from torch import nn
 
 import regauge as rg
 from regauge.cli.main import main
-from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save
 
 MODELS = """

@@ -17,7 +17,7 @@ from regauge.nets.training import split_batches
 from regauge.report.demo import demo_page
 from regauge.report.figures import line_figure, permutation_figure, png_uri, svg_uri, weights_figure
 from regauge.storage.checkpoints.alignments import load_alignment
-from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.checkpoint import load
 
 SIZES = {"mlp": [24, 24], "cnn": [4, 8, 16]}
 

@@ -17,8 +17,7 @@ from torch import Tensor
 import regauge as rg
 from regauge.cli.main import main
 from regauge.core.params import Params
-from regauge.storage.checkpoints.lazy import LazyCheckpoint
-from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.checkpoint import Checkpoint, load
 from regauge.storage.checkpoints.shards import Shard, Slot, joined, layout, write_index, write_shard
 from regauge.storage.checkpoints.staging import Staging, partial_of, replace_folder
 from regauge.storage.checkpoints.writing import save
@@ -79,7 +78,7 @@ def _arguments(command: str, pair: tuple[Path, Path], out: Path, *more: str) -> 
 def test_reading_in_pieces_gives_the_bits_of_the_file(dtype: torch.dtype, tmp_path: Path) -> None:
     params = {**_params(0, dtype=dtype), "long": torch.randn(700, 900).to(dtype), "empty": torch.zeros(0, 3).to(dtype)}
     save(params, tmp_path / "a.safetensors")
-    with LazyCheckpoint.open(tmp_path / "a.safetensors") as lazy:
+    with Checkpoint.open(tmp_path / "a.safetensors") as lazy:
         assert _equal({name: lazy.read(name) for name in params}, params)
         assert torch.equal(lazy.read("long", rows=(13, 600)), params["long"][13:600])
         assert torch.equal(lazy.read("long", dtype=torch.float64), params["long"].double())
@@ -87,13 +86,13 @@ def test_reading_in_pieces_gives_the_bits_of_the_file(dtype: torch.dtype, tmp_pa
 
 
 def test_a_sharded_checkpoint_is_read_by_its_index(pair: tuple[Path, Path]) -> None:
-    with LazyCheckpoint.open(pair[0]) as lazy:
-        assert _equal({name: lazy.read(name) for name in lazy.entries}, _params(0))
+    with Checkpoint.open(pair[0]) as lazy:
+        assert _equal({name: lazy.read(name) for name in lazy.stored}, _params(0))
         assert sorted(shard.metadata["k"] for shard in layout(lazy)) == list("012345")
 
 
 def test_a_layout_written_again_is_the_same_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    with LazyCheckpoint.open(pair[0]) as lazy:
+    with Checkpoint.open(pair[0]) as lazy:
         for shard in layout(lazy):
             size, _ = write_shard(shard, tmp_path, lambda name: iter([lazy.read(name)]))
             assert (tmp_path / shard.file).read_bytes() == (pair[0] / shard.file).read_bytes()
@@ -105,7 +104,7 @@ def test_a_layout_written_again_is_the_same_file(pair: tuple[Path, Path], tmp_pa
 
 def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
     save({"a": torch.zeros(1000)}, tmp_path / "a.safetensors")
-    with LazyCheckpoint.open(tmp_path / "a.safetensors") as lazy:
+    with Checkpoint.open(tmp_path / "a.safetensors") as lazy:
         os.truncate(tmp_path / "a.safetensors", 1000)
         with pytest.raises(ValueError, match=r"a\.safetensors' ended inside 'a'"):
             lazy.read("a")

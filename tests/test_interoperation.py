@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from regauge.cli.main import main
-from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.checkpoint import load
 
 transformers = pytest.importorskip("transformers")
 

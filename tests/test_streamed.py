@@ -24,7 +24,7 @@ from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.nets.transformer import Llama
-from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import save
 
 BY_NAME = {case.name: case for case in CASES}
@@ -48,11 +48,11 @@ class Pair:
 
     symmetry: Symmetry
     params: tuple[Params, Params]
-    files: tuple[LazyCheckpoint, LazyCheckpoint]
+    files: tuple[Checkpoint, Checkpoint]
 
     def plan(self, memory: int, scales: str = "balance") -> Plan:
         a, b = self.files
-        dtypes = {name: (entry.dtype, b.entries[name].dtype) for name, entry in a.entries.items()}
+        dtypes = {name: (entry.dtype, b.stored[name].dtype) for name, entry in a.stored.items()}
         is_balanced = scales == "balance" and any(group.scales for group in self.symmetry.groups)
         return make_plan(self.symmetry, dtypes, memory=memory, is_balanced=is_balanced)
 
@@ -83,7 +83,7 @@ def _pair(name: str, folder: Path, noise: float = 0.02, dtype: torch.dtype = tor
     b = symmetry.act(symmetry.inverse(hidden), noisy(a, noise) if noise < 1 else noisy(plain, 0.1))
     for letter, params in (("a", a), ("b", b)):
         save(params, folder / f"{letter}.safetensors", overwrite=True)
-    files = (LazyCheckpoint.open(folder / "a.safetensors"), LazyCheckpoint.open(folder / "b.safetensors"))
+    files = (Checkpoint.open(folder / "a.safetensors"), Checkpoint.open(folder / "b.safetensors"))
     return Pair(symmetry, (a, b), files)
 
 
@@ -171,7 +171,7 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
     broken = {**pair.params[1], "2.weight": pair.params[1]["2.weight"].clone()}
     broken["2.weight"][0, 0] = torch.nan
     save(broken, tmp_path / "b.safetensors", overwrite=True)
-    files = (pair.files[0], LazyCheckpoint.open(tmp_path / "b.safetensors"))
+    files = (pair.files[0], Checkpoint.open(tmp_path / "b.safetensors"))
     for scales in ("keep", "balance"):
         method = rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"'2\.weight' of .*b\.safetensors holds 1 values that are NaN"):
@@ -265,9 +265,9 @@ def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], in
         params = {n: torch.randn(t.shape, generator=generator) for n, t in module.state_dict().items()}
         save(params, tmp_path / f"{letter}.safetensors")
     del params
-    files = (LazyCheckpoint.open(tmp_path / "a.safetensors"), LazyCheckpoint.open(tmp_path / "b.safetensors"))
+    files = (Checkpoint.open(tmp_path / "a.safetensors"), Checkpoint.open(tmp_path / "b.safetensors"))
     symmetry = symmetry.bind(files[0].on_meta())
-    dtypes = {name: (entry.dtype, entry.dtype) for name, entry in files[0].entries.items()}
+    dtypes = {name: (entry.dtype, entry.dtype) for name, entry in files[0].stored.items()}
     whole = make_plan(symmetry, dtypes, memory=UNLIMITED, is_balanced=False)
     plan = make_plan(symmetry, dtypes, memory=whole.peak - 1, is_balanced=False)
     assert plan.spread

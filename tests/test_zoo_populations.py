@@ -18,7 +18,7 @@ from regauge.core.task import Task
 from regauge.discovery import discover
 from regauge.nets.mlp import mlp
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.store import Store
 from regauge.zoo.jobs import run_jobs
 from regauge.zoo.jobs.aligning import plan_comparison

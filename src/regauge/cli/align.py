@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 import regauge as rg
-from regauge.cli.matching import as_stored, checkpoints_of, header_of, method_of, task_for
+from regauge.cli.matching import method_of, read_checkpoints, task_for
 from regauge.cli.options import Align
 from regauge.cli.progress import show_progress
 from regauge.cli.streaming import (
@@ -21,7 +21,7 @@ from regauge.cli.streaming import (
 from regauge.core.interpolation import distance
 from regauge.merging.streamed import moved_pieces
 from regauge.storage.checkpoints.alignments import IN_FOLDER, Alignment, alignment_path, save_alignment
-from regauge.storage.checkpoints.writing import SUFFIX, require_writable, save
+from regauge.storage.checkpoints.writing import SUFFIX, require_writable
 
 
 def run(options: Align) -> None:
@@ -33,14 +33,14 @@ def run(options: Align) -> None:
     beside = alignment_path(options.output)
     require_writable(options.output, overwrite=options.overwrite)
     require_writable(beside, overwrite=options.overwrite)
-    symmetry, module, (params_a, params_b) = checkpoints_of(options, (options.a, options.b), console)
-    task = task_for(options, module, params_a, options.a)
+    symmetry, module, (a, b) = read_checkpoints(options, (options.a, options.b), console)
+    params_a, params_b = a.params, b.params
+    task = task_for(options, module, params_a, a)
     method = method_of(options)
     with console.status("aligning"):
         generator = torch.Generator().manual_seed(options.seed)
         result = rg.align(params_a, params_b, symmetry, method=method, task=task, generator=generator)
-    moved, header = as_stored(result.params, options.b), header_of(options.b)
-    save(moved, options.output, overwrite=options.overwrite, metadata=header)
+    b.with_params(result.params).write(options.output, overwrite=options.overwrite)
     save_alignment(Alignment(symmetry, result.element), beside, overwrite=options.overwrite)
     table = Table("", "before", "after", box=None, pad_edge=False)
     before, after = (distance(params_a, b, symmetry.buffers) for b in (params_b, result.params))

@@ -5,13 +5,13 @@ from rich.console import Console
 import regauge as rg
 from regauge.cli.discover import find
 from regauge.cli.errors import UsageError
-from regauge.cli.matching import as_stored, header_of
 from regauge.cli.models import load_model, self_described
 from regauge.cli.options import Canonicalize
 from regauge.core.params import require_same_shapes
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
-from regauge.storage.checkpoints.reading import load, match
-from regauge.storage.checkpoints.writing import require_writable, save
+from regauge.storage.checkpoints.checkpoint import Checkpoint, load
+from regauge.storage.checkpoints.names import match
+from regauge.storage.checkpoints.writing import require_writable
 
 
 def run(options: Canonicalize) -> None:
@@ -24,7 +24,8 @@ def run(options: Canonicalize) -> None:
     if name is None and options.symmetry is None:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
     with console.status("reading the checkpoints"):
-        params = load(options.checkpoint)
+        checkpoint = Checkpoint.open(options.checkpoint)
+        params = checkpoint.params
         reference = None if options.reference is None else load(options.reference)
     if name is not None:
         with console.status("building the model"):
@@ -48,8 +49,7 @@ def run(options: Canonicalize) -> None:
     with console.status("canonicalizing"):
         element = rg.canonical_element(params, symmetry, reference=reference)
     canonical = symmetry.act(element, params)
-    stored, header = as_stored(canonical, options.checkpoint), header_of(options.checkpoint)
-    save(stored, options.output, overwrite=options.overwrite, metadata=header)
+    checkpoint.with_params(canonical).write(options.output, overwrite=options.overwrite)
     save_alignment(Alignment(symmetry, element), beside, overwrite=options.overwrite)
     print(rg.canonical_manifold(symmetry))
     print(f"written: {options.output} and {beside.name}")

@@ -19,7 +19,8 @@ from regauge.cli.options import Judging
 from regauge.cli.signals import is_signal_data, signal_task
 from regauge.core.params import Params
 from regauge.core.task import arguments
-from regauge.storage.checkpoints.reading import load, match
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.names import match
 from regauge.storage.checkpoints.writing import require_writable, save_text, whole_file
 
 if TYPE_CHECKING:
@@ -36,13 +37,18 @@ class Judged:
 
     Attributes:
         module: How to run them.
-        networks: In the order of the command line.
+        checkpoints: In the order of the command line, with the names of the model.
         task: On the data; it recomputes the statistics of batch normalization where the model has any.
     """
 
     module: nn.Module
-    networks: tuple[Params, ...]
+    checkpoints: tuple[Checkpoint, ...]
     task: rg.Task
+
+    @property
+    def networks(self) -> tuple[Params, ...]:
+        """The parameters of the checkpoints."""
+        return tuple(checkpoint.params for checkpoint in self.checkpoints)
 
     @property
     def symmetry(self) -> rg.Symmetry:
@@ -68,9 +74,10 @@ def read(options: Judging, paths: Sequence[Path], console: Console) -> Judged:
         name = model_of(options, paths[0])
         module = load_module(name, values="always").module
         state = module.state_dict()
-        networks = tuple(match(load(path), state, str(path)) for path in paths)
-        task = task_on(options, module, options.data, dtype_of(networks[0]), paths[0])
-    return Judged(module, networks, with_reset(task))
+        found = [Checkpoint.open(path) for path in paths]
+        checkpoints = tuple(one.with_params(match(one.params, state, one.label)) for one in found)
+        task = task_on(options, module, options.data, dtype_of(checkpoints[0].params), paths[0])
+    return Judged(module, checkpoints, with_reset(task))
 
 
 def model_of(options: Judging, first: Path) -> str:

@@ -15,57 +15,44 @@ from regauge.cli.models import inr_of, load_model, self_described
 from regauge.cli.options import Matching
 from regauge.cli.signals import is_signal_data, signal_task
 from regauge.core.params import Params, require_same_shapes
-from regauge.storage.checkpoints.lazy import LazyCheckpoint, read_header
-from regauge.storage.checkpoints.reading import load, locate, match
-from regauge.storage.checkpoints.torch_files import TORCH_SUFFIXES
-from regauge.storage.checkpoints.writing import SUFFIX
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.names import match
 
 NEED_DATA = ("activations", "mixed", "straight-through")
 
 
-def checkpoints_of(
+def read_checkpoints(
     options: Matching, paths: Sequence[Path], console: Console
-) -> tuple[rg.Symmetry, nn.Module | None, list[Params]]:
+) -> tuple[rg.Symmetry, nn.Module | None, list[Checkpoint]]:
     """Read checkpoints of one architecture, with its symmetry and, where the options name it, its model."""
-    module, name = None, model_of(options, paths[0])
+    module = None
     with console.status("reading the checkpoints"):
-        networks = [load(path) for path in paths]
+        networks = [Checkpoint.open(path) for path in paths]
+        for network in networks:
+            network.params  # noqa: B018 (reads them)
+    name = model_of(options, networks[0])
     if name is not None:
         with console.status("building the model"):
             model = load_model(name, options.inputs, values="if small" if options.data is None else "always")
         module = model.module
         state = module.state_dict()
-        networks = [match(params, state, str(path)) for params, path in zip(networks, paths, strict=True)]
+        networks = [one.with_params(match(one.params, state, one.label)) for one in networks]
     if options.symmetry is not None:
         symmetry = symmetry_file(options.symmetry)
-        for params in networks[1:]:
-            require_same_shapes(networks[0], params)
+        for network in networks[1:]:
+            require_same_shapes(networks[0].params, network.params)
     elif name is None:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
     else:
         with console.status("tracing the model"):
             symmetry = find(model, options.inputs)
-    return symmetry.bind(networks[0]), module, networks
+    return symmetry.bind(networks[0].params), module, networks
 
 
-def as_stored(params: Params, path: Path) -> Params:
-    """Under the names of the checkpoint at `path` alone: those that the model adds for tied tensors are left out."""
-    file = locate(path)
-    is_torch = file.suffix in TORCH_SUFFIXES or ".bin." in file.name
-    names = load(file) if is_torch else LazyCheckpoint.open(file).entries
-    return {name: params[name] for name in names}
-
-
-def header_of(path: Path) -> dict[str, str]:
-    """What a file that is made from a checkpoint keeps of its header, such as which INR it holds."""
-    file = locate(path)
-    return read_header(file)[1] if file.suffix == SUFFIX else {}
-
-
-def model_of(options: Matching, first: Path) -> str | None:
+def model_of(options: Matching, first: Checkpoint) -> str | None:
     """MODEL, or the first checkpoint where that says itself what it is and nothing else is said."""
     if options.model is None and options.symmetry is None:
-        return self_described(first)
+        return self_described(Path(first.label))
     return options.model
 
 
@@ -76,7 +63,7 @@ def symmetry_file(path: Path) -> rg.Symmetry:
     return rg.Symmetry.from_json(path.read_text(encoding="utf-8"))
 
 
-def task_for(options: Matching, module: nn.Module | None, params: Params, first: Path) -> rg.Task | None:
+def task_for(options: Matching, module: nn.Module | None, params: Params, first: Checkpoint) -> rg.Task | None:
     """The model on the data of the options, if there are any; `first` is the checkpoint that may be its own model."""
     if options.data is None:
         return None

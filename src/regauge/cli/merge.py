@@ -10,7 +10,7 @@ from rich.console import Console
 import regauge as rg
 from regauge.alignment import ManyMethod, Method
 from regauge.cli.errors import UsageError
-from regauge.cli.matching import as_stored, checkpoints_of, header_of, method_of, task_for
+from regauge.cli.matching import method_of, read_checkpoints, task_for
 from regauge.cli.options import Merge
 from regauge.cli.progress import show_progress
 from regauge.cli.streaming import (
@@ -27,7 +27,7 @@ from regauge.core.element import Element
 from regauge.merging.record import table
 from regauge.merging.rules import Rule
 from regauge.merging.streamed import merged_pieces
-from regauge.storage.checkpoints.writing import SUFFIX, require_writable, save, save_text
+from regauge.storage.checkpoints.writing import SUFFIX, require_writable, save_text
 
 NEED_BASE = ("task-arithmetic", "ties", "dare", "dare-ties")
 
@@ -46,9 +46,10 @@ def run(options: Merge) -> None:
     require_writable(card, overwrite=options.overwrite, suffixes=(".md",))
     rule, method = rule_of(options), _method(options)
     paths = [*options.checkpoints, *bases]
-    symmetry, module, networks = checkpoints_of(options, paths, console)
+    symmetry, module, checkpoints = read_checkpoints(options, paths, console)
+    networks = [checkpoint.params for checkpoint in checkpoints]
     base = None if options.base is None else networks.pop()
-    task = task_for(options, module, networks[0], paths[0])
+    task = task_for(options, module, networks[0], checkpoints[0])
     with console.status("aligning and merging"):
         result = rg.merged(
             networks,
@@ -62,8 +63,8 @@ def run(options: Merge) -> None:
             labels=[str(path) for path in paths],
         )
     params = result.params if task is None or task.prepare is None else task.prepare(result.params)
-    like = options.base or options.checkpoints[0]
-    save(as_stored(params, like), options.output, overwrite=options.overwrite, metadata=header_of(like))
+    like = checkpoints[0] if base is None else checkpoints[-1]
+    like.with_params(params).write(options.output, overwrite=options.overwrite)
     save_text(result.record.card, card)
     print(result.record.card)
     print(f"written: {options.output} and {card.name}")

@@ -8,12 +8,11 @@ from rich.table import Table
 import regauge as rg
 from regauge.cli.errors import UsageError
 from regauge.cli.judging import Judged, read, table_of
-from regauge.cli.matching import as_stored, header_of
 from regauge.cli.options import Repair
 from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params
 from regauge.core.task import arguments
-from regauge.storage.checkpoints.writing import require_writable, save
+from regauge.storage.checkpoints.writing import require_writable
 
 FAR = 0.05
 """Endpoints are suspicious whose mean is further from the merged checkpoint than this share of their distance."""
@@ -48,8 +47,7 @@ def run(options: Repair) -> None:
             result = rg.reset_batchnorm(judged.module, merged, inputs)
     rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
     Console().print(table_of([{"": label, **judged.task.evaluate(params)} for label, params in rows]))
-    repaired, header = as_stored(result, options.merged), header_of(options.merged)
-    save(repaired, options.output, overwrite=options.overwrite, metadata=header)
+    judged.checkpoints[0].with_params(result).write(options.output, overwrite=options.overwrite)
     print(f"written: {options.output}")
 
 

@@ -23,10 +23,10 @@ from regauge.cli.models import load_model
 from regauge.cli.options import Streamed
 from regauge.core.element import Element
 from regauge.core.progress import Progress
-from regauge.merging.streamed import require_alike
 from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
-from regauge.storage.checkpoints.lazy import LazyCheckpoint
-from regauge.storage.checkpoints.reading import locate, match
+from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
+from regauge.storage.checkpoints.locating import locate
+from regauge.storage.checkpoints.names import match
 from regauge.storage.checkpoints.shards import Pieces, Shard, joined, layout
 from regauge.storage.checkpoints.staging import Staging, require_place
 
@@ -51,11 +51,11 @@ class Job:
         method: How to match.
     """
 
-    checkpoints: tuple[LazyCheckpoint, ...]
+    checkpoints: tuple[Checkpoint, ...]
     symmetry: rg.Symmetry
     plans: tuple[Plan, ...]
     shards: tuple[Shard, ...]
-    source: LazyCheckpoint
+    source: Checkpoint
     method: rg.WeightMatching
 
 
@@ -68,8 +68,8 @@ def is_streamed(options: Streamed, paths: Sequence[Path], out: Path) -> bool:
     if not all(file.name.endswith((SUFFIX, SUFFIX + ".index.json")) for file in files):
         return False
     with ExitStack() as stack:
-        opened = [stack.enter_context(LazyCheckpoint.open(file)) for file in files]
-        values = sum(entry.nbytes // entry.dtype.itemsize for entry in opened[0].entries.values())
+        opened = [stack.enter_context(Checkpoint.open(file)) for file in files]
+        values = sum(entry.nbytes // entry.dtype.itemsize for entry in opened[0].stored.values())
         needed = sum(checkpoint.nbytes for checkpoint in opened) + 4 * HELD * values
     return needed > memory_of(options)
 
@@ -97,17 +97,17 @@ def job_of(options: Streamed, paths: Sequence[Path], out: Path, *, source: int, 
     """
     _require_weights(options)
     with ExitStack() as stack:
-        checkpoints = tuple(stack.enter_context(LazyCheckpoint.open(path)) for path in paths)
-        require_alike(checkpoints, [str(path) for path in paths])
-        symmetry = _symmetry_of(options, paths[0], checkpoints, console)
+        checkpoints = tuple(stack.enter_context(Checkpoint.open(path)) for path in paths)
+        require_alike(checkpoints)
+        symmetry = _symmetry_of(options, checkpoints[0], console)
         for checkpoint in checkpoints:
-            symmetry.require_ones({name: checkpoint.read(name) for name in symmetry.ones if name in checkpoint.entries})
+            symmetry.require_ones({name: checkpoint.read(name) for name in symmetry.ones if name in checkpoint.stored})
         method = rg.WeightMatching(scales=options.scales)
         is_balanced = method.scales == "balance" and any(group.scales for group in symmetry.groups)
         plans = []
         for checkpoint in checkpoints[1:]:
-            first = checkpoints[0].entries
-            dtypes = {name: (first[name].dtype, entry.dtype) for name, entry in checkpoint.entries.items()}
+            first = checkpoints[0].stored
+            dtypes = {name: (first[name].dtype, entry.dtype) for name, entry in checkpoint.stored.items()}
             plans.append(make_plan(symmetry, dtypes, memory=memory_of(options), is_balanced=is_balanced))
         shards = layout(checkpoints[source])
         if out.suffix == SUFFIX:
@@ -216,17 +216,15 @@ def report_lines(label: str, report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _symmetry_of(
-    options: Streamed, first: Path, checkpoints: Sequence[LazyCheckpoint], console: Console
-) -> rg.Symmetry:
-    params, name = checkpoints[0].on_meta(), model_of(options, first)
+def _symmetry_of(options: Streamed, first: Checkpoint, console: Console) -> rg.Symmetry:
+    params, name = first.on_meta(), model_of(options, first)
     if options.symmetry is not None:
         return symmetry_file(options.symmetry).bind(params)
     if name is None:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
     with console.status("tracing the model"):
         built = load_model(name, options.inputs, values="never")
-        match(params, built.module.state_dict(), str(first))
+        match(params, built.module.state_dict(), first.label)
         return find(built, options.inputs).bind(params)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from regauge.core.params import Params
@@ -16,7 +15,8 @@ from regauge.core.text import versioned
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.reading import load, locate, match
+from regauge.storage.checkpoints.checkpoint import Checkpoint, load
+from regauge.storage.checkpoints.names import match
 from regauge.storage.checkpoints.writing import save
 
 FORMAT = "regauge.inr"
@@ -234,14 +234,7 @@ def read_inr(path: str | Path) -> Inr:
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged, or does not say what INR it is.
     """
-    file = locate(path)
-    header: dict[str, str] = {}
-    if file.suffix == ".safetensors":
-        try:
-            with safe_open(file, framework="pt") as opened:
-                header = opened.metadata() or {}
-        except SafetensorError as error:
-            raise ValueError(f"{str(file)!r} is not a readable safetensors file ({error}); fetch it again") from error
+    header = Checkpoint.open(path).header
     if header.get("kind") != FORMAT or "inr" not in header:
         raise ValueError(
             f"{str(path)!r} does not say what INR it holds; `regauge inr fit` and `save_inr` write files that do, and "

@@ -11,11 +11,11 @@ from regauge.core.element import Element
 from regauge.core.interpolation import shares_of
 from regauge.core.symmetry import Symmetry
 from regauge.merging.rules import Average, Rule, TaskArithmetic
-from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.shards import Pieces
 
 
-def moved_pieces(checkpoint: LazyCheckpoint, symmetry: Symmetry, element: Element) -> Pieces:
+def moved_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) -> Pieces:
     """The values of `symmetry.act(element, params)`, with the dtypes of the checkpoint.
 
     Args:
@@ -32,13 +32,13 @@ def moved_pieces(checkpoint: LazyCheckpoint, symmetry: Symmetry, element: Elemen
 
 
 def merged_pieces(
-    networks: Sequence[LazyCheckpoint],
+    networks: Sequence[Checkpoint],
     elements: Sequence[Element | None],
     symmetry: Symmetry,
     *,
     rule: Rule,
     weights: Sequence[float] | None = None,
-    base: LazyCheckpoint | None = None,
+    base: Checkpoint | None = None,
 ) -> Pieces:
     """The values of a merged network, with the dtypes of the base or else of the first network.
 
@@ -72,7 +72,7 @@ def merged_pieces(
     reference = networks[0] if base is None else base
 
     def pieces(name: str) -> Iterator[Tensor]:
-        dtype = reference.entries[name].dtype
+        dtype = reference.stored[name].dtype
         is_mean = base is None or name in symmetry.buffers
         own = equal if base is not None and is_mean else factors
         for rows in ranges(reference, symmetry, name):
@@ -96,47 +96,15 @@ def merged_pieces(
     return pieces
 
 
-def ranges(checkpoint: LazyCheckpoint, symmetry: Symmetry, name: str) -> list[tuple[int, int] | None]:
+def ranges(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> list[tuple[int, int] | None]:
     """Ranges of axis 0 in which a tensor may be moved; None for all of it."""
-    shape = checkpoint.entries[name].shape
+    shape = checkpoint.stored[name].shape
     sites = symmetry.sites.get(name, [])
     used = {s.placement.axis for s in sites} | {axis for s in sites for axis, _ in s.bases}
     if not shape or 0 in used or 0 in shape:
         return [None]
     rows = max(1, CHUNK // (4 * torch.Size(shape[1:]).numel()))
     return [(first, min(first + rows, shape[0])) for first in range(0, shape[0], rows)]
-
-
-def require_alike(checkpoints: Sequence[LazyCheckpoint], labels: Sequence[str]) -> None:
-    """Refuse checkpoints of different tensors.
-
-    Raises:
-        ValueError: Names, shapes or dtypes differ; the sentence names the first tensor.
-    """
-    first = checkpoints[0]
-    for checkpoint, label in zip(checkpoints[1:], labels[1:], strict=True):
-        for one, other, has, lacks in (
-            (first, checkpoint, labels[0], label),
-            (checkpoint, first, label, labels[0]),
-        ):
-            absent = [name for name in one.entries if name not in other.entries]
-            if absent:
-                raise ValueError(
-                    f"{lacks} lacks {absent[0]!r} ({len(absent)} tensors in all), which {has} has; give checkpoints of "
-                    "the same architecture"
-                )
-        for name, entry in first.entries.items():
-            there = checkpoint.entries[name]
-            if there.shape != entry.shape:
-                raise ValueError(
-                    f"{name!r} has shape {entry.shape} in {labels[0]} and {there.shape} in {label}; give "
-                    "checkpoints of the same architecture"
-                )
-            if there.dtype != entry.dtype:
-                raise ValueError(
-                    f"{name!r} is {entry.dtype} in {labels[0]} and {there.dtype} in {label}; convert one of them, so "
-                    "that the output has one dtype"
-                )
 
 
 def _moved(symmetry: Symmetry, element: Element, name: str, tensor: Tensor) -> Tensor:

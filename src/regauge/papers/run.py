@@ -13,7 +13,7 @@ import torch
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
-from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save, save_text
 
 T = TypeVar("T")

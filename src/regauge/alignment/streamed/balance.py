@@ -10,10 +10,10 @@ from regauge.alignment.streamed.plan import Plan, restricted
 from regauge.core.element import Element
 from regauge.core.params import require_finite
 from regauge.core.scales import balance, balanced_parts
-from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 
-def balance_streamed(plan: Plan, checkpoint: LazyCheckpoint, advance: Callable[[int], object]) -> Element:
+def balance_streamed(plan: Plan, checkpoint: Checkpoint, advance: Callable[[int], object]) -> Element:
     """`regauge.core.scales.balance(..., buffers="keep")` of a checkpoint, reading what depends on one another at once.
 
     Of tensors on whose first axis nothing acts only the sums of squares over that axis are kept.
@@ -45,7 +45,7 @@ def balance_streamed(plan: Plan, checkpoint: LazyCheckpoint, advance: Callable[[
     return element
 
 
-def _reduced(plan: Plan, checkpoint: LazyCheckpoint, name: str) -> Tensor:
+def _reduced(plan: Plan, checkpoint: Checkpoint, name: str) -> Tensor:
     rows = plan.sizes.rows_of(name)
     if rows is None:
         tensor = checkpoint.read(name)

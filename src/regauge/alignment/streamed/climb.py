@@ -22,7 +22,7 @@ from regauge.core.families import barycentre
 from regauge.core.groups import Group
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 SAVE_SECONDS = 20.0
 """The state is saved between working sets when that long has passed."""
@@ -69,8 +69,8 @@ class StreamedAlignment:
 
 
 def align_streamed(
-    a: LazyCheckpoint,
-    b: LazyCheckpoint,
+    a: Checkpoint,
+    b: Checkpoint,
     plan: Plan,
     method: WeightMatching,
     *,
@@ -109,8 +109,8 @@ def align_streamed(
 class _Climb:
     def __init__(
         self,
-        a: LazyCheckpoint,
-        b: LazyCheckpoint,
+        a: Checkpoint,
+        b: Checkpoint,
         plan: Plan,
         method: WeightMatching,
         state: State,

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from regauge.core.element import Element, Value
-from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import save
 
 
@@ -61,9 +61,9 @@ def save_state(state: State, path: Path) -> None:
 
 def load_state(path: Path, groups: Sequence[str]) -> State:
     """Read what `save_state` wrote, for a symmetry with these groups."""
-    with LazyCheckpoint.open(path) as file:
+    with Checkpoint.open(path) as file:
         numbers = json.loads(file.metadata[path]["state"])
-        tensors = {name: file.read(name) for name in file.entries}
+        tensors = {name: file.read(name) for name in file.stored}
     found: dict[str, dict[str, dict[str, Tensor]]] = {}
     for key, tensor in tensors.items():
         kind, rest = key.split("/", 1)

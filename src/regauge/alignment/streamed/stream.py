@@ -11,7 +11,7 @@ from regauge.core import act as _act
 from regauge.core.element import Element
 from regauge.core.families import dot
 from regauge.core.params import require_finite
-from regauge.storage.checkpoints.lazy import LazyCheckpoint
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 
 class Stream:
@@ -29,7 +29,7 @@ class Stream:
         crossed: The inner products in it, without the norms.
     """
 
-    def __init__(self, a: LazyCheckpoint, b: LazyCheckpoint, plan: Plan, state: State) -> None:
+    def __init__(self, a: Checkpoint, b: Checkpoint, plan: Plan, state: State) -> None:
         self._a, self._b, self._plan, self._state = a, b, plan, state
         self._symmetry = plan.symmetry
         self._total = state.element
@@ -87,7 +87,7 @@ class Stream:
 
     def nbytes(self, names: Sequence[str]) -> int:
         """Bytes of some tensors in both files."""
-        return sum(self._a.entries[name].nbytes + self._b.entries[name].nbytes for name in names)
+        return sum(self._a.stored[name].nbytes + self._b.stored[name].nbytes for name in names)
 
     def read_so_far(self) -> tuple[int, float]:
         """Bytes that were read from both files, and the seconds that this took."""
@@ -108,7 +108,7 @@ class Stream:
         return any(any(site.placement.shift) for site in self._symmetry.sites[name])
 
     def _dtype(self, name: str) -> torch.dtype:
-        one = torch.promote_types(self._a.entries[name].dtype, self._b.entries[name].dtype)
+        one = torch.promote_types(self._a.stored[name].dtype, self._b.stored[name].dtype)
         return torch.promote_types(one, torch.float32)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regauge.bayes.importers.checks import detached
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.core.params import Params, require_finite, require_same_shapes
-from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.checkpoint import load
 
 
 def from_samples(

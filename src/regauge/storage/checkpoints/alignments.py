@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from regauge.core.element import Element, Value
 from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import save
 
 FORMAT = "regauge.alignment"
@@ -74,12 +74,8 @@ def load_alignment(path: str | Path) -> Alignment:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no alignment {str(path)!r}; `regauge align` writes it beside its output")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except SafetensorError as error:
-        raise ValueError(f"{str(path)!r} is not a readable safetensors file ({error}); fetch it again") from error
+    with Checkpoint.open(path) as checkpoint:
+        header, tensors = checkpoint.header, checkpoint.params
     if header.get("kind") != FORMAT or "symmetry" not in header:
         raise ValueError(
             f"{str(path)!r} is a safetensors file but no alignment; `regauge align` writes one beside its output, "

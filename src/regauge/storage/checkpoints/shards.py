@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regauge.storage.checkpoints.lazy import DTYPES, LazyCheckpoint
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.headers import DTYPES
 from regauge.storage.checkpoints.writing import flush
 
 INDEX = "model.safetensors.index.json"
@@ -48,12 +49,11 @@ class Shard:
         return sum(slot.nbytes for slot in self.slots)
 
 
-def layout(checkpoint: LazyCheckpoint) -> list[Shard]:
+def layout(checkpoint: Checkpoint) -> list[Shard]:
     """The files of a checkpoint, to write another one of the same files, names, dtypes and order."""
     shards = []
     for file, metadata in checkpoint.metadata.items():
-        own = [entry for entry in checkpoint.entries.values() if entry.file == file]
-        slots = tuple(Slot(e.name, e.dtype, e.shape) for e in sorted(own, key=lambda e: e.start))
+        slots = tuple(Slot(one.name, one.dtype, one.shape) for one in checkpoint.stored.values() if one.file == file)
         shards.append(Shard(file.name, slots, metadata))
     return shards
 

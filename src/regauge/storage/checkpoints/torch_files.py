@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.storage.checkpoints.names import shorten
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 WRAPPERS = ("state_dict", "model")
@@ -50,3 +54,19 @@ def read_torch_file(source: Path | BinaryIO, label: str) -> Mapping[Any, Any]:
             "save `module.state_dict()`"
         )
     return content
+
+
+def load_torch_file(path: Path) -> Params:
+    """The tensors of a checkpoint in a torch file, on the CPU.
+
+    Raises:
+        ValueError: As `read_torch_file`, or there are other entries than tensors.
+    """
+    content = read_torch_file(path, str(path))
+    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if others:
+        raise ValueError(
+            f"{str(path)!r} holds entries that are no tensors ({shorten(others)}); save only "
+            "`module.state_dict()`, or put it under 'state_dict'"
+        )
+    return {str(name): tensor.detach() for name, tensor in content.items()}

@@ -9,7 +9,7 @@ import torch
 
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture, layout_of
-from regauge.storage.checkpoints.reading import match
+from regauge.storage.checkpoints.names import match
 from regauge.zoo.formats.files import Tree
 from regauge.zoo.formats.source import Source, reader_of_files
 

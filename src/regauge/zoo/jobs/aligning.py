@@ -16,7 +16,7 @@ from torch import Tensor
 from regauge.alignment.align_pairs import align_pairs
 from regauge.alignment.matching import Method
 from regauge.core.params import Params
-from regauge.storage.checkpoints.reading import load
+from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save_text, whole_file
 from regauge.storage.store import Place, Store, path_of
 

@@ -1,0 +1,293 @@
+"""A checkpoint: its headers are read when it is opened, its tensors when they are asked for, or all at once.
+
+Files are read with plain reads into a small buffer and never mapped, so that no page of them counts as this process's
+memory.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.storage.checkpoints.headers import StoredTensor, read_header
+from regauge.storage.checkpoints.locating import locate, shards_of
+from regauge.storage.checkpoints.names import shorten
+from regauge.storage.checkpoints.torch_files import TORCH_SUFFIXES, load_torch_file
+from regauge.storage.checkpoints.writing import SUFFIX, save
+
+PIECE = 1 << 20
+"""Bytes that are read at once; they stay in the cache until they are converted."""
+
+
+@dataclass
+class Reading:
+    """What was read so far, and how long that took (copying out of the page cache, without conversions)."""
+
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class Checkpoint(Mapping[str, Tensor]):
+    """A network in a file, or in shards with their index, opened once.
+
+    It is a mapping from names to tensors. Those of safetensors files are read anew whenever they are asked for, until
+    `params` reads them all; torch files are read as a whole when they are opened, with `weights_only=True`.
+
+    Args:
+        label: What messages call it: the path that the user gave.
+        path: The file, or the index of the shards.
+        stored: Where every tensor lies, by name.
+        metadata: The strings in the header of each file.
+        params: All tensors, where they are in memory.
+
+    Attributes:
+        label: See above.
+        path: See above.
+        stored: See above; names, dtypes and order of what `write` writes.
+        metadata: See above.
+        read_so_far: What was read from the disk.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        path: Path,
+        stored: Mapping[str, StoredTensor],
+        metadata: Mapping[Path, Mapping[str, str]],
+        params: Params | None = None,
+    ) -> None:
+        self.label, self.path, self.stored, self.metadata = label, path, stored, metadata
+        self.read_so_far = Reading()
+        self._params = params
+        self._files: dict[Path, BinaryIO] = {}
+        self._buffer = bytearray(PIECE)
+
+    @classmethod
+    def open(cls, path: "str | Path | Checkpoint") -> "Checkpoint":
+        """Open a checkpoint: read and check the headers of all of its files.
+
+        Args:
+            path: `.safetensors`; `.index.json` of a sharded checkpoint; `.pt`, `.pth` or `.bin` with a state dict, or
+                with a dictionary that holds one under "state_dict" or "model"; or a folder with such a file. What is
+                open already is returned as it is.
+
+        Raises:
+            FileNotFoundError: The file, or a shard that its index names, is not there.
+            ValueError: The file is none of these, is damaged or not complete, holds something else than tensors, or is
+                an index that names what is not there.
+        """
+        if isinstance(path, Checkpoint):
+            return path
+        file, label = locate(path), str(path)
+        if not file.name.endswith(".index.json"):
+            stored, metadata, params = _read(file)
+            return cls(label, file, stored, {file: metadata}, params)
+        weight_map = shards_of(file)
+        found: dict[str, StoredTensor] = {}
+        headers: dict[Path, Mapping[str, str]] = {}
+        loaded: Params = {}
+        for shard in dict.fromkeys(weight_map.values()):
+            stored, headers[file.parent / shard], params = _read(file.parent / shard)
+            own = {name for name, there in weight_map.items() if there == shard}
+            found |= {name: tensor for name, tensor in stored.items() if name in own}
+            loaded |= {name: tensor for name, tensor in (params or {}).items() if name in own}
+        absent = [name for name in weight_map if name not in found]
+        if absent:
+            raise ValueError(
+                f"{str(file)!r} says that {absent[0]!r} is in {weight_map[absent[0]]!r}, but it is not; index and "
+                "shards are of different checkpoints"
+            )
+        return cls(label, file, found, headers, loaded or None)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.read(name) if self._params is None else self._params[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored if self._params is None else self._params)
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __len__(self) -> int:
+        return len(self.stored if self._params is None else self._params)
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; a later read opens them again."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    @property
+    def params(self) -> Params:
+        """All tensors, on the CPU, with the dtypes of the file; read once and kept."""
+        if self._params is None:
+            self._params = {name: self.read(name) for name in self.stored}
+            self.close()
+        return self._params
+
+    @property
+    def header(self) -> Mapping[str, str]:
+        """The strings in the header of the first file, such as which INR it holds."""
+        return next(iter(self.metadata.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all values."""
+        return sum(tensor.nbytes for tensor in self.stored.values())
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether tensors can be read one by one: those of safetensors files."""
+        return all(tensor.start is not None for tensor in self.stored.values())
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it was named as a folder or by its index, so that its result may be a folder, too."""
+        return Path(self.label).is_dir() or self.path.name.endswith(".index.json")
+
+    def on_meta(self) -> Params:
+        """Every tensor without values, on the meta device: names, shapes and dtypes."""
+        if self._params is not None:
+            return {name: tensor.to("meta") for name, tensor in self._params.items()}
+        return {n: torch.empty(s.shape, dtype=s.dtype, device="meta") for n, s in self.stored.items()}
+
+    def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
+        """The same files with other values.
+
+        Args:
+            params: All tensors of the files, and perhaps further ones, such as the second name of a tied tensor:
+                `write` leaves them out.
+
+        Raises:
+            KeyError: A tensor is missing.
+        """
+        absent = [name for name in self.stored if name not in params]
+        if absent:
+            raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
+        return Checkpoint(self.label, self.path, self.stored, self.metadata, dict(params))
+
+    def write(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write to one `.safetensors` file, with the names, the dtypes and the header of the files that were read.
+
+        Raises:
+            FileExistsError: The file exists, and `overwrite` is false.
+            FileNotFoundError: Its folder does not exist.
+            ValueError: The name does not end in `.safetensors`.
+        """
+        params = {name: self[name].to(tensor.dtype) for name, tensor in self.stored.items()}
+        return save(params, path, overwrite=overwrite, metadata=self.header)
+
+    def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """One tensor, or a range of its first axis, from the disk.
+
+        Args:
+            name: The name of the tensor.
+            rows: First index and end on axis 0; all unless given.
+            dtype: Converts the values, piece by piece; that of the file unless given.
+
+        Raises:
+            ValueError: The file has become shorter since it was opened, or its tensors cannot be read one by one.
+        """
+        stored = self.stored[name]
+        shape, start, nbytes = stored.shape, stored.start, stored.nbytes
+        if start is None:
+            raise ValueError(
+                f"{self.label!r} cannot be read piece by piece; convert it to .safetensors, or give more --memory"
+            )
+        if rows is not None:
+            first, end = rows
+            row = nbytes // shape[0] if shape[0] else 0
+            shape, start, nbytes = (end - first, *shape[1:]), start + first * row, (end - first) * row
+        result = torch.empty(shape, dtype=dtype or stored.dtype)
+        flat, size = result.view(-1), stored.dtype.itemsize
+        done = 0
+        while done < nbytes:
+            length = min(PIECE, nbytes - done)
+            self._fill(stored, start + done, length)
+            piece = torch.frombuffer(self._buffer, dtype=stored.dtype, count=length // size)
+            flat[done // size : (done + length) // size] = piece
+            done += length
+        return result
+
+    def _fill(self, stored: StoredTensor, start: int, length: int) -> None:
+        before = time.perf_counter()
+        file = self._files.get(stored.file)
+        if file is None:
+            file = self._files[stored.file] = stored.file.open("rb", buffering=0)
+        file.seek(start)
+        view, done = memoryview(self._buffer)[:length], 0
+        while done < length:
+            count = file.readinto(view[done:])  # type: ignore[attr-defined]
+            if not count:
+                raise ValueError(
+                    f"{str(stored.file)!r} ended inside {stored.name!r}: it was cut while it was read; fetch it again"
+                )
+            done += count
+        self.read_so_far.nbytes += length
+        self.read_so_far.seconds += time.perf_counter() - before
+
+
+def load(path: str | Path) -> Params:
+    """Read all parameters and buffers of a checkpoint, on the CPU, with the dtypes of the file."""
+    with Checkpoint.open(path) as checkpoint:
+        return checkpoint.params
+
+
+def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
+    """Refuse checkpoints of different tensors.
+
+    Raises:
+        ValueError: Names, shapes or dtypes differ; the sentence names the first tensor.
+    """
+    first = checkpoints[0]
+    for other in checkpoints[1:]:
+        for one, lacking in ((first, other), (other, first)):
+            absent = [name for name in one.stored if name not in lacking.stored]
+            if absent:
+                raise ValueError(
+                    f"{lacking.label} lacks {absent[0]!r} ({len(absent)} tensors in all), which {one.label} has; give "
+                    "checkpoints of the same architecture"
+                )
+        for name, tensor in first.stored.items():
+            there = other.stored[name]
+            if there.shape != tensor.shape:
+                raise ValueError(
+                    f"{name!r} has shape {tensor.shape} in {first.label} and {there.shape} in {other.label}; give "
+                    "checkpoints of the same architecture"
+                )
+            if there.dtype != tensor.dtype:
+                raise ValueError(
+                    f"{name!r} is {tensor.dtype} in {first.label} and {there.dtype} in {other.label}; convert one of "
+                    "them, so that the output has one dtype"
+                )
+
+
+def _read(file: Path) -> tuple[dict[str, StoredTensor], Mapping[str, str], Params | None]:
+    """The tensors of one file and the strings in its header; values too where they cannot be read one by one."""
+    if file.suffix == SUFFIX:
+        listed, metadata = read_header(file)
+        return {tensor.name: tensor for tensor in listed}, metadata, None
+    if file.suffix not in TORCH_SUFFIXES:
+        raise ValueError(
+            f"{str(file)!r} ends in {file.suffix!r}, but a checkpoint is .safetensors, .index.json (sharded), "
+            ".pt, .pth, .bin or a folder that holds one of them; convert it, or rename it if only the name is wrong"
+        )
+    params = load_torch_file(file)
+    stored = {n: StoredTensor(n, file, t.dtype, tuple(t.shape), None, t.nbytes) for n, t in params.items()}
+    return stored, {}, params
