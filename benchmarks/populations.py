@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regauge.storage.architecture import Architecture
+from regauge.training.programs import mean_loss
 from regauge.zoo.presets import cnn_architecture, mlp_architecture, siren_architecture, table4_architecture
 from regauge.zoo.training import Adam, Checkpoints, Config, Examples, LogUniform, train
-from regauge.zoo.training.program import mean_loss
 
 
 class PooledCNN(nn.Module):

@@ -37,6 +37,7 @@ PURE = {
     "core": {"torch", "scipy", "numpy"},
     "discovery": {"torch", "numpy", "scipy"},
     "relaxed": {"torch", "scipy", "numpy"},
+    "training": {"torch", "numpy"},
     "alignment": {"torch", "scipy", "numpy", "lap"},
     "canonical": {"torch", "scipy", "numpy"},
     "connect": {"torch", "numpy", "scipy"},

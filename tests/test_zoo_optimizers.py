@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from regauge.training import optimizers as module_of_optimizers
+from regauge.training.optimizers import Optimizer, stacked
+from regauge.training.schedules import Schedule
+from regauge.training.settings import Choice, Uniform, bounds, derived, drawn
 from regauge.zoo.training import SGD, Adam, AdamW, Constant, Cosine, LogUniform, OneCycle, StepDecay
-from regauge.zoo.training import optimizers as module_of_optimizers
-from regauge.zoo.training.optimizers import Optimizer, stacked
-from regauge.zoo.training.schedules import Schedule
-from regauge.zoo.training.settings import Choice, Uniform, bounds, derived, drawn
 
 NETWORKS, STEPS = 5, 7
 SHAPES = ((3, 4), (3,), (), (2, 3, 2))

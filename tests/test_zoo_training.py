@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
+from regauge.training import one_by_one
 from regauge.zoo.training import (
     SGD,
     Adam,
@@ -37,13 +38,12 @@ from regauge.zoo.training import (
     OneCycle,
     Uniform,
     load_examples,
-    loop,
     train,
     trainer,
 )
+from regauge.zoo.training.batches import Feed, subset_of
 from regauge.zoo.training.config import Subset
-from regauge.zoo.training.feeds import Feed, subset_of
-from regauge.zoo.training.program import require_trainable
+from regauge.zoo.training.trainable import require_trainable
 from regauge.zoo.training.trainer import cut
 
 
@@ -228,8 +228,8 @@ def test_batches_are_read_in_pieces_only_where_that_changes_nothing(name: str, m
     batch = data.inputs[:8]
     chosen = config(architecture, count=3)
     expected, rows = trained(chosen, data)
-    monkeypatch.setattr(loop, "PIECE_BYTES", 500)
-    assert (loop.pieces_of(architecture.module(), batch) > 1) == (name == "Plain")
+    monkeypatch.setattr(one_by_one, "PIECE_BYTES", 500)
+    assert (one_by_one.pieces_of(architecture.module(), batch) > 1) == (name == "Plain")
     networks, own_rows = trained(chosen, data)
     assert_same(expected, networks)
     assert own_rows[1, 12]["train_loss"] == pytest.approx(rows[1, 12]["train_loss"], rel=1e-9)

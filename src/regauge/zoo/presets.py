@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from regauge.storage.architecture import Architecture
+from regauge.training.initialization import Initialization
+from regauge.training.optimizers import SGD, Adam, AdamW
+from regauge.training.settings import Choice, LogUniform
 from regauge.zoo.training.config import Checkpoints, ClassHalves, Config, Fraction, Subset
 from regauge.zoo.training.examples import WAVE_POINTS, WAVES
-from regauge.zoo.training.initialization import Initialization
-from regauge.zoo.training.optimizers import SGD, Adam, AdamW
-from regauge.zoo.training.settings import Choice, LogUniform
 
 TABLE_4 = [16, 32, 32, "pool", 64, 64, "pool", 128, 128, "pool"]
 """Channels and pooling of the CNN of Navon et al. (2024), table 4."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from regauge.core.params import Params
 from regauge.core.products import add_matmul, scaled_matmul
 from regauge.inr.architecture import Inr
-from regauge.zoo.training.chains.activations import ACTIVATIONS
+from regauge.training.chains.activations import ACTIVATIONS
 
 BLOCK = 1 << 19
 """Values of one layer in a block: 2 MB."""

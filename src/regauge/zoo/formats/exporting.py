@@ -17,13 +17,13 @@ from regauge.core.progress import Progress, no_progress
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save_bytes, whole_file
 from regauge.storage.store import Store
+from regauge.training.chains.steps import steps_of
+from regauge.training.chains.vectors import Link, links_of
 from regauge.zoo.formats.files import ROW
 from regauge.zoo.formats.modules import MIDDLE, ImageSiren
 from regauge.zoo.formats.sequential import OMEGA
 from regauge.zoo.formats.small_cnn_zoo import LAYOUT, METRICS, WEIGHTS, Variable, written_metrics
 from regauge.zoo.formats.source import BLOCK
-from regauge.zoo.training.chains.steps import steps_of
-from regauge.zoo.training.chains.vectors import Link, links_of
 
 
 def export_safetensors(

@@ -1,13 +1,13 @@
 """Training of populations: one program for many networks."""
 
+from regauge.training.initialization import Initialization
+from regauge.training.optimizers import SGD, Adam, AdamW
+from regauge.training.programs import Backend
+from regauge.training.schedules import Constant, Cosine, OneCycle, StepDecay
+from regauge.training.settings import Choice, LogUniform, Uniform
 from regauge.zoo.training.config import Checkpoints, ClassHalves, Config, Discard, Fraction
 from regauge.zoo.training.examples import SETS, Examples, load_examples
-from regauge.zoo.training.initialization import Initialization
-from regauge.zoo.training.optimizers import SGD, Adam, AdamW
-from regauge.zoo.training.program import Backend
-from regauge.zoo.training.running import Block
-from regauge.zoo.training.schedules import Constant, Cosine, OneCycle, StepDecay
-from regauge.zoo.training.settings import Choice, LogUniform, Uniform
+from regauge.zoo.training.stack_state import Block
 from regauge.zoo.training.trainer import train, train_stacks
 
 __all__ = [

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass, field
 
 from regauge.storage.architecture import Architecture
+from regauge.training.initialization import Initialization
+from regauge.training.optimizers import Adam, Optimizer
+from regauge.training.schedules import Constant, Schedule
+from regauge.training.settings import Setting, bounds, require_setting
 from regauge.zoo.training.examples import Examples
-from regauge.zoo.training.initialization import Initialization
-from regauge.zoo.training.optimizers import Adam, Optimizer
-from regauge.zoo.training.schedules import Constant, Schedule
-from regauge.zoo.training.settings import Setting, bounds, require_setting
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.progress import Advance, no_advance
-from regauge.zoo.training.chains.images import ImageChain
-from regauge.zoo.training.chains.steps import steps_of
-from regauge.zoo.training.chains.vectors import VectorChain, links_of
+from regauge.training.chains.images import ImageChain
+from regauge.training.chains.steps import steps_of
+from regauge.training.chains.vectors import VectorChain, links_of
+from regauge.training.initialization import built, initialized, start_of
+from regauge.training.one_by_one import Loop
+from regauge.training.programs import Backend, Program
+from regauge.training.settings import drawn
+from regauge.training.stacks import Stack, VmapEngine
+from regauge.zoo.training.batches import reads_everything
 from regauge.zoo.training.config import Config
 from regauge.zoo.training.examples import Examples, load_examples
-from regauge.zoo.training.feeds import reads_everything
-from regauge.zoo.training.initialization import built, initialized, start_of
-from regauge.zoo.training.loop import Loop
-from regauge.zoo.training.program import Backend, Program, is_convolutional, is_recurrent, require_trainable
-from regauge.zoo.training.running import Block, Member, Running
-from regauge.zoo.training.settings import drawn
-from regauge.zoo.training.stack import Stack, VmapEngine
+from regauge.zoo.training.stack_state import Block, Member, Running
+from regauge.zoo.training.trainable import is_convolutional, is_recurrent, require_trainable
 
 ACTIVATION_BYTES = 8 * 2**20
 """Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from regauge.zoo.training.settings import Setting, require_setting
+from regauge.training.settings import Setting, require_setting
 
 BLOCK = 131_072
 """Values that are updated at a time, so that they stay in the cache between the operations of an update."""

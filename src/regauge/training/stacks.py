@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
-from regauge.zoo.training.optimizers import Optimizer, stacked
-from regauge.zoo.training.program import learned_names, mean_loss
+from regauge.training.optimizers import Optimizer, stacked
+from regauge.training.programs import learned_names, mean_loss
 
 
 class Engine(Protocol):

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regauge.training.settings import derived, drawn
 from regauge.zoo.training.config import ClassHalves, Config, Fraction
 from regauge.zoo.training.examples import Examples
-from regauge.zoo.training.settings import derived, drawn
 
 
 def share_of(config: Config, group: int) -> float | None:

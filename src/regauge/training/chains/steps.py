@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from regauge.zoo.training.chains.activations import ACTIVATIONS, NAMES
+from regauge.training.chains.activations import ACTIVATIONS, NAMES
 
 Pair = tuple[int, int]
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from regauge.core.products import scaled_matmul
-from regauge.zoo.training.chains.activations import ACTIVATIONS
-from regauge.zoo.training.chains.losses import mean_losses
-from regauge.zoo.training.chains.steps import Activation, Factor, Flattening, Linear, Step
+from regauge.training.chains.activations import ACTIVATIONS
+from regauge.training.chains.losses import mean_losses
+from regauge.training.chains.steps import Activation, Factor, Flattening, Linear, Step
 
 THIN = 16
 """Inputs with at most as many features are stored feature by feature, which matrix products with them need."""

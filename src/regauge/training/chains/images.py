@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import Params
-from regauge.zoo.training.chains.losses import mean_losses
-from regauge.zoo.training.chains.steps import Convolution, Linear, Passed, Step
-from regauge.zoo.training.program import PIECE_BYTES, channels_last
+from regauge.training.chains.losses import mean_losses
+from regauge.training.chains.steps import Convolution, Linear, Passed, Step
+from regauge.training.programs import PIECE_BYTES, channels_last
 
 
 class ImageChain:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
-from regauge.zoo.training.settings import Setting, derived, drawn, require_setting
+from regauge.training.settings import Setting, derived, drawn, require_setting
 
 Kind = Literal["factory", "isotropic", "normal", "he", "glorot", "orthogonal"]
 """As the factory does it; or all parameters are normal with standard deviation 1; or the weights are, with 1,

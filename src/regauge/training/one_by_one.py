@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
-from regauge.zoo.training.optimizers import Optimizer
-from regauge.zoo.training.program import PIECE_BYTES, channels_last, mean_loss
+from regauge.training.optimizers import Optimizer
+from regauge.training.programs import PIECE_BYTES, channels_last, mean_loss
 
 
 class Loop:

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from regauge.core.params import Params
+from regauge.training.initialization import Start
+from regauge.training.programs import Program
+from regauge.zoo.training.batches import Batches, half_of, reads_everything, share_of
 from regauge.zoo.training.config import Config, Discard
 from regauge.zoo.training.examples import Examples
-from regauge.zoo.training.feeds import Batches, half_of, reads_everything, share_of
-from regauge.zoo.training.initialization import Start
-from regauge.zoo.training.program import Program
 
 Row = dict[str, Any]
 EVALUATED = 1000

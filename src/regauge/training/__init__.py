@@ -1,0 +1,1 @@
+"""Training: descent on a loss, with plain and stacked parameters; schedules, optimizers, initializations."""
