@@ -131,11 +131,6 @@ class Group:
         return "permutation"
 
     @property
-    def is_discrete(self) -> bool:
-        """Whether the group has finitely many elements, up to whole periods of its shifts."""
-        return self.matrix == "none" and not self.scales
-
-    @property
     def log10_order(self) -> float:
         """log10 of the number of its permutations, signs and half-period shifts, for one copy."""
         if self.matrix != "none":

@@ -58,16 +58,16 @@ class MergeRecord:
         names = list(dict.fromkeys(name for metrics in self._all_metrics() for name in metrics))
         rows = []
         if self.base is not None:
-            rows.append([_cell(self.base), "base", "0", "0", *metric_cells(self.base_metrics, names)])
+            rows.append([_cell(self.base), "base", "0", "0", *_metric_cells(self.base_metrics, names)])
         for k, label in enumerate(self.networks):
             numbers = [f"{x:.6g}" for x in (self.weights[k], self.before[k], self.after[k])]
-            rows.append([_cell(label), *numbers, *metric_cells(self.metrics[k] if self.metrics else None, names)])
+            rows.append([_cell(label), *numbers, *_metric_cells(self.metrics[k] if self.metrics else None, names)])
         for label, metrics in (
             ("**merged**", self.merged_metrics),
             ("the same mean without alignment", self.unaligned_metrics),
         ):
             if metrics is not None:
-                rows.append([label, "", "", "", *metric_cells(metrics, names)])
+                rows.append([label, "", "", "", *_metric_cells(metrics, names)])
         lines = [
             "# Merged network",
             "",
@@ -105,7 +105,7 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [_row(header), _row(["---"] * len(header)), *map(_row, rows)]
 
 
-def metric_cells(metrics: Metrics | None, names: list[str]) -> list[str]:
+def _metric_cells(metrics: Metrics | None, names: list[str]) -> list[str]:
     return [f"{metrics[name]:.6g}" if metrics is not None and name in metrics else "" for name in names]
 
 
