@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -80,11 +81,19 @@ def reading(name: str, architecture: Architecture, count: int, folder: Path) -> 
     each, pickled, by_parameter = folder / "each", folder / "pth", folder / "parameters"
     for place in (each, pickled, by_parameter):
         place.mkdir()
-    written = {"store": 0.0, "parameters": 0.0, "each": 0.0, "pth": 0.0}
+    written = {"store": 0.0, "array": 0.0, "parameters": 0.0, "each": 0.0, "pth": 0.0}
+    array = folder / "array" / "weights.npy"
+    array.parent.mkdir()
+    matrix = np.lib.format.open_memmap(array, mode="w+", dtype=np.float32, shape=(count, architecture.size))
     for start in range(0, count, SHARD):
         rows = known(start, min(SHARD, count - start), generator)
         params = population(architecture, len(rows), generator)
         written["store"] += cpu(lambda p=params, r=rows: store.append(p, r))
+        written["array"] += cpu(
+            lambda p=params, s=start: matrix.__setitem__(
+                slice(s, s + SHARD), torch.cat([tensor.flatten(1) for tensor in p.values()], 1).numpy()
+            )
+        )
         written["parameters"] += cpu(lambda p=params, s=start: save_file(p, by_parameter / f"{s}.safetensors"))
         networks = [{key: tensor[k].clone() for key, tensor in params.items()} for k in range(len(rows))]
         for k, network in enumerate(networks, start):
@@ -102,10 +111,18 @@ def reading(name: str, architecture: Architecture, count: int, folder: Path) -> 
             networks.append({key: file.get_slice(key)[k % SHARD] for key in names})
         return stacked(networks)
 
+    def from_array(batch: list[int]) -> dict[str, Tensor]:
+        values = torch.from_numpy(mapped[batch])
+        pieces = values.split([spec.size for spec in architecture.layout], 1)
+        return {s.name: p.view(len(batch), *s.shape) for s, p in zip(architecture.layout, pieces, strict=True)}
+
+    matrix.flush()
+    mapped = np.load(array, mmap_mode="r")
     again = store.read([0] * BATCH)
     ways: dict[str, Callable[[list[int]], dict[str, Tensor]]] = {
         "store": store.read,
         "again": lambda batch: store.read(batch, out=again),
+        "array": from_array,
         "parameters": from_parameters,
         "each": lambda batch: stacked([load_file(each / f"{k}.safetensors") for k in batch]),
         "pth": lambda batch: stacked([torch.load(pickled / f"{k}.pth", weights_only=True) for k in batch]),
@@ -129,6 +146,7 @@ def reading(name: str, architecture: Architecture, count: int, folder: Path) -> 
     places = {
         "store": folder / "store",
         "again": folder / "store",
+        "array": array.parent,
         "parameters": by_parameter,
         "each": each,
         "pth": pickled,
@@ -136,6 +154,7 @@ def reading(name: str, architecture: Architecture, count: int, folder: Path) -> 
     titles = {
         "store": "store",
         "again": "store, in the memory of the last batch",
+        "array": "numpy.memmap, one .npy file, one row for each network and nothing else",
         "parameters": f"safetensors, {SHARD} networks in a file, one tensor for each parameter",
         "each": "safetensors, one file for each network",
         "pth": "torch.save, one file for each network",

@@ -22,8 +22,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.storage.architecture import Architecture, TensorSpec
 from regauge.storage.checkpoints import writing
 from regauge.storage.checkpoints.writing import whole_file
-from regauge.storage.store import Store, verify
-from regauge.storage.store import shard as shards
+from regauge.storage.store import Store, shard_file, verify
 from regauge.storage.store.columns import concatenate, decode, encode, listed
 from regauge.storage.store.splits import split
 
@@ -293,8 +292,8 @@ def test_one_shard_alone(tmp_path: Path) -> None:
         store.part(["part-3"])
 
 
-def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.storage.store.files.OPEN_FILES", 3)
+def test_more_shards_than_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regauge.storage.store.mapping.MAPPED_SHARDS", 3)
     store = Store.create(tmp_path / "zoo", SMALL)
     for k in range(8):
         store.append(networks(SMALL, 1, k), numbered(1, k), name=f"{k}")
@@ -303,8 +302,8 @@ def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert torch.equal(found, expected)
 
 
-def test_threads_read_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.storage.store.files.OPEN_FILES", 1)
+def test_threads_read_more_shards_than_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regauge.storage.store.mapping.MAPPED_SHARDS", 1)
     store = Store.create(tmp_path / "zoo", SMALL)
     for k in range(12):
         marked = {spec.name: torch.full((4, *spec.shape), float(k)) for spec in SMALL.layout}
@@ -317,6 +316,50 @@ def test_threads_read_more_shards_than_open_files(tmp_path: Path, monkeypatch: p
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(read, range(64)))
+
+
+@pytest.mark.parametrize("is_shorter", [False, True])
+def test_a_replaced_shard_is_not_read_as_another(tmp_path: Path, is_shorter: bool) -> None:
+    store = Store.create(tmp_path / "zoo", SMALL)
+    path = store.append(networks(SMALL, 2), numbered(2), name="x")
+    listed_before, read_before = Store.open(store.folder), Store.open(store.folder)
+    assert len(listed_before) == 2
+    before = read_before.read([0, 1])
+    other = Store.create(tmp_path / "other", SMALL)
+    os.replace(other.append(networks(SMALL, 1 if is_shorter else 2, 5), numbered(1 if is_shorter else 2)), path)
+    with pytest.raises(ValueError, match="cannot be read as a shard"):
+        listed_before.read([0])
+    for name, tensor in read_before.read([0, 1]).items():  # the file that it was is there as long as it is mapped
+        assert torch.equal(tensor, before[name])
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="is gone"):
+        listed_before.read([0])
+
+
+def test_a_forked_reader_goes_on(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "zoo", SMALL)
+    params = networks(SMALL, 8)
+    for k in range(4):
+        store.append({name: t[2 * k : 2 * k + 2] for name, t in params.items()}, numbered(2, 2 * k), name=f"{k}")
+    store.read([0, 5])  # two of four shards are mapped before the fork
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    reader = context.Process(target=lambda: send.send(store.read([6, 5, 0, 3])["layers.0.bias"].tolist()))
+    reader.start()
+    assert receive.poll(60)
+    assert receive.recv() == params["layers.0.bias"][[6, 5, 0, 3]].tolist()
+    reader.join()
+    assert torch.equal(store.read([7, 1])["layers.0.bias"], params["layers.0.bias"][[7, 1]])
+
+
+def test_what_is_read_belongs_to_the_reader(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "zoo", SMALL)
+    store.append(networks(SMALL, 3), numbered(3))
+    batch = store.read(slice(None))
+    before = batch["layers.0.bias"].clone()
+    batch["layers.0.bias"].zero_()
+    assert torch.equal(store.read(slice(None))["layers.0.bias"], before)
+    assert store.verify().ok
 
 
 def test_a_forked_writer_has_names_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +380,7 @@ def test_shards_never_change(tmp_path: Path) -> None:
         store.append(networks(SMALL, 3, 1), numbered(3), name="x")
     # Another writer may be first after that was looked at.
     with pytest.raises(FileExistsError, match="by somebody else"):
-        shards.write(path, {}, {}, 0)
+        shard_file.write(path, {}, {}, 0)
     assert path.read_bytes() == before
     assert store.verify().leftovers == ()
 
@@ -367,7 +410,7 @@ def test_a_folder_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     store = Store.create(tmp_path / "zoo", SMALL)
     path = store.append(networks(SMALL, 2), numbered(2), name="x")
     with pytest.raises(FileExistsError, match="by somebody else"):
-        shards.write(path, {}, {}, 0)
+        shard_file.write(path, {}, {}, 0)
     assert store.verify().networks == 2
 
 

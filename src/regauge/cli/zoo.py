@@ -72,7 +72,7 @@ def info(options: ZooInfo) -> None:
     """What a store holds."""
     store = Store.open(options.store)
     print(f"{options.store}: {words(store)}")
-    size = sum(shard.path.stat().st_size for shard in store.shards)
+    size = sum(shard.size for shard in store.shards)
     kept = store.storage or "as they are"
     print(f"{len(store.shards)} shards, {size / 2**20:.1f} MiB; {store.architecture.size} values each, kept {kept}")
     if store.about:

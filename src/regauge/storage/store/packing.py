@@ -1,6 +1,9 @@
-"""How networks lie in the rows of a shard: parts by dtype, tensors one after the other."""
+"""How networks lie in the rows of a shard: a segment for each dtype, and in it one tensor after the other."""
 
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -12,38 +15,55 @@ STORAGE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 """Dtypes in which floating-point values can be kept in half the bytes."""
 
 
-def parts_of(layout: tuple[TensorSpec, ...], storage: str | None) -> dict[torch.dtype, list[TensorSpec]]:
+@dataclass(frozen=True)
+class Segment:
+    """The tensors of a network that are stored in one dtype.
+
+    Attributes:
+        dtype: The dtype on the disk.
+        specs: The tensors in their order.
+    """
+
+    dtype: torch.dtype
+    specs: tuple[TensorSpec, ...]
+
+    @cached_property
+    def name(self) -> str:
+        """The tensor of a shard that holds it."""
+        return f"weights/{str(self.dtype).removeprefix('torch.')}"
+
+    @cached_property
+    def size(self) -> int:
+        """Values of one network."""
+        return sum(spec.size for spec in self.specs)
+
+    @cached_property
+    def width(self) -> int:
+        """Bytes of one network."""
+        return self.size * self.dtype.itemsize
+
+    def pack(self, params: Mapping[str, Tensor], count: int) -> Tensor:
+        """Rows of values from networks, `[count, size]` on the CPU."""
+        rows = [params[spec.name].detach().reshape(count, spec.size).to(self.dtype).cpu() for spec in self.specs]
+        return torch.cat(rows, dim=1).contiguous()
+
+    def unpack(self, rows: Tensor) -> Params:
+        """Networks from rows of values: views of them where the values are stored as they are."""
+        count, dtypes = len(rows), {spec.dtype for spec in self.specs}
+        if len(dtypes) == 1:
+            rows = rows.to(self.specs[0].dtype)
+        pieces = rows.split_with_sizes([spec.size for spec in self.specs], 1)
+        params = {spec.name: piece.view(count, *spec.shape) for spec, piece in zip(self.specs, pieces, strict=True)}
+        return params if len(dtypes) == 1 else {spec.name: params[spec.name].to(spec.dtype) for spec in self.specs}
+
+
+def segments_of(layout: tuple[TensorSpec, ...], storage: str | None) -> tuple[Segment, ...]:
     """The tensors of one network by the dtype in which they are stored."""
-    parts: dict[torch.dtype, list[TensorSpec]] = {}
+    segments: dict[torch.dtype, list[TensorSpec]] = {}
     for spec in layout:
         stored = STORAGE[storage] if storage is not None and spec.dtype.is_floating_point else spec.dtype
-        parts.setdefault(stored, []).append(spec)
-    return parts
-
-
-def are_finite(flat: Tensor) -> Tensor:
-    """Whether all values of a row are finite, `[rows]`."""
-    # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
-    fine = flat.sum(1).isfinite()
-    for row in (~fine).nonzero().flatten().tolist():
-        fine[row] = flat[row].isfinite().all()
-    return fine
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Such as "float32"."""
-    return str(dtype).removeprefix("torch.")
-
-
-def unpacked(flat: Tensor, specs: list[TensorSpec]) -> Params:
-    """Tensors by name from rows of values."""
-    dtypes = {spec.dtype for spec in specs}
-    if len(dtypes) == 1:
-        flat = flat.to(specs[0].dtype)
-    pieces = torch.split(flat, [spec.size for spec in specs], dim=1)
-    return {
-        spec.name: piece.view(len(flat), *spec.shape).to(spec.dtype) for spec, piece in zip(specs, pieces, strict=True)
-    }
+        segments.setdefault(stored, []).append(spec)
+    return tuple(Segment(dtype, tuple(specs)) for dtype, specs in segments.items())
 
 
 def memory_of(tensor: Tensor, size: int) -> Array:
@@ -60,16 +80,3 @@ def memory_of(tensor: Tensor, size: int) -> Array:
         )
     memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return memory
-
-
-def runs_of(wanted: Array, order: Array, starts: Array) -> list[tuple[int, int, int, int]]:
-    """What to read: (shard, row, position in the result, length), where neighbors in both are read at once."""
-    if not len(wanted):
-        return []
-    indices = wanted[order]
-    number = np.searchsorted(starts, indices, side="right") - 1
-    joined = (np.diff(indices) == 1) & (np.diff(order) == 1) & (np.diff(number) == 0)
-    first = np.flatnonzero(np.concatenate([[True], ~joined]))
-    length = np.diff(np.append(first, len(indices)))
-    row = indices - starts[number]
-    return list(zip(number[first].tolist(), row[first].tolist(), order[first].tolist(), length.tolist(), strict=True))

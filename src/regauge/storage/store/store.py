@@ -1,12 +1,9 @@
 """A store: a folder of immutable shards with the networks of one architecture, and what is known about each."""
 
-import hashlib
-import json
 import os
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,23 +12,17 @@ from torch import Tensor
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.writing import save_text
-from regauge.storage.store import shard as shards
-from regauge.storage.store.columns import Array, Column, concatenate, encode
-from regauge.storage.store.files import OpenFiles, ShardNames
-from regauge.storage.store.fitting import require_fitting, require_layout, require_range
-from regauge.storage.store.packing import STORAGE, are_finite, memory_of, name_of, parts_of, runs_of, unpacked
+from regauge.storage.store import shard_file
+from regauge.storage.store.appending import ShardNames, pack, require_keys, require_layout
+from regauge.storage.store.columns import Array, encode
+from regauge.storage.store.integrity import Verification, verify
+from regauge.storage.store.listing import FINITE, Listing, Place
+from regauge.storage.store.manifest import Manifest
+from regauge.storage.store.mapping import MappedShards
+from regauge.storage.store.packing import memory_of, segments_of
 from regauge.storage.store.rows import Indices, Rows
-from regauge.storage.store.shard import FOLDER, MANIFEST, SUFFIX, Shard
+from regauge.storage.store.shard_file import FOLDER, SUFFIX, Shard
 from regauge.storage.store.splits import split
-from regauge.storage.store.verification import Verification, verify
-
-FORMAT = "regauge.store"
-VERSION = 1
-FINITE = "is_finite"
-"""The column in which a network with NaN or Inf is marked."""
-ALWAYS = ("id", "step", FINITE)
-"""Columns of every store, of an empty one too."""
 
 
 class Store:
@@ -53,25 +44,18 @@ class Store:
         docs/store.md specifies the files.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        architecture: Architecture,
-        symmetry: Symmetry | None,
-        storage: str | None,
-        about: Mapping[str, Any],
-        key: str,
-    ) -> None:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
-        self.architecture = architecture
-        self.symmetry = symmetry
-        self.storage = storage
-        self.about = about
-        self.key = key
-        self._parts = parts_of(architecture.layout, storage)
+        self.architecture = manifest.architecture
+        self.symmetry = manifest.symmetry
+        self.storage = manifest.storage
+        self.about = manifest.about
+        self.key = manifest.key
+        self._manifest = manifest
+        self._segments = segments_of(manifest.architecture.layout, manifest.storage)
         self._names = ShardNames()
-        self._files = OpenFiles()
-        self._table: _Table | None = None
+        self._files = MappedShards()
+        self._listed: Listing | None = None
 
     @classmethod
     def create(
@@ -97,43 +81,7 @@ class Store:
             FileExistsError: The folder holds another store, or other files.
             ValueError: The storage is unknown, or `about` is not plain JSON.
         """
-        folder = Path(folder)
-        if storage is not None and storage not in STORAGE:
-            raise ValueError(f"values can be stored as {' or '.join(STORAGE)}, or as they are (None), not {storage!r}")
-        document = {
-            "format": FORMAT,
-            "version": VERSION,
-            "architecture": json.loads(architecture.to_json()),
-            "symmetry": None if symmetry is None else json.loads(symmetry.to_json()),
-            "storage": storage,
-            "about": json.loads(json.dumps(dict(about or {}), allow_nan=False)),
-            "key": uuid.uuid4().hex,
-        }
-        text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-        manifest = folder / MANIFEST
-        if manifest.exists():
-            store = cls.open(folder)
-            is_same = {
-                "architecture": store.architecture == architecture,
-                "storage": store.storage == storage,
-                "symmetry": _groups(store.symmetry) == _groups(symmetry),
-            }
-            other = [name for name, same in is_same.items() if not same]
-            other += _differences(store.about, document["about"])
-            if other:
-                raise FileExistsError(
-                    f"{str(folder)!r} holds a store of other networks or settings ({', '.join(other[:5])}); open it, "
-                    "or choose another folder"
-                )
-            return store
-        own = (FOLDER, MANIFEST)  # another process may be creating the same store right now
-        if folder.exists() and any(not name.startswith(".") for name in os.listdir(folder) if name not in own):
-            raise FileExistsError(f"{str(folder)!r} holds other files; choose a new or empty folder for a store")
-        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        try:
-            save_text(text, manifest, is_new=True)
-        except FileExistsError:  # another process was first
-            return cls.create(folder, architecture, symmetry, storage=storage, about=about)
+        Manifest(architecture, symmetry, storage, about or {}).write(Path(folder))
         return cls.open(folder)
 
     @classmethod
@@ -144,40 +92,17 @@ class Store:
             FileNotFoundError: There is none.
             ValueError: It, or one of its shards, is damaged or of another version.
         """
-        folder = Path(folder)
-        manifest = folder / MANIFEST
-        if not manifest.is_file():
-            raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
-        try:
-            text = manifest.read_text(encoding="utf-8")
-            document = json.loads(text)
-            if document["format"] != FORMAT:
-                raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
-            if document["version"] != VERSION:
-                raise ValueError(f"it has version {document['version']}, but this regauge reads version {VERSION}")
-            symmetry = document["symmetry"]
-            return cls(
-                folder,
-                Architecture.from_json(json.dumps(document["architecture"])),
-                None if symmetry is None else Symmetry.from_json(json.dumps(symmetry)),
-                document["storage"],
-                document["about"],
-                document.get("key", hashlib.sha256(text.encode()).hexdigest()),
-            )
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"{str(manifest)!r} does not describe a store ({type(error).__name__}: {error}); restore it from a copy"
-            ) from error
+        return cls(Path(folder), Manifest.read(Path(folder)))
 
     def __len__(self) -> int:
-        return int(self._now.starts[-1])
+        return len(self._now)
 
     def __repr__(self) -> str:
         return f"Store({str(self.folder)!r}: {len(self)} networks of {self.architecture.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = None if self._table is None else tuple(shard.path.stem for shard in self._table.shards)
-        return (_opened, (self.folder, names))
+        names = None if self._listed is None else tuple(shard.path.stem for shard in self._listed.shards)
+        return (_open, (self.folder, names))
 
     @property
     def rows(self) -> Rows:
@@ -199,15 +124,13 @@ class Store:
         Raises:
             ValueError: A new shard is damaged or of another architecture.
         """
-        before = () if self._table is None else self._table.shards
+        before = () if self._listed is None else self._listed.shards
         known = {shard.path.name for shard in before}
         with os.scandir(self.folder / FOLDER) as entries:
             names = sorted(e.name for e in entries if e.name.endswith(SUFFIX) and not e.name.startswith("."))
-        new = tuple(shards.read_header(self.folder / FOLDER / name) for name in names if name not in known)
-        for shard in new:
-            require_fitting(shard, self._parts)
-        if new or self._table is None:
-            self._table = self._listed(before + new)
+        new = self._headers(self.folder / FOLDER / name for name in names if name not in known)
+        if new or self._listed is None:
+            self._listed = Listing(before + new, self._files)
         return sum(shard.count for shard in new)
 
     def append(
@@ -236,25 +159,12 @@ class Store:
             raise FileExistsError(
                 f"{str(self.folder)!r} has a shard {name!r}, and shards never change; give another name, or none"
             )
-        count = len(rows)
-        require_layout(self.architecture, params, count)
-        for k, row in enumerate(rows):
-            for key in ("id", "step"):
-                if not isinstance(row.get(key), int | np.integer) or isinstance(row[key], bool):
-                    raise ValueError(f"row {k} has {key}={row.get(key)!r}; each row needs an integer 'id' and 'step'")
-        weights, finite = {}, torch.ones(count, dtype=torch.bool)
-        for dtype, specs in self._parts.items():
-            flat = torch.cat(
-                [params[spec.name].detach().reshape(count, spec.size).to(dtype).cpu() for spec in specs], dim=1
-            )
-            if dtype.is_floating_point:
-                finite &= are_finite(flat)
-            weights[name_of(dtype)] = flat.contiguous()
-        if self.storage is not None:
-            require_range(self.storage, params, finite, rows)
-        marked = [{**row, FINITE: bool(fine)} for row, fine in zip(rows, finite.tolist(), strict=True)]
+        require_layout(self.architecture, params, len(rows))
+        require_keys(rows)
+        tensors, finite = pack(params, rows, self._segments, self.storage)
+        marked = [{**row, FINITE: fine} for row, fine in zip(rows, finite, strict=True)]
         path = self.path_of(self._names.next() if name is None else name)
-        return shards.write(path, weights, encode(marked), count)
+        return shard_file.write(path, tensors, encode(marked), len(rows))
 
     def has(self, name: str) -> bool:
         """Whether a shard of that name is on the disk."""
@@ -266,30 +176,21 @@ class Store:
         Raises:
             FileNotFoundError: There is no shard of that name.
         """
-        part = Store(self.folder, self.architecture, self.symmetry, self.storage, self.about, self.key)
-        listed = tuple(shards.read_header(self.path_of(name)) for name in names)
-        for shard in listed:
-            require_fitting(shard, self._parts)
-        part._table = part._listed(listed)
+        part = Store(self.folder, self._manifest)
+        part._listed = Listing(self._headers(map(self.path_of, names)), part._files)
         return part
 
-    def places(self, indices: Iterable[int] | Array) -> list["Place"]:
+    def places(self, indices: Iterable[int] | Array) -> list[Place]:
         """Where some networks are, which stays so for good: their numbers may differ between readers."""
-        table = self._now
-        wanted = self._numbers(indices)
-        found = np.searchsorted(table.starts, wanted, side="right") - 1
-        rows = wanted - table.starts[found]
-        return [Place(table.shards[k].path.stem, row) for k, row in zip(found.tolist(), rows.tolist(), strict=True)]
+        return self._now.places(self._now.checked(indices))
 
-    def numbers(self, places: Iterable["Place"]) -> Indices:
+    def numbers(self, places: Iterable[Place]) -> Indices:
         """The numbers that networks have here; the opposite of `places`.
 
         Raises:
             KeyError: This reader has not listed the shard of one of them.
         """
-        table = self._now
-        first = {shard.path.stem: int(start) for shard, start in zip(table.shards, table.starts[:-1], strict=True)}
-        return np.array([first[shard] + row for shard, row in places], np.int64)
+        return self._now.numbers(places)
 
     def path_of(self, name: str) -> Path:
         """The file of the shard of that name, whether or not it is there.
@@ -297,12 +198,12 @@ class Store:
         Raises:
             ValueError: The name is not usable in a file's name.
         """
-        return shards.path_of(self.folder, name)
+        return shard_file.path_of(self.folder, name)
 
     def read(self, indices: Iterable[int] | slice | Array, *, out: Params | None = None) -> Params:
         """Some networks, stacked in the order of their numbers in `indices`.
 
-        Their values are read at once by position, in the order of the files, and nothing else is.
+        The shards are mapped into memory, so that the system reads the pages of these networks and nothing else.
 
         Args:
             indices: Numbers from 0 to `len(self) - 1`, in any order and repeated if wanted; a slice; or a mask with a
@@ -318,23 +219,15 @@ class Store:
             IndexError: There is no network of that number, a number is not an integer, or a mask is of another length.
             ValueError: `out` is of another number of networks, or values are not stored as they are.
         """
-        table = self._now
-        wanted = self._numbers(indices)
-        order = np.argsort(wanted, kind="stable")
-        runs = runs_of(wanted, order, table.starts)
+        listing = self._now
+        wanted = listing.checked(indices)
         params: Params = {}
-        for dtype, specs in self._parts.items():
-            size = sum(spec.size for spec in specs)
-            width, name = size * dtype.itemsize, name_of(dtype)
+        for segment in self._segments:
+            total = len(wanted) * segment.width
             # numpy asks the system for huge pages: half the time of torch.empty for a batch of tens of megabytes.
-            total = len(wanted) * width
-            buffer = np.empty(total, np.uint8) if out is None else memory_of(out[specs[0].name], total)
-            for number, row, target, length in runs:
-                shard = table.shards[number]
-                start = shard.places[f"weights/{name}"].start + row * width
-                file = self._files.get(shard.path)  # which stays open while it is held
-                shards.read_into(file.descriptor, buffer[target * width : (target + length) * width], start)
-            params |= unpacked(torch.from_numpy(buffer).view(len(wanted), width).view(dtype), specs)
+            buffer = np.empty(total, np.uint8) if out is None else memory_of(out[segment.specs[0].name], total)
+            listing.read(wanted, segment, buffer)
+            params |= segment.unpack(torch.from_numpy(buffer).view(len(wanted), segment.width).view(segment.dtype))
         return {spec.name: params[spec.name] for spec in self.architecture.layout}
 
     def split(self, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
@@ -351,74 +244,21 @@ class Store:
         return split(self.rows.column("id").values, fractions, salt=salt)
 
     @property
-    def _now(self) -> "_Table":
-        if self._table is None:
+    def _now(self) -> Listing:
+        if self._listed is None:
             self.refresh()
-        assert self._table is not None
-        return self._table
+        assert self._listed is not None
+        return self._listed
 
-    def _listed(self, listed: tuple[Shard, ...]) -> "_Table":
-        starts = np.concatenate([[0], np.cumsum([shard.count for shard in listed], dtype=np.int64)])
-        names = dict.fromkeys([*ALWAYS, *(name for shard in listed for name in shard.columns)])
-
-        def read(shard: Shard, name: str) -> Column | None:
-            file = self._files.get(shard.path)  # which stays open while it is held
-            return shards.read_column(shard, file.descriptor, name)
-
-        def load(name: str) -> Column:
-            return concatenate([(read(shard, name), shard.count) for shard in listed])
-
-        return _Table(listed, starts, Rows(int(starts[-1]), names, load))
-
-    def _numbers(self, indices: Iterable[int] | slice | Array) -> Indices:
-        """Numbers of networks, checked, `[networks]`."""
-        count = len(self)
-        if isinstance(indices, slice):
-            indices = range(*indices.indices(count))
-        wanted = np.asarray(indices if isinstance(indices, np.ndarray | range) else list(indices)).reshape(-1)
-        if isinstance(indices, np.ma.MaskedArray) and wanted.dtype == bool:
-            wanted = indices.filled(False).reshape(-1)
-        if wanted.dtype == bool:
-            if len(wanted) != count:
-                raise IndexError(f"a mask of {len(wanted)} truth values does not fit the store's {count} networks")
-            return np.flatnonzero(wanted)
-        if len(wanted) and wanted.dtype.kind not in "iu":
-            raise IndexError(f"networks are numbered by integers, and {wanted.dtype} values were given")
-        strange = wanted[(wanted < 0) | (wanted >= count)]
-        if len(strange):
-            raise IndexError(f"the store has the networks 0 to {count - 1}, but {strange[0]} was asked for")
-        return wanted.astype(np.int64)
+    def _headers(self, paths: Iterable[Path]) -> tuple[Shard, ...]:
+        """The headers of shards of this store."""
+        found = tuple(map(shard_file.read_header, paths))
+        for shard in found:
+            shard_file.require_segments(shard, self._segments)
+        return found
 
 
-class Place(NamedTuple):
-    """Where a network is in a store: name of the shard, and row in it."""
-
-    shard: str
-    row: int
-
-
-def _opened(folder: Path, names: tuple[str, ...] | None) -> Store:
+def _open(folder: Path, names: tuple[str, ...] | None) -> Store:
     """A store as another process sees it: the same numbers for the same networks, whatever was written since."""
     store = Store.open(folder)
     return store if names is None else store.part(names)
-
-
-class _Table(NamedTuple):
-    """What a reader has listed: shards, the number of the first network of each and of the end, and the rows."""
-
-    shards: tuple[Shard, ...]
-    starts: Array
-    rows: Rows
-
-
-def _differences(first: Any, second: Any, path: str = "") -> list[str]:
-    """Where two JSON values differ, as paths of keys."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        keys = dict.fromkeys((*first, *second))
-        return [found for key in keys for found in _differences(first.get(key), second.get(key), f"{path}.{key}")]
-    return [] if first == second else [path.removeprefix(".")]
-
-
-def _groups(symmetry: Symmetry | None) -> Any:
-    """What a symmetry does; its notes, such as the error with which it was verified, may differ."""
-    return None if symmetry is None else symmetry.groups

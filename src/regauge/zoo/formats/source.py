@@ -17,7 +17,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
 from regauge.storage.architecture import Architecture, layout_of
 from regauge.storage.store import Store
-from regauge.storage.store.shard import MANIFEST
+from regauge.storage.store.manifest import MANIFEST
 from regauge.zoo.formats.files import Tree
 
 BLOCK = 512

@@ -6,10 +6,11 @@ that opening thousands of shards takes little; any other program reads a shard a
 
 import hashlib
 import json
+import math
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +21,12 @@ from torch import Tensor
 
 from regauge.storage.checkpoints.writing import whole_file
 from regauge.storage.store.columns import Array, Column, constant, describe, narrow
+from regauge.storage.store.packing import Segment
 
 FORMAT = "regauge.shard"
 VERSION = 1
 SUFFIX = ".safetensors"
 FOLDER = "shards"
-MANIFEST = "store.json"
-"""What a store's folder holds: the manifest, and the folder of the shards."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]*")
 """Names that shards can have."""
 LARGEST_HEADER = 100_000_000
@@ -66,6 +66,8 @@ class Shard:
         columns: Kind and constant value or distinct values of each column, by name.
         places: Where its tensors are, by name.
         checksum: Of the whole file.
+        start: Position of the first byte behind the header.
+        size: Bytes of the whole file.
     """
 
     path: Path
@@ -73,6 +75,8 @@ class Shard:
     columns: Mapping[str, Any]
     places: Mapping[str, Place]
     checksum: str
+    start: int
+    size: int
 
 
 def path_of(folder: Path, name: str) -> Path:
@@ -91,14 +95,14 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
 
     Args:
         path: Its final name.
-        weights: Rows of values by name of their dtype, `[networks, values]`.
+        weights: Rows of values by the names of their tensors, `[networks, values]`.
         columns: What is known about each network.
         count: Number of networks.
 
     Raises:
         FileExistsError: Somebody else wrote a shard of that name; it stays, because shards never change.
     """
-    tensors = {f"weights/{name}": tensor for name, tensor in weights.items()}
+    tensors = dict(weights)
     described: dict[str, Any] = {}
     for name, column in columns.items():
         described[name] = describe(column)
@@ -149,12 +153,12 @@ def read_header(path: Path) -> Shard:
         first = file.read(16384)
         (length,) = struct.unpack("<Q", first[:8]) if len(first) >= 8 else (0,)
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
-            raise ValueError(_damaged(path, "its header is cut off"))
+            raise ValueError(damaged(path, "its header is cut off"))
         text = first[8 : 8 + length]
         while len(text) < length:
             more = file.read(length - len(text))
             if not more:
-                raise ValueError(_damaged(path, "its header is cut off"))
+                raise ValueError(damaged(path, "its header is cut off"))
             text += more
     try:
         header = json.loads(text)
@@ -175,10 +179,26 @@ def read_header(path: Path) -> Shard:
         count = int(metadata["rows"])
         if any(place.shape[:1] != (count,) for place in places.values()):
             raise ValueError(f"a tensor has not {count} rows")
-        return Shard(path, count, json.loads(metadata["columns"]), places, metadata["checksum"])
+        columns = json.loads(metadata["columns"])
+        return Shard(path, count, columns, places, metadata["checksum"], 8 + length, size)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         reason = str(error) if type(error) is ValueError else f"its header is malformed: {type(error).__name__} {error}"
-        raise ValueError(_damaged(path, reason)) from error
+        raise ValueError(damaged(path, reason)) from error
+
+
+def require_segments(shard: Shard, segments: Iterable[Segment]) -> None:
+    """Refuse a shard of another store.
+
+    Raises:
+        ValueError: Its networks have other values than these.
+    """
+    for segment in segments:
+        place = shard.places.get(segment.name)
+        if place is None or (place.dtype, place.shape) != (segment.dtype, (shard.count, segment.size)):
+            raise ValueError(
+                f"the shard {str(shard.path)!r} has no {segment.name} of shape {(shard.count, segment.size)}, so it "
+                "is of another store; move it away"
+            )
 
 
 def check(path: Path) -> Shard:
@@ -196,42 +216,27 @@ def check(path: Path) -> Shard:
         while piece := file.read(1 << 22):
             digest.update(piece)
     if digest.hexdigest() != shard.checksum:
-        raise ValueError(_damaged(path, "its checksum does not agree with its bytes"))
+        raise ValueError(damaged(path, "its checksum does not agree with its bytes"))
     return shard
 
 
-def read_column(shard: Shard, descriptor: int, name: str) -> Column | None:
-    """One column of a shard, or None if no network in it has that column."""
+def read_column(shard: Shard, content: Array, name: str) -> Column | None:
+    """One column of a shard from the bytes of its file, or None if no network in it has that column."""
     described = shard.columns.get(name)
     if described is None:
         return None
     distinct = tuple(described.get("distinct", ()))
     if "value" in described:
         return Column(described["kind"], narrow(np.array([described["value"]])), None, distinct)
-    values = read_tensor(descriptor, shard.places[f"rows/{name}"]).numpy()
+
+    def values(place: Place) -> Array:
+        dtype = str(place.dtype).removeprefix("torch.")
+        return np.frombuffer(content, dtype, math.prod(place.shape), place.start).copy()
+
     null = shard.places.get(f"null/{name}")
-    return Column(described["kind"], values, None if null is None else read_tensor(descriptor, null).numpy(), distinct)
-
-
-def read_tensor(descriptor: int, place: Place) -> Tensor:
-    """A whole tensor of a shard."""
-    result = torch.empty(place.shape, dtype=place.dtype)
-    read_into(descriptor, _bytes(result), place.start)
-    return result
-
-
-def read_into(descriptor: int, buffer: Array, start: int) -> None:
-    """Fill a buffer of bytes from a position of a file.
-
-    Raises:
-        ValueError: The file ends before.
-    """
-    filled = os.preadv(descriptor, [buffer.data], start)
-    while filled < len(buffer):
-        more = os.preadv(descriptor, [buffer[filled:].data], start + filled)
-        if not more:
-            raise ValueError("a shard ends before its last network; `regauge zoo verify` names the damaged files")
-        filled += more
+    return Column(
+        described["kind"], values(shard.places[f"rows/{name}"]), None if null is None else values(null), distinct
+    )
 
 
 def _bytes(tensor: Tensor) -> Array:
@@ -240,7 +245,8 @@ def _bytes(tensor: Tensor) -> Array:
     return flat
 
 
-def _damaged(path: Path, reason: str) -> str:
+def damaged(path: Path, reason: str) -> str:
+    """What is said of a file that cannot be read as a shard."""
     return (
         f"{str(path)!r} cannot be read as a shard: {reason}; `regauge zoo verify` lists all such files, and without "
         "them the store is whole"

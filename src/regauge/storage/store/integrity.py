@@ -6,8 +6,9 @@ from pathlib import Path
 
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.writing import PARTIAL
-from regauge.storage.store import shard as shards
-from regauge.storage.store.shard import FOLDER, MANIFEST, SUFFIX
+from regauge.storage.store import shard_file
+from regauge.storage.store.manifest import MANIFEST
+from regauge.storage.store.shard_file import FOLDER, SUFFIX
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verificat
     advance, networks, damaged = progress("shards", len(paths)), 0, {}
     for path in paths:
         try:
-            networks += shards.check(path).count
+            networks += shard_file.check(path).count
         except ValueError as error:
             damaged[path] = str(error)
         advance()

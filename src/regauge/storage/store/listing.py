@@ -1,0 +1,131 @@
+"""The shards that a reader has listed: which networks are in which, and under which numbers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from regauge.storage.store.columns import Array, Column, concatenate
+from regauge.storage.store.mapping import MappedShards
+from regauge.storage.store.packing import Segment
+from regauge.storage.store.rows import Indices, Rows
+from regauge.storage.store.shard_file import Shard, read_column
+
+FINITE = "is_finite"
+"""The column in which a network with NaN or Inf is marked."""
+ALWAYS = ("id", "step", FINITE)
+"""Columns of every store, of an empty one too."""
+
+
+AT_ONCE = 512
+"""Pieces that are copied together."""
+
+
+class Place(NamedTuple):
+    """Where a network is in a store: name of the shard, and row in it."""
+
+    shard: str
+    row: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Shards in the order of the networks' numbers.
+
+    Attributes:
+        shards: What their headers say.
+        files: Their bytes.
+    """
+
+    shards: tuple[Shard, ...]
+    files: MappedShards
+    _starts: dict[str, Indices] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def starts(self) -> Indices:
+        """The number of the first network of each shard, and of the end."""
+        return np.concatenate([[0], np.cumsum([shard.count for shard in self.shards], dtype=np.int64)])
+
+    @cached_property
+    def rows(self) -> Rows:
+        """What is known about each network."""
+        names = dict.fromkeys([*ALWAYS, *(name for shard in self.shards for name in shard.columns)])
+        return Rows(len(self), names, self._load)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
+        """Index of the shard and row in it of each network, `[networks]` both."""
+        shard = np.searchsorted(self.starts, numbers, side="right") - 1
+        return shard, numbers - self.starts[shard]
+
+    def places(self, numbers: Indices) -> list[Place]:
+        """Where some networks are."""
+        shards, rows = self.locate(numbers)
+        return [Place(self.shards[k].path.stem, row) for k, row in zip(shards.tolist(), rows.tolist(), strict=True)]
+
+    def numbers(self, places: Iterable[Place]) -> Indices:
+        """The numbers of the networks in some places.
+
+        Raises:
+            KeyError: The shard of one of them is not listed.
+        """
+        first = {shard.path.stem: int(start) for shard, start in zip(self.shards, self.starts[:-1], strict=True)}
+        return np.array([first[shard] + row for shard, row in places], np.int64)
+
+    def checked(self, indices: Iterable[int] | slice | Array) -> Indices:
+        """Numbers of networks from numbers, a slice or a mask, `[networks]`.
+
+        Raises:
+            IndexError: There is no network of that number, a number is not an integer, or a mask is of another length.
+        """
+        count = len(self)
+        if isinstance(indices, slice):
+            indices = range(*indices.indices(count))
+        wanted = np.asarray(indices if isinstance(indices, np.ndarray | range) else list(indices)).reshape(-1)
+        if isinstance(indices, np.ma.MaskedArray) and wanted.dtype == bool:
+            wanted = indices.filled(False).reshape(-1)
+        if wanted.dtype == bool:
+            if len(wanted) != count:
+                raise IndexError(f"a mask of {len(wanted)} truth values does not fit the store's {count} networks")
+            return np.flatnonzero(wanted)
+        if len(wanted) and wanted.dtype.kind not in "iu":
+            raise IndexError(f"networks are numbered by integers, and {wanted.dtype} values were given")
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < count:
+            strange = wanted[(wanted < 0) | (wanted >= count)][0]
+            raise IndexError(f"the store has the networks 0 to {count - 1}, but {strange} was asked for")
+        return wanted.astype(np.int64)
+
+    def read(self, numbers: Indices, segment: Segment, target: Array) -> None:
+        """Copy one segment of some networks into memory, `segment.width` bytes for each."""
+        if not len(numbers):
+            return
+        shards, rows = self.locate(numbers)
+        starts = self._segment_starts(segment)[shards] + rows * segment.width
+        ends = starts + segment.width
+        # Rows that follow one another in one shard are one piece.
+        is_next = (starts[1:] == ends[:-1]) & (numbers[1:] == numbers[:-1] + 1)
+        bounds: Sequence[int] = range(len(numbers) + 1)
+        if is_next.any():
+            first = np.concatenate([[True], ~is_next])
+            shards, starts, ends = shards[first], starts[first], ends[np.append(~is_next, True)]
+            bounds = [*np.flatnonzero(first).tolist(), len(numbers)]
+        pieces = list(zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True))
+        for k in range(0, len(pieces), AT_ONCE):  # as many shards are mapped at a time
+            part = pieces[k : k + AT_ONCE]
+            content = {shard: self.files.get(shard, self.shards[shard]) for shard in {shard for shard, _, _ in part}}
+            here = target[bounds[k] * segment.width : bounds[k + len(part)] * segment.width]
+            np.concatenate([content[shard][start:end] for shard, start, end in part], out=here)
+
+    def _segment_starts(self, segment: Segment) -> Indices:
+        """The first byte of a segment in each shard."""
+        if segment.name not in self._starts:
+            self._starts[segment.name] = np.array([shard.places[segment.name].start for shard in self.shards], np.int64)
+        return self._starts[segment.name]
+
+    def _load(self, name: str) -> Column:
+        parts = enumerate(self.shards)
+        return concatenate([(read_column(shard, self.files.get(k, shard), name), shard.count) for k, shard in parts])

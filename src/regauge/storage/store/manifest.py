@@ -1,0 +1,126 @@
+"""The manifest of a store, `store.json`: written once, before the first shard, and never changed."""
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regauge.core.symmetry import Symmetry
+from regauge.storage.architecture import Architecture
+from regauge.storage.checkpoints.writing import save_text
+from regauge.storage.store.packing import STORAGE
+from regauge.storage.store.shard_file import FOLDER
+
+FORMAT = "regauge.store"
+VERSION = 1
+MANIFEST = "store.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a store is made of; see `Store` for the attributes.
+
+    Raises:
+        ValueError: The storage is unknown, or `about` is not plain JSON.
+    """
+
+    architecture: Architecture
+    symmetry: Symmetry | None
+    storage: str | None
+    about: Mapping[str, Any]
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        if self.storage is not None and self.storage not in STORAGE:
+            raise ValueError(
+                f"values can be stored as {' or '.join(STORAGE)}, or as they are (None), not {self.storage!r}"
+            )
+        object.__setattr__(self, "about", json.loads(json.dumps(dict(self.about), allow_nan=False)))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """The manifest of the store in a folder.
+
+        Raises:
+            FileNotFoundError: There is no store.
+            ValueError: The manifest is damaged or of another version.
+        """
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document["format"] != FORMAT:
+                raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
+            if document["version"] != VERSION:
+                raise ValueError(f"it has version {document['version']}, but this regauge reads version {VERSION}")
+            symmetry = document["symmetry"]
+            return cls(
+                Architecture.from_json(json.dumps(document["architecture"])),
+                None if symmetry is None else Symmetry.from_json(json.dumps(symmetry)),
+                document["storage"],
+                document["about"],
+                document["key"],
+            )
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"{str(path)!r} does not describe a store ({type(error).__name__}: {error}); restore it from a copy"
+            ) from error
+
+    def write(self, folder: Path) -> None:
+        """Make a folder a store, unless it is one with the same manifest but for its key.
+
+        Raises:
+            FileExistsError: The folder holds another store, or other files.
+        """
+        path = folder / MANIFEST
+        if path.exists():
+            self._require_same(folder)
+            return
+        own = (FOLDER, MANIFEST)  # another process may be creating the same store right now
+        if folder.exists() and any(not name.startswith(".") for name in os.listdir(folder) if name not in own):
+            raise FileExistsError(f"{str(folder)!r} holds other files; choose a new or empty folder for a store")
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "architecture": json.loads(self.architecture.to_json()),
+            "symmetry": None if self.symmetry is None else json.loads(self.symmetry.to_json()),
+            "storage": self.storage,
+            "about": self.about,
+            "key": self.key,
+        }
+        try:
+            save_text(json.dumps(document, indent=1, allow_nan=False) + "\n", path, is_new=True)
+        except FileExistsError:  # another process was first
+            self._require_same(folder)
+
+    def _require_same(self, folder: Path) -> None:
+        there = Manifest.read(folder)
+        is_same = {
+            "architecture": there.architecture == self.architecture,
+            "storage": there.storage == self.storage,
+            "symmetry": _groups(there.symmetry) == _groups(self.symmetry),
+        }
+        other = [name for name, same in is_same.items() if not same] + _differences(there.about, self.about)
+        if other:
+            raise FileExistsError(
+                f"{str(folder)!r} holds a store of other networks or settings ({', '.join(other[:5])}); open it, "
+                "or choose another folder"
+            )
+
+
+def _differences(first: Any, second: Any, path: str = "") -> list[str]:
+    """Where two JSON values differ, as paths of keys."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        keys = dict.fromkeys((*first, *second))
+        return [found for key in keys for found in _differences(first.get(key), second.get(key), f"{path}.{key}")]
+    return [] if first == second else [path.removeprefix(".")]
+
+
+def _groups(symmetry: Symmetry | None) -> Any:
+    """What a symmetry does; its notes, such as the error with which it was verified, may differ."""
+    return None if symmetry is None else symmetry.groups
