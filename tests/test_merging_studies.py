@@ -10,7 +10,7 @@ import torch
 
 from regauge.nets.training import Training
 from regauge.papers import classifiers, merging, resnets
-from regauge.papers.run import Run
+from regauge.papers.experiment import Run
 from regauge.papers.table import Table
 
 

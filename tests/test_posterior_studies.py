@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from regauge.nets.training import Training
+from regauge.papers.experiment import Run
 from regauge.papers.posteriors import barriers, between, configs, ensembles, regression, toy
 from regauge.papers.posteriors.families import Family, batches, posteriors
-from regauge.papers.run import Run
 from regauge.papers.table import Row, Table, summarize
 
 

@@ -15,8 +15,8 @@ from regauge.core.progress import Advance, Progress
 from regauge.nets.siren import Siren
 from regauge.papers import classifiers
 from regauge.papers.classifiers import mean_curve
+from regauge.papers.experiment import Run
 from regauge.papers.registry import EXPERIMENTS
-from regauge.papers.run import Run
 from regauge.papers.symmetries import permutations_only, without_shifts
 from regauge.papers.table import Quantity, Row, Table, summarize
 from regauge.storage.checkpoints.writing import save_text

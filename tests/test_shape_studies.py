@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from regauge.inr.architecture import Inr
-from regauge.papers.run import Run
+from regauge.inr.rendering.strips import load_strips
+from regauge.papers.experiment import Run
 from regauge.papers.shapes import alignment, reconstructions
 from regauge.papers.shapes.alignment import joint_ranges, own_ranges
 from regauge.papers.shapes.pairs import clouds, networks, starts, study
@@ -66,7 +67,8 @@ def test_stretched_ranges() -> None:
 def test_every_alignment_is_shown_for_every_shape(run: Run) -> None:
     config = reconstructions.config("smoke")
     table = reconstructions.measure(config, run)
-    (strips,) = table.strips.values()
+    (path,) = table.strips.values()
+    strips = load_strips(path)
     assert [strip.label for strip in strips] == [*alignment.PICTURED, reconstructions.REPAIRED]
     assert all(len(strip.pictures) == config.points for strip in strips)
     first = strips[0].losses[0]

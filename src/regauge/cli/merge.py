@@ -24,7 +24,7 @@ from regauge.cli.streaming import (
     write,
 )
 from regauge.core.element import Element
-from regauge.merging.record import table
+from regauge.core.markdown import markdown_table
 from regauge.merging.rules import Rule
 from regauge.merging.streamed import merged_pieces
 from regauge.storage.checkpoints.writing import SUFFIX, require_writable, save_text
@@ -115,12 +115,12 @@ def _streamed_card(paths: Sequence[Path], rule: Rule, options: Merge, reports: S
     lines = [
         "# Merged network",
         "",
-        *table(
+        *markdown_table(
             ["what", "value"],
             [["rule", f"`{rule}`"], ["weights", weights], ["alignment", f"weights, scales {options.scales}, streamed"]],
         ),
         "",
-        *table(["network", "objective before", "after", "sweeps"], rows),
+        *markdown_table(["network", "objective before", "after", "sweeps"], rows),
     ]
     return "\n".join(lines) + "\n"
 

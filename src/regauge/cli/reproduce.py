@@ -12,10 +12,9 @@ from regauge.cli.demo import one_thread
 from regauge.cli.errors import UsageError
 from regauge.cli.options import Reproduce
 from regauge.cli.progress import show_progress
-from regauge.inr.rendering.strips import save_strips
-from regauge.papers.experiment import Experiment
+from regauge.inr.rendering.strips import load_strips
+from regauge.papers.experiment import Experiment, Run
 from regauge.papers.registry import EXPERIMENTS
-from regauge.papers.run import Run
 from regauge.papers.table import Table
 from regauge.report.figures import line_figure, picture_figure
 from regauge.report.strips import strips_figure
@@ -34,12 +33,14 @@ def run(options: Reproduce) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     with one_thread(), show_progress(console) as progress:
-        table = experiment(Run(options.scale, options.seed, options.out, progress))
+        name = f"{options.paper}-{options.experiment}-{options.scale}"
+        result = Run(options.scale, options.seed, options.out, progress, name)
+        table = experiment(result)
     table = replace(table, notes=(f"`{command(options)}`, regauge {rg.__version__}", *table.notes))
     show(printed(table))
     for note in table.notes:
         print(f"- {note}")
-    write(table, options)
+    write(table, result, options)
 
 
 def choose(paper: str, name: str) -> Experiment:
@@ -96,23 +97,20 @@ def printed(table: Table) -> Printed:
     return result
 
 
-def write(table: Table, options: Reproduce) -> None:
-    """Numbers as JSON, the table as Markdown, and pictures: the mean lines where there are any, and further ones."""
-    stem = options.out / f"{options.paper}-{options.experiment}-{options.scale}"
+def write(table: Table, result: Run, options: Reproduce) -> None:
+    """Write numbers as JSON, the table as Markdown, and pictures."""
     what = {"paper": options.paper, "experiment": options.experiment, "scale": options.scale, "seed": options.seed}
-    save_text(json.dumps(what | table.to_json(), indent=1) + "\n", stem.with_suffix(".json"))
-    save_text(table.markdown(), stem.with_suffix(".md"))
+    save_text(json.dumps(what | table.to_json(), indent=1) + "\n", result.file(".json"))
+    save_text(table.markdown(), result.file(".md"))
     written = [".json", ".md"]
+    figures = {f"-{name}.svg": picture_figure(picture) for name, picture in table.pictures.items()}
     curves = {row.label: row.curve for row in table.rows if row.curve}
     if curves:
-        line_figure(curves, title=table.loss).savefig(stem.with_suffix(".svg"), metadata={"Date": None})
-        written.append(".svg")
-    for name, picture in table.pictures.items():
-        figure = picture_figure(picture)
-        figure.savefig(stem.with_name(f"{stem.name}-{name}.svg"), metadata={"Date": None})
-        written.append(f"-{name}.svg")
-    for name, strips in table.strips.items():
-        path = save_strips(strips, stem.with_name(f"{stem.name}-{name}.npz"), overwrite=True)
-        strips_figure(strips).savefig(path.with_suffix(".png"), dpi=150)
+        figures[".svg"] = line_figure(curves, title=table.loss)
+    for name, figure in figures.items():
+        figure.savefig(result.file(name), metadata={"Date": None})
+    written += figures
+    for name, path in table.strips.items():
+        strips_figure(load_strips(path)).savefig(path.with_suffix(".png"), dpi=150)
         written += [f"-{name}.npz", f"-{name}.png"]
-    print(f"written: {stem}" + ", ".join(written))
+    print(f"written: {result.file('')}" + ", ".join(written))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from regauge.core.markdown import markdown_table
 from regauge.core.params import Params
 
 Metrics = Mapping[str, float]
@@ -49,19 +50,19 @@ class MergeRecord:
         reference = self.networks[0] if self.base is None else self.base
         facts = [
             ("networks", str(len(self.networks))),
-            *([] if self.base is None else [("base", _cell(self.base))]),
+            *([] if self.base is None else [("base", self.base)]),
             ("rule", f"`{self.rule}`"),
             ("alignment", f"`{self.alignment}`"),
             ("objective of the alignment", f"{self.initial:.6g} before, {self.objective:.6g} after"),
-            ("coordinates of", _cell(reference)),
+            ("coordinates of", reference),
         ]
         names = list(dict.fromkeys(name for metrics in self._all_metrics() for name in metrics))
         rows = []
         if self.base is not None:
-            rows.append([_cell(self.base), "base", "0", "0", *_metric_cells(self.base_metrics, names)])
+            rows.append([self.base, "base", "0", "0", *_metric_cells(self.base_metrics, names)])
         for k, label in enumerate(self.networks):
             numbers = [f"{x:.6g}" for x in (self.weights[k], self.before[k], self.after[k])]
-            rows.append([_cell(label), *numbers, *_metric_cells(self.metrics[k] if self.metrics else None, names)])
+            rows.append([label, *numbers, *_metric_cells(self.metrics[k] if self.metrics else None, names)])
         for label, metrics in (
             ("**merged**", self.merged_metrics),
             ("the same mean without alignment", self.unaligned_metrics),
@@ -71,9 +72,9 @@ class MergeRecord:
         lines = [
             "# Merged network",
             "",
-            *table(["what", "value"], [list(fact) for fact in facts]),
+            *markdown_table(["what", "value"], [list(fact) for fact in facts]),
             "",
-            *table(["network", "weight", "distance before", "distance after", *names], rows),
+            *markdown_table(["network", "weight", "distance before", "distance after", *names], rows),
         ]
         return "\n".join(lines) + "\n"
 
@@ -100,18 +101,5 @@ class Merged:
         return self.record.card
 
 
-def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """The lines of a Markdown table."""
-    return [_row(header), _row(["---"] * len(header)), *map(_row, rows)]
-
-
 def _metric_cells(metrics: Metrics | None, names: list[str]) -> list[str]:
     return [f"{metrics[name]:.6g}" if metrics is not None and name in metrics else "" for name in names]
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

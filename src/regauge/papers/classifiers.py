@@ -17,8 +17,8 @@ from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, has_mnist, mnist
 from regauge.nets.training import Training, initialize, split_batches, train
-from regauge.papers.run import Record, Run
-from regauge.papers.table import Row, Values
+from regauge.papers.experiment import Run
+from regauge.papers.table import Record, Row, Values
 
 DataName = Literal["digits", "MNIST", "CIFAR-10"]
 

@@ -14,8 +14,7 @@ from regauge.nets.mlp import mlp
 from regauge.nets.training import Training
 from regauge.nets.vgg import VGG
 from regauge.papers.classifiers import Comparison, DataName, Entry, Population, compare, small_images
-from regauge.papers.experiment import Experiment
-from regauge.papers.run import Run, Scale
+from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.table import Quantity, Table
 
 Printed = Mapping[str, tuple[str, str]]

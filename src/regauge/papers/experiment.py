@@ -1,11 +1,113 @@
-"""What an experiment is: a function from a frozen config to a table, with a config for every scale."""
+"""Experiments, and the runs that keep their finished steps: a function from a frozen config to a table of results."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+import itertools
+import json
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from regauge.papers.run import Run, Scale
-from regauge.papers.table import Table
+import torch
+
+from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
+from regauge.papers.table import Record, Table
+from regauge.storage.checkpoints.checkpoint import load
+from regauge.storage.checkpoints.writing import save, save_text
+
+T = TypeVar("T")
+Scale = Literal["smoke", "cpu", "paper"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, which may continue an earlier one: a step whose file is in the folder is not repeated.
+
+    A file is named after the settings that it depends on, and appears only when it is complete. So an interrupted run
+    continues where it stopped, and steps with other settings do not get in its way. Several processes that run the same
+    experiment in the same folder share its steps: each takes them in an order of its own.
+
+    Attributes:
+        scale: Size of the experiment: a test in seconds, for a laptop, or as in the paper.
+        seed: Seed of all chance.
+        folder: Where networks and finished steps are kept.
+        progress: Shows progress.
+        name: Beginning of the names of the run's result files.
+    """
+
+    scale: Scale
+    seed: int
+    folder: Path
+    progress: Progress = no_progress
+    name: str = "result"
+
+    def generator(self, *names: object) -> torch.Generator:
+        """A generator for one purpose, the same in every run with this seed."""
+        digest = hashlib.sha256(repr((self.seed, *names)).encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+    def network(self, settings: object, key: str, make: Callable[[], Params]) -> Params:
+        """The network of that key, trained by `make` unless an earlier run did."""
+        path = self._path("networks", (self.seed, settings), f"{key}.safetensors")
+        if path.exists():
+            return load(path)
+        params = make()
+        save(params, path, overwrite=True, metadata={"settings": repr(settings), "seed": str(self.seed)})
+        return params
+
+    def record(self, settings: object, key: str, make: Callable[[], Record]) -> Record:
+        """The record of that key, made by `make` unless an earlier run did."""
+        path = self._path("steps", (self.seed, settings), f"{key}.json")
+        if path.exists():
+            found: Record = json.loads(path.read_text(encoding="utf-8"))
+            return found
+        record = make()
+        save_text(json.dumps(record) + "\n", path)
+        return record
+
+    def each(self, label: str, steps: Sequence[Callable[[], T]]) -> list[T]:
+        """Do all steps, in an order that differs between processes; results are in the order of the steps."""
+        advance = self.progress(label, len(steps))
+        order = list(range(len(steps)))
+        random.Random(os.getpid()).shuffle(order)
+        results = {}
+        for k in order:
+            results[k] = steps[k]()
+            advance()
+        return [results[k] for k in range(len(steps))]
+
+    def grid(self, label: str, step: Callable[..., Any], *axes: Sequence[Any]) -> list[Any]:
+        """Do a step for every combination of arguments, like `each`.
+
+        Args:
+            label: Name of the work, for the progress.
+            step: Takes one value of each axis.
+            axes: Values of each argument.
+
+        Returns:
+            Nested lists: `found[i][j]` is `step(axes[0][i], axes[1][j])`.
+        """
+        found = iter(self.each(label, [partial(step, *cell) for cell in itertools.product(*axes)]))
+
+        def nest(depth: int) -> Any:
+            return next(found) if depth == len(axes) else [nest(depth + 1) for _ in axes[depth]]
+
+        nested: list[Any] = nest(0)
+        return nested
+
+    def file(self, name: str) -> Path:
+        """The path of a result file."""
+        return self.folder / f"{self.name}{name}"
+
+    def _path(self, kind: str, settings: object, name: str) -> Path:
+        digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+        folder = self.folder / kind / digest
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
 
 
 @dataclass(frozen=True)
@@ -14,8 +116,8 @@ class Experiment:
 
     Attributes:
         summary: One line for the list.
-        config: The settings at a scale.
-        measure: Runs the experiment with such settings.
+        config: From a scale to the settings, a frozen dataclass.
+        measure: From the settings to the table.
     """
 
     summary: str

@@ -22,9 +22,8 @@ from regauge.nets.mlp import mlp
 from regauge.nets.training import Training, split_batches
 from regauge.nets.vgg import VGG
 from regauge.papers.classifiers import Population, networks
-from regauge.papers.experiment import Experiment
-from regauge.papers.run import Record, Run, Scale
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.table import Quantity, Record, Row, Table
 
 BATCH = 1000
 """Images in one evaluation."""

@@ -21,10 +21,9 @@ from regauge.inr.fitting.population import fit_images, image_inr
 from regauge.inr.orbits.orbit import orbit
 from regauge.inr.orbits.recovery import recovery
 from regauge.papers.classifiers import mean_curve
-from regauge.papers.experiment import Experiment
-from regauge.papers.run import Record, Run, Scale
+from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.symmetries import permutations_only, without_shifts
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table
 
 Narrow = Callable[[rg.Symmetry], rg.Symmetry]
 Parts = tuple[str, ...] | None

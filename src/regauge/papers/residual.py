@@ -15,10 +15,9 @@ from regauge.core.params import Params
 from regauge.nets.residual_mlp import ResidualMLP
 from regauge.nets.training import Training
 from regauge.papers.classifiers import Comparison, Entry, Population, compare, small_images
-from regauge.papers.experiment import Experiment
-from regauge.papers.run import Record, Run, Scale
+from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.symmetries import permutations_only
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table
 
 REFINING, REFINING_BATCH = 10_000, 256
 """Training images for the refinement of a mixed matching, and how many a step sees."""

@@ -20,9 +20,8 @@ from regauge.data.images import ImageData
 from regauge.nets.resnet import resnet20
 from regauge.nets.training import Training, split_batches
 from regauge.papers.classifiers import DataName, Population, align, mean_curve, networks, small_images
-from regauge.papers.experiment import Experiment
-from regauge.papers.run import Record, Run, Scale
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.table import Quantity, Record, Row, Table
 
 BATCH = 250
 """Images in one evaluation."""

@@ -20,10 +20,9 @@ from regauge.data.waves import Waves, waves
 from regauge.nets.fitting import Fitting, fit_signals
 from regauge.nets.siren import Siren, plain_population
 from regauge.papers.classifiers import align, mean_curve
-from regauge.papers.experiment import Experiment
-from regauge.papers.run import Record, Run, Scale
+from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.symmetries import permutations_only, without_shifts
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table
 
 RECOVERED = 1e-3
 """A copy is recovered when no parameter is further from the original than this share of the largest one."""

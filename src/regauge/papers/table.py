@@ -1,29 +1,39 @@
-"""Tables of results: our numbers, each with its uncertainty, beside those of the paper."""
+"""Tables of results: our numbers, each with its uncertainty, and those of the paper."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from regauge.inr.rendering.strips import Strip
+from regauge.core.markdown import markdown_table
 from regauge.papers.pictures import Picture
 
+Record = dict[str, Any]
+"""The result of one step, ready for JSON."""
 Values = Sequence[Sequence[float]]
 """For each seed, one number per pair of networks."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a column reports.
+    """A column.
 
     Attributes:
         name: Its heading.
         digits: Decimals that are printed.
+        of: From a record to the number, None where there is none; the record's entry of that name unless given.
     """
 
     name: str
     digits: int = 3
+    of: Callable[[Record], float | None] | None = field(default=None, repr=False, compare=False)
+
+    def read(self, record: Record) -> float | None:
+        """The number of a record."""
+        found: float | None = record.get(self.name) if self.of is None else self.of(record)
+        return found
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ class Row:
     Attributes:
         label: Its name.
         values: For each quantity that was measured, one number per seed and pair.
-        paper: For each quantity that the paper reports, what it prints.
+        paper: For each quantity that the paper reports, its printed number.
         curve: Mean of a metric along the line between two networks: rows with "t" and "loss".
     """
 
@@ -41,6 +51,25 @@ class Row:
     values: Mapping[str, Values]
     paper: Mapping[str, str] = field(default_factory=dict)
     curve: Sequence[Mapping[str, float]] = ()
+
+    @classmethod
+    def of(
+        cls,
+        label: str,
+        records: Sequence[Sequence[Record]],
+        quantities: Sequence[Quantity],
+        *,
+        paper: Mapping[str, str] | None = None,
+        curve: Sequence[Mapping[str, float]] = (),
+    ) -> "Row":
+        """The row of a method's records, one list for each seed; quantities that a record lacks are left out."""
+        values = {q.name: [[q.read(record) for record in seed] for seed in records] for q in quantities}
+        known = {
+            name: [[value for value in seed if value is not None] for seed in seeds]
+            for name, seeds in values.items()
+            if not any(value is None for seed in seeds for value in seed)
+        }
+        return cls(label, known, paper or {}, curve)
 
 
 @dataclass(frozen=True)
@@ -54,7 +83,7 @@ class Table:
         rows: The methods.
         loss: What the curves of the rows show, in words.
         pictures: Further pictures, by the names of their files.
-        strips: What networks on paths show, by the names of their files.
+        strips: Files of what networks on paths show, written by `save_strips`, by name.
     """
 
     title: str
@@ -63,7 +92,7 @@ class Table:
     rows: tuple[Row, ...]
     loss: str = ""
     pictures: Mapping[str, Picture] = field(default_factory=dict)
-    strips: Mapping[str, Sequence[Strip]] = field(default_factory=dict)
+    strips: Mapping[str, Path] = field(default_factory=dict)
 
     def header(self) -> list[str]:
         """Titles of the columns of `cells`."""
@@ -77,8 +106,10 @@ class Table:
         return titles
 
     def cells(self) -> list[list[str]]:
-        """For each row its label and then, for each quantity: the mean with its standard error over pairs, the
-        standard deviation of the means of the seeds if there are several, and the paper's number if it has one.
+        """The printed table.
+
+        For each row its label and then, for each quantity: the mean with its standard error over pairs, the standard
+        deviation of the means of the seeds if there are several, and the paper's number if it has one.
         """
         return [
             [row.label, *(cell for quantity in self.quantities for cell in self._cells(row, quantity))]
@@ -87,13 +118,8 @@ class Table:
 
     def markdown(self) -> str:
         """Title, table and notes."""
-        header = self.header()
-        lines = [f"## {self.title}", ""]
-        lines.append("| " + " | ".join(header) + " |")
-        lines.append("| " + " | ".join(["---", *["---:"] * (len(header) - 1)]) + " |")
-        lines += ["| " + " | ".join(cells) + " |" for cells in self.cells()]
-        lines += ["", *(f"- {note}" for note in self.notes)]
-        return "\n".join(lines) + "\n"
+        table = markdown_table(self.header(), self.cells(), is_numeric=True)
+        return "\n".join([f"## {self.title}", "", *table, "", *(f"- {note}" for note in self.notes)]) + "\n"
 
     def to_json(self) -> dict[str, Any]:
         """Every number, and their summaries."""
@@ -136,7 +162,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Summary:
-    """What many numbers are reduced to.
+    """Mean and uncertainty of many numbers.
 
     Attributes:
         mean: Over all pairs of all seeds.

@@ -22,10 +22,9 @@ from regauge.data.text import help_topics, windows
 from regauge.nets.training import Training, split_batches, train
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 from regauge.papers.classifiers import align, mean_curve
-from regauge.papers.experiment import Experiment
-from regauge.papers.run import Record, Run, Scale
+from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.symmetries import permutations_only, without_matrices
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table
 
 Family = Literal["vit", "gpt", "llama"]
 Part = Literal["permutations", "discrete", "all"]

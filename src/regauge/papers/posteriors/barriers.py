@@ -14,11 +14,11 @@ from regauge.bayes.transport import distance
 from regauge.bayes.variational.diagnostics import diagnose
 from regauge.connect import Curve
 from regauge.papers.classifiers import mean_curve
+from regauge.papers.experiment import Run
 from regauge.papers.pictures import Chart, Picture, Series
 from regauge.papers.posteriors.families import Family, batches, posteriors
-from regauge.papers.run import Record, Run
 from regauge.papers.symmetries import permutations_only
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table
 
 SPLITS = {"train": False, "test": True}
 QUANTITIES = (

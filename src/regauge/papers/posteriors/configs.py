@@ -6,6 +6,7 @@ from typing import Literal
 
 from regauge.bayes.variational.training import Variational
 from regauge.nets.training import Training
+from regauge.papers.experiment import Scale
 from regauge.papers.posteriors.barriers import (
     ALIGNED,
     BALANCED,
@@ -17,7 +18,6 @@ from regauge.papers.posteriors.barriers import (
     Case,
 )
 from regauge.papers.posteriors.families import DataName, Family
-from regauge.papers.run import Scale
 
 Norm = Literal["filter", "layer"]
 NORMS: tuple[Norm, ...] = ("filter", "layer")

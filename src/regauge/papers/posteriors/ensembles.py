@@ -13,10 +13,10 @@ from regauge.bayes.posteriors import GaussianPosterior, ParticlePosterior, Poste
 from regauge.bayes.prediction import predict
 from regauge.core.params import Params
 from regauge.nets.training import Training
+from regauge.papers.experiment import Run, Scale
 from regauge.papers.posteriors.configs import converged, tiny
 from regauge.papers.posteriors.families import Family, batches, posteriors
-from regauge.papers.run import Record, Run, Scale
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table
 
 REPAIR = 5000
 """Training images whose statistics repair restores."""

@@ -15,7 +15,7 @@ from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
 from regauge.nets.training import Training, initialize, train
-from regauge.papers.run import Run
+from regauge.papers.experiment import Run
 
 DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]
 Kind = Literal["mlp", "filter", "layer"]

@@ -16,9 +16,9 @@ from regauge.core.params import Params
 from regauge.data.curves import CurveData, has_snelson, snelson
 from regauge.nets.mlp import MLP, mlp
 from regauge.nets.training import initialize
+from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
 from regauge.papers.posteriors.families import kept
-from regauge.papers.run import Run, Scale
 from regauge.papers.table import Quantity, Row, Table
 
 NOISE = 0.3

@@ -13,9 +13,9 @@ from regauge.core.params import Params
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
 from regauge.nets.training import initialize
+from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
-from regauge.papers.run import Record, Run, Scale
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from regauge.connect import Curve, Path
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.papers.classifiers import mean_curve
-from regauge.papers.run import Record, Run
+from regauge.papers.experiment import Run
 from regauge.papers.shapes.pairs import Shape, Study, networks, pairs, samples, task
 from regauge.papers.symmetries import permutations_only, without_shifts
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table
 
 READ = 10_000
 """Samples that methods and repair read."""

@@ -11,10 +11,10 @@ import regauge as rg
 from regauge.connect.line_training import FlatLine
 from regauge.connect.straighten import Straighten, straighten
 from regauge.learn.hyper_match import HyperMatching, hyper_match
-from regauge.papers.run import Record, Run, Scale
+from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import WAYS, Way, moved
 from regauge.papers.shapes.pairs import WIDE, Shape, Study, networks, samples, study, task
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table
 
 Kind = Literal["direct", "hypernetwork", "residual hypernetwork"]
 STARTS = ("different starts", "weights, permutations", "weights, whole group", "activations, whole group")

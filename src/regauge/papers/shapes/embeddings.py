@@ -14,7 +14,7 @@ from regauge.inr.fields.fields import CloudField
 from regauge.inr.fields.queries import Queries
 from regauge.inr.fields.samples import Samples, field_samples
 from regauge.inr.fitting.fit import Fit, fit
-from regauge.papers.run import Run, Scale
+from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import WAYS, moved
 from regauge.papers.shapes.pairs import Study, clouds, networks, starts, study, task
 from regauge.papers.table import Quantity, Row, Table

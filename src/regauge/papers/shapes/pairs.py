@@ -18,7 +18,7 @@ from regauge.inr.fields.queries import EVALUATION, Queries
 from regauge.inr.fields.samples import Samples, field_samples
 from regauge.inr.fitting.fit import Fit, fit
 from regauge.inr.fitting.losses import bce
-from regauge.papers.run import Run, Scale
+from regauge.papers.experiment import Run, Scale
 
 CLOUD = 2048
 """Points of a shape that a network sees."""

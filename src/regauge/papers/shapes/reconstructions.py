@@ -8,8 +8,8 @@ import torch
 import regauge as rg
 from regauge.inr.rendering.metrics import compare_points
 from regauge.inr.rendering.points import PointCloud, Projection
-from regauge.inr.rendering.strips import Detail, Strip, render_strip
-from regauge.papers.run import Run, Scale
+from regauge.inr.rendering.strips import Detail, Strip, render_strip, save_strips
+from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import PICTURED, WAYS, Way, moved, path_of
 from regauge.papers.shapes.pairs import Study, clouds, networks, study, task
 from regauge.papers.table import Quantity, Row, Table
@@ -94,10 +94,15 @@ def measure(config: Reconstructions, run: Run) -> Table:
         Quantity("places with a surface", 0),
         Quantity("largest Chamfer distance", 4),
     )
-    by_shape = {
-        one.name: tuple(drawn for (other, _), drawn in zip(cells, strips, strict=True) if other is one) for one in found
+    files = {
+        one.name: save_strips(
+            [drawn for (other, _), drawn in zip(cells, strips, strict=True) if other is one],
+            run.file(f"-{one.name}.npz"),
+            overwrite=True,
+        )
+        for one in found
     }
-    return Table("Reconstructions along the path", notes, quantities, tuple(rows), strips=by_shape)
+    return Table("Reconstructions along the path", notes, quantities, tuple(rows), strips=files)
 
 
 def _chamfer(picture: object, reference: torch.Tensor) -> float | None:
