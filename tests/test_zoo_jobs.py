@@ -5,6 +5,9 @@ Nothing here imports torch, so that worker processes start at once.
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,3 +185,57 @@ def test_pools_may_break_often_as_long_as_jobs_get_done(tmp_path: Path) -> None:
 
     assert run_jobs(Frail(tmp_path, 6), executor=pool, rounds=2) == 6
     assert len(pools) == 6
+
+
+@dataclass(frozen=True)
+class Beating:
+    """Job k never ends, and shows that it is alive by a file that grows."""
+
+    folder: Path
+
+    @property
+    def keys(self) -> range:
+        return range(2)
+
+    def is_done(self, key: int) -> bool:
+        return False
+
+    def __call__(self, key: int) -> None:
+        with open(self.folder / f"{key}", "ab", buffering=0) as file:
+            while True:
+                file.write(b".")
+                time.sleep(0.02)
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    def beats() -> list[int]:
+        return [path.stat().st_size if path.exists() else 0 for path in (tmp_path / "0", tmp_path / "1")]
+
+    code = "\n".join(
+        (
+            "if __name__ == '__main__':",
+            "    import sys",
+            "    from pathlib import Path",
+            "    from test_zoo_jobs import Beating",
+            "    from regauge.zoo.jobs import processes, run_jobs",
+            "    run_jobs(Beating(Path(sys.argv[1])), executor=processes(2))",
+        )
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=os.environ | {"PYTHONPATH": path})
+    try:
+        deadline = time.monotonic() + 60
+        while min(beats()) < 2:  # both workers are in a job
+            assert time.monotonic() < deadline
+            assert parent.poll() is None
+            time.sleep(0.05)
+    finally:
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 60
+    before = beats()
+    time.sleep(1)
+    while beats() != before:
+        assert time.monotonic() < deadline, "the workers outlive their parent"
+        before = beats()
+        time.sleep(1)

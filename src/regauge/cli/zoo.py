@@ -1,8 +1,6 @@
 """`regauge zoo`: populations on the disk."""
 
 import json
-import os
-import re
 import sys
 from dataclasses import replace
 from typing import Any
@@ -12,17 +10,18 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from regauge.cli import zoo_populations
 from regauge.cli.errors import UsageError
 from regauge.cli.models import call_factory, described_inputs
 from regauge.cli.options import ExampleInputs
 from regauge.cli.progress import show_progress
+from regauge.cli.zoo_common import conditions_of, executor_of, words
 from regauge.cli.zoo_options import Zoo, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify
 from regauge.core.progress import Advance
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
 from regauge.zoo import formats
-from regauge.zoo.jobs import JobsError, dask, processes, share_of
-from regauge.zoo.jobs.driver import MakeExecutor
+from regauge.zoo.jobs import JobsError, share_of
 from regauge.zoo.jobs.training import plan, train_shards
 from regauge.zoo.presets import PRESETS
 from regauge.zoo.training import Config
@@ -45,8 +44,6 @@ def run(options: Zoo) -> None:
         elif isinstance(command, ZooVerify):
             check(command)
         else:
-            from regauge.cli import zoo_populations
-
             zoo_populations.run(command)
     except (ImportError, JobsError) as error:
         raise UsageError(str(error)) from error
@@ -170,25 +167,6 @@ def require_device(options: ZooTrain) -> None:
         raise UsageError("--device meta has no values, so nothing can be trained there; say cpu or cuda")
 
 
-def executor_of(on: str) -> MakeExecutor | None:
-    """Where jobs run.
-
-    Raises:
-        UsageError: It names no such place.
-    """
-    if on == "here":
-        return None
-    if re.match(r"(tcp|tls|ucx|ws|wss)://", on):
-        return dask(on)
-    kind, colon, text = on.partition(":")
-    if kind not in ("processes", "dask") or (colon and not re.fullmatch(r"[1-9]\d*", text)):
-        raise UsageError(
-            f"--on {on!r} is no place to train; say here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT"
-        )
-    count = int(text) if colon else os.cpu_count() or 1
-    return processes(count) if kind == "processes" else dask(workers=count)
-
-
 def source_of(options: ZooImport) -> formats.Source:
     """What is imported.
 
@@ -241,28 +219,3 @@ def architecture_of(options: ZooImport) -> Architecture | None:
             f"--settings {options.settings!r} is no mapping; write for example '{{\"widths\": [784, 10]}}'"
         )
     return Architecture(options.model.rpartition(":")[2], options.model, settings)
-
-
-def conditions_of(where: tuple[str, ...]) -> dict[str, Any]:
-    """Columns and values; numbers and truth values where they read as such.
-
-    Raises:
-        UsageError: There is no "=".
-    """
-    conditions: dict[str, Any] = {}
-    for text in where:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--where {text!r} is no condition; write COLUMN=VALUE, for example step=86")
-        try:
-            conditions[name] = json.loads(value)
-        except json.JSONDecodeError:
-            conditions[name] = value
-    return conditions
-
-
-def words(store: Store) -> str:
-    """How many networks of what."""
-    count = len(store)
-    trajectories = len(np.unique(store.rows.column("id").values)) if count else 0
-    return f"{count} networks of {store.architecture.name!r} on {trajectories} trajectories"

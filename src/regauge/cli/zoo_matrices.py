@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor
 
 from regauge.cli.progress import show_progress
-from regauge.cli.zoo import executor_of
+from regauge.cli.zoo_common import executor_of
 from regauge.cli.zoo_options import ZooCompare, ZooMap
 from regauge.core.params import Params
 from regauge.storage.store import Store

@@ -12,7 +12,7 @@ from regauge.cli.batches import load_batches, task_of, with_reset
 from regauge.cli.errors import UsageError
 from regauge.cli.judging import LOSSES, require_pictures, save_figure, save_rows, table_path
 from regauge.cli.progress import show_progress
-from regauge.cli.zoo import conditions_of, executor_of, words
+from regauge.cli.zoo_common import conditions_of, executor_of, words
 from regauge.cli.zoo_matrices import Matrices
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
 from regauge.core.params import Params

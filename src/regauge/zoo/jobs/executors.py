@@ -3,12 +3,14 @@
 import logging
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from regauge.zoo.jobs.driver import MakeExecutor
@@ -71,5 +73,14 @@ def _dask(address: Any, workers: int | None) -> Iterator[Executor]:
 
 
 def _begin() -> None:
-    """What a new process of a pool does first, before anything imports torch."""
+    """Prepare a new process of a pool, before anything imports torch: one thread, and no life after its parent's."""
     os.environ.update(dict.fromkeys(VARIABLES, "1"))
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+
+
+def _exit_with(parent: BaseProcess) -> None:
+    """Wait until a process ends, which one that is killed does without a word, and end this one."""
+    parent.join()
+    os._exit(1)
