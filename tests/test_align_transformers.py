@@ -12,13 +12,13 @@ EXACT = 1e-7
 """Procrustes pulls rotations to the identity by 1e-9 of the cost, which small singular values enlarge."""
 
 
-def prepared(case: Case) -> tuple[torch.nn.Module, rg.Folded, rg.Symmetry]:
+def prepared(case: Case) -> tuple[torch.nn.Module, rg.discovery.Folded, rg.Symmetry]:
     module, params = network(case)
     result = folded(case, module, params)
     return module, result, discovered(case, module, result.ones)
 
 
-def noisy(found: rg.Folded, share: float, seed: int) -> Params:
+def noisy(found: rg.discovery.Folded, share: float, seed: int) -> Params:
     """The folded network with noise on everything that is not a gain."""
     chance = generator(seed)
     return {

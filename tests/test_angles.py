@@ -199,7 +199,8 @@ def test_with_the_angles_discovery_is_complete() -> None:
     (group,) = turned(symmetry)
     without = rg.Symmetry(tuple(g for g in symmetry.groups if g is not group), symmetry.shapes)
     unexplained = [
-        rg.nullity(module, inputs, symmetry=one, generator=generator(1)).unexplained for one in (symmetry, without)
+        rg.discovery.nullity(module, inputs, symmetry=one, generator=generator(1)).unexplained
+        for one in (symmetry, without)
     ]
     assert unexplained == [0, 4]
 

@@ -182,7 +182,7 @@ def test_the_barycenter_minimizes_the_weighted_distances() -> None:
 
 def test_the_barycenter_of_two_is_the_middle_of_their_geodesic() -> None:
     a, b = gaussian("tanh", 1), gaussian("tanh", 50)
-    middle = rg.WassersteinGeodesic().at(a, b, 0.5)
+    middle = rg.connect.WassersteinGeodesic().at(a, b, 0.5)
     assert is_close(barycenter([a, b]).mean, middle[0])
     assert is_close(barycenter([a, b]).std, middle[1])
 

@@ -118,11 +118,11 @@ def discovered(case: Case) -> tuple[nn.Module, Symmetry, Params]:
 @pytest.mark.parametrize("name", ALL_FIXED)
 def test_one_form_for_each_orbit(name: str) -> None:
     symmetry = ALL_FIXED[name]
-    assert rg.canonical_manifold(symmetry).left == ()
+    assert rg.canonical.canonical_manifold(symmetry).left == ()
     for seed in range(3):
         params = drawn(symmetry, seed)
         kept = {key: tensor.clone() for key, tensor in params.items()}
-        element = rg.canonical_element(params, symmetry)
+        element = rg.canonical.canonical_element(params, symmetry)
         canonical = rg.canonicalize(params, symmetry)
         assert largest_difference(canonical, symmetry.act(element, params)) == 0
         moved = symmetry.act(symmetry.random(generator(seed)), params)
@@ -135,7 +135,7 @@ def test_one_form_for_each_orbit(name: str) -> None:
 def test_found_symmetries_are_fixed_and_functions_kept(name: str) -> None:
     case = MODELS[name]
     module, symmetry, params = discovered(case)
-    assert rg.canonical_manifold(symmetry).left == ()
+    assert rg.canonical.canonical_manifold(symmetry).left == ()
     canonical = rg.canonicalize(params, symmetry)
     moved = symmetry.act(symmetry.random(generator(2)), params)
     assert largest_difference(canonical, rg.canonicalize(moved, symmetry)) < 1e-9
@@ -311,7 +311,7 @@ def test_matrices_without_full_rank_are_left() -> None:
 
 def test_what_cannot_be_fixed_is_named() -> None:
     wheel = Symmetry.from_axes({"w": ("h", "h")}, kinds={"h": "scaled"}).bind({"w": torch.zeros(3, 3)})
-    left = rg.canonical_manifold(wheel).left
+    left = rg.canonical.canonical_manifold(wheel).left
     assert [sentence.partition(":")[0] for sentence in left] == ["group 'h' keeps scales", "group 'h' keeps its order"]
     params = drawn(wheel, 0)
     assert torch.equal(rg.canonicalize(params, wheel)["w"], params["w"])
@@ -329,7 +329,9 @@ def test_a_reference_gives_order_and_signs_and_still_one_form(name: str) -> None
     canonical = rg.canonicalize(params, symmetry, reference=reference)
     moved = symmetry.act(symmetry.random(generator(0)), params)
     assert largest_difference(canonical, rg.canonicalize(moved, symmetry, reference=reference)) < 1e-8
-    element = rg.canonical_element(params, symmetry, reference=reference, method=rg.WeightMatching(scales="keep"))
+    element = rg.canonical.canonical_element(
+        params, symmetry, reference=reference, method=rg.WeightMatching(scales="keep")
+    )
     assert largest_difference(canonical, symmetry.act(element, params)) == 0
     for method in (None, rg.WeightMatching(scales="balance")):
         canonical = rg.canonicalize(params, symmetry, reference=reference, method=method)
@@ -365,7 +367,7 @@ def test_what_is_refused() -> None:
 @pytest.mark.parametrize("name", ["scaled", "families", "nested linear", "signed", "scaled both ways"])
 def test_geodesics_stay_canonical_with_exact_ends_and_constant_speed(name: str) -> None:
     symmetry = ALL_FIXED[name]
-    manifold = rg.canonical_manifold(symmetry)
+    manifold = rg.canonical.canonical_manifold(symmetry)
     a, b = (rg.canonicalize(drawn(symmetry, seed), symmetry) for seed in (0, 1))
     whole = float(manifold.distance(a, b))
     assert float(manifold.distance(a, a)) == 0
@@ -389,8 +391,8 @@ def test_geodesics_stay_canonical_with_exact_ends_and_constant_speed(name: str) 
 def test_the_manifold_of_a_classifier_is_that_of_the_paper() -> None:
     symmetry = mlp_symmetry(4, 9, 7, 3, kind="scaled")
     canonical = rg.canonicalize(drawn(symmetry, 0), symmetry)
-    normalized = rg.normalize_logits(canonical, symmetry, weight="2.weight", bias="2.bias")
-    manifold = rg.canonical_manifold(symmetry, head="2.weight")
+    normalized = rg.canonical.normalize_logits(canonical, symmetry, weight="2.weight", bias="2.bias")
+    manifold = rg.canonical.canonical_manifold(symmetry, head="2.weight")
     assert [(s.label, s.count, s.dim) for s in manifold.spheres] == [
         ("0.weight", 9, 4),
         ("1.weight", 7, 9),
@@ -398,7 +400,7 @@ def test_the_manifold_of_a_classifier_is_that_of_the_paper() -> None:
     ]
     assert "9 unit spheres in 4 dimensions: 0.weight" in str(manifold)
     other = rg.canonicalize(drawn(symmetry, 1), symmetry)
-    other = rg.normalize_logits(other, symmetry, weight="2.weight", bias="2.bias")
+    other = rg.canonical.normalize_logits(other, symmetry, weight="2.weight", bias="2.bias")
     squares = [
         sphere.distance(normalized["0.weight"], other["0.weight"]).square().sum(),
         sphere.distance(normalized["1.weight"], other["1.weight"]).square().sum(),
@@ -412,7 +414,7 @@ def test_the_manifold_of_a_classifier_is_that_of_the_paper() -> None:
 
 def test_a_population_of_canonical_networks() -> None:
     symmetry = ALL_FIXED["scaled"]
-    manifold = rg.canonical_manifold(symmetry)
+    manifold = rg.canonical.canonical_manifold(symmetry)
     a, b = (
         rg.canonicalize(
             {k: torch.stack([drawn(symmetry, s)[k], drawn(symmetry, s + 1)[k]]) for k in symmetry.sites}, symmetry
@@ -432,7 +434,7 @@ def test_units_without_incoming_weights_move_straight() -> None:
     symmetry = mlp_symmetry(4, 5, 3, kind="scaled")
     a, b = (rg.canonicalize(drawn(symmetry, seed), symmetry) for seed in (0, 1))
     a["0.weight"][2] = 0
-    manifold = rg.canonical_manifold(symmetry)
+    manifold = rg.canonical.canonical_manifold(symmetry)
     here = manifold.geodesic(a, b, 0.5)
     assert torch.allclose(here["0.weight"][2], b["0.weight"][2] / 2)
     assert torch.allclose(here["0.weight"][1].norm(), torch.ones(()).double())
@@ -441,7 +443,7 @@ def test_units_without_incoming_weights_move_straight() -> None:
 def test_what_the_manifold_refuses() -> None:
     symmetry = mlp_symmetry(4, 5, 3, kind="scaled")
     raw = drawn(symmetry, 0)
-    manifold = rg.canonical_manifold(symmetry)
+    manifold = rg.canonical.canonical_manifold(symmetry)
     canonical = rg.canonicalize(raw, symmetry)
     opposite = {**canonical, "0.weight": -canonical["0.weight"]}
     with pytest.raises(ValueError, match=r"bring it there with `regauge\.canonicalize`"):
@@ -456,9 +458,9 @@ def test_what_the_manifold_refuses() -> None:
     with pytest.raises(ValueError, match="do not fit 1 networks"):
         manifold.mean([canonical], weights=[1, 2])
     with pytest.raises(KeyError, match="no parameter 'head' for a head"):
-        rg.canonical_manifold(symmetry, head="head")
+        rg.canonical.canonical_manifold(symmetry, head="head")
     with pytest.raises(ValueError, match="lies on spheres already"):
-        rg.canonical_manifold(symmetry, head="0.weight")
+        rg.canonical.canonical_manifold(symmetry, head="0.weight")
 
 
 # --- the last layer, and orbits ----------------------------------------------------------------------------------
@@ -470,10 +472,10 @@ def test_normalized_logits_keep_the_class_and_change_the_loss(norm: float) -> No
     networks = [drawn(symmetry, 0), drawn(symmetry, 1)]
     population = {name: torch.stack([p[name] for p in networks]) for name in symmetry.sites}
     population["1.bias"] = torch.randn(2, 3, generator=generator(0), dtype=torch.float64)
-    together = rg.normalize_logits(population, symmetry, weight="1.weight", bias="1.bias", norm=norm)
+    together = rg.canonical.normalize_logits(population, symmetry, weight="1.weight", bias="1.bias", norm=norm)
     for k in range(2):
         before, after = ({name: t[k] for name, t in p.items()} for p in (population, together))
-        alone = rg.normalize_logits(before, symmetry, weight="1.weight", bias="1.bias", norm=norm)
+        alone = rg.canonical.normalize_logits(before, symmetry, weight="1.weight", bias="1.bias", norm=norm)
         assert largest_difference(alone, after) < 1e-12
         assert float(after["1.weight"].norm()) == pytest.approx(norm)
         x = torch.randn(20, 4, generator=generator(k), dtype=torch.float64)
@@ -490,24 +492,24 @@ def test_what_normalizing_logits_refuses() -> None:
     symmetry = mlp_symmetry(4, 9, 3, kind="scaled")
     params = drawn(symmetry, 0)
     with pytest.raises(KeyError, match="no parameter 'head'"):
-        rg.normalize_logits(params, symmetry, weight="head")
+        rg.canonical.normalize_logits(params, symmetry, weight="head")
     with pytest.raises(ValueError, match="must be positive"):
-        rg.normalize_logits(params, symmetry, weight="1.weight", norm=0)
+        rg.canonical.normalize_logits(params, symmetry, weight="1.weight", norm=0)
     with pytest.raises(ValueError, match="is zero, so that no factor"):
-        rg.normalize_logits({**params, "1.weight": torch.zeros(3, 9)}, symmetry, weight="1.weight")
+        rg.canonical.normalize_logits({**params, "1.weight": torch.zeros(3, 9)}, symmetry, weight="1.weight")
 
 
 @pytest.mark.parametrize("name", ["scaled", "dihedral", "attention", "stream", "families"])
 def test_distances_of_orbits(name: str) -> None:
     symmetry = ALL_FIXED[name]
     a, b = drawn(symmetry, 0), drawn(symmetry, 1)
-    here = rg.orbit_distance(a, b, symmetry)
+    here = rg.canonical.orbit_distance(a, b, symmetry)
     chance = generator(0)
-    there = rg.orbit_distance(
+    there = rg.canonical.orbit_distance(
         symmetry.act(symmetry.random(chance), a), symmetry.act(symmetry.random(chance), b), symmetry
     )
     assert there == pytest.approx(here, abs=1e-7)
-    assert rg.orbit_distance(a, symmetry.act(symmetry.random(chance), a), symmetry) < 1e-9
+    assert rg.canonical.orbit_distance(a, symmetry.act(symmetry.random(chance), a), symmetry) < 1e-9
     first, second = rg.canonicalize(a, symmetry), rg.canonicalize(b, symmetry)
     apart = math.sqrt(sum(float((first[key] - second[key]).square().sum()) for key in a))
     assert 0 < here <= apart + 1e-9

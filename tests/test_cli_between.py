@@ -119,7 +119,7 @@ def test_geodesics_keep_scales_of_one(folder: Path) -> None:
     straight, a, b = module(), load(folder / "a.safetensors"), load(folder / "b.safetensors")
     symmetry = rg.discover(straight, (inputs(),))
     a, b = (rg.canonicalize(params, symmetry, parts=("scale",)) for params in (a, b))
-    middle = rg.canonical_manifold(symmetry).geodesic(a, b, 0.5)
+    middle = rg.canonical.canonical_manifold(symmetry).geodesic(a, b, 0.5)
     with torch.no_grad():
         logits = torch.func.functional_call(straight, middle, (inputs(),))
     expected = float(nn.functional.cross_entropy(logits, inputs()[:, :3].argmax(1)))

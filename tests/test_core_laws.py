@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import regauge as rg
 from regauge.core import act as act_module
 from regauge.core.element import Value, concatenate, select_parts, stack
+from regauge.core.symmetry import Frozen
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=12)
 KINDS = ("permutation", "signed", "dihedral", "scaled", "orthogonal", "centered", "rotation", "linear")
@@ -466,7 +467,7 @@ def test_malformed_text_is_refused(text: str, message: str) -> None:
 
 def test_the_printed_table_names_groups_and_reasons() -> None:
     symmetry, _ = attention(3, 2)
-    frozen = (rg.Frozen("q", 1, 7, "input features"), rg.Frozen("k", 1, 7, "input features"))
+    frozen = (Frozen("q", 1, 7, "input features"), Frozen("k", 1, 7, "input features"))
     text = str(replace(symmetry, frozen=frozen, unknown=("aten.mystery.default",), unused=("dead",), notes=("Note.",)))
     for word in ("heads", "nested", "linear", "scaled", "x3", "input features: q[1], k[1]", "aten.mystery", "dead"):
         assert word in text

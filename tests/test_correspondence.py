@@ -44,7 +44,7 @@ def test_equal_widths_recover_the_planted_element_exactly(kind: str, n: int, see
     a = drawn(symmetry, seed)
     planted = symmetry.random(generator(seed), ("permutation", "sign"))
     b = symmetry.act(planted, a)
-    found = rg.correspond(a, b, symmetry, symmetry)
+    found = rg.alignment.correspond(a, b, symmetry, symmetry)
     assert all(torch.equal(tensor, a[name]) for name, tensor in found.apply(b).items())
     assert torch.equal(found.hard["h1"], symmetry.inverse(planted)["h1"].perm)  # type: ignore[arg-type]
 
@@ -54,7 +54,7 @@ def test_equal_widths_of_one_layer_are_weight_matching(kind: str) -> None:
     symmetry = mlp_symmetry(4, 20, 3, kind=kind)
     for seed in range(5):
         a, b = drawn(symmetry, seed), drawn(symmetry, seed + 100)
-        found, matched = rg.correspond(a, b, symmetry, symmetry), rg.align(a, b, symmetry)
+        found, matched = rg.alignment.correspond(a, b, symmetry, symmetry), rg.align(a, b, symmetry)
         assert found.objective == pytest.approx(matched.objective)
         assert found.initial == pytest.approx(matched.initial)
         assert all(torch.equal(tensor, matched.params[name]) for name, tensor in found.apply(b).items())
@@ -70,7 +70,7 @@ def test_the_permutation_is_the_limit_of_soft_plans(kind: str) -> None:
     matched = rg.align(a, b, symmetry)
     away = []
     for regularization in (0.3, 0.1, 0.03, 0.02, 0.0):
-        found = rg.correspond(a, b, symmetry, symmetry, regularization=regularization)
+        found = rg.alignment.correspond(a, b, symmetry, symmetry, regularization=regularization)
         assert all(torch.equal(found.hard[name], matched.element[name].perm) for name in found.hard)  # type: ignore[arg-type]
         moved = found.apply(b)
         away.append(max(float((tensor - matched.params[n]).norm()) for n, tensor in moved.items()))
@@ -90,8 +90,8 @@ def test_copies_are_joined_and_units_are_copied(kind: str, n: int, k: int, seed:
     small, wide = mlp_symmetry(3, n, 2, kind=kind), mlp_symmetry(3, k * n, 2, kind=kind)
     a = drawn(small, seed)
     b = split_units(a, small, k, wide, seed)
-    assert is_close(rg.correspond(a, b, small, wide).apply(b), a)
-    assert is_close(rg.correspond(b, a, wide, small).apply(a), b)
+    assert is_close(rg.alignment.correspond(a, b, small, wide).apply(b), a)
+    assert is_close(rg.alignment.correspond(b, a, wide, small).apply(a), b)
 
 
 @pytest.mark.parametrize("kind", ["permutation", "signed"])
@@ -99,8 +99,8 @@ def test_copies_in_deep_networks(kind: str) -> None:
     small, wide = mlp_symmetry(9, 8, 7, 6, 5, kind=kind), mlp_symmetry(9, 16, 14, 12, 5, kind=kind)
     a = drawn(small, 0)
     b = split_units(a, small, 2, wide, 1)
-    assert is_close(rg.correspond(a, b, small, wide).apply(b), a)
-    assert is_close(rg.correspond(b, a, wide, small).apply(a), b)
+    assert is_close(rg.alignment.correspond(a, b, small, wide).apply(b), a)
+    assert is_close(rg.alignment.correspond(b, a, wide, small).apply(a), b)
 
 
 class Dense(nn.Module):
@@ -174,7 +174,7 @@ def test_a_wider_network_can_compute_what_a_narrow_one_does(
                 tensor.copy_(torch.rand(tensor.shape, generator=g, dtype=torch.float64) + 0.1)
         modules.append(module)
         states.append(dict(module.state_dict()))
-    found = rg.correspond(states[0], states[1], symmetries[0], symmetries[1])
+    found = rg.alignment.correspond(states[0], states[1], symmetries[0], symmetries[1])
     mapped = found.apply(states[1])
     assert {n: t.shape for n, t in mapped.items()} == {n: t.shape for n, t in states[0].items()}
     expected = modules[1](inputs)
@@ -194,7 +194,7 @@ def test_it_never_falls_and_reports_what_it_reaches(kind: str, regularization: f
     for seed in range(2):
         a, b = drawn(symmetry_a, seed), drawn(symmetry_b, seed + 100)
         kept = {name: tensor.clone() for name, tensor in b.items()}
-        found = rg.correspond(a, b, symmetry_a, symmetry_b, regularization=regularization)
+        found = rg.alignment.correspond(a, b, symmetry_a, symmetry_b, regularization=regularization)
         mapped = found.apply(b)
         assert all(torch.equal(b[name], kept[name]) for name in b)
         assert all(tensor.shape == a[name].shape for name, tensor in mapped.items())
@@ -229,8 +229,8 @@ def test_the_objective_is_the_transport_cost() -> None:
             total += len(a[name]) * float((masses[group] * squares).sum())
         return total
 
-    soft = rg.correspond(a, b, symmetry_a, symmetry_b, max_sweeps=1, regularization=0.5)
-    hard = rg.correspond(a, b, symmetry_a, symmetry_b)
+    soft = rg.alignment.correspond(a, b, symmetry_a, symmetry_b, max_sweeps=1, regularization=0.5)
+    hard = rg.alignment.correspond(a, b, symmetry_a, symmetry_b)
     costs = [cost({name: plan.mass for name, plan in found.plans.items()}) for found in (soft, hard)]
     reached = [inner_product(a, found.apply(b)) for found in (soft, hard)]
     assert costs[0] - costs[1] == pytest.approx(2 * (reached[1] - reached[0]))
@@ -244,7 +244,7 @@ def test_moving_the_second_network_first_changes_nothing(regularization: float) 
         a, b = drawn(symmetry_a, seed), drawn(symmetry_b, seed + 1)
         moved = symmetry_b.act(symmetry_b.random(generator(seed)), b)
         results = [
-            rg.correspond(a, other, symmetry_a, symmetry_b, regularization=regularization).apply(other)
+            rg.alignment.correspond(a, other, symmetry_a, symmetry_b, regularization=regularization).apply(other)
             for other in (b, moved)
         ]
         assert is_close(results[0], results[1], atol=1e-6)
@@ -255,7 +255,7 @@ def test_a_recurrent_layer_is_improved_until_nothing_gains() -> None:
     symmetry = BY_HAND["recurrent"]
     for seed in range(3):
         a, b = drawn(symmetry, seed), drawn(symmetry, seed + 100)
-        found = rg.correspond(a, b, symmetry, symmetry)
+        found = rg.alignment.correspond(a, b, symmetry, symmetry)
         assert found.objective >= found.initial
         assert found.objective == pytest.approx(inner_product(a, found.apply(b)))
 
@@ -265,7 +265,7 @@ def test_pairs_in_order_are_the_start_where_it_would_be_lost() -> None:
     symmetry = mlp_symmetry(1, 12, 12, 12, 1, kind="signed")
     a, noise = drawn(symmetry, 4), drawn(symmetry, 5)
     b = {name: tensor + 0.5 * noise[name] for name, tensor in a.items()}
-    found = rg.correspond(a, b, symmetry, symmetry)
+    found = rg.alignment.correspond(a, b, symmetry, symmetry)
     assert found.objective >= found.initial == pytest.approx(inner_product(a, b))
 
 
@@ -274,7 +274,7 @@ def test_given_profits_decide_alone() -> None:
     a, b = drawn(symmetry_a, 0), drawn(symmetry_b, 1)
     profit = torch.zeros(6, 3)
     profit[torch.arange(6), torch.tensor([2, 0, 1, 1, 2, 0])] = torch.tensor([1.0, 1, -1, 1, 1, -1])
-    found = rg.correspond(a, b, symmetry_a, symmetry_b, profits={"h1": profit})
+    found = rg.alignment.correspond(a, b, symmetry_a, symmetry_b, profits={"h1": profit})
     assert torch.allclose(found.plans["h1"].mass * 6, profit.abs().double())
     expected = profit.double() @ b["0.weight"]
     assert torch.allclose(found.apply(b)["0.weight"], expected)
@@ -292,7 +292,7 @@ def test_buffers_are_mapped_but_do_not_count() -> None:
     order = torch.tensor([2, 0, 1, 1, 2, 0])
     b = {"w": a["w"][order], "v": a["v"][:, order] / 2, "mean": order.float(), "seen": torch.tensor(5)}
     a |= {"mean": 1000 * torch.tensor([3.0, 1.0, 2.0]), "seen": torch.tensor(7)}
-    mapped = rg.correspond(a, b, symmetry, symmetry).apply(b)
+    mapped = rg.alignment.correspond(a, b, symmetry, symmetry).apply(b)
     assert torch.equal(mapped["mean"], torch.tensor([0.0, 1.0, 2.0]))
     assert int(mapped["seen"]) == 5
 
@@ -302,12 +302,12 @@ def test_half_precision_is_kept(dtype: torch.dtype) -> None:
     small, wide = mlp_symmetry(20, 8, 5), mlp_symmetry(20, 16, 5)
     a = drawn(small, 0, dtype)
     b = split_units(a, small, 2, wide, 1)
-    mapped = rg.correspond(a, b, small, wide).apply(b)
+    mapped = rg.alignment.correspond(a, b, small, wide).apply(b)
     assert all(t.dtype == dtype and torch.equal(t, a[n]) for n, t in mapped.items())
 
 
 def refused(symmetry_a: Symmetry, symmetry_b: Symmetry, **how: object) -> None:
-    rg.correspond(drawn(symmetry_a, 0), drawn(symmetry_b, 1), symmetry_a, symmetry_b, **how)  # type: ignore[arg-type]
+    rg.alignment.correspond(drawn(symmetry_a, 0), drawn(symmetry_b, 1), symmetry_a, symmetry_b, **how)  # type: ignore[arg-type]
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -326,15 +326,15 @@ def test_what_does_not_fit_is_refused() -> None:
         {"0.weight": ("x", None), "0.bias": ("x",), "1.weight": (None, "x"), "1.bias": (None,)}
     )
     with pytest.raises(ValueError, match=r"first network are \['h1'\], those of the second \['x'\]"):
-        rg.correspond(drawn(plain, 0), drawn(plain, 0), plain, renamed)
+        rg.alignment.correspond(drawn(plain, 0), drawn(plain, 0), plain, renamed)
     fewer = Symmetry.from_axes(
         {"0.weight": ("h1", None), "1.weight": (None, "h1"), "0.bias": (None,), "1.bias": (None,)}
     )
     with pytest.raises(ValueError, match=r"group 'h1' does not act alike in both networks"):
-        rg.correspond(drawn(plain, 0), drawn(plain, 0), plain, fewer)
+        rg.alignment.correspond(drawn(plain, 0), drawn(plain, 0), plain, fewer)
     bad = drawn(plain, 0)
     with pytest.raises(ValueError, match=r"'0.weight' of the second network holds 6 values that are NaN or Inf"):
-        rg.correspond(bad, {**bad, "0.weight": bad["0.weight"] * float("nan")}, plain, plain)
+        rg.alignment.correspond(bad, {**bad, "0.weight": bad["0.weight"] * float("nan")}, plain, plain)
     with pytest.raises(ValueError, match=r"regularization=-1"):
         refused(plain, plain, regularization=-1)
     with pytest.raises(ValueError, match=r"have shape \(2, 2\), but its widths are \(3, 4\)"):
@@ -346,22 +346,22 @@ def test_readers_can_be_named() -> None:
     axes = {"w": (None, "h"), "b": ("h",), "v": ("h", None)}
     sized = {"w": torch.ones(3, 2), "b": torch.ones(2), "v": torch.ones(2, 4)}
     with pytest.raises(ValueError, match=r"readers \[\('w', 0\)\] are no axes on which a group acts"):
-        rg.correspond(sized, sized, Symmetry.from_axes(axes), Symmetry.from_axes(axes), readers=[("w", 0)])
+        rg.alignment.correspond(sized, sized, Symmetry.from_axes(axes), Symmetry.from_axes(axes), readers=[("w", 0)])
     small = Symmetry.from_axes(axes).bind({"w": torch.ones(3, 2), "b": torch.ones(2), "v": torch.ones(2, 4)})
     wide = Symmetry.from_axes(axes).bind({"w": torch.ones(3, 4), "b": torch.ones(4), "v": torch.ones(4, 4)})
     a, b = drawn(wide, 0), drawn(small, 1)
-    mapped = rg.correspond(a, b, wide, small, readers=[("v", 0)]).apply(b)
+    mapped = rg.alignment.correspond(a, b, wide, small, readers=[("v", 0)]).apply(b)
     x = drawn(mlp_symmetry(3, 5, 2), 0)["0.weight"]
     expected = torch.tanh(x @ b["w"] + b["b"]) @ b["v"]
     assert torch.allclose(torch.tanh(x @ mapped["w"] + mapped["b"]) @ mapped["v"], expected)
     no_reader = Symmetry.from_axes({"b": ("h",)})
     with pytest.raises(ValueError, match=r"of the axes of group 'h' none sums over its units; name the axes"):
-        rg.correspond({"b": torch.ones(3)}, {"b": torch.ones(2)}, no_reader, no_reader)
+        rg.alignment.correspond({"b": torch.ones(3)}, {"b": torch.ones(2)}, no_reader, no_reader)
 
 
 def test_a_correspondence_maps_one_network_of_its_shapes() -> None:
     small, wide = mlp_symmetry(2, 3, 2), mlp_symmetry(2, 6, 2)
-    found = rg.correspond(drawn(small, 0), drawn(wide, 1), small, wide)
+    found = rg.alignment.correspond(drawn(small, 0), drawn(wide, 1), small, wide)
     with pytest.raises(ValueError, match="the parameters are of another architecture"):
         found.apply(drawn(small, 0))
     with pytest.raises(ValueError, match="this is a population"):

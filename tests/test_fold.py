@@ -89,7 +89,7 @@ def network(case: Case, seed: int = 0) -> tuple[nn.Module, Params]:
     return module, perturbed(params, {key for key, _ in module.named_buffers()}, generator(seed))
 
 
-def folded(case: Case, module: nn.Module, params: Params) -> rg.Folded:
+def folded(case: Case, module: nn.Module, params: Params) -> rg.discovery.Folded:
     return rg.fold(params, module, case.inputs, dict(case.kwargs), outputs=case.outputs)
 
 
@@ -338,6 +338,6 @@ def test_after_folding_nothing_continuous_is_missing() -> None:
     """The null space of the Jacobian at gains of one is spanned by the groups and the known shifts."""
     module, inputs = Normed(8, bias=False), (torch.randn(7, 8, generator=generator(0)),)
     symmetry = rg.discover(module, inputs, ones=("norm.weight",))
-    found = rg.nullity(module, inputs, symmetry=symmetry)
+    found = rg.discovery.nullity(module, inputs, symmetry=symmetry)
     assert found.unexplained == 0
     assert found.found == symmetry.dimension

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge import Curve, Params
-from regauge.connect import interpolate
+from regauge import Params
+from regauge.connect import Curve, interpolate
 
 
 def params(*values: float) -> Params:

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import regauge as rg
-from regauge import Average, Dare, GreedySoup, Params, Symmetry, TaskArithmetic, Ties, WeightMatching
+from regauge import Params, Symmetry, WeightMatching
+from regauge.merging import Average, Dare, GreedySoup, TaskArithmetic, Ties
 
 SYMMETRY = Symmetry.from_axes({"0.weight": ("h", None), "0.bias": ("h",), "2.weight": (None, "h")})
 MODULE = nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 4, bias=False)).double()
@@ -45,7 +46,7 @@ def close(a: Params, b: Params) -> bool:
 
 @pytest.mark.parametrize("rule", [TaskArithmetic(), Ties(1.0), Dare(0.0), Dare(0.0, Ties(1.0))], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_network_at_full_density_comes_back(rule: rg.Ties, dtype: torch.dtype) -> None:
+def test_one_network_at_full_density_comes_back(rule: rg.merging.Ties, dtype: torch.dtype) -> None:
     base = network(0, dtype)
     one = near(base, 1)
     merged = rg.merge([orbit(one, 2)], SYMMETRY, rule=rule, base=base)
@@ -60,7 +61,7 @@ def test_ties_of_identical_networks_is_the_identity() -> None:
 
 
 @pytest.mark.parametrize("rule", VECTOR_RULES, ids=str)
-def test_orbits_do_not_matter(rule: rg.Ties) -> None:
+def test_orbits_do_not_matter(rule: rg.merging.Ties) -> None:
     base = network(0)
     networks = [near(base, seed) for seed in (1, 2, 3)]
     merged = rg.merge(networks, SYMMETRY, rule=rule, base=base, generator=chance(0))
@@ -169,13 +170,13 @@ def test_a_greedy_soup_takes_what_helps_and_nothing_else() -> None:
     offset = near({n: torch.zeros_like(t) for n, t in teacher.items()}, 1, 1.0)
     plus, minus = ({n: t + sign * 0.1 * offset[n] for n, t in teacher.items()} for sign in (1, -1.05))
     networks, task = [orbit(plus, 2), network(5), orbit(minus, 3)], task_of(teacher)
-    result = rg.merged(networks, SYMMETRY, rule=GreedySoup(), task=task)
+    result = rg.merging.merged(networks, SYMMETRY, rule=GreedySoup(), task=task)
     assert result.record.weights == (0.5, 0.0, 0.5)
     assert close(result.params, rg.merge(networks, SYMMETRY, weights=[1, 0, 1]))
     metrics = result.record
     assert metrics.merged_metrics is not None
     assert metrics.merged_metrics["loss"] < min(m["loss"] for m in metrics.metrics) / 10
-    only = rg.merged([plus, network(5)], SYMMETRY, rule=GreedySoup(), task=task, method=WeightMatching())
+    only = rg.merging.merged([plus, network(5)], SYMMETRY, rule=GreedySoup(), task=task, method=WeightMatching())
     assert only.record.weights == (1.0, 0.0)
 
 
@@ -193,7 +194,7 @@ def test_the_record_says_what_was_done() -> None:
     teacher = network(0)
     a, b = near(teacher, 1), orbit(near(teacher, 2), 3)
     task = task_of(teacher)
-    result = rg.merged([a, b], SYMMETRY, weights=[1, 3], task=task, labels=["one", "a|b"])
+    result = rg.merging.merged([a, b], SYMMETRY, weights=[1, 3], task=task, labels=["one", "a|b"])
     record = result.record
     aligned = rg.align_many([a, b], SYMMETRY)
     assert close(result.params, rg.merge([a, b], SYMMETRY, weights=[1, 3]))
@@ -218,12 +219,12 @@ def test_the_record_says_what_was_done() -> None:
 
 def test_the_record_of_task_vectors_names_the_base() -> None:
     base = network(0)
-    result = rg.merged([near(base, 1)], SYMMETRY, rule=Ties(), base=base, task=task_of(base))
+    result = rg.merging.merged([near(base, 1)], SYMMETRY, rule=Ties(), base=base, task=task_of(base))
     assert result.record.base == "base"
     assert result.record.base_metrics == {"loss": 0.0}
     assert result.record.unaligned_metrics is None
     assert "| base | base | 0 | 0 | 0 |" in result.record.card
-    without = rg.merged([near(base, 1)], SYMMETRY).record
+    without = rg.merging.merged([near(base, 1)], SYMMETRY).record
     assert without.merged_metrics is None
     assert "loss" not in without.card
 
@@ -258,4 +259,4 @@ def test_what_a_rule_lacks_is_named() -> None:
     with pytest.raises(ValueError, match="none negative"):
         rg.merge([base], SYMMETRY, rule=Ties(), base=base, weights=[-1])
     with pytest.raises(ValueError, match="2 networks need one each"):
-        rg.merged([base], SYMMETRY, rule=Ties(), base=base, labels=["one"])
+        rg.merging.merged([base], SYMMETRY, rule=Ties(), base=base, labels=["one"])

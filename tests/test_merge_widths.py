@@ -54,7 +54,7 @@ def test_doubled_units_cost_nothing(is_wider: bool) -> None:
     if not is_wider:
         networks, symmetries = networks[::-1], symmetries[::-1]
     networks[1] = symmetries[1].act(symmetries[1].random(chance(1)), networks[1])
-    result = rg.merge_widths(networks, symmetries)
+    result = rg.merging.merge_widths(networks, symmetries)
     assert all(torch.allclose(result.params[n], t, atol=1e-7) for n, t in networks[0].items())
     assert result.record.after[1] < 1e-6
 
@@ -65,9 +65,9 @@ def test_three_widths_and_a_task() -> None:
     networks = [network(module, seed) for seed, module in enumerate(modules)]
     inputs = torch.randn(20, 5, generator=chance(9), dtype=torch.float64)
     task = rg.Task(modules[0], [(inputs, torch.arange(20) % 3)])
-    result = rg.merge_widths(networks, symmetries, weights=[1, 0, 1], task=task)
+    result = rg.merging.merge_widths(networks, symmetries, weights=[1, 0, 1], task=task)
     expected = rg.merge([networks[0], networks[2]], symmetries[0], method=rg.WeightMatching())
-    pairwise = rg.merge_widths(networks, symmetries, weights=[1, 0, 1], method=rg.WeightMatching())
+    pairwise = rg.merging.merge_widths(networks, symmetries, weights=[1, 0, 1], method=rg.WeightMatching())
     assert all(torch.allclose(pairwise.params[n], t) for n, t in expected.items())
     assert result.record.merged_metrics == task.evaluate(result.params)
     assert {n: t.shape for n, t in result.params.items()} == {n: t.shape for n, t in networks[0].items()}
@@ -76,9 +76,9 @@ def test_three_widths_and_a_task() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     module = mlp(4, 3)
     with pytest.raises(ValueError, match="2 symmetries for 1 networks"):
-        rg.merge_widths([network(module, 0)], [symmetry_of(module)] * 2)
+        rg.merging.merge_widths([network(module, 0)], [symmetry_of(module)] * 2)
     with pytest.raises(ValueError, match="there is no network"):
-        rg.merge_widths([], [])
+        rg.merging.merge_widths([], [])
     other = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)).double()
     with pytest.raises(ValueError, match="different parameters"):
-        rg.merge_widths([network(module, 0), network(other, 0)], [symmetry_of(module), symmetry_of(other)])
+        rg.merging.merge_widths([network(module, 0), network(other, 0)], [symmetry_of(module), symmetry_of(other)])

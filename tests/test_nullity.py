@@ -33,8 +33,8 @@ def mlp(act: Callable[[], nn.Module]) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), act(), nn.Linear(6, 5), act(), nn.Linear(5, 3))
 
 
-def found(module: nn.Module, *inputs: Tensor) -> rg.Nullity:
-    return rg.nullity(module, inputs, generator=torch.Generator().manual_seed(0))
+def found(module: nn.Module, *inputs: Tensor) -> rg.discovery.Nullity:
+    return rg.discovery.nullity(module, inputs, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_a_language_model_lacks_only_what_its_normalizations_hide() -> None:
     options = {**models.TEXT, "vocab_size": 7, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_inner": 8, "n_positions": 5}
     module = models.hugging("GPT2LMHeadModel", "GPT2Config", **options)()
     ids = torch.tensor([[0, 1, 2, 3, 6], [4, 5, 6, 0, 3]])
-    report = rg.nullity(module, (ids,), {"use_cache": False}, generator=torch.Generator().manual_seed(0))
+    report = rg.discovery.nullity(module, (ids,), {"use_cache": False}, generator=torch.Generator().manual_seed(0))
     assert report.found == 2 * 2 * 4 * 4 + 2 * 8
     assert report.missing > 0
     assert report.unexplained == 0
@@ -101,8 +101,8 @@ def test_a_symmetry_with_a_missing_group_is_caught() -> None:
     everything = rg.discover(module, inputs)
     half = rg.Symmetry(everything.groups[:1], everything.shapes)
     generator = torch.Generator()
-    whole = rg.nullity(module, inputs, symmetry=everything, generator=generator.manual_seed(0))
-    part = rg.nullity(module, inputs, symmetry=half, generator=generator.manual_seed(0))
+    whole = rg.discovery.nullity(module, inputs, symmetry=everything, generator=generator.manual_seed(0))
+    part = rg.discovery.nullity(module, inputs, symmetry=half, generator=generator.manual_seed(0))
     assert part.null == whole.null
     assert (whole.found, part.found) == (11, everything.groups[0].size)
     assert part.missing == whole.missing + 11 - part.found

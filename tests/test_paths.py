@@ -25,7 +25,7 @@ def drawn(seed: int) -> rg.Params:
     }
 
 
-def canonical_pair() -> tuple[rg.Manifold, rg.Params, rg.Params]:
+def canonical_pair() -> tuple[rg.canonical.Manifold, rg.Params, rg.Params]:
     module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
     symmetry = rg.discover(module, (torch.randn(5, 4, dtype=torch.float64),))
     params = []
@@ -33,21 +33,21 @@ def canonical_pair() -> tuple[rg.Manifold, rg.Params, rg.Params]:
         g = generator(seed)
         params.append({n: torch.randn(t.shape, generator=g, dtype=t.dtype) for n, t in module.state_dict().items()})
     a = rg.canonicalize(params[0], symmetry)
-    return rg.canonical_manifold(symmetry), a, rg.canonicalize(params[1], symmetry, reference=a)
+    return rg.canonical.canonical_manifold(symmetry), a, rg.canonicalize(params[1], symmetry, reference=a)
 
 
 A, B = drawn(1), drawn(2)
 PATHS = (
-    rg.Straight(),
-    rg.Bezier((drawn(3),)),
-    rg.Bezier((drawn(3), drawn(4))),
-    rg.PolygonalChain((drawn(3),)),
-    rg.PolygonalChain((drawn(3), drawn(4), drawn(5))),
+    rg.connect.Straight(),
+    rg.connect.Bezier((drawn(3),)),
+    rg.connect.Bezier((drawn(3), drawn(4))),
+    rg.connect.PolygonalChain((drawn(3),)),
+    rg.connect.PolygonalChain((drawn(3), drawn(4), drawn(5))),
 )
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: type(p).__name__)
-def test_the_ends_are_the_networks_bit_for_bit(path: rg.Straight | ControlledPath) -> None:
+def test_the_ends_are_the_networks_bit_for_bit(path: rg.connect.Straight | ControlledPath) -> None:
     for t, end in ((0, A), (1, B), (0.0, A), (1.0, B)):
         there = path.at(A, B, t)
         assert all(torch.equal(there[n], end[n]) and there[n].dtype == end[n].dtype for n in end)
@@ -58,28 +58,28 @@ def test_the_ends_are_the_networks_bit_for_bit(path: rg.Straight | ControlledPat
 def test_curves_are_what_the_formulas_say() -> None:
     c, d = drawn(3), drawn(4)
     for t in (0.1, 0.25, 0.6):
-        quadratic = rg.Bezier((c,)).at(A, B, t)["w"]
+        quadratic = rg.connect.Bezier((c,)).at(A, B, t)["w"]
         assert torch.allclose(quadratic, (1 - t) ** 2 * A["w"] + 2 * t * (1 - t) * c["w"] + t * t * B["w"])
-    chain = rg.PolygonalChain((c, d))
+    chain = rg.connect.PolygonalChain((c, d))
     assert torch.allclose(chain.at(A, B, 1 / 6)["w"], (A["w"] + c["w"]) / 2)
     assert torch.allclose(chain.at(A, B, 1 / 2)["w"], (c["w"] + d["w"]) / 2)
     assert torch.allclose(chain.at(A, B, 2 / 3)["w"], d["w"])
-    assert torch.equal(rg.PolygonalChain((c,)).at(A, B, 0.5)["w"], c["w"])
+    assert torch.equal(rg.connect.PolygonalChain((c,)).at(A, B, 0.5)["w"], c["w"])
 
 
-@pytest.mark.parametrize("kind", [rg.Bezier, rg.PolygonalChain])
+@pytest.mark.parametrize("kind", [rg.connect.Bezier, rg.connect.PolygonalChain])
 @pytest.mark.parametrize("bends", [1, 3])
 def test_between_starts_as_the_straight_line(kind: type[ControlledPath], bends: int) -> None:
     path = kind.between(A, B, bends=bends)
     assert len(path.inner) == bends
     for t in (0.1, 0.5, 0.77):
         assert sum(path.weights(t)) == pytest.approx(1)
-        assert torch.allclose(path.at(A, B, t)["w"], rg.Straight().at(A, B, t)["w"])
+        assert torch.allclose(path.at(A, B, t)["w"], rg.connect.Straight().at(A, B, t)["w"])
 
 
 def test_geodesics_stay_canonical_and_have_constant_speed() -> None:
     manifold, a, b = canonical_pair()
-    path = rg.Geodesic(manifold)
+    path = rg.connect.Geodesic(manifold)
     assert all(torch.equal(path.at(a, b, 0.0)[n], a[n]) and torch.equal(path.at(a, b, 1.0)[n], b[n]) for n in a)
     whole = manifold.distance(a, b)
     for t in (0.2, 0.7):
@@ -100,7 +100,7 @@ def test_geodesics_stay_canonical_and_have_constant_speed() -> None:
 
 def test_wasserstein_geodesics_interpolate_standard_deviations() -> None:
     """W2(q_t, q_0) = t W2(q_0, q_1); with interpolated variances it would not be."""
-    path = rg.WassersteinGeodesic()
+    path = rg.connect.WassersteinGeodesic()
     a = {"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([1.0, 0.5])}
     b = {"w": torch.tensor([2.0, 1.0])}, {"w": torch.tensor([3.0, 0.0])}
 
@@ -117,7 +117,7 @@ def test_wasserstein_geodesics_interpolate_standard_deviations() -> None:
 
 def test_what_is_no_gaussian_is_refused() -> None:
     one = {"w": torch.ones(2)}
-    path = rg.WassersteinGeodesic()
+    path = rg.connect.WassersteinGeodesic()
     with pytest.raises(ValueError, match="'w' of the second Gaussian has negative standard deviations"):
         rg.line(lambda _: {"loss": 0.0}, (one, one), (one, {"w": -torch.ones(2)}), path=path)
     with pytest.raises(ValueError, match="the second end is a dict, but a Gaussian is a tuple of two dictionaries"):
@@ -152,13 +152,13 @@ EAST = {"point": torch.tensor([1.0, 0.01]), "offset": torch.zeros(1)}
 OPTIMIZERS = (torch.optim.Adam, functools.partial(torch.optim.SGD, momentum=0.9))
 
 
-@pytest.mark.parametrize("kind", [rg.Bezier, rg.PolygonalChain])
+@pytest.mark.parametrize("kind", [rg.connect.Bezier, rg.connect.PolygonalChain])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adam", "sgd"])
 def test_curves_go_around_the_hill(kind: type[ControlledPath], optimizer: type[torch.optim.Optimizer]) -> None:
     start = kind.between(WEST, EAST, bends=2)
     seen = Recorded()
     trained = [
-        rg.train_path(
+        rg.connect.train_path(
             start,
             WEST,
             EAST,
@@ -201,7 +201,7 @@ def test_a_curve_after_alignment_is_below_the_line_after_alignment() -> None:
     symmetry = rg.discover(module, (xs,))
     task = rg.Task(module, [(xs, ys)])
     moved = rg.align(a, b, symmetry).params
-    path = rg.train_path(rg.Bezier.between(a, moved), a, moved, task, generator=g, steps=150, lr=0.03)
+    path = rg.connect.train_path(rg.connect.Bezier.between(a, moved), a, moved, task, generator=g, steps=150, lr=0.03)
     naive, straight = rg.line(task.evaluate, a, b), rg.line(task.evaluate, a, moved)
     curved = rg.line(task.evaluate, a, moved, path=path)
     assert straight.barrier < naive.barrier
@@ -233,8 +233,8 @@ def test_tied_weights_stay_tied_and_statistics_are_recomputed() -> None:
         return rg.reset_batchnorm(module, p, [x])
 
     task = rg.Task(module, [(x, x.argmax(1))], prepare=prepare)
-    start = rg.PolygonalChain.between(a, b)
-    path = rg.train_path(start, a, b, task, generator=generator(0), steps=60, lr=0.05)
+    start = rg.connect.PolygonalChain.between(a, b)
+    path = rg.connect.train_path(start, a, b, task, generator=generator(0), steps=60, lr=0.05)
     assert torch.equal(path.inner[0]["first.weight"], path.inner[0]["last.weight"])
     assert not torch.equal(path.inner[0]["first.weight"], start.inner[0]["first.weight"])
     lines = [rg.line(task.evaluate, a, b, path=p, prepare=prepare) for p in (start, path)]
@@ -242,18 +242,18 @@ def test_tied_weights_stay_tied_and_statistics_are_recomputed() -> None:
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
-    start = rg.Bezier.between(WEST, EAST)
+    start = rg.connect.Bezier.between(WEST, EAST)
     with pytest.raises(ValueError, match=r"steps=0 and lr=0\.1 cannot train"):
-        rg.train_path(start, WEST, EAST, RING, generator=generator(0), steps=0, lr=0.1)
+        rg.connect.train_path(start, WEST, EAST, RING, generator=generator(0), steps=0, lr=0.1)
     with pytest.raises(ValueError, match="the task has no batches"):
-        rg.train_path(start, WEST, EAST, rg.Task(Ring(), []), generator=generator(0))
+        rg.connect.train_path(start, WEST, EAST, rg.Task(Ring(), []), generator=generator(0))
     with pytest.raises(ValueError, match=r"the loss is inf at t=.* try a smaller lr"):
-        rg.train_path(
+        rg.connect.train_path(
             start, WEST, EAST, RING, generator=generator(0), lr=1e20, optimizer=functools.partial(torch.optim.SGD)
         )
     with pytest.raises(ValueError, match="a Bezier without inner points is a straight line"):
-        rg.Bezier(())
+        rg.connect.Bezier(())
     with pytest.raises(ValueError, match=r"the networks lack \['point'\], which the task's module has"):
-        rg.train_path(rg.Bezier(({},)), {}, {}, RING, generator=generator(0))
+        rg.connect.train_path(rg.connect.Bezier(({},)), {}, {}, RING, generator=generator(0))
     with pytest.raises(ValueError, match="the two networks have different parameters"):
-        rg.train_path(rg.Bezier((A,)), WEST, EAST, RING, generator=generator(0))
+        rg.connect.train_path(rg.connect.Bezier((A,)), WEST, EAST, RING, generator=generator(0))

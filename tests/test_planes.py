@@ -37,11 +37,11 @@ def flat(params: rg.Params) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def found() -> rg.Plane:
+def found() -> rg.connect.Plane:
     return rg.plane(TASK, *THREE, resolution=6, margin=0.25)
 
 
-def test_distances_in_the_plane_are_distances_of_the_parameters(found: rg.Plane) -> None:
+def test_distances_in_the_plane_are_distances_of_the_parameters(found: rg.connect.Plane) -> None:
     vectors = torch.stack([flat(p) for p in THREE])
     assert torch.allclose(torch.cdist(vectors, vectors), torch.cdist(found.points, found.points))
     assert found.points[0].tolist() == [0.0, 0.0]
@@ -49,7 +49,7 @@ def test_distances_in_the_plane_are_distances_of_the_parameters(found: rg.Plane)
     assert float(found.points[2, 1]) > 0
 
 
-def test_the_basis_is_orthonormal_and_leads_to_the_points(found: rg.Plane) -> None:
+def test_the_basis_is_orthonormal_and_leads_to_the_points(found: rg.connect.Plane) -> None:
     u, v = (flat(direction) for direction in found.basis)
     assert torch.allclose(torch.stack([u @ u, u @ v, v @ v]), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))
     for point, params in zip(found.points, THREE, strict=True):
@@ -60,7 +60,7 @@ def test_the_basis_is_orthonormal_and_leads_to_the_points(found: rg.Plane) -> No
     assert torch.allclose(flat(away), flat(THREE[0]) + 0.7 * u - 1.3 * v)
 
 
-def test_values_are_those_of_the_task(found: rg.Plane) -> None:
+def test_values_are_those_of_the_task(found: rg.connect.Plane) -> None:
     for metric in ("loss", "accuracy"):
         assert found.at_points[metric].tolist() == [TASK.evaluate(p)[metric] for p in THREE]
         for row, column in ((0, 0), (2, 3), (len(found.ys) - 1, len(found.xs) - 1)):
@@ -68,13 +68,13 @@ def test_values_are_those_of_the_task(found: rg.Plane) -> None:
             assert float(found.values[metric][row, column]) == pytest.approx(TASK.evaluate(there)[metric])
 
 
-def test_many_at_a_time_is_as_one_by_one(found: rg.Plane) -> None:
+def test_many_at_a_time_is_as_one_by_one(found: rg.connect.Plane) -> None:
     single = rg.plane(TASK.evaluate, *THREE, resolution=6, margin=0.25, buffers=BUFFERS)
     assert torch.equal(single.points, found.points)
     assert all(torch.allclose(single.values[m], found.values[m]) for m in ("loss", "accuracy"))
 
 
-def test_buffers_stay_within_the_range_of_the_three(found: rg.Plane) -> None:
+def test_buffers_stay_within_the_range_of_the_three(found: rg.connect.Plane) -> None:
     inside = found.at(*found.points.mean(0).tolist())
     means = torch.stack([p["1.running_mean"] for p in THREE]).mean(0)
     assert torch.allclose(inside["1.running_mean"], means)
@@ -99,7 +99,7 @@ def test_a_prepared_task_prepares_all_but_the_three() -> None:
     assert float(reset.values["loss"][1, 1]) == pytest.approx(TASK.evaluate(there)["loss"])
 
 
-def test_the_grid_covers_the_points_with_a_margin_and_square_cells(found: rg.Plane) -> None:
+def test_the_grid_covers_the_points_with_a_margin_and_square_cells(found: rg.connect.Plane) -> None:
     low, high = found.points.amin(0), found.points.amax(0)
     longer = float((high - low).max())
     for axis, line in enumerate((found.xs, found.ys)):
@@ -139,7 +139,7 @@ def test_a_population_is_judged_as_its_members() -> None:
         rg.Task(MODULE, []).evaluate_each(stacked)
 
 
-def test_the_figure_marks_the_networks(found: rg.Plane) -> None:
+def test_the_figure_marks_the_networks(found: rg.connect.Plane) -> None:
     loss = found.values["loss"].numpy().copy()
     loss[0, 0] = np.nan
     figure = plane_figure(found.xs.numpy(), found.ys.numpy(), loss, found.points.numpy())

@@ -54,7 +54,7 @@ def test_a_rule_frees_what_an_unknown_operator_freezes() -> None:
     before = rg.discover(module, inputs())
     assert before.unknown == ("aten::kthvalue",)
     assert not before.groups
-    rg.register_rule(
+    rg.discovery.register_rule(
         "aten::kthvalue",
         lambda b, call: [
             b.reduce(call["self"], [call["dim"]], True, along=law.positive),
@@ -69,7 +69,7 @@ def test_a_rule_frees_what_an_unknown_operator_freezes() -> None:
 
 def test_the_numbers_refuse_what_a_wrong_rule_claims() -> None:
     module = Layered(Running())
-    rg.register_rule("cumsum", lambda b, call: b.unary(call["self"], law.odd))
+    rg.discovery.register_rule("cumsum", lambda b, call: b.unary(call["self"], law.odd))
     claimed = rg.discover(module, inputs(), verify=False)
     assert [(g.kind, g.size) for g in claimed.groups] == [("signed", 6)]
     found = rg.discover(module, inputs())
@@ -90,7 +90,7 @@ def test_a_leaf_without_a_rule_freezes_what_is_around_it_and_is_left_as_it_was()
     module = Layered(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)))
     free = rg.discover(module, inputs())
     assert sorted(g.size for g in free.groups) == [6, 6, 8]
-    rg.register_leaf(nn.Sequential)
+    rg.discovery.register_leaf(nn.Sequential)
     found = rg.discover(module, inputs())
     assert not found.groups
     assert any(row.reason == "registered leaf" and row.parameter == "middle.0.weight" for row in found.frozen)
@@ -101,9 +101,11 @@ def test_a_leaf_that_cannot_be_traced() -> None:
     module = Layered(Branching())
     with pytest.raises(rg.TraceError, match=r"register_leaf.*Symmetry.from_axes"):
         rg.discover(module, inputs())
-    rg.register_leaf(Branching, results=lambda part, x: x)
+    rg.discovery.register_leaf(Branching, results=lambda part, x: x)
     assert not rg.discover(module, inputs()).groups
-    rg.register_leaf(Branching, lambda b, call: b.mul([call["inputs"][0], call["gain"]], call.shape), results=_first)
+    rg.discovery.register_leaf(
+        Branching, lambda b, call: b.mul([call["inputs"][0], call["gain"]], call.shape), results=_first
+    )
     found = rg.discover(module, inputs(), verify=False)
     assert [g.size for g in found.groups] == [6]
     assert {p.parameter for p in found.groups[0].placements} >= {"first.weight", "middle.gain", "last.weight"}
@@ -111,9 +113,9 @@ def test_a_leaf_that_cannot_be_traced() -> None:
 
 def test_what_cannot_be_registered_is_refused() -> None:
     with pytest.raises(TypeError, match="must be a function"):
-        rg.register_rule("aten::relu", "copy")  # type: ignore[arg-type]
+        rg.discovery.register_rule("aten::relu", "copy")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="needs a class of modules"):
-        rg.register_leaf(nn.ReLU())  # type: ignore[arg-type]
+        rg.discovery.register_leaf(nn.ReLU())  # type: ignore[arg-type]
 
 
 def _first(part: nn.Module, x: Tensor) -> Tensor:

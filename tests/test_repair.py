@@ -131,7 +131,7 @@ def test_every_unit_gets_its_mean_and_spread(
     module, batches, count = case
     a, b = drawn(module, 1), drawn(module, 2)
     s, t = weights or (0.5, 0.5)
-    middle = rg.Straight().at(a, b, t)
+    middle = rg.connect.Straight().at(a, b, t)
     repaired = rg.repair(module, middle, (a, b), batches, weights=weights)
     first, second, before, after = (by_hooks(module, p, batches) for p in (a, b, middle, repaired))
     names = interior(module)
@@ -156,7 +156,7 @@ def test_a_network_between_itself_and_itself_stays(case: tuple[nn.Module, list[T
 def test_repair_is_done_once(case: tuple[nn.Module, list[Tensor], int]) -> None:
     module, batches, _ = case
     a, b = drawn(module, 1), drawn(module, 2)
-    once = rg.repair(module, rg.Straight().at(a, b, 0.5), (a, b), batches)
+    once = rg.repair(module, rg.connect.Straight().at(a, b, 0.5), (a, b), batches)
     twice = rg.repair(module, once, (a, b), batches)
     assert all(torch.allclose(once[n], twice[n], rtol=1e-9, atol=1e-12) for n in a)
 
@@ -164,7 +164,7 @@ def test_repair_is_done_once(case: tuple[nn.Module, list[Tensor], int]) -> None:
 def test_statistics_do_not_depend_on_the_batches(case: tuple[nn.Module, list[Tensor], int]) -> None:
     module, batches, _ = case
     a, b = drawn(module, 1), drawn(module, 2)
-    middle = rg.Straight().at(a, b, 0.5)
+    middle = rg.connect.Straight().at(a, b, 0.5)
     one, two = (rg.repair(module, middle, (a, b), data) for data in (batches, [torch.cat(batches)]))
     assert all(torch.allclose(one[n], two[n], rtol=1e-9, atol=1e-12) for n in a)
 
@@ -182,8 +182,8 @@ def test_layers_that_are_written_out_are_found() -> None:
         ("head", "head.bias", 0, 3, False),
     ]
     a, b = drawn(module, 1), drawn(module, 2)
-    repaired = rg.repair(module, rg.Straight().at(a, b, 0.5), (a, b), batches)
-    table = rg.variance_collapse(module, repaired, (a, b), batches).table
+    repaired = rg.repair(module, rg.connect.Straight().at(a, b, 0.5), (a, b), batches)
+    table = rg.connect.variance_collapse(module, repaired, (a, b), batches).table
     assert [row.ratio for row in table[:3]] == pytest.approx([1.0] * 3)
     x = torch.cat(batches)
     means = [(p["shift"] + x @ p["one"]).mean(0) for p in (a, b, repaired)]
@@ -193,8 +193,8 @@ def test_layers_that_are_written_out_are_found() -> None:
 def test_a_repaired_path_is_repaired_at_every_point(case: tuple[nn.Module, list[Tensor], int]) -> None:
     module, batches, _ = case
     a, b = drawn(module, 1), drawn(module, 2)
-    bent = rg.Bezier((drawn(module, 3),))
-    path = rg.Repaired(module, batches, bent)
+    bent = rg.connect.Bezier((drawn(module, 3),))
+    path = rg.connect.Repaired(module, batches, bent)
     expected = rg.repair(module, bent.at(a, b, 0.25), (a, b), batches, weights=(0.75, 0.25))
     seen: list[rg.Params] = []
 
@@ -228,9 +228,9 @@ def test_models_of_all_sorts_are_repaired(name: str) -> None:
     a, b = noisy(), noisy()
     if name == "densenet":
         a, b = (rg.reset_batchnorm(module, p, [batch]) for p in (a, b))
-    middle = rg.Straight().at(a, b, 0.5)
+    middle = rg.connect.Straight().at(a, b, 0.5)
     repaired = rg.repair(module, middle, (a, b), [batch])
-    after = rg.variance_collapse(module, repaired, (a, b), [batch]).table
+    after = rg.connect.variance_collapse(module, repaired, (a, b), [batch]).table
     layers = Statistics(module, [batch], [state]).layers
     wanted = [row for row, layer in zip(after, layers, strict=True) if layer.is_repaired]
     assert [row.ratio for row in wanted] == pytest.approx([1.0] * len(wanted), rel=1e-3)
@@ -258,18 +258,20 @@ def test_mixed_models_get_both() -> None:
     batches = data((1, 6, 6), (64,))
     modules = [Mixed().double() for _ in range(2)]
     a, b = (rg.reset_batchnorm(m, m.state_dict(), batches) for m in modules)
-    middle = rg.Straight().at(a, b, 0.5)
+    middle = rg.connect.Straight().at(a, b, 0.5)
     repaired = rg.repair(modules[0], middle, (a, b), batches)
     for name in ("conv.weight", "more.weight", "norm.weight", "head.weight"):
         assert torch.equal(repaired[name], middle[name])
     assert not torch.equal(repaired["hidden.weight"], middle["hidden.weight"])
     again = rg.reset_batchnorm(modules[0], repaired, batches)
     assert all(torch.allclose(again[n], repaired[n]) for n in again)
-    table = {row.layer: row.ratio for row in rg.variance_collapse(modules[0], repaired, (a, b), batches).table}
+    table = {row.layer: row.ratio for row in rg.connect.variance_collapse(modules[0], repaired, (a, b), batches).table}
     assert table["hidden"] == pytest.approx(1.0)
     assert table["conv"] == pytest.approx(1.0, abs=0.01)
     assert table["more"] == pytest.approx(1.0, abs=0.05)
-    collapsed = {row.layer: row.ratio for row in rg.variance_collapse(modules[0], middle, (a, b), batches).table}
+    collapsed = {
+        row.layer: row.ratio for row in rg.connect.variance_collapse(modules[0], middle, (a, b), batches).table
+    }
     assert max(collapsed["conv"], collapsed["more"]) < 0.9
 
 
@@ -277,21 +279,21 @@ def test_units_that_never_vary_keep_their_weights() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2)).double()
     a = drawn(module, 1)
     b = {n: -t if n == "0.weight" else t for n, t in a.items()}
-    middle = rg.Straight().at(a, b, 0.5)
+    middle = rg.connect.Straight().at(a, b, 0.5)
     batches = data((3,))
     repaired = rg.repair(module, middle, (a, b), batches)
     assert torch.equal(repaired["0.weight"], torch.zeros(2, 3, dtype=torch.float64))
     assert all(bool(t.isfinite().all()) for t in repaired.values())
-    assert rg.variance_collapse(module, repaired, (a, b), batches).table[0].ratio < 1e-30
+    assert rg.connect.variance_collapse(module, repaired, (a, b), batches).table[0].ratio < 1e-30
     silent = {n: torch.zeros_like(t) for n, t in a.items()}
-    assert math.isnan(rg.variance_collapse(module, silent, (silent, silent), batches).table[0].ratio)
+    assert math.isnan(rg.connect.variance_collapse(module, silent, (silent, silent), batches).table[0].ratio)
 
 
 def test_variance_collapses_as_random_weights_average() -> None:
     """The mean of two independent layers has half the variance of each, and the table says so."""
     module = nn.Sequential(nn.Linear(40, 400, bias=False), nn.ReLU(), nn.Linear(400, 2)).double()
     a, b = drawn(module, 1), drawn(module, 2)
-    found = rg.variance_collapse(module, rg.Straight().at(a, b, 0.5), (a, b), data((40,), (300,)))
+    found = rg.connect.variance_collapse(module, rg.connect.Straight().at(a, b, 0.5), (a, b), data((40,), (300,)))
     assert found.table[0].layer == "0"
     assert found.table[0].units == 400
     assert found.table[0].ratio == pytest.approx(0.5, abs=0.05)
@@ -302,10 +304,10 @@ def test_variance_collapses_as_random_weights_average() -> None:
 def test_a_single_layer_is_an_output() -> None:
     module = nn.Linear(3, 2).double()
     a, b = drawn(module, 1), drawn(module, 2)
-    middle = rg.Straight().at(a, b, 0.5)
+    middle = rg.connect.Straight().at(a, b, 0.5)
     repaired = rg.repair(module, middle, (a, b), data((3,)))
     assert all(torch.equal(repaired[n], middle[n]) for n in a)
-    assert len(rg.variance_collapse(module, middle, (a, b), data((3,))).table) == 1
+    assert len(rg.connect.variance_collapse(module, middle, (a, b), data((3,))).table) == 1
 
 
 def test_half_precision_keeps_its_dtype() -> None:
@@ -313,9 +315,9 @@ def test_half_precision_keeps_its_dtype() -> None:
     a, b = ({n: t.to(torch.bfloat16) for n, t in drawn(module, seed).items()} for seed in (1, 2))
     module = module.to(torch.bfloat16)
     batches = [x.float() for x in data((5,))]
-    repaired = rg.repair(module, rg.Straight().at(a, b, 0.5), (a, b), batches)
+    repaired = rg.repair(module, rg.connect.Straight().at(a, b, 0.5), (a, b), batches)
     assert all(t.dtype == torch.bfloat16 for t in repaired.values())
-    table = rg.variance_collapse(module, repaired, (a, b), batches).table
+    table = rg.connect.variance_collapse(module, repaired, (a, b), batches).table
     assert [row.ratio for row in table[:3]] == pytest.approx([1.0] * 3, abs=0.05)
 
 
@@ -343,7 +345,7 @@ def test_repair_lowers_the_loss_of_a_midpoint() -> None:
     batches = [images.train_images]
     losses = []
     for b in (ends[1], moved):
-        middle = rg.Straight().at(ends[0], b, 0.5)
+        middle = rg.connect.Straight().at(ends[0], b, 0.5)
         repaired = rg.repair(module, middle, (ends[0], b), batches)
         losses += [evaluate(middle)["loss"], evaluate(repaired)["loss"]]
     naive, naive_repaired, aligned, aligned_repaired = losses
@@ -364,7 +366,7 @@ class Undecided(nn.Module):
         return out.relu() if bool(out.sum() > 0) else out.tanh()
 
 
-@pytest.mark.parametrize("function", [rg.repair, rg.variance_collapse])
+@pytest.mark.parametrize("function", [rg.repair, rg.connect.variance_collapse])
 def test_bad_input_is_refused(function: Any) -> None:
     module = mlp_of_three()
     a, b = drawn(module, 1), drawn(module, 2)

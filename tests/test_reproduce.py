@@ -215,7 +215,9 @@ def test_a_table_as_markdown() -> None:
 
 
 def test_mean_curves() -> None:
-    curves = [rg.Curve(({"t": 0.0, "loss": x}, {"t": 0.5, "loss": 2 * x}, {"t": 1.0, "loss": x})) for x in (1.0, 3.0)]
+    curves = [
+        rg.connect.Curve(({"t": 0.0, "loss": x}, {"t": 0.5, "loss": 2 * x}, {"t": 1.0, "loss": x})) for x in (1.0, 3.0)
+    ]
     assert [row["loss"] for row in mean_curve(curves)] == [2.0, 4.0, 2.0]
 
 

@@ -202,7 +202,8 @@ class Manifold:
             if bad:
                 raise ValueError(
                     f"{bad} of {norms.numel()} units of {spheres.label} do not have norm one, so the network is not "
-                    "canonical; bring it there with `regauge.canonicalize` (and a head with `regauge.normalize_logits`)"
+                    "canonical; bring it there with `regauge.canonicalize` (and a head with "
+                    "`regauge.canonical.normalize_logits`)"
                 )
 
     def _require_near(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:

@@ -47,9 +47,9 @@ def run(options: Canonicalize) -> None:
             symmetry = find(model, options.inputs)
     symmetry = symmetry.bind(params)
     with console.status("canonicalizing"):
-        element = rg.canonical_element(params, symmetry, reference=reference)
+        element = rg.canonical.canonical_element(params, symmetry, reference=reference)
     canonical = symmetry.act(element, params)
     checkpoint.with_params(canonical).write(options.output, overwrite=options.overwrite)
     save_alignment(Alignment(symmetry, element), beside, overwrite=options.overwrite)
-    print(rg.canonical_manifold(symmetry))
+    print(rg.canonical.canonical_manifold(symmetry))
     print(f"written: {options.output} and {beside.name}")

@@ -28,7 +28,10 @@ from regauge.connect import Path
 from regauge.core.params import Params
 from regauge.core.progress import Advance, Progress
 
-TRAINED: dict[str, type[rg.Bezier] | type[rg.PolygonalChain]] = {"bezier": rg.Bezier, "chain": rg.PolygonalChain}
+TRAINED: dict[str, type[rg.connect.Bezier] | type[rg.connect.PolygonalChain]] = {
+    "bezier": rg.connect.Bezier,
+    "chain": rg.connect.PolygonalChain,
+}
 STATISTICS_BATCHES = 2
 """Statistics of batch normalization are recomputed from so many batches in every step of a path's training."""
 
@@ -66,14 +69,14 @@ def run(options: Line) -> None:
 def _path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequence[Params]]:
     """The path, and the networks between which it goes."""
     if options.path == "straight":
-        return rg.Straight(), judged.networks
+        return rg.connect.Straight(), judged.networks
     if options.path == "geodesic":
         symmetry = judged.symmetry
-        manifold = rg.canonical_manifold(symmetry)
+        manifold = rg.canonical.canonical_manifold(symmetry)
         print(
             f"both networks were brought to scales of one, which changes no function; on the way there are:\n{manifold}"
         )
-        return rg.Geodesic(manifold), [rg.canonicalize(p, symmetry, parts=("scale",)) for p in judged.networks]
+        return rg.connect.Geodesic(manifold), [rg.canonicalize(p, symmetry, parts=("scale",)) for p in judged.networks]
     return _trained(options, judged, progress), judged.networks
 
 
@@ -95,7 +98,7 @@ def _trained(options: Line, judged: Judged, progress: Progress) -> Path:
 
         return advance
 
-    path = rg.train_path(
+    path = rg.connect.train_path(
         TRAINED[options.path].between(a, b, bends=options.bends),
         a,
         b,

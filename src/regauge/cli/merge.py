@@ -51,7 +51,7 @@ def run(options: Merge) -> None:
     base = None if options.base is None else networks.pop()
     task = task_for(options, module, networks[0], checkpoints[0])
     with console.status("aligning and merging"):
-        result = rg.merged(
+        result = rg.merging.merged(
             networks,
             symmetry,
             method=method,
@@ -142,17 +142,19 @@ def rule_of(options: Merge) -> Rule:
         raise UsageError(f"--density is for --rule ties and dare-ties; {options.rule} trims nothing")
     match options.rule:
         case "average":
-            return rg.Average()
+            return rg.merging.Average()
         case "greedy":
-            return rg.GreedySoup()
+            return rg.merging.GreedySoup()
         case "task-arithmetic":
-            return rg.TaskArithmetic(options.scale)
+            return rg.merging.TaskArithmetic(options.scale)
         case "ties":
-            return rg.Ties(0.2 if options.density is None else options.density, options.scale)
+            return rg.merging.Ties(0.2 if options.density is None else options.density, options.scale)
         case "dare":
-            return rg.Dare(options.drop, rg.TaskArithmetic(options.scale))
+            return rg.merging.Dare(options.drop, rg.merging.TaskArithmetic(options.scale))
         case "dare-ties":
-            return rg.Dare(options.drop, rg.Ties(1.0 if options.density is None else options.density, options.scale))
+            return rg.merging.Dare(
+                options.drop, rg.merging.Ties(1.0 if options.density is None else options.density, options.scale)
+            )
 
 
 def _method(options: Merge) -> ManyMethod | Method | None:

@@ -54,7 +54,7 @@ def run(options: Plane) -> None:
     print(f"written: {options.output} and {table_path(options.output).name}")
 
 
-def _plane(options: Plane, judged: Judged) -> rg.Plane:
+def _plane(options: Plane, judged: Judged) -> rg.connect.Plane:
     """Many networks at a time where the model allows it, else one by one."""
     evaluated = functools.partial(_evaluated, options, judged)
     try:
@@ -65,7 +65,9 @@ def _plane(options: Plane, judged: Judged) -> rg.Plane:
         return evaluated(judged.task.evaluate)
 
 
-def _evaluated(options: Plane, judged: Judged, judge: rg.Task | Callable[[Params], Mapping[str, float]]) -> rg.Plane:
+def _evaluated(
+    options: Plane, judged: Judged, judge: rg.Task | Callable[[Params], Mapping[str, float]]
+) -> rg.connect.Plane:
     buffers = [name for name, _ in judged.module.named_buffers()]
     a, b, c = judged.networks
     return rg.plane(judge, a, b, c, resolution=options.resolution, margin=options.margin, buffers=buffers)

@@ -38,9 +38,9 @@ def run(options: Repair) -> None:
     if endpoints:
         _warn(merged, endpoints, shares)
         with console.status("repairing"):
-            before = rg.variance_collapse(judged.module, merged, endpoints, inputs, weights=shares)
+            before = rg.connect.variance_collapse(judged.module, merged, endpoints, inputs, weights=shares)
             result = rg.repair(judged.module, merged, endpoints, inputs, weights=shares)
-            after = rg.variance_collapse(judged.module, result, endpoints, inputs, weights=shares)
+            after = rg.connect.variance_collapse(judged.module, result, endpoints, inputs, weights=shares)
         Console().print(_table(before, after))
     else:
         with console.status("recomputing statistics"):
@@ -70,7 +70,7 @@ def _warn(merged: Params, endpoints: Sequence[Params], shares: Sequence[float]) 
         )
 
 
-def _table(before: rg.VarianceCollapse, after: rg.VarianceCollapse) -> Table:
+def _table(before: rg.connect.VarianceCollapse, after: rg.connect.VarianceCollapse) -> Table:
     table = Table(box=None, pad_edge=False, title="variance of the units, as a share of that in the endpoints")
     for title in ("layer", "units", "merged", "repaired"):
         table.add_column(title, justify="left" if title == "layer" else "right")

@@ -13,6 +13,7 @@ import regauge as rg
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.core.progress import Progress
+from regauge.core.verification import Check
 from regauge.data.images import ImageData
 from regauge.nets.training import Training, initialize, split_batches, train
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
@@ -146,7 +147,7 @@ def keep(outcome: Outcome, folder: Path) -> None:
     (folder / f"{key}-symmetry.json").write_text(outcome.alignment.symmetry.to_json() + "\n", encoding="utf-8")
 
 
-def pictures(case: Case, a: Params, b: Params, result: rg.AlignResult[Params]) -> dict[str, Tensor]:
+def pictures(case: Case, a: Params, b: Params, result: rg.alignment.AlignResult[Params]) -> dict[str, Tensor]:
     """The permutations, and the incoming weights of the units of A's first layer with the largest norm."""
     drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
     chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]
@@ -157,7 +158,7 @@ def pictures(case: Case, a: Params, b: Params, result: rg.AlignResult[Params]) -
     return drawn
 
 
-def described(symmetry: rg.Symmetry, check: rg.Check) -> dict[str, Any]:
+def described(symmetry: rg.Symmetry, check: Check) -> dict[str, Any]:
     """The symmetry as the report shows it."""
     groups = [
         {

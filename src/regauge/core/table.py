@@ -44,7 +44,7 @@ def render(
             lines.append(f"  {reason}: {_shortened(where)}")
     if unknown:
         lines.append("")
-        lines.append("operators without a rule (they freeze what they touch; see `regauge.register_rule`):")
+        lines.append("operators without a rule (they freeze what they touch; see `regauge.discovery.register_rule`):")
         lines.extend(f"  {name}" for name in unknown)
     if unused:
         lines.append("")

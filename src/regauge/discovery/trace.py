@@ -117,8 +117,8 @@ def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any])
         raise TraceError(
             f"torch.export cannot trace {type(wrapped.module).__name__}: {type(error).__name__}: "
             f"{first[0] if first else ''}. Remove control flow that depends on tensor values, trace the part of the "
-            "model that matters, register the offending part with `regauge.register_leaf`, or write the symmetry by "
-            "hand with `regauge.Symmetry.from_axes`"
+            "model that matters, register the offending part with `regauge.discovery.register_leaf`, or write the "
+            "symmetry by hand with `regauge.Symmetry.from_axes`"
         ) from error
 
 

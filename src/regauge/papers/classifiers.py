@@ -147,10 +147,10 @@ def compare(comparison: Comparison, data: ImageData, run: Run) -> tuple[Row, ...
             moved = align(entry.method, a, b, symmetry, task, generator)
             seconds = time.thread_time() - began
             judge = rg.Task(comparison.population.make(), test)
-            path: Path = rg.Straight()
+            path: Path = rg.connect.Straight()
             if entry.is_repaired:
                 images = data.train_images[: comparison.population.examples][:REPAIR_IMAGES]
-                path = rg.Repaired(judge.module, torch.split(images, EVALUATION_BATCH))
+                path = rg.connect.Repaired(judge.module, torch.split(images, EVALUATION_BATCH))
             curve = rg.line(judge.evaluate, a, moved, points=comparison.points, path=path)
             return {"seconds": seconds, "distance": distance(a, moved, symmetry.buffers), "line": list(curve.table)}
 

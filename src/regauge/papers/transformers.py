@@ -267,9 +267,9 @@ class Pair:
             b, seconds = self._aligned(entry)
             test = split_batches(self._data.test_inputs[: config.test], self._data.test_targets[: config.test])
             judge = rg.Task(self._module, test)
-            path: Path = rg.Straight()
+            path: Path = rg.connect.Straight()
             if entry.is_repaired:
-                path = rg.Repaired(judge.module, [inputs for inputs, _ in self._read[:REPAIR_BATCHES]])
+                path = rg.connect.Repaired(judge.module, [inputs for inputs, _ in self._read[:REPAIR_BATCHES]])
             curve = rg.line(judge.evaluate, a, b, points=config.points, path=path)
             return {"seconds": seconds, "line": list(curve.table)}
 
@@ -325,7 +325,7 @@ class Pair:
         return rg.discover(self._module, self._example)
 
     @functools.cached_property
-    def _folded(self) -> tuple[rg.Folded, rg.Folded]:
+    def _folded(self) -> tuple[rg.discovery.Folded, rg.discovery.Folded]:
         a, b = (rg.fold(params, self._module, self._example, symmetry=self._plain) for params in self._networks)
         return a, b
 

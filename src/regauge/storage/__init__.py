@@ -1,1 +1,5 @@
 """What lies on disk: checkpoints, populations, architectures."""
+
+from regauge.names import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

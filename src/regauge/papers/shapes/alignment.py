@@ -191,10 +191,10 @@ def moved(
 def path_of(way: Way, study: Study, one: Shape, judge: rg.Task, run: Run) -> Path:
     """The straight line, or that with its networks repaired."""
     if not way.is_repaired:
-        return rg.Straight()
+        return rg.connect.Straight()
     read = samples(study, one.name, run)
     order = torch.randperm(len(read), generator=run.generator("read", one.name))[:READ]
-    return rg.Repaired(judge.module, [read.points[order]])
+    return rg.connect.Repaired(judge.module, [read.points[order]])
 
 
 def _record(study: Study, way: Way, one: Shape, k: int, run: Run) -> Record:

@@ -18,11 +18,11 @@ class OrbitDistances:
     """The distance between the orbits of each network of one population and each of another.
 
     Both networks of a pair are canonicalized, the second is aligned to the first, and the Euclidean distance is taken:
-    `rg.orbit_distance`, of all pairs at once. A method that may find other optima the other way round (restarts, data)
-    is run both ways, and the smaller distance counts. So the matrix of the exchanged populations is the transpose; the
-    distance is the same wherever on their orbits the networks are, up to rounding; and it is zero within an orbit.
-    Matching ends in local optima, so it is an upper bound of the distance of the orbits, and the triangle inequality
-    may be violated by as much.
+    `rg.canonical.orbit_distance`, of all pairs at once. A method that may find other optima the other way round
+    (restarts, data) is run both ways, and the smaller distance counts. So the matrix of the exchanged populations is
+    the transpose; the distance is the same wherever on their orbits the networks are, up to rounding; and it is zero
+    within an orbit. Matching ends in local optima, so it is an upper bound of the distance of the orbits, and the
+    triangle inequality may be violated by as much.
 
     Attributes:
         symmetry: Of the architecture.

@@ -1,5 +1,7 @@
 """Training of populations: one program for many networks."""
 
+from regauge.storage.architecture import Architecture
+from regauge.storage.store import Store
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import SGD, Adam, AdamW
 from regauge.training.programs import Backend
@@ -15,6 +17,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Architecture",
     "Backend",
     "Block",
     "Checkpoints",
@@ -30,6 +33,7 @@ __all__ = [
     "LogUniform",
     "OneCycle",
     "StepDecay",
+    "Store",
     "Uniform",
     "load_examples",
     "train",

@@ -1,0 +1,30 @@
+"""Public names of a package, listed once: in the stub beside it, which type checkers read too."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lazy_loader
+
+
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Make `__getattr__`, `__dir__` and `__all__` for a package from its stub.
+
+    Names are imported when they are first used, so that `regauge --help` answers without loading torch. To make a name
+    public, add a line to the stub.
+
+    Args:
+        package: The `__name__` of the package.
+        file: Its `__file__`; the stub is the `.pyi` file beside it.
+    """
+    load, listed, public = lazy_loader.attach_stub(package, file)
+
+    def find(name: str) -> Any:
+        if name in public:
+            return load(name)
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, public, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; `dir({package})` lists its names"
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)
+
+    return find, listed, public

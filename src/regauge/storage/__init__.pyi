@@ -1,0 +1,2 @@
+from .architecture import Architecture as Architecture
+from .store import Store as Store

@@ -1,0 +1,75 @@
+"""The contract: public names, where they are, and the order of their arguments."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regauge as rg
+
+SIGNATURES: list[tuple[Callable[..., Any], str]] = [
+    (rg.discover, "module example_inputs example_kwargs *"),
+    (rg.Symmetry.act, "element params"),
+    (rg.Symmetry.compose, "left right"),
+    (rg.Symmetry.inverse, "element"),
+    (rg.Symmetry.random, "generator parts"),
+    (rg.Symmetry.verify, "module example_inputs example_kwargs * generator"),
+    (rg.Symmetry.from_axes, "axes * kinds"),
+    (rg.align, "params_a params_b symmetry * method generator"),
+    (rg.align_many, "params symmetry * method generator"),
+    (rg.align_pairs, "params_a params_b symmetry * method generator"),
+    (rg.merge, "params symmetry * method weights"),
+    (rg.canonicalize, "params symmetry *"),
+]
+"""The first positional arguments in their order, then names among those that are keyword-only."""
+
+FIELDS = {
+    rg.Group: "name size kind placements",
+    rg.Placement: "parameter axis",
+    rg.Symmetry: "groups",
+    rg.Task: "module batches",
+    rg.connect.Curve: "barrier auc table",
+}
+
+
+@pytest.mark.parametrize(("function", "expected"), SIGNATURES, ids=lambda x: getattr(x, "__qualname__", ""))
+def test_networks_come_first_then_data_then_the_symmetry(function: Callable[..., Any], expected: str) -> None:
+    parameters = [p for name, p in inspect.signature(function).parameters.items() if name != "self"]
+    positional, _, keywords = expected.partition("*")
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert names[: len(positional.split())] == positional.split()
+    if "*" in expected:
+        assert names == positional.split()
+        assert set(keywords.split()) <= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(("kind", "expected"), FIELDS.items(), ids=lambda x: getattr(x, "__qualname__", ""))
+def test_objects_have_the_documented_attributes(kind: type, expected: str) -> None:
+    fields = getattr(kind, "__dataclass_fields__", {})
+    assert [name for name in expected.split() if name not in fields and not hasattr(kind, name)] == []
+
+
+def test_the_front_door_is_small() -> None:
+    packages = {name for name in dir(rg) if inspect.ismodule(getattr(rg, name))}
+    assert packages <= {path.name for path in Path(rg.__file__).parent.iterdir() if path.is_dir()}
+    assert len(dir(rg)) - len(packages) <= 36
+    assert not [name for name in dir(rg) if name.startswith("_")]
+
+
+def test_wrong_names_get_a_suggestion() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'WeightMatch'; did you mean 'WeightMatching'"):
+        rg.WeightMatch  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'zzzz'; `dir\(regauge.zoo\)` lists its names"):
+        rg.zoo.zzzz  # noqa: B018
+
+
+def test_every_name_is_what_its_stub_says() -> None:
+    """Type checkers read the stubs, and python follows them: no line is left out by either."""
+    for package in (rg, rg.bayes, rg.inr, rg.storage, rg.zoo):
+        assert package.__file__ is not None
+        lines = Path(package.__file__).with_suffix(".pyi").read_text().splitlines()
+        imports = [line.split() for line in lines if line.startswith("from ")]
+        assert all(line[-1] == line[-3] and line[-2] == "as" for line in imports)
+        assert dir(package) == sorted(line[-1] for line in imports)
