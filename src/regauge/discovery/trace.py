@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs
 from regauge.core.task import evaluating
@@ -59,7 +61,7 @@ def trace(
     decompose: frozenset[str] = frozenset(),
     ones: Collection[str] = (),
 ) -> Program:
-    """Trace a module in evaluation mode; it is left as it was.
+    """Trace a module in evaluation mode, and without its key-value cache; it is left as it was.
 
     Operators named in `decompose` are written in terms of others where torch knows how. Parameters named in `ones`
     become constants of that value.
@@ -72,7 +74,8 @@ def trace(
     if unknown:
         raise ValueError(f"ones names {unknown[:3]}, which the module does not have; give names of its parameters")
     with evaluating(module):
-        program = _export(SelectedOutputs(module, outputs).eval(), inputs, dict(kwargs))
+        wrapped = SelectedOutputs(module, outputs).eval()
+        program = _export_without_cache(wrapped, inputs, dict(kwargs)) or _export(wrapped, inputs, dict(kwargs))
         if any(_is_mutable(node) for node in _all_nodes(program.graph_module)):
             program = _decomposed(program, {})
         if decompose:
@@ -105,6 +108,47 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def _export_without_cache(
+    wrapped: SelectedOutputs, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ExportedProgram | None:
+    """Export with caches of keys and values switched off; None if there are none or an output depends on them.
+
+    Writing to a cache changes it in place, and such a program must be exported a second time. Decoders of transformers
+    keep a cache where their configuration says so; one that the caller asks for by the keyword `use_cache` stays.
+    """
+    found: list[Any] = [getattr(module, "config", None) for module in wrapped.modules()]
+    configs = [config for config in found if getattr(config, "use_cache", None) is True]
+    if not configs or "use_cache" in kwargs:
+        return None
+    try:
+        expected = _output_shapes(wrapped, inputs, kwargs)
+        for config in configs:
+            config.use_cache = False
+        program = _export(wrapped, inputs, kwargs)
+    except (ValueError, TraceError):
+        return None  # Exporting it as it is succeeds, or tells what is wrong.
+    finally:
+        for config in configs:
+            config.use_cache = True
+    outputs = {spec.arg.name for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT}
+    results = program.graph.output_node().args[0]
+    shapes = [tuple(node.meta["val"].shape) for node in results if node.name in outputs]
+    return program if shapes == expected else None
+
+
+def _output_shapes(wrapped: SelectedOutputs, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
+    """Run the module on tensors without values; what it writes to its attributes meanwhile is taken back."""
+    attributes = [(held, dict(held)) for part in wrapped.modules() for held in (vars(part), part._buffers)]
+    try:
+        with _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fakes = pytree.tree_map_only(Tensor, mode.from_tensor, (inputs, kwargs))
+            return [tuple(t.shape) for t in _run_eagerly(wrapped, *fakes)]
+    finally:
+        for held, before in attributes:
+            held.clear()
+            held.update(before)
+
+
 def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
         with torch.no_grad(), _quiet():
@@ -112,7 +156,7 @@ def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any])
     except OutputsError:
         raise
     except Exception as error:  # torch.export raises many unrelated classes
-        _require_runs(wrapped, inputs, kwargs)
+        _run_eagerly(wrapped, inputs, kwargs)
         first = str(error).strip().splitlines()
         raise TraceError(
             f"torch.export cannot trace {type(wrapped.module).__name__}: {type(error).__name__}: "
@@ -122,16 +166,17 @@ def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any])
         ) from error
 
 
-def _require_runs(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What the module cannot do with these inputs is not the tracer's fault."""
+def _run_eagerly(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Run the module without tracing it; raise ValueError if it fails by itself."""
     try:
         with torch.no_grad():
-            wrapped(*inputs, **kwargs)
+            result: list[Tensor] = wrapped(*inputs, **kwargs)
     except Exception as error:  # a module can fail in any way
         raise ValueError(
             f"{type(wrapped.module).__name__} fails on the example inputs: {type(error).__name__}: {error}; "
             "give inputs of the shapes and dtypes that it takes"
         ) from error
+    return result
 
 
 def _program(module: nn.Module, program: ExportedProgram) -> Program:
