@@ -1,33 +1,24 @@
 """The best of several methods has the lowest loss at the midpoint, whatever their own objectives say."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import regauge as rg
-from regauge.alignment import Matching
+from regauge.alignment import Method, Problem, Results
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Method):
     """Returns one element and calls it as good as it is told."""
 
     element: rg.Element
     objective: float
 
-    def match(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: rg.Symmetry,
-        *,
-        task: rg.Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
-        return Matching(self.element, self.objective, 0.0, (0.0, self.objective), True, (self.objective,), {})
+    def match(self, problem: Problem) -> Results:
+        return problem.result(self.element, objective=self.objective, initial=0.0, history=[0.0, self.objective])
 
 
 def setting() -> tuple[rg.Params, rg.Params, rg.Symmetry, rg.Element, rg.Task]:

@@ -39,7 +39,7 @@ PURE = {
     "discovery": {"torch", "numpy", "scipy"},
     "relaxed": {"torch", "scipy", "numpy"},
     "training": {"torch", "numpy"},
-    "alignment": {"torch", "scipy", "numpy", "lap"},
+    "alignment": {"torch", "scipy", "numpy", "lap", "typing_extensions"},
     "canonical": {"torch", "scipy", "numpy"},
     "connect": {"torch", "numpy", "scipy"},
     "merging": {"torch", "numpy", "scipy", "safetensors"},

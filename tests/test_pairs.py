@@ -12,9 +12,10 @@ from torch.nn import functional
 
 import regauge as rg
 from regauge import Element, Params, Symmetry, WeightMatching
-from regauge.alignment import Matching
+from regauge.alignment import Method, Problem, Results
 from regauge.alignment.engine import pair_climbs
 from regauge.alignment.engine.ascent import Ascent
+from regauge.alignment.method import match_each
 from regauge.core.families import compared
 from regauge.core.task import Task
 
@@ -32,19 +33,11 @@ def single(params: Mapping[str, Tensor], k: int) -> Params:
 
 
 @dataclass(frozen=True)
-class OneByOne:
+class OneByOne(Method):
     """A method that knows single pairs only."""
 
-    def match(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
-        return WeightMatching().match(params_a, params_b, symmetry, task=task, generator=generator)
+    def match(self, problem: Problem) -> Results:
+        return match_each(problem, WeightMatching().match)
 
 
 # --- what a loop does --------------------------------------------------------------------------------------------
@@ -391,11 +384,9 @@ def test_the_report_counts_what_did_not_converge() -> None:
     symmetry = mlp_symmetry(4, 20, 20, 20, 3)
     a, b = population(symmetry, 3), population(symmetry, 3, seed=9)
     short = rg.align_pairs(a, b, symmetry, method=WeightMatching(max_sweeps=1))
-    assert (
-        f"{3 - int(short.is_converged.sum())} were still moving when they stopped: allow more sweeps or steps"
-        in short.report
-    )
-    assert "local optima: restarts or another method may find better ones" in str(rg.align_pairs(a, b, symmetry))
+    moving = 3 - int(short.is_converged.sum())
+    assert f"{moving} were still moving when they stopped: allow the method more sweeps" in short.report
+    assert "a local optimum of the method's own objective" in str(rg.align_pairs(a, b, symmetry))
 
 
 def test_chance_needs_a_generator() -> None:

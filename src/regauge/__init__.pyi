@@ -15,10 +15,11 @@ from .alignment import BestOf as BestOf
 from .alignment import ContinuousDescent as ContinuousDescent
 from .alignment import FrankWolfe as FrankWolfe
 from .alignment import GaussianMatching as GaussianMatching
+from .alignment import JointMatching as JointMatching
 from .alignment import MergeMany as MergeMany
 from .alignment import MixedMatching as MixedMatching
+from .alignment import Result as Result
 from .alignment import Sinkhorn as Sinkhorn
-from .alignment import StackMatching as StackMatching
 from .alignment import StraightThrough as StraightThrough
 from .alignment import WeightMatching as WeightMatching
 from .alignment import align as align

@@ -1,71 +1,23 @@
 """`align_many`: bring any number of networks into one universe, where all of them are close to one another."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, overload
+from dataclasses import replace
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from regauge.alignment.align import Moved, StackType
-from regauge.alignment.many import ManyMatching, ManyMethod, match_to_first
-from regauge.alignment.matching import Method
+from regauge.alignment.align import Joined
+from regauge.alignment.joint import Dictionaries, JointView, require_dictionaries
+from regauge.alignment.method import Method
 from regauge.alignment.methods.merge_many import MergeMany
-from regauge.alignment.methods.stack_matching import Stack, StackMethod, move_stack, require_entries, require_stack
-from regauge.core.element import Element
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.alignment.problem import ManyProblem, bind_networks
+from regauge.alignment.result import Result
+from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
-
-@dataclass(frozen=True)
-class AlignManyResult(Generic[Moved]):
-    """The outcome of aligning many networks.
-
-    Attributes:
-        symmetry: The one that the elements belong to.
-        elements: One for each network; it moves the network into the universe, in which the first one stays as
-            it is: `elements[0]` is the identity.
-        params: The moved networks, `act(elements[k], params[k])`; each computes the same function as before. Of
-            stacks, the moved stacks, of the same type.
-        objective: What the method maximizes, at `elements`: for methods for many networks the sum over
-            unordered pairs of the inner products of the moved networks, for others the sum of their objectives.
-        initial: The same at the identities; never larger than `objective`.
-        history: Objective of the best climb from its start on; it never falls.
-        is_converged: Whether no single network could be improved any more.
-        starts: Objective that each climb reached, in the order in which they were tried.
-    """
-
-    symmetry: Symmetry
-    elements: tuple[Element, ...]
-    params: tuple[Moved, ...]
-    objective: float
-    initial: float
-    history: tuple[float, ...]
-    is_converged: bool
-    starts: tuple[float, ...]
-
-    def pairwise(self, i: int, j: int) -> Element:
-        """The element that moves network j to network i: into the universe, and from there to where i is.
-
-        These are cycle consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
-        """
-        return self.symmetry.compose(self.symmetry.inverse(self.elements[i]), self.elements[j])
-
-    @property
-    def report(self) -> str:
-        """How it went, and what to try for more."""
-        climbs = f", best of {len(self.starts)} climbs" if len(self.starts) > 1 else ""
-        gained = (
-            f"{len(self.elements)} networks: objective {self.initial:.6g} -> {self.objective:.6g} in "
-            f"{len(self.history) - 1} rounds{climbs}"
-        )
-        if not self.is_converged:
-            return f"{gained}; stopped before convergence: raise the method's limits"
-        return f"{gained}; a local optimum: no single network can be improved; restarts may find a better one"
-
-    def __str__(self) -> str:
-        return self.report
+SINGLE = "give a list of single networks, not populations"
 
 
 @overload
@@ -73,31 +25,31 @@ def align_many(
     params: Sequence[Mapping[str, Tensor]],
     symmetry: Symmetry,
     *,
-    method: ManyMethod | Method | None = None,
+    method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
-) -> AlignManyResult[Params]: ...
+) -> Result[tuple[Params, ...]]: ...
 
 
 @overload
 def align_many(
-    params: Sequence[StackType],
+    params: Sequence[Joined],
     symmetry: Symmetry,
     *,
-    method: StackMethod,
+    method: Method,
     task: Task | None = None,
     generator: torch.Generator | None = None,
-) -> AlignManyResult[StackType]: ...
+) -> Result[tuple[Joined, ...]]: ...
 
 
 def align_many(
-    params: Sequence[Mapping[str, Tensor]] | Sequence[Stack],
+    params: Sequence[Mapping[str, Tensor]] | Sequence[Dictionaries],
     symmetry: Symmetry,
     *,
-    method: ManyMethod | Method | StackMethod | None = None,
+    method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
-) -> AlignManyResult[Any]:
+) -> Result[Any]:
     """Move networks along their orbits into one universe, where all of them are close to one another.
 
     Aligning every network to the first makes the first a special one, and aligning every pair by itself is not
@@ -112,17 +64,16 @@ def align_many(
     network stays as it is.
 
     Args:
-        params: The networks, one at least; unchanged themselves. Buffers move with them. For methods that take
-            stacks (`GaussianMatching`, `StackMatching`) tuples of dictionaries.
-        symmetry: Of the architecture of all.
-        method: How; `MergeMany()` unless given. A method for pairs aligns every network to the first.
-        task: Model, data and loss, for the methods that use them.
-        generator: Where chance comes from, for methods that use it. The same generator state gives the same
-            result.
+        params: The networks, one at least; unchanged themselves. Buffers move with them. Tuples of
+            dictionaries for methods that move several together (`GaussianMatching`, `JointMatching`).
+        symmetry: The symmetry of all networks.
+        method: `MergeMany()` unless given. A method for pairs aligns every network to the first.
+        task: Model, data and loss, for methods that use them.
+        generator: The source of chance, for methods that use it. The same generator state gives the same result.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
-        TypeError: The method takes stacks and got single networks, or the other way around.
+        TypeError: The method takes tuples of dictionaries and got single ones, or the other way around.
         ValueError: There is no network, or the networks have different parameters, do not fit the symmetry,
             hold NaN or Inf, or are populations; or the method needs a task or a generator.
 
@@ -132,79 +83,18 @@ def align_many(
     if not params:
         raise ValueError("there is no network to align; give at least one")
     method = MergeMany() if method is None else method
-    if isinstance(method, StackMethod):
-        return _align_stacks(params, symmetry, method, task, generator)
-    networks: list[Mapping[str, Tensor]] = []
-    for network in params:
-        if not isinstance(network, Mapping):
-            raise TypeError(
-                f"{type(method).__name__} aligns dictionaries of parameters, not a {type(network).__name__}; for means "
-                "and standard deviations use `regauge.GaussianMatching()`"
-            )
-        networks.append(network)
-    symmetry = _checked(networks, symmetry)
-    if len(networks) == 1:
-        found = _alone(symmetry)
-    elif isinstance(method, ManyMethod):
-        found = method.match_many(networks, symmetry, task=task, generator=generator)
+    roles = method.joint_roles
+    networks = [require_dictionaries(method, roles, network) for network in params]
+    symmetry = bind_networks([network[0] for network in networks], symmetry, SINGLE)
+    view = JointView.of(roles, symmetry, networks)
+    problem = ManyProblem([view.join(network) for network in networks], view.symmetry, task, generator)
+    if len(networks) > 1:
+        found = method.match_many(problem)
     else:
-        found = match_to_first(method, networks, symmetry, task=task, generator=generator)
-    moved = [symmetry.act(e, network) for e, network in zip(found.elements[1:], networks[1:], strict=True)]
-    return _result(symmetry, found, (dict(networks[0]), *moved))
-
-
-def _align_stacks(
-    params: Sequence[Mapping[str, Tensor] | Stack],
-    symmetry: Symmetry,
-    method: StackMethod,
-    task: Task | None,
-    generator: torch.Generator | None,
-) -> AlignManyResult[Stack]:
-    stacks = [require_stack(one, method) for one in params]
-    symmetry = _checked([one[0] for one in stacks], symmetry)
-    for k, one in enumerate(stacks):
-        require_entries(stacks[0], one, _label(k))
-    if len(stacks) == 1:
-        found = _alone(symmetry)
-    else:
-        found = method.match_many(stacks, symmetry, task=task, generator=generator)
-    moved = [move_stack(symmetry, method.roles, e, s) for e, s in zip(found.elements[1:], stacks[1:], strict=True)]
-    return _result(symmetry, found, (stacks[0], *moved))
-
-
-def _checked(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Symmetry:
-    """The symmetry with every size known; all networks are fit to be matched under it."""
-    first = networks[0]
-    for k, network in enumerate(networks):
-        require_same_shapes(first, network)
-        symmetry.require_ones(network)
-        require_finite(network, _label(k))
-    symmetry = symmetry.bind(first)
-    for name in symmetry.sites:
-        if first[name].ndim != len(symmetry.shapes[name]):
-            raise ValueError(
-                f"{name!r} has shape {tuple(first[name].shape)}, with a leading model axis; give a list of single "
-                "networks, not populations"
-            )
-    return symmetry
-
-
-def _label(k: int) -> str:
-    return ("the first network", "the second network")[k] if k < 2 else f"network {k + 1}"
-
-
-def _alone(symmetry: Symmetry) -> ManyMatching:
-    return ManyMatching((symmetry.identity(),), 0.0, 0.0, (0.0,), True, (0.0,))
-
-
-def _result(symmetry: Symmetry, found: ManyMatching, moved: tuple[Moved, ...]) -> AlignManyResult[Moved]:
-    return AlignManyResult(
-        symmetry=symmetry,
-        elements=found.elements,
-        params=moved,
-        objective=found.objective,
-        initial=found.initial,
-        history=found.history,
-        is_converged=found.is_converged,
-        starts=found.starts,
-    )
+        alone = [view.symmetry.identity()]
+        found = problem.result(alone, objective=0.0, initial=0.0, history=[0.0], is_converged=True)
+    if not roles:
+        return found
+    first: Any = params[0]
+    moved = [view.split(one, like) for one, like in zip(found.params[1:], params[1:], strict=True)]
+    return replace(found, symmetry=symmetry, element=view.element(found.element), params=(first, *moved))

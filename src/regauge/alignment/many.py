@@ -1,88 +1,24 @@
-"""What a method that aligns many networks at once is and returns, and the objective that such methods share."""
+"""What methods for many networks share: their objective, and the choice between climbs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
-import torch
 from torch import Tensor
 
-from regauge.alignment.matching import Matching, Method
+from regauge.alignment.problem import ManyProblem
+from regauge.alignment.result import ManyResult
 from regauge.core import act as _act
 from regauge.core.element import Element
 from regauge.core.families import Tensors, compared, dot
 from regauge.core.interpolation import mean
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task
-
-
-@dataclass(frozen=True)
-class ManyMatching:
-    """What a method found for several networks.
-
-    Attributes:
-        elements: One for each network; together they bring the networks close to one another. The first is the
-            identity.
-        objective: What the method maximizes, at `elements`.
-        initial: The same at the identities; never larger.
-        history: Objective of the best climb from its start on; it never falls.
-        is_converged: Whether that climb ended because no single network could be improved.
-        starts: Objective that each climb reached.
-    """
-
-    elements: tuple[Element, ...]
-    objective: float
-    initial: float
-    history: tuple[float, ...]
-    is_converged: bool
-    starts: tuple[float, ...]
-
-
-@runtime_checkable
-class ManyMethod(Protocol):
-    """A way to align any number of networks with one another: a small frozen dataclass of its settings."""
-
-    def match_many(
-        self,
-        networks: Sequence[Mapping[str, Tensor]],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> ManyMatching:
-        """One element for each of two networks or more; all are checked and the symmetry is bound."""
-        ...
-
-
-def match_to_first(
-    method: Method,
-    networks: Sequence[Mapping[str, Tensor]],
-    symmetry: Symmetry,
-    *,
-    task: Task | None,
-    generator: torch.Generator | None,
-) -> ManyMatching:
-    """Every network to the first, one pair after the other; the objective is the sum over these pairs."""
-    found: list[Matching] = [
-        method.match(networks[0], other, symmetry, task=task, generator=generator) for other in networks[1:]
-    ]
-    steps = max(len(one.history) for one in found)
-    rows = [(*one.history, *[one.history[-1]] * (steps - len(one.history))) for one in found]
-    objective = sum(one.objective for one in found)
-    return ManyMatching(
-        elements=(symmetry.identity(), *(one.element for one in found)),
-        objective=objective,
-        initial=sum(one.initial for one in found),
-        history=tuple(sum(column) for column in zip(*rows, strict=True)),
-        is_converged=all(one.is_converged for one in found),
-        starts=(objective,),
-    )
 
 
 @dataclass(frozen=True)
 class Climb:
-    """Where one climb ended; the fields are those of `ManyMatching`."""
+    """Where one climb ended."""
 
     elements: tuple[Element, ...]
     objective: float
@@ -91,26 +27,24 @@ class Climb:
 
 
 def best_climb(
-    networks: Sequence[Mapping[str, Tensor]],
-    symmetry: Symmetry,
+    problem: ManyProblem,
     scales: Literal["balance", "keep"],
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climb]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climb],
-    task: Task | None,
-) -> ManyMatching:
+) -> ManyResult:
     """What methods have in common: balanced scales, the choice between climbs, the identity as a last resort.
 
     With "balance" the networks are compared at the points of smallest norm on their orbits under positive scales,
     as `WeightMatching` does; all of them take over the scales of the first network.
 
     Args:
-        networks: As given.
-        symmetry: With every size known.
+        problem: The networks as given. A task chooses between the climbs that end at or above the identities, by the
+            loss of the plain mean.
         scales: Whether to balance.
         climbs_from: Climbs between networks of which only what counts is left.
         climb_from_identity: One more, from the identities; it never falls below where it begins.
-        task: Chooses between the climbs that end at or above the identities, by the loss of the plain mean.
     """
+    networks, symmetry, task = problem.networks, problem.symmetry, problem.task
     tensors = compared(networks, symmetry)
     start, factors = tensors, [symmetry.identity()] * len(tensors)
     if scales == "balance" and any(group.scales for group in symmetry.groups):
@@ -130,18 +64,17 @@ def best_climb(
 
         def mean_loss(end: tuple[Climb, tuple[Element, ...]]) -> float:
             moved = [symmetry.act(element, network) for element, network in zip(end[1], networks, strict=True)]
-            return judge.evaluate(mean(moved))["loss"]
+            return task.evaluate(mean(moved))["loss"]
 
-        judge = task
         candidates = [end for end in ends if end[0].objective >= initial]
         best, elements = min(candidates, key=mean_loss)
-    return ManyMatching(
-        elements=elements,
+    return problem.result(
+        elements,
         objective=best.objective,
         initial=initial,
         history=best.history,
         is_converged=best.is_converged,
-        starts=tuple(climb.objective for climb, _ in ends),
+        starts=[climb.objective for climb, _ in ends],
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 import regauge as rg
-from regauge.alignment import ManyMethod, Method
+from regauge.alignment import Method
 from regauge.cli.errors import UsageError
 from regauge.cli.matching import method_of, read_checkpoints, task_for
 from regauge.cli.options import Merge
@@ -157,7 +157,7 @@ def rule_of(options: Merge) -> Rule:
             )
 
 
-def _method(options: Merge) -> ManyMethod | Method | None:
+def _method(options: Merge) -> Method | None:
     """Weights of many networks at once, or of each against the base, unless another method is asked for."""
     chosen = method_of(options)
     if options.method != "auto" or options.refine:

@@ -147,7 +147,7 @@ def keep(outcome: Outcome, folder: Path) -> None:
     (folder / f"{key}-symmetry.json").write_text(outcome.alignment.symmetry.to_json() + "\n", encoding="utf-8")
 
 
-def pictures(case: Case, a: Params, b: Params, result: rg.alignment.AlignResult[Params]) -> dict[str, Tensor]:
+def pictures(case: Case, a: Params, b: Params, result: rg.Result[Params]) -> dict[str, Tensor]:
     """The permutations, and the incoming weights of the units of A's first layer with the largest norm."""
     drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
     chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]

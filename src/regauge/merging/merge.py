@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.alignment import AlignManyResult, ManyMethod, MergeMany, Method, WeightMatching, align_many
+from regauge.alignment import ManyResult, MergeMany, Method, WeightMatching, align_many
 from regauge.core.interpolation import distance, mean
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -19,7 +19,7 @@ def merge(
     params: Sequence[Mapping[str, Tensor]],
     symmetry: Symmetry,
     *,
-    method: ManyMethod | Method | None = None,
+    method: Method | None = None,
     weights: Sequence[float] | None = None,
     rule: Rule | None = None,
     base: Mapping[str, Tensor] | None = None,
@@ -63,7 +63,7 @@ def merged(
     params: Sequence[Mapping[str, Tensor]],
     symmetry: Symmetry,
     *,
-    method: ManyMethod | Method | None = None,
+    method: Method | None = None,
     weights: Sequence[float] | None = None,
     rule: Rule | None = None,
     base: Mapping[str, Tensor] | None = None,
@@ -122,16 +122,16 @@ def merged(
 class _Made:
     params: Params
     networks: tuple[Params, ...]
-    aligned: AlignManyResult[Params]
+    aligned: ManyResult
     weights: tuple[float, ...]
     rule: Rule
-    method: ManyMethod | Method
+    method: Method
 
 
 def _made(
     params: Sequence[Mapping[str, Tensor]],
     symmetry: Symmetry,
-    method: ManyMethod | Method | None,
+    method: Method | None,
     weights: Sequence[float] | None,
     rule: Rule | None,
     base: Mapping[str, Tensor] | None,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regauge.alignment import ManyMethod, Method, correspond
+from regauge.alignment import Method, correspond
 from regauge.core.params import Params
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
@@ -20,7 +20,7 @@ def merge_widths(
     symmetries: Sequence[Symmetry],
     *,
     regularization: float = 0.0,
-    method: ManyMethod | Method | None = None,
+    method: Method | None = None,
     weights: Sequence[float] | None = None,
     rule: Rule | None = None,
     task: Task | None = None,

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import regauge as rg
-from regauge.alignment import ManyMethod, Method
+from regauge.alignment import Method
 from regauge.core.params import Params
 from regauge.data.images import ImageData
 from regauge.nets.mlp import mlp
@@ -27,7 +27,7 @@ from regauge.papers.table import Quantity, Record, Row, Table
 
 BATCH = 1000
 """Images in one evaluation."""
-METHODS: dict[str, ManyMethod | Method | None] = {
+METHODS: dict[str, Method | None] = {
     "mean as trained": None,
     "weight matching to the first": rg.WeightMatching(),
     "activation matching to the first": rg.ActivationMatching(),

@@ -1,20 +1,18 @@
 """Activation matching, and mixtures of activation and weight matching."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from regauge.alignment.activations.costs import Statistic, Traces, activation_costs, precision_of
 from regauge.alignment.engine.ascent import Ascent
 from regauge.alignment.engine.balanced import Scales, balanced, require_scales
-from regauge.alignment.matching import Matching, require_task
-from regauge.alignment.pairs import PairsMatching, stacked
+from regauge.alignment.method import Method, match_each
+from regauge.alignment.problem import Problem
+from regauge.alignment.result import Results
 from regauge.core.element import Element
 from regauge.core.families import compared, dot
 from regauge.core.outputs import Outputs
-from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 TIES = 1e-4
@@ -24,7 +22,7 @@ TOLERANCE = 1e-11
 
 
 @dataclass(frozen=True)
-class ActivationMatching:
+class ActivationMatching(Method):
     """The element under which the units of two networks respond most alike to the same inputs.
 
     It maximizes the sum over all units of the correlation (or covariance) between a unit of the first network and
@@ -61,33 +59,13 @@ class ActivationMatching:
     def __post_init__(self) -> None:
         _require_sense(self.statistic, self.max_sweeps, self.scales)
 
-    def match(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
-        """See `align`."""
-        return _matched(self, params_a, params_b, symmetry, require_task(task, self), TIES)
-
-    def match_pairs(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> PairsMatching:
-        """See `align_pairs`: the module is traced once for all pairs."""
-        return _matched_each(self, params_a, params_b, symmetry, require_task(task, self), TIES)
+    def match(self, problem: Problem) -> Results:
+        """See `align`; the module is traced once for all pairs."""
+        return _match(self, problem, TIES)
 
 
 @dataclass(frozen=True)
-class MixedMatching:
+class MixedMatching(Method):
     """Activation matching and weight matching in one objective.
 
     It maximizes
@@ -126,29 +104,9 @@ class MixedMatching:
                 "ActivationMatching or WeightMatching"
             )
 
-    def match(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
-        """See `align`."""
-        return _matched(self, params_a, params_b, symmetry, require_task(task, self), 1 - self.share)
-
-    def match_pairs(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> PairsMatching:
-        """See `align_pairs`: the module is traced once for all pairs."""
-        return _matched_each(self, params_a, params_b, symmetry, require_task(task, self), 1 - self.share)
+    def match(self, problem: Problem) -> Results:
+        """See `align`; the module is traced once for all pairs."""
+        return _match(self, problem, 1 - self.share)
 
 
 def _require_sense(statistic: str, max_sweeps: int, scales: str) -> None:
@@ -159,33 +117,19 @@ def _require_sense(statistic: str, max_sweeps: int, scales: str) -> None:
         raise ValueError(f"max_sweeps is {max_sweeps}, but at least one sweep is needed")
 
 
-def _matched_each(
-    method: ActivationMatching | MixedMatching,
-    params_a: Mapping[str, Tensor],
-    params_b: Mapping[str, Tensor],
-    symmetry: Symmetry,
-    task: Task,
-    weight: float,
-) -> PairsMatching:
-    """The pairs one after the other, with the same traces of the module."""
-    traces = Traces(symmetry, task.module, precision_of(params_a, params_b), method.outputs)
-    pairs = (
-        ({name: t[k] for name, t in params_a.items()}, {name: t[k] for name, t in params_b.items()})
-        for k in range(len(next(iter(params_b.values()))))
-    )
-    return stacked([_matched(method, a, b, symmetry, task, weight, traces) for a, b in pairs])
+def _match(method: ActivationMatching | MixedMatching, problem: Problem, weight: float) -> Results:
+    """Match the pairs one after the other, with the same traces of the module."""
+    task = problem.require_task(method)
+    traces = Traces(problem.symmetry, task.module, precision_of(problem.a, problem.b), method.outputs)
+    return match_each(problem, lambda pair: _match_pair(method, pair, task, weight, traces))
 
 
-def _matched(
-    method: ActivationMatching | MixedMatching,
-    params_a: Mapping[str, Tensor],
-    params_b: Mapping[str, Tensor],
-    symmetry: Symmetry,
-    task: Task,
-    weight: float,
-    traces: Traces | None = None,
-) -> Matching:
+def _match_pair(
+    method: ActivationMatching | MixedMatching, problem: Problem, task: Task, weight: float, traces: Traces
+) -> Results:
     """Ascent on the mixture, from the best element for the activations alone, or from the identity if it is better."""
+    symmetry = problem.symmetry
+    params_a, params_b = problem.pair(0)
     costs = activation_costs(
         params_a, params_b, symmetry, task, statistic=method.statistic, outputs=method.outputs, traces=traces
     )
@@ -213,14 +157,13 @@ def _matched(
         climbs.append(replace(climb, element=element, reached=climb.reached + offset, history=history))
     best = max(climbs, key=lambda climb: climb.reached)
     unit = weight / norm
-    return Matching(
-        element=best.element,
+    return problem.result(
+        best.element,
         objective=unit * best.reached,
         initial=unit * initial,
-        history=tuple(unit * value for value in best.history),
+        history=[unit * value for value in best.history],
+        starts=[unit * climb.reached for climb in climbs],
         is_converged=best.is_converged,
-        starts=tuple(unit * climb.reached for climb in climbs),
-        moved={},
     )
 
 

@@ -1,18 +1,14 @@
-"""Several methods, judged by what counts: the loss halfway between the two networks."""
+"""The best of several methods by the loss halfway between the two networks."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from regauge.alignment.matching import Matching, Method, require_task
-from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task
+from regauge.alignment.method import Method, match_each
+from regauge.alignment.problem import Problem, batch_of_one, item
+from regauge.alignment.result import Results
 
 
 @dataclass(frozen=True)
-class BestOf:
+class BestOf(Method):
     """Every method is tried, and the element with the lowest task loss at the midpoint is kept.
 
     The objectives of different methods cannot be compared, and the inner product of the weights does not predict
@@ -30,25 +26,28 @@ class BestOf:
         if not self.methods:
             raise ValueError("there is no method to choose from; give at least one")
 
-    def match(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
+    def match(self, problem: Problem) -> Results:
         """See `align`."""
-        task = require_task(task, self)
-        initial = -task.midpoint_loss(params_a, params_b)
+        return match_each(problem, self._match_pair)
+
+    def _match_pair(self, problem: Problem) -> Results:
+        task = problem.require_task(self)
+        a, b = problem.pair(0)
+        initial = -task.midpoint_loss(a, b)
         history, reached = [initial], []
-        best, moved = symmetry.identity(), {name: params_b[name] for name in symmetry.sites}
+        best, moved = problem.symmetry.identity((1,)), b
         for method in self.methods:
-            found = method.match(params_a, params_b, symmetry, task=task, generator=generator)
-            here = {**symmetry.act(found.element, params_b, skip=found.moved), **found.moved}
-            reached.append(-task.midpoint_loss(params_a, here))
+            found = method.match(problem)
+            here = item(found.params, 0)
+            reached.append(-task.midpoint_loss(a, here))
             if reached[-1] > history[-1]:
-                best, moved = found.element, {name: here[name] for name in symmetry.sites}
+                best, moved = found.element, here
             history.append(max(history[-1], reached[-1]))
-        return Matching(best, history[-1], initial, tuple(history), True, tuple(reached), moved)
+        return problem.result(
+            best,
+            objective=history[-1],
+            initial=initial,
+            history=history,
+            starts=reached,
+            moved=batch_of_one(moved),
+        )

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.descent import repeated
-from regauge.alignment.matching import Matching, Method, require_generator, require_task
+from regauge.alignment.method import Method, Start, match_each, start_of
 from regauge.alignment.methods.activation_matching import MixedMatching
+from regauge.alignment.problem import Problem
+from regauge.alignment.result import Results
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.interpolation import interpolate
@@ -23,7 +25,7 @@ CHANGE = 1e-3
 
 
 @dataclass(frozen=True)
-class ContinuousDescent:
+class ContinuousDescent(Method):
     """Gradient descent on the continuous part of the symmetry, on the task loss between the two networks.
 
     The second network, moved by the initial element g, is moved further by `h = exp(X)`: for every orthogonal
@@ -56,7 +58,7 @@ class ContinuousDescent:
     """
 
     loss: Literal["midpoint", "random"] = "midpoint"
-    init: Element | Method | None = field(default_factory=MixedMatching)
+    init: Start = field(default_factory=MixedMatching)
     steps: int = 100
     lr: float = 0.01
     checks: int = 4
@@ -70,27 +72,23 @@ class ContinuousDescent:
                 "least one of both, and lr must be positive"
             )
 
-    def match(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
+    def match(self, problem: Problem) -> Results:
         """See `align`."""
-        task = require_task(task, self)
+        return match_each(problem, self._match_pair)
+
+    def _match_pair(self, problem: Problem) -> Results:
+        task, symmetry, generator = problem.require_task(self), problem.symmetry, problem.generator
         if self.loss == "random":
-            require_generator(generator, "loss='random' takes the loss at random points of the line")
-        start = self._start(params_a, params_b, symmetry, task, generator)
+            problem.require_generator("loss='random' takes the loss at random points of the line")
+        params_a, params_b = problem.pair(0)
+        start = start_of(self.init, problem).item(0)
         at_start = symmetry.act(start, params_b)
         initial = -task.midpoint_loss(params_a, params_b)
         judged = -task.midpoint_loss(params_a, at_start)
         best, history = (start, [judged]) if judged >= initial else (symmetry.identity(), [initial])
         freedom = {group.name: _generators(group, symmetry) for group in symmetry.groups if _is_continuous(group)}
         if not freedom:
-            return Matching(best, history[-1], initial, tuple(history), True, (judged,), {})
+            return problem.result(best, objective=history[-1], initial=initial, history=history, is_converged=True)
         optimizer = torch.optim.Adam(freedom.values(), lr=self.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         batches = repeated(task)
@@ -111,21 +109,7 @@ class ContinuousDescent:
                 judged = here
                 best = candidate if here > history[-1] else best
                 history.append(max(here, history[-1]))
-        return Matching(best, history[-1], initial, tuple(history), is_converged, (history[-1],), {})
-
-    def _start(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        task: Task,
-        generator: torch.Generator | None,
-    ) -> Element:
-        if self.init is None:
-            return symmetry.identity()
-        if isinstance(self.init, Element):
-            return self.init
-        return self.init.match(params_a, params_b, symmetry, task=task, generator=generator).element
+        return problem.result(best, objective=history[-1], initial=initial, history=history, is_converged=is_converged)
 
     def _loss(
         self,

@@ -1,26 +1,26 @@
 """Frank-Wolfe: all groups of all networks at once, over relaxed elements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from regauge.alignment.engine.balanced import Scales, require_scales
-from regauge.alignment.many import Climb, ManyMatching, best_climb
-from regauge.alignment.matching import Matching, require_generator
+from regauge.alignment.many import Climb, best_climb
+from regauge.alignment.method import ManyMethod
 from regauge.alignment.methods.merge_many import MergeMany, improved
 from regauge.alignment.methods.weight_matching import random_isometry
 from regauge.alignment.mixtures import RelaxedUniverse, Vertex, highest
+from regauge.alignment.problem import ManyProblem
+from regauge.alignment.result import ManyResult
 from regauge.core.element import Element
 from regauge.core.families import Tensors, families
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task
 
 
 @dataclass(frozen=True)
-class FrankWolfe:
+class FrankWolfe(ManyMethod):
     """The Frank-Wolfe method over relaxed elements of all groups at once, for two networks or many.
 
     It maximizes what `WeightMatching` maximizes, for many networks summed over all pairs (`universe_objective`).
@@ -69,48 +69,21 @@ class FrankWolfe:
                 "tolerance must not be negative, and at least one step is needed"
             )
 
-    def match(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
-        """See `align`; the task chooses between restarts."""
-        found = self.match_many([params_a, params_b], symmetry, task=task, generator=generator)
-        return Matching(
-            element=found.elements[1],
-            objective=found.objective,
-            initial=found.initial,
-            history=found.history,
-            is_converged=found.is_converged,
-            starts=found.starts,
-            moved={},
-        )
-
-    def match_many(
-        self,
-        networks: Sequence[Mapping[str, Tensor]],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> ManyMatching:
+    def match_many(self, problem: ManyProblem) -> ManyResult:
         """See `align_many`; the task chooses between restarts."""
+        symmetry = problem.symmetry
 
         def climbs(tensors: Sequence[Tensors]) -> list[Climb]:
             ends = [self._climb(tensors, symmetry, None)]
             for _ in range(self.restarts):
-                chance = require_generator(generator, f"restarts={self.restarts} begin at random elements")
+                chance = problem.require_generator(f"restarts={self.restarts} begin at random elements")
                 ends.append(self._climb(tensors, symmetry, chance))
             return ends
 
         def from_identity(tensors: Sequence[Tensors]) -> Climb:
             return _polished(tensors, symmetry, [symmetry.identity()] * len(tensors), (), is_converged=True)
 
-        return best_climb(networks, symmetry, self.scales, climbs, from_identity, task)
+        return best_climb(problem, self.scales, climbs, from_identity)
 
     def _climb(self, tensors: Sequence[Tensors], symmetry: Symmetry, chance: torch.Generator | None) -> Climb:
         sites = {name: symmetry.sites[name] for name in tensors[0]}

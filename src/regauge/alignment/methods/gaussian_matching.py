@@ -1,27 +1,30 @@
 """Gaussian matching: the element that brings one diagonal Gaussian posterior closest to another's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from regauge.alignment.many import ManyMatching, ManyMethod
-from regauge.alignment.matching import Matching, Method
-from regauge.alignment.methods.stack_matching import Role, Stack, StackMatching, match_stacks
+from regauge.alignment.joint import Role, dictionary_of, joint_name
+from regauge.alignment.method import Method
+from regauge.alignment.methods.joint_matching import JointMatching
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.problem import ManyProblem, Problem
+from regauge.alignment.result import ManyResult, Results
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task
 
 GaussianCost = Literal["wasserstein", "mean", "kl", "symmetric kl"]
 """What `GaussianMatching` compares."""
+ROLES: tuple[Role, ...] = ("parameters", "magnitudes")
 
 
 @dataclass(frozen=True)
-class GaussianMatching:
+class GaussianMatching(Method):
     """Match two diagonal Gaussians over parameters, given as pairs (means, standard deviations).
 
     With g the element that moves the second Gaussian N(m_b, s_b^2), and |g| what reorders and scales like g but has
@@ -34,7 +37,7 @@ class GaussianMatching:
     | kl | `KL(g q_b, q_a)` | `<m_a / s_a^2, g m_b> - <1 / (2 s_a^2), abs(g) (m_b^2 + s_b^2)>` |
     | symmetric kl | `KL(g q_b, q_a) + KL(q_a, g q_b)` | that, and the same with the networks exchanged |
 
-    where w is `std_weight`. Each is weight matching with two dictionaries or four: a `StackMatching` of "parameters"
+    where w is `std_weight`. Each is weight matching with two dictionaries or four: a `JointMatching` of "parameters"
     and "magnitudes". What is maximized grows by as much as the divergence falls, and by half of what W2^2 falls.
 
     Departures from the paper. Its appendix B says that the divergence becomes a distance of means because nothing
@@ -66,7 +69,7 @@ class GaussianMatching:
 
     cost: GaussianCost = "wasserstein"
     std_weight: float = 1.0
-    method: Method | ManyMethod | None = None
+    method: Method | None = None
 
     def __post_init__(self) -> None:
         if self.cost not in get_args(GaussianCost):
@@ -79,46 +82,29 @@ class GaussianMatching:
             )
 
     @property
-    def roles(self) -> tuple[Role, ...]:
-        """How the two dictionaries are moved."""
-        return ("parameters", "magnitudes")
+    def joint_roles(self) -> tuple[Role, ...]:
+        """How means and standard deviations are moved."""
+        return ROLES
 
-    def match(
-        self,
-        params_a: Stack,
-        params_b: Stack,
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
-        """See `align`; the task is not looked at.
+    def match(self, problem: Problem) -> Results:
+        """See `align`; the task is not used.
 
         Raises:
             ValueError: A standard deviation is negative, or zero or missing where the cost is a divergence.
         """
-        _require_std((params_a, params_b), symmetry)
+        for k, params in enumerate((problem.a, problem.b)):
+            _require_std(params, problem.symmetry, k)
         if self.cost in ("wasserstein", "mean"):
-            return match_stacks(self._stacked, params_a, params_b, symmetry, generator)
-        for pair, label in ((params_a, "first"), (params_b, "second")):
-            _require_uncertain(pair, symmetry, label)
-        left, right = _kl_stack(params_a, params_b, symmetry)
-        if self.cost == "symmetric kl":
-            more_right, more_left = _kl_stack(params_b, params_a, symmetry)
-            left, right = left + more_left, right + more_right
-        settings = StackMatching(self.roles * (len(left) // 2), method=self.method)
-        found = match_stacks(settings, left, right, _keeping_magnitudes(symmetry), generator)
-        return replace(found, element=_completed(found.element, symmetry), moved={})
+            return self._joint.match(problem)
+        for params, label in ((problem.a, "first"), (problem.b, "second")):
+            _require_uncertain(params, problem.symmetry, label)
+        method = WeightMatching(scales="keep") if self.method is None else self.method
+        found = method.match(_divergence_problem(problem, is_symmetric=self.cost == "symmetric kl"))
+        element = _complete(found.element, problem.symmetry)
+        return replace(found, symmetry=problem.symmetry, element=element, params=problem.move(element))
 
-    def match_many(
-        self,
-        stacks: Sequence[Stack],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> ManyMatching:
-        """See `align_many`; the task is not looked at.
+    def match_many(self, problem: ManyProblem) -> ManyResult:
+        """See `align_many`; the task is not used.
 
         Raises:
             ValueError: A standard deviation is negative, or the cost is a divergence.
@@ -128,62 +114,88 @@ class GaussianMatching:
                 f"cost={self.cost!r} has no common universe for many posteriors: what the mean of others is under a "
                 "divergence depends on where each of them is; choose 'wasserstein' or 'mean'"
             )
-        _require_std(stacks, symmetry)
-        return self._stacked.match_many(stacks, symmetry, task=task, generator=generator)
+        for k, params in enumerate(problem.networks):
+            _require_std(params, problem.symmetry, k)
+        return self._joint.match_many(problem)
 
     @property
-    def _stacked(self) -> StackMatching:
+    def _joint(self) -> JointMatching:
         weights = (1.0, self.std_weight if self.cost == "wasserstein" else 0.0)
-        return StackMatching(self.roles, weights, self.method)
+        return JointMatching(ROLES, weights, self.method)
 
 
-def _kl_stack(a: Stack, b: Stack, symmetry: Symmetry) -> tuple[Stack, Stack]:
-    """Coefficients of `-KL(g q_b, q_a)` and what they multiply: two dictionaries each."""
+def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
+    """Two dictionaries, or four for both directions, whose inner products are negative divergences.
 
-    def each(function: Callable[[Tensor, Tensor], Tensor], pair: Stack) -> Params:
-        mean, std = pair
-        exact = {n: torch.promote_types(mean[n].dtype, torch.float32) for n in std if n not in symmetry.buffers}
-        return {name: function(mean[name].to(dtype), std[name].to(dtype)) for name, dtype in exact.items()}
+    `-KL(g q_b, q_a)` is linear in g: its coefficients are dictionaries of the first network, what they multiply are
+    dictionaries of the second. It is so only for elements that keep every magnitude: without scales and shifts.
+    """
+    left, right = (_each(COEFFICIENTS, problem.a, problem.symmetry), _each(MOMENTS, problem.b, problem.symmetry))
+    if is_symmetric:
+        more = _each(MOMENTS, problem.a, problem.symmetry), _each(COEFFICIENTS, problem.b, problem.symmetry)
+        left, right = ({**two, **_further(others)} for two, others in zip((left, right), more, strict=True))
 
-    coefficients = (each(lambda m, s: m / s.square(), a), each(lambda m, s: -0.5 / s.square(), a))
-    return coefficients, (each(lambda m, s: m, b), each(lambda m, s: m.square() + s.square(), b))
+    def keep(group: Group) -> Group:
+        places = [replace(p, scale=(), parity=(), shift=()) for p in group.placements if p.parameter in left]
+        if is_symmetric:
+            places += [replace(p, parameter=next(iter(_further({p.parameter: 0})))) for p in places]
+        return replace(group, placements=tuple(places), scales=0, shifts=0)
+
+    groups = tuple(keep(group) for group in problem.symmetry.groups)
+    shapes = {p.parameter: tuple(left[p.parameter].shape[1:]) for group in groups for p in group.placements}
+    symmetry = Symmetry(groups, shapes)
+    return Problem(left, right, symmetry, None, problem.generator)
 
 
-def _keeping_magnitudes(symmetry: Symmetry) -> Symmetry:
-    """Without positive scales and shifts."""
-
-    def kept(group: Group) -> Group:
-        places = tuple(replace(place, scale=(), parity=(), shift=()) for place in group.placements)
-        return replace(group, placements=places, scales=0, shifts=0)
-
-    return replace(symmetry, groups=tuple(kept(group) for group in symmetry.groups))
+Moment = Callable[[Tensor, Tensor], Tensor]
+COEFFICIENTS: tuple[Moment, Moment] = (lambda m, s: m / s.square(), lambda m, s: -0.5 / s.square())
+"""What a divergence multiplies the other network's means and second moments by, from means and deviations."""
+MOMENTS: tuple[Moment, Moment] = (lambda m, s: m, lambda m, s: m.square() + s.square())
 
 
-def _completed(element: Element, symmetry: Symmetry) -> Element:
+def _each(functions: tuple[Moment, Moment], params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
+    """Two dictionaries of functions of means and deviations."""
+    result = {}
+    for k, function in enumerate(functions):
+        for joint in params:
+            number, name = dictionary_of(joint)
+            if number == 1 and joint not in symmetry.buffers:
+                mean, std = params[joint_name(0, name)], params[joint]
+                dtype = torch.promote_types(mean.dtype, torch.float32)
+                result[joint_name(k, name)] = function(mean.to(dtype), std.to(dtype))
+    return result
+
+
+def _further(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Dictionaries 0 and 1 as dictionaries 2 and 3."""
+    split = ((*dictionary_of(joint), value) for joint, value in names.items())
+    return {joint_name(k + 2, name): value for k, name, value in split}
+
+
+def _complete(element: Element, symmetry: Symmetry) -> Element:
     """With the identity for scales and shifts."""
-    rest = symmetry.identity()
-    return Element({n: replace(v, scale=rest[n].scale, shift=rest[n].shift) for n, v in element.items()})
+    rest = symmetry.identity(element.batch)
+    return Element({n: replace(v, scale=rest[n].scale, shift=rest[n].shift) for n, v in element.items()}, element.batch)
 
 
-def _require_std(stacks: Sequence[Stack], symmetry: Symmetry) -> None:
-    for k, stack in enumerate(stacks):
-        label = ("the first posterior", "the second posterior")[k] if k < 2 else f"posterior {k + 1}"
-        for name, tensor in stack[1].items():
-            if name not in symmetry.buffers and bool((tensor < 0).any()):
-                raise ValueError(
-                    f"the standard deviations {name!r} of {label} hold {int((tensor < 0).sum())} negative numbers "
-                    f"(of {tensor.numel()}); give standard deviations, not their logarithms or another parametrization"
-                )
+def _require_std(params: Mapping[str, Tensor], symmetry: Symmetry, number: int) -> None:
+    label = ("the first posterior", "the second posterior")[number] if number < 2 else f"posterior {number + 1}"
+    for joint, tensor in params.items():
+        k, name = dictionary_of(joint)
+        if k == 1 and joint not in symmetry.buffers and bool((tensor < 0).any()):
+            raise ValueError(
+                f"the standard deviations {name!r} of {label} hold {int((tensor < 0).sum())} negative numbers "
+                f"(of {tensor.numel()}); give standard deviations, not their logarithms or another parametrization"
+            )
 
 
-def _require_uncertain(stack: Stack, symmetry: Symmetry, label: str) -> None:
-    mean, std = stack
-    for name in symmetry.sites:
-        if (
-            name not in symmetry.buffers
-            and mean[name].is_floating_point()
-            and not (name in std and bool((std[name] > 0).all()))
-        ):
+def _require_uncertain(params: Mapping[str, Tensor], symmetry: Symmetry, label: str) -> None:
+    for joint in symmetry.sites:
+        k, name = dictionary_of(joint)
+        if k or joint in symmetry.buffers or not params[joint].is_floating_point():
+            continue
+        std = params.get(joint_name(1, name))
+        if std is None or not bool((std > 0).all()):
             raise ValueError(
                 f"{name!r} of the {label} posterior has no positive standard deviation everywhere, and the divergence "
                 "between certain values is infinite; choose cost='wasserstein'"

@@ -1,24 +1,24 @@
 """Many networks into one universe by coordinate ascent: each is matched to the mean of the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from regauge.alignment.engine.ascent import Ascent
-from regauge.alignment.many import Climb, ManyMatching, best_climb, move, universe_objective
-from regauge.alignment.matching import require_generator
+from regauge.alignment.many import Climb, best_climb, move, universe_objective
+from regauge.alignment.method import ManyMethod
 from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
+from regauge.alignment.result import ManyResult
 from regauge.core.element import Element
 from regauge.core.families import Tensors
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task
 
 
 @dataclass(frozen=True)
-class MergeMany:
+class MergeMany(ManyMethod):
     """Match each network to the mean of the others, until no network moves any more.
 
     It maximizes the sum over pairs of the inner products of the moved networks (`universe_objective`); a step
@@ -58,46 +58,33 @@ class MergeMany:
         if self.inner.init is not None:
             raise ValueError("inner.init is an element for one pair of networks; leave it out to align many")
 
-    def match_many(
-        self,
-        networks: Sequence[Mapping[str, Tensor]],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> ManyMatching:
+    def match_many(self, problem: ManyProblem) -> ManyResult:
         """See `align_many`; the task chooses between restarts."""
-        count = len(networks)
+        symmetry, count = problem.symmetry, len(problem.networks)
 
         def climbs(tensors: Sequence[Tensors]) -> list[Climb]:
             orders = [list(range(count))]
             for _ in range(self.restarts):
-                chance = require_generator(generator, f"restarts={self.restarts} visit the networks in random order")
+                chance = problem.require_generator(f"restarts={self.restarts} visit the networks in random order")
                 orders.append(torch.randperm(count, generator=chance, device=chance.device).tolist())
-            return [self._climb(networks, tensors, symmetry, order, generator) for order in orders]
+            return [self._climb(problem, tensors, order) for order in orders]
 
         def from_identity(tensors: Sequence[Tensors]) -> Climb:
             return improved(tensors, symmetry, [symmetry.identity()] * count, self, range(count))
 
-        return best_climb(networks, symmetry, self.inner.scales, climbs, from_identity, task)
+        return best_climb(problem, self.inner.scales, climbs, from_identity)
 
-    def _climb(
-        self,
-        networks: Sequence[Mapping[str, Tensor]],
-        tensors: Sequence[Tensors],
-        symmetry: Symmetry,
-        order: Sequence[int],
-        generator: torch.Generator | None,
-    ) -> Climb:
-        elements, inner = [symmetry.identity()] * len(networks), replace(self.inner, scales="keep")
+    def _climb(self, problem: ManyProblem, tensors: Sequence[Tensors], order: Sequence[int]) -> Climb:
+        symmetry, inner = problem.symmetry, replace(self.inner, scales="keep")
+        elements = [symmetry.identity()] * len(tensors)
         if self.start == "sequence":
             total = dict(tensors[order[0]])
             for count, k in enumerate(order[1:], start=1):
                 mean = {name: tensor / count for name, tensor in total.items()}
-                there, here = {**networks[k], **mean}, {**networks[k], **tensors[k]}
-                elements[k] = inner.match(there, here, symmetry, task=None, generator=generator).element
-                placed = move(symmetry, elements[k], tensors[k])
-                total = {name: tensor + placed[name] for name, tensor in total.items()}
+                there, here = (batch_of_one({**problem.networks[k], **own}) for own in (mean, tensors[k]))
+                found = inner.match(Problem(there, here, symmetry, None, problem.generator))
+                elements[k] = found.element.item(0)
+                total = {name: tensor + found.params[name][0] for name, tensor in total.items()}
         return improved(tensors, symmetry, elements, self, order)
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.descent import are_alike, repeated
-from regauge.alignment.matching import Matching, Method, require_generator, require_task
+from regauge.alignment.method import Method, Start, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.pairs import PairsMatching, PairsMethod, match_each
-from regauge.core.element import Element, concatenate
+from regauge.alignment.problem import Problem
+from regauge.alignment.result import Results, join
+from regauge.core.element import Element
 from regauge.core.families import compared
 from regauge.core.interpolation import interpolate
 from regauge.core.symmetry import Symmetry
@@ -27,7 +28,7 @@ POINTS = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True)
-class Sinkhorn:
+class Sinkhorn(Method):
     """Gradient descent on relaxed permutations and signs, on the loss between the two networks.
 
     The second network, moved by the initial element g, is moved further by doubly stochastic plans P and soft
@@ -65,7 +66,7 @@ class Sinkhorn:
     """
 
     loss: Literal["l2", "midpoint", "random"] = "midpoint"
-    init: Element | Method | None = field(default_factory=WeightMatching)
+    init: Start = field(default_factory=WeightMatching)
     steps: int = 30
     lr: float = 1.0
     temperature: float = 1.0
@@ -82,79 +83,20 @@ class Sinkhorn:
                 "temperature must be positive and confidence between 0 and 1"
             )
 
-    def match(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
-        """See `align`."""
-        a, b = ({name: t.unsqueeze(0) for name, t in params.items()} for params in (params_a, params_b))
-        found = self.match_pairs(a, b, symmetry, task=task, generator=generator)
-        return Matching(
-            element=found.element.item(0),
-            objective=float(found.objective),
-            initial=float(found.initial),
-            history=tuple(found.history[:, 0].tolist()),
-            is_converged=bool(found.is_converged),
-            starts=(float(found.objective),),
-            moved={},
-        )
-
-    def match_pairs(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> PairsMatching:
-        """See `align_pairs`: the losses of all pairs fall in one program."""
-        task = None if self.loss == "l2" else require_task(task, self)
+    def match(self, problem: Problem) -> Results:
+        """See `align` and `align_pairs`: the losses of all pairs fall in one program."""
+        if self.loss != "l2":
+            problem.require_task(self)
         if self.loss == "random":
-            require_generator(generator, "loss='random' takes the loss at random points of the line")
-        count = len(next(iter(params_b.values()))) if params_b else 0
-        start = self._start(params_a, params_b, symmetry, count, task, generator)
-        chunk = max(1, PROGRAM // max(1, sum(t[0].numel() for t in params_b.values())))
-        parts = []
-        for first in range(0, count, chunk):
-            part = slice(first, first + chunk)
-            a, b = ({name: t[part] for name, t in params.items()} for params in (params_a, params_b))
-            parts.append(self._descend(a, b, symmetry, start.rows(part), task, generator))
-        return _joined(parts)
+            problem.require_generator("loss='random' takes the loss at random points of the line")
+        start = start_of(self.init, problem)
+        chunk = max(1, PROGRAM // max(1, sum(t[0].numel() for t in problem.b.values())))
+        parts = [slice(first, first + chunk) for first in range(0, problem.pairs, chunk)]
+        return join([self._descend(problem[part], start.rows(part)) for part in parts])
 
-    def _start(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        count: int,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Element:
-        """The initial element of each pair."""
-        if self.init is None:
-            return symmetry.identity((count,))
-        if isinstance(self.init, Element):
-            return self.init if self.init.batch else self.init.expand(count)
-        if count > 1 and isinstance(self.init, PairsMethod):
-            return self.init.match_pairs(params_a, params_b, symmetry, task=task, generator=generator).element
-        return match_each(self.init, params_a, params_b, symmetry, task=task, generator=generator).element
-
-    def _descend(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        start: Element,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> PairsMatching:
-        count = start.batch[0]
+    def _descend(self, problem: Problem, start: Element) -> Results:
+        params_a, params_b, symmetry, count = problem.a, problem.b, problem.symmetry, problem.pairs
+        task = None if self.loss == "l2" else problem.task
         at_start = symmetry.act(start, params_b)
         initial, reached = (self._judged(params_a, b, symmetry, task) for b in (params_b, at_start))
         best = start.where(reached >= initial, symmetry.identity((count,)))
@@ -163,7 +105,7 @@ class Sinkhorn:
         (a, b) = _floats(params_a, at_start) if task is not None else compared([params_a, at_start], symmetry)
         action = RelaxedAction(symmetry, b, movable(symmetry))
         if not action.keys:
-            return PairsMatching(best, reached, initial, torch.stack(history), is_converged, {})
+            return problem.result(best, objective=reached, initial=initial, history=reached, is_converged=is_converged)
         like = next(iter(b.values()))
         soft = SoftElement(
             *(symmetry, action.keys, count), confidence=self.confidence, temperature=self.temperature, like=like
@@ -176,7 +118,7 @@ class Sinkhorn:
             moved = action(soft.matrices(), b)
             # Running statistics follow the plans, but operators do not differentiate with respect to them.
             moved = {name: t.detach() if name in symmetry.buffers else t for name, t in moved.items()}
-            loss = self._loss(params_a, a, moved, task, batches, generator)
+            loss = self._loss(params_a, a, moved, task, batches, problem.generator)
             gradients = torch.autograd.grad(loss, soft.parameters, allow_unused=True)
             for parameter, gradient in zip(soft.parameters, gradients, strict=True):
                 parameter.grad = gradient
@@ -190,7 +132,9 @@ class Sinkhorn:
                 best = candidate.where(here > reached, best)
                 reached = torch.maximum(here, reached)
                 history.append(reached)
-        return PairsMatching(best, reached, initial, torch.stack(history), is_converged, {})
+        return problem.result(
+            best, objective=reached, initial=initial, history=torch.stack(history), is_converged=is_converged
+        )
 
     def _loss(
         self,
@@ -244,17 +188,3 @@ def _floats(*networks: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         floats = {n: t.detach().to(first[n].device) for n, t in params.items() if t.is_floating_point()}
         result.append({n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in floats.items()})
     return result
-
-
-def _joined(parts: list[PairsMatching]) -> PairsMatching:
-    """Results of several programs as one."""
-    if len(parts) == 1:
-        return parts[0]
-    return PairsMatching(
-        element=concatenate([part.element for part in parts]),
-        objective=torch.cat([part.objective for part in parts]),
-        initial=torch.cat([part.initial for part in parts]),
-        history=torch.cat([part.history for part in parts], 1),
-        is_converged=torch.cat([part.is_converged for part in parts]),
-        moved={},
-    )

@@ -1,25 +1,22 @@
 """Straight-through matching: weight matching toward a target that gradients of the midpoint loss move."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from regauge.alignment.descent import are_alike, repeated
 from regauge.alignment.engine.ascent import Ascent
-from regauge.alignment.matching import Matching, Method, require_task
+from regauge.alignment.method import Method, Start, match_each, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.core.element import Element
+from regauge.alignment.problem import Problem
+from regauge.alignment.result import Results
 from regauge.core.families import compared
 from regauge.core.interpolation import interpolate
-from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task
 
 
 @dataclass(frozen=True)
-class StraightThrough:
+class StraightThrough(Method):
     """Matching to a target that follows the loss, by gradients that go straight through the matching.
 
     The target theta begins at the first network. At every step the second network is matched to theta, by
@@ -44,7 +41,7 @@ class StraightThrough:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.3, algorithm 3.
     """
 
-    init: Element | Method | None = field(default_factory=WeightMatching)
+    init: Start = field(default_factory=WeightMatching)
     steps: int = 100
     lr: float = 0.3
     momentum: float = 0.9
@@ -60,23 +57,14 @@ class StraightThrough:
                 "positive and momentum in [0, 1)"
             )
 
-    def match(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
+    def match(self, problem: Problem) -> Results:
         """See `align`."""
-        task = require_task(task, self)
-        if self.init is None:
-            start = symmetry.identity()
-        elif isinstance(self.init, Element):
-            start = self.init
-        else:
-            start = self.init.match(params_a, params_b, symmetry, task=task, generator=generator).element
+        return match_each(problem, self._match_pair)
+
+    def _match_pair(self, problem: Problem) -> Results:
+        task, symmetry = problem.require_task(self), problem.symmetry
+        params_a, params_b = problem.pair(0)
+        start = start_of(self.init, problem).item(0)
         initial = -task.midpoint_loss(params_a, params_b)
         reached = -task.midpoint_loss(params_a, symmetry.act(start, params_b))
         best = start if reached >= initial else symmetry.identity()
@@ -111,4 +99,6 @@ class StraightThrough:
                 if starts[-1] > history[-1]:
                     best = last
                 history.append(max(history[-1], starts[-1]))
-        return Matching(best, history[-1], initial, tuple(history), is_converged, tuple(starts), {})
+        return problem.result(
+            best, objective=history[-1], initial=initial, history=history, starts=starts, is_converged=is_converged
+        )

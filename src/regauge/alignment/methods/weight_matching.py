@@ -11,18 +11,18 @@ from torch import Tensor
 from regauge.alignment.engine.ascent import Ascent
 from regauge.alignment.engine.balanced import Balanced, Scales, balanced, require_scales
 from regauge.alignment.engine.pair_climbs import PairClimbs, climb_pairs, portions
-from regauge.alignment.matching import Matching, require_generator
+from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching_pairs import match_in_portions
-from regauge.alignment.pairs import PairsMatching
+from regauge.alignment.problem import Problem, batch_of_one
+from regauge.alignment.result import Results
 from regauge.core.deferred import settled
 from regauge.core.element import Element, stack
 from regauge.core.families import Tensors, compared, dot
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task
 
 
 @dataclass(frozen=True)
-class WeightMatching:
+class WeightMatching(Method):
     """Coordinate ascent on the inner product of the parameters, over every group of the symmetry.
 
     It maximizes `<a, g b>`, which is to minimize `|a - g b|`, over reorderings, signs, half-period shifts and
@@ -76,76 +76,56 @@ class WeightMatching:
                 "tolerance must not be negative, and at least one sweep is needed"
             )
 
-    def match(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> Matching:
-        """See `align`; the task chooses between restarts."""
+    def match(self, problem: Problem) -> Results:
+        """See `align` and `align_pairs`; the task chooses between restarts."""
+        if problem.pairs == 1:
+            return self._match_pair(problem)
+        symmetry, pairs = problem.symmetry, problem.pairs
+        starts = [None if self.init is None else _expanded(_isometric(symmetry, self.init), pairs)]
+        starts += [random_isometry(symmetry, self._chance(problem), (pairs,)) for _ in range(self.restarts)]
+        climb = partial(self._climb_pairs, symmetry)
+        return match_in_portions(problem, climb, starts, is_balanced=self._is_balanced(symmetry))
+
+    def _match_pair(self, problem: Problem) -> Results:
+        symmetry, task = problem.symmetry, problem.task
+        params_a, params_b = problem.pair(0)
         a, b = compared([params_a, params_b], symmetry)
         if self._is_balanced(symmetry):
-            climbs, initial = self._balanced_climbs(symmetry, balanced(params_a, params_b, a, b, symmetry), generator)
+            climbs, initial = self._balanced_climbs(problem, balanced(params_a, params_b, a, b, symmetry))
         else:
-            climbs, initial = self._climbs(symmetry, a, b, generator)
+            climbs, initial = self._climbs(problem, a, b)
         best = max(climbs, key=lambda climb: climb.objective)
         if task is not None and len(climbs) > 1:
             candidates = [climb for climb in climbs if climb.objective >= initial]
             best = min(candidates, key=lambda c: task.midpoint_loss(params_a, symmetry.act(c.element, params_b)))
-        return Matching(
-            element=best.element,
+        return problem.result(
+            best.element,
             objective=best.objective,
             initial=initial,
             history=best.history,
+            starts=[climb.objective for climb in climbs],
             is_converged=best.is_converged,
-            starts=tuple(climb.objective for climb in climbs),
-            moved={name: t for name, t in best.moved.items() if _is_alike(t, params_b[name])},
-        )
-
-    def match_pairs(
-        self,
-        params_a: Mapping[str, Tensor],
-        params_b: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        *,
-        task: Task | None,
-        generator: torch.Generator | None,
-    ) -> PairsMatching:
-        """See `align_pairs`; the task chooses between restarts."""
-        pairs = len(next(iter(params_b.values())))
-        starts = [None if self.init is None else _expanded(_isometric(symmetry, self.init), pairs)]
-        starts += [random_isometry(symmetry, self._chance(generator), (pairs,)) for _ in range(self.restarts)]
-        return match_in_portions(
-            params_a,
-            params_b,
-            symmetry,
-            partial(self._climb_pairs, symmetry),
-            starts,
-            is_balanced=self._is_balanced(symmetry),
-            task=task,
+            moved=batch_of_one(best.moved),
         )
 
     def _is_balanced(self, symmetry: Symmetry) -> bool:
         return self.scales == "balance" and any(group.scales for group in symmetry.groups)
 
-    def _chance(self, generator: torch.Generator | None) -> torch.Generator:
-        return require_generator(generator, f"restarts={self.restarts} begin at random elements")
+    def _chance(self, problem: Problem) -> torch.Generator:
+        return problem.require_generator(f"restarts={self.restarts} begin at random elements")
 
-    def _climbs(
-        self, symmetry: Symmetry, a: Tensors, b: Tensors, generator: torch.Generator | None
-    ) -> tuple[list["_Climb"], float]:
+    def _climbs(self, problem: Problem, a: Tensors, b: Tensors) -> tuple[list["_Climb"], float]:
         """One climb, the restarts, and one from the identity where the first one ends below it; what that is worth."""
+        symmetry = problem.symmetry
         init = None if self.init is None else _isometric(symmetry, self.init)
-        if init is not None and init.batch:
+        if init is not None and init.batch not in ((), (1,)):
             raise ValueError(
                 f"init is a batch of elements of shape {init.batch}; give a single one (`init.item(0)`), or align many "
                 "pairs at once with `regauge.align_pairs`"
             )
+        init = init.item(0) if init is not None and init.batch else init
         climbs = [self._climb(symmetry, a, b, self.start if init is None else "identity", init)]
-        starts = [random_isometry(symmetry, self._chance(generator)) for _ in range(self.restarts if a else 0)]
+        starts = [random_isometry(symmetry, self._chance(problem)) for _ in range(self.restarts if a else 0)]
         if starts:
             many = [{name: t.expand(len(starts), *t.shape) for name, t in tensors.items()} for tensors in (a, b)]
             for part in portions(*many):
@@ -157,16 +137,15 @@ class WeightMatching:
             climbs.append(self._climb(symmetry, a, b, "identity", None))
         return climbs, worth
 
-    def _balanced_climbs(
-        self, symmetry: Symmetry, frame: Balanced, generator: torch.Generator | None
-    ) -> tuple[list["_Climb"], float]:
+    def _balanced_climbs(self, problem: Problem, frame: Balanced) -> tuple[list["_Climb"], float]:
         """Climbs between balanced networks, as elements of the networks as they are; what the identity is worth."""
+        symmetry = problem.symmetry
 
         def undone(climb: _Climb, scales: Element) -> _Climb:
             element = symmetry.compose(frame.back, symmetry.compose(climb.element, scales))
             return replace(climb, element=element, moved={})
 
-        climbs = [undone(c, frame.scales) for c in self._climbs(symmetry, frame.a, frame.b, generator)[0]]
+        climbs = [undone(c, frame.scales) for c in self._climbs(problem, frame.a, frame.b)[0]]
         initial = float(frame.identity_objective(symmetry))
         if max(c.objective for c in climbs) < initial:
             climb = undone(self._climb(symmetry, frame.a, frame.original, "identity", None), frame.original_scales)
@@ -214,10 +193,6 @@ class _Climb:
     history: tuple[float, ...]
     is_converged: bool
     moved: Mapping[str, Tensor]
-
-
-def _is_alike(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.device == y.device
 
 
 def _one(found: PairClimbs, k: int) -> _Climb:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.balanced import balanced
-from regauge.alignment.engine.pair_climbs import PairClimbs, padded, portions, side_by_side
+from regauge.alignment.engine.pair_climbs import PairClimbs, portions, side_by_side
 from regauge.alignment.engine.stacks import dots
-from regauge.alignment.pairs import PairsMatching
-from regauge.core.element import Element, concatenate
+from regauge.alignment.problem import Problem
+from regauge.alignment.result import Results, join
+from regauge.core.element import Element
 from regauge.core.families import Tensors, compared
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -20,62 +21,36 @@ Climb = Callable[[Tensors, Tensors, Element | None], PairClimbs]
 
 
 def match_in_portions(
-    params_a: Mapping[str, Tensor],
-    params_b: Mapping[str, Tensor],
-    symmetry: Symmetry,
-    climb: Climb,
-    starts: Sequence[Element | None],
-    *,
-    is_balanced: bool,
-    task: Task | None,
-) -> PairsMatching:
+    problem: Problem, climb: Climb, starts: Sequence[Element | None], *, is_balanced: bool
+) -> Results:
     """The best of one climb per start, for every pair; none ends below the identity.
 
     Args:
-        params_a: First networks, with a leading axis of pairs.
-        params_b: Second networks.
-        symmetry: With every size known.
-        climb: Does it.
+        problem: The pairs. Where it has a task and there are several starts, the loss at the midpoint decides between
+            the climbs that end at or above the identity; else the objective does.
+        climb: Runs one batched climb from a given start.
         starts: Batches of elements, one for each pair, or None.
         is_balanced: Whether networks are brought to their points of smallest norm under positive scales first.
-        task: Where given and there are several starts, the loss at the midpoint decides between the climbs that end
-            at or above the identity; else the objective does.
     """
 
-    def matched(part: slice) -> PairsMatching:
-        x, y = ({name: tensor[part] for name, tensor in params.items()} for params in (params_a, params_b))
+    def match(part: slice) -> Results:
         here = [None if start is None else start.rows(part) for start in starts]
-        return _matched(x, y, symmetry, climb, here, is_balanced, task)
+        return _match(problem[part], climb, here, is_balanced)
 
-    parts = list(portions(params_a, params_b))
+    parts = list(portions(problem.a, problem.b))
     # A task runs one module, which holds the parameters of one network at a time.
-    found = side_by_side(matched, parts) if task is None else [matched(part) for part in parts]
-    steps = max(len(one.history) for one in found)
-    names = found[0].moved
-    return PairsMatching(
-        element=concatenate([one.element for one in found]),
-        objective=torch.cat([one.objective for one in found]),
-        initial=torch.cat([one.initial for one in found]),
-        history=torch.cat([padded(one.history, steps) for one in found], dim=1),
-        is_converged=torch.cat([one.is_converged for one in found]),
-        moved={name: torch.cat([one.moved[name] for one in found]) for name in names},
-    )
+    return join(side_by_side(match, parts) if problem.task is None else [match(part) for part in parts])
 
 
-def _matched(
-    params_a: Mapping[str, Tensor],
-    params_b: Mapping[str, Tensor],
-    symmetry: Symmetry,
-    climb: Climb,
-    starts: Sequence[Element | None],
-    is_balanced: bool,
-    task: Task | None,
-) -> PairsMatching:
+def _match(problem: Problem, climb: Climb, starts: Sequence[Element | None], is_balanced: bool) -> Results:
+    symmetry, params_a, params_b, pairs = problem.symmetry, problem.a, problem.b, problem.pairs
     a, b = compared([params_a, params_b], symmetry)
-    pairs = len(next(iter(params_b.values())))
     if not a:
-        zero, converged = torch.zeros(pairs, dtype=torch.float64), torch.ones(pairs, dtype=torch.bool)
-        return PairsMatching(symmetry.identity((pairs,)), zero, zero, zero.unsqueeze(0), converged, {})
+        zero = torch.zeros(pairs)
+        converged = torch.ones(pairs, dtype=torch.bool)
+        return problem.result(
+            symmetry.identity((pairs,)), objective=zero, initial=zero, history=zero, is_converged=converged
+        )
     frame = balanced(params_a, params_b, a, b, symmetry) if is_balanced else None
     if frame is None:
         initial = worth = _inner_products(a, b)
@@ -86,23 +61,31 @@ def _matched(
         climbs = [_moved_back(symmetry, found, frame.back, frame.scales) for found in climbs]
     first, home = climbs[0], None if frame is None else (frame.back, frame.scales)
     left, right = (a, b) if frame is None else (frame.a, frame.b)
+    reached = [found.objective for found in climbs]
     rows = (first.objective < worth).nonzero().flatten()
     if len(rows):
         climbs.append(first.but(rows, _from_identity(symmetry, climb, left, right, rows, worth, home)))
+        reached.append(_only(climbs[-1].objective, rows))
     rows = (torch.stack([found.objective for found in climbs]).amax(0) < initial).nonzero().flatten()
     if frame is not None and len(rows):
         home = (frame.back, frame.original_scales)
         climbs.append(first.but(rows, _from_identity(symmetry, climb, left, frame.original, rows, initial, home)))
-    best = _best(climbs, initial, params_a, params_b, symmetry, task)
-    alike = [n for n, t in best.moved.items() if t.dtype == params_b[n].dtype and t.device == params_b[n].device]
-    return PairsMatching(
-        element=best.element,
+        reached.append(_only(climbs[-1].objective, rows))
+    best = _best(climbs, initial, params_a, params_b, symmetry, problem.task)
+    return problem.result(
+        best.element,
         objective=best.objective,
         initial=initial,
         history=best.history,
+        starts=torch.stack(reached),
         is_converged=best.is_converged,
-        moved={name: best.moved[name] for name in alike},
+        moved=best.moved,
     )
+
+
+def _only(values: Tensor, rows: Tensor) -> Tensor:
+    """The values of some pairs; NaN for others."""
+    return torch.full_like(values, torch.nan).index_copy(0, rows, values[rows])
 
 
 def _from_identity(

@@ -49,7 +49,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class StreamedAlignment:
-    """The outcome; see `AlignResult` for what the names mean.
+    """The outcome; see `Result` for what the names mean.
 
     Attributes:
         element: Moves the second network.

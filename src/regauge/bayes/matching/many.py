@@ -6,7 +6,7 @@ from typing import Generic, cast
 
 import torch
 
-from regauge.alignment import AlignManyResult, GaussianMatching, StackMethod
+from regauge.alignment import GaussianMatching, Method, Result
 from regauge.alignment import align_many as align_stacks
 from regauge.bayes.matching.barycenter import barycenter, common_moments
 from regauge.bayes.matching.pairs import AnyPosterior, fallen
@@ -32,7 +32,7 @@ class PosteriorsAlignment(Generic[AnyPosterior]):
     posteriors: tuple[AnyPosterior, ...]
     before: SquaredDistance
     after: SquaredDistance
-    matching: AlignManyResult[GaussianPosterior]
+    matching: Result[tuple[GaussianPosterior, ...]]
 
     @property
     def report(self) -> str:
@@ -47,7 +47,7 @@ def align_many(
     posteriors: Sequence[AnyPosterior],
     symmetry: Symmetry,
     *,
-    method: StackMethod | None = None,
+    method: Method | None = None,
     generator: torch.Generator | None = None,
 ) -> PosteriorsAlignment[AnyPosterior]:
     """Move posteriors along their orbits until none of them can come closer to the barycenter of the others.

@@ -2,19 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from regauge.alignment import AlignManyResult, ManyMethod, Method, StackMethod
+from regauge.alignment import ManyResult, Method
 from regauge.alignment import align_many as align_networks
 from regauge.bayes.matching.barycenter import barycenter
 from regauge.bayes.matching.many import PosteriorsAlignment, align_many
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.posteriors.posterior import Posterior
-from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
@@ -29,7 +27,7 @@ class OneGaussian:
     """
 
     posterior: GaussianPosterior
-    alignment: AlignManyResult[Params] | PosteriorsAlignment[Posterior]
+    alignment: ManyResult | PosteriorsAlignment[Posterior]
 
 
 def one_gaussian(
@@ -37,7 +35,7 @@ def one_gaussian(
     symmetry: Symmetry,
     *,
     spread: float = 1.0,
-    method: ManyMethod | Method | StackMethod | None = None,
+    method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> OneGaussian:
@@ -76,9 +74,9 @@ def one_gaussian(
             f"{len(networks)} of {len(members)} members are networks and {len(posteriors)} are posteriors; give only "
             "networks or only posteriors"
         )
-    alignment: AlignManyResult[Params] | PosteriorsAlignment[Posterior]
+    alignment: ManyResult | PosteriorsAlignment[Posterior]
     if posteriors:
-        if not (method is None or isinstance(method, StackMethod)):
+        if not (method is None or method.joint_roles):
             raise TypeError(
                 f"{type(method).__name__} aligns networks; for posteriors give "
                 f"GaussianMatching(method={type(method).__name__}(...))"
@@ -86,8 +84,7 @@ def one_gaussian(
         alignment = align_many(posteriors, symmetry, method=method, generator=generator)
         merged = barycenter(alignment.posteriors)
     else:
-        chosen = cast(ManyMethod | Method | None, method)
-        alignment = align_networks(networks, symmetry, method=chosen, task=task, generator=generator)
+        alignment = align_networks(networks, symmetry, method=method, task=task, generator=generator)
         stack = {name: torch.stack([one[name] for one in alignment.params]) for name in alignment.params[0]}
         merged = ParticlePosterior(stack, symmetry.buffers).moments()
     std = {name: spread * tensor for name, tensor in merged.std.items()}

@@ -5,7 +5,7 @@ from typing import Generic, TypeVar, cast
 
 import torch
 
-from regauge.alignment import AlignResult, GaussianMatching, StackMethod
+from regauge.alignment import GaussianMatching, Method, Result
 from regauge.alignment import align as align_stacks
 from regauge.bayes.matching.barycenter import common_moments
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
@@ -33,7 +33,7 @@ class PosteriorAlignment(Generic[AnyPosterior]):
     posterior: AnyPosterior
     before: SquaredDistance
     after: SquaredDistance
-    matching: AlignResult[GaussianPosterior]
+    matching: Result[GaussianPosterior]
 
     @property
     def report(self) -> str:
@@ -49,7 +49,7 @@ def align(
     q_b: AnyPosterior,
     symmetry: Symmetry,
     *,
-    method: StackMethod | None = None,
+    method: Method | None = None,
     generator: torch.Generator | None = None,
 ) -> PosteriorAlignment[AnyPosterior]:
     """Move the second posterior along its orbit, as close to the first as the method gets.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from regauge.alignment.methods.stack_matching import role_symmetry
+from regauge.alignment.joint import role_symmetry
 from regauge.core.deferred import settled
 from regauge.core.element import Element
 from regauge.core.groups import Group

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.methods.stack_matching import role_symmetry
+from regauge.alignment.joint import role_symmetry
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, bind, move_noise, move_std
 from regauge.core.element import Element
 from regauge.core.groups import Group

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import regauge as rg
-from regauge.alignment.methods.stack_matching import StackMethod
+from regauge.alignment import Method
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction import posterior_line, predict
 from regauge.bayes.transport import distance
@@ -46,7 +46,7 @@ class Arm:
     """
 
     label: str
-    method: StackMethod | None
+    method: Method | None
     restrict: Callable[[rg.Symmetry], rg.Symmetry] | None = None
 
 

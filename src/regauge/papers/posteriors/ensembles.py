@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 import regauge as rg
-from regauge.alignment import ManyMethod, Method, StackMethod
+from regauge.alignment import Method
 from regauge.bayes.matching import align_many, barycenter
 from regauge.bayes.posteriors import GaussianPosterior, ParticlePosterior, Posterior
 from regauge.bayes.prediction import predict
@@ -59,8 +59,8 @@ class Way:
     """
 
     label: str
-    networks: ManyMethod | Method | None
-    gaussians: StackMethod | None
+    networks: Method | None
+    gaussians: Method | None
 
 
 WAYS = (

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regauge.alignment.align_pairs import align_pairs
-from regauge.alignment.matching import Method
+from regauge.alignment.method import Method
 from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save_text, whole_file
@@ -30,7 +30,7 @@ class AlignShards:
     """Job `name` aligns the networks of that shard to a reference, and appends them to another store.
 
     Networks that are not finite are left out. Rows keep what was known and get "objective", what the method maximizes,
-    "objective_before", the same before, and "is_converged".
+    "objective_before", the same before, and "is_converged" where the method knows it.
 
     Attributes:
         source: Folder of the store that is aligned; its symmetry must be known.
@@ -66,12 +66,11 @@ class AlignShards:
             digest = hashlib.sha256(repr((self.seed, key)).encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
             result = align_pairs(load(self.reference), params, part.symmetry, method=self.method, generator=generator)
-            gained = zip(result.objective.tolist(), result.initial.tolist(), result.is_converged.tolist(), strict=True)
+            columns = {"objective": result.objective, "objective_before": result.initial}
+            if result.is_converged is not None:
+                columns["is_converged"] = result.is_converged
             params = result.params
-            rows = [
-                row | {"objective": after, "objective_before": before, "is_converged": converged}
-                for row, (after, before, converged) in zip(rows, gained, strict=True)
-            ]
+            rows = [row | {name: column[k].item() for name, column in columns.items()} for k, row in enumerate(rows)]
         with suppress(FileExistsError):  # another worker did the same
             Store.open(self.target).append(params, rows, name=key)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regauge.alignment.matching import Method
+from regauge.alignment.method import Method
 from regauge.core.interpolation import interpolate
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.alignment.matching import Method
+from regauge.alignment.method import Method
 from regauge.canonical.canonicalize import canonicalize, matched
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry

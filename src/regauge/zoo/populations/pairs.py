@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.align_pairs import align_pairs
-from regauge.alignment.matching import Method
+from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry

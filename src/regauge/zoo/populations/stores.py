@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regauge.alignment.matching import Method
+from regauge.alignment.method import Method
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.writing import save

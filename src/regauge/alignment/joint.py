@@ -1,0 +1,156 @@
+"""Several dictionaries that one element moves together, seen as one dictionary under one symmetry.
+
+A role says how a dictionary is moved. The view has one name for each tensor of each dictionary and the placements of
+all of them, so that any method that compares parameters can match it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from regauge.core.element import Element
+from regauge.core.groups import Group, Placement
+from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.symmetry import Symmetry
+
+Role = Literal["parameters", "magnitudes"]
+"""How a dictionary is moved: as parameters, or as numbers that keep no sign (standard deviations)."""
+Dictionaries = tuple[Mapping[str, Tensor], ...]
+
+
+@dataclass(frozen=True)
+class JointView:
+    """Networks that are tuples of dictionaries as single dictionaries; without roles, networks as they are.
+
+    Attributes:
+        roles: How each dictionary is moved; none where networks are single dictionaries.
+        whole: The symmetry of the first dictionary of each network, with every size known.
+        symmetry: The symmetry of the view. Where a dictionary has magnitudes, orthogonal and linear groups are left
+            out: a rotated diagonal Gaussian is not diagonal.
+    """
+
+    roles: tuple[Role, ...]
+    whole: Symmetry
+    symmetry: Symmetry
+
+    @classmethod
+    def of(cls, roles: tuple[Role, ...], symmetry: Symmetry, networks: Sequence[Dictionaries]) -> "JointView":
+        """The view of networks, after a check that their dictionaries belong together."""
+        if not roles:
+            return cls((), symmetry, symmetry)
+        for k, network in enumerate(networks):
+            _require_entries(networks[0], network, k)
+        is_fixed = "magnitudes" in roles
+        placements: dict[str, list[Placement]] = {
+            group.name: [] for group in symmetry.groups if not (is_fixed and group.matrix != "none")
+        }
+        shapes: dict[str, tuple[int, ...]] = {}
+        buffers: list[str] = []
+        for k, (role, params) in enumerate(zip(roles, networks[0], strict=True)):
+            view = role_symmetry(symmetry, role, params)
+            buffers.extend(joint_name(k, name) for name in view.buffers)
+            for group in view.groups:
+                shapes.update({joint_name(k, p.parameter): view.shapes[p.parameter] for p in group.placements})
+                if group.name in placements:
+                    renamed = (replace(p, parameter=joint_name(k, p.parameter)) for p in group.placements)
+                    placements[group.name].extend(renamed)
+        free = (group for group in symmetry.groups if group.name in placements)
+        groups = tuple(replace(group, placements=tuple(placements[group.name])) for group in free)
+        return cls(roles, symmetry, Symmetry(groups, shapes, buffers=tuple(buffers)))
+
+    def join(self, network: Dictionaries) -> Params:
+        """The dictionaries of one network as one."""
+        if not self.roles:
+            return dict(network[0])
+        return {joint_name(k, name): tensor for k, params in enumerate(network) for name, tensor in params.items()}
+
+    def split(self, params: Params, like: Any) -> Any:
+        """The dictionaries of a network of the view, as a tuple of the type of another one."""
+        if not self.roles:
+            return params
+        parts = [{name: params[joint_name(k, name)] for name in one} for k, one in enumerate(like)]
+        return like._make(parts) if hasattr(like, "_make") else tuple(parts)
+
+    def element(self, element: Element) -> Element:
+        """An element of the view as one of the whole symmetry: the identity for groups that are left out."""
+        if len(self.symmetry.groups) == len(self.whole.groups):
+            return element
+        rest = self.whole.identity(element.batch)
+        values = {g.name: (element if g.name in element else rest)[g.name] for g in self.whole.groups}
+        return Element(values, element.batch)
+
+
+def require_dictionaries(method: object, roles: Sequence[Role], network: object) -> Dictionaries:
+    """A network as the tuple of dictionaries that a method takes; a single dictionary where there are no roles.
+
+    Raises:
+        TypeError: The network is something else.
+    """
+    name, given = type(method).__name__, type(network).__name__
+    if not roles:
+        if isinstance(network, Mapping):
+            return (network,)
+        raise TypeError(
+            f"{name} aligns single dictionaries of parameters, not a {given}; for means and standard deviations use "
+            "`regauge.GaussianMatching()`, for other tuples of dictionaries `regauge.JointMatching(roles)`"
+        )
+    if isinstance(network, tuple) and len(network) == len(roles):
+        return network
+    given = f"a tuple of {len(network)}" if isinstance(network, tuple) else f"a {given}"
+    raise TypeError(
+        f"{name} aligns tuples of {len(roles)} dictionaries ({', '.join(roles)}), not {given}; give all networks as "
+        "such tuples"
+    )
+
+
+def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) -> Symmetry:
+    """The symmetry as it acts on a dictionary of some role that may lack names.
+
+    Elements of the whole symmetry act through it; what it leaves out of them does nothing to such a dictionary.
+    """
+    groups = symmetry.groups
+    if role == "magnitudes":
+        groups = tuple(_unsigned(group) for group in groups if group.matrix == "none")
+    present = tuple(
+        replace(group, placements=tuple(p for p in group.placements if p.parameter in params)) for group in groups
+    )
+    return replace(symmetry, groups=present, buffers=tuple(n for n in symmetry.buffers if n in params), tied=())
+
+
+def joint_name(k: int, name: str) -> str:
+    """The name in the view of a tensor of dictionary k."""
+    return f"{k}/{name}"
+
+
+def dictionary_of(name: str) -> tuple[int, str]:
+    """The number of the dictionary that a name of the view belongs to, and the name there."""
+    k, _, rest = name.partition("/")
+    return int(k), rest
+
+
+def _unsigned(group: Group) -> Group:
+    """The group without what its signs and shifts do; their families stay, so that its elements fit."""
+    return replace(
+        group,
+        placements=tuple(
+            replace(p, sign=(0,) * group.signs, parity=(0,) * group.shifts, shift=(0.0,) * group.shifts)
+            for p in group.placements
+        ),
+    )
+
+
+def _require_entries(first: Dictionaries, network: Dictionaries, number: int) -> None:
+    """Raise for further dictionaries that do not fit their first one, or the first network, or are not finite."""
+    of = ("the first network", "the second network")[number] if number < 2 else f"network {number + 1}"
+    for k in range(1, len(network)):
+        require_same_shapes(first[k], network[k])
+        require_finite(network[k], f"entry {k} of the stack of {of}")
+        for name, tensor in network[k].items():
+            if name not in network[0] or tensor.shape != network[0][name].shape:
+                known = f"shape {tuple(network[0][name].shape)}" if name in network[0] else "no tensor of that name"
+                raise ValueError(
+                    f"{name!r} has shape {tuple(tensor.shape)} in entry {k} of the stacks, but entry 0 has {known}; "
+                    "all dictionaries of a stack belong to one architecture"
+                )

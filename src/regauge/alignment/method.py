@@ -1,0 +1,85 @@
+"""What every alignment method is: a small frozen dataclass of its settings that turns a problem into a result."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeAlias
+
+from regauge.alignment.joint import Role
+from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
+from regauge.alignment.result import ManyResult, Results, join
+from regauge.core.element import Element
+
+
+class Method(ABC):
+    """A way to align networks. Subclasses are frozen dataclasses of settings and define `match`."""
+
+    @abstractmethod
+    def match(self, problem: Problem) -> Results:
+        """One element for each pair, which brings its second network close to its first."""
+
+    def match_many(self, problem: ManyProblem) -> ManyResult:
+        """One element for each of two networks or more: every network to the first, one pair after the other.
+
+        The objective is the sum over these pairs.
+        """
+        first = batch_of_one(problem.networks[0])
+        setting = (problem.symmetry, problem.task, problem.generator)
+        found = [self.match(Problem(first, batch_of_one(other), *setting)).item(0) for other in problem.networks[1:]]
+        steps = max(len(one.history) for one in found)
+        rows = [(*one.history, *[one.history[-1]] * (steps - len(one.history))) for one in found] if steps else []
+        ends = [one.is_converged for one in found]
+        return problem.result(
+            (problem.symmetry.identity(), *(one.element for one in found)),
+            objective=sum(one.objective for one in found),
+            initial=sum(one.initial for one in found),
+            history=[sum(column) for column in zip(*rows, strict=True)],
+            is_converged=None if None in ends else all(ends),
+            params=(dict(problem.networks[0]), *(one.params for one in found)),
+        )
+
+    @property
+    def joint_roles(self) -> tuple[Role, ...]:
+        """The role of each dictionary, for methods that move several of them together; see `JointMatching`."""
+        return ()
+
+
+class ManyMethod(Method):
+    """A way to align any number of networks with one another. Subclasses define `match_many`."""
+
+    @abstractmethod
+    def match_many(self, problem: ManyProblem) -> ManyResult:
+        """One element for each of two networks or more, which bring them close to one another."""
+
+    def match(self, problem: Problem) -> Results:
+        """One element for each pair: both of its networks are all there are."""
+        return match_each(problem, self._match_two)
+
+    def _match_two(self, problem: Problem) -> Results:
+        found = self.match_many(ManyProblem(problem.pair(0), problem.symmetry, problem.task, problem.generator))
+        return problem.result(
+            found.element.item(1),
+            objective=found.objective,
+            initial=found.initial,
+            history=found.history,
+            starts=found.starts,
+            is_converged=found.is_converged,
+            moved=batch_of_one(found.params[1]),
+        )
+
+
+def match_each(problem: Problem, match: Callable[[Problem], Results]) -> Results:
+    """Match pairs one after the other, for methods that know single pairs only."""
+    return join([match(problem[k : k + 1]) for k in range(problem.pairs)])
+
+
+Start: TypeAlias = Element | Method | None
+"""Where a method begins: at an element, at the result of a method, or (None) at the identity."""
+
+
+def start_of(start: Start, problem: Problem) -> Element:
+    """The element of each pair at which a method begins."""
+    if start is None:
+        return problem.symmetry.identity((problem.pairs,))
+    if isinstance(start, Method):
+        return start.match(problem).element
+    return start if start.batch else start.expand(problem.pairs)

@@ -1,0 +1,137 @@
+"""Joint matching: several dictionaries of parameters that one element moves together, each in its own way."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.joint import Role, dictionary_of
+from regauge.alignment.method import Method
+from regauge.alignment.methods.merge_many import MergeMany
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.problem import ManyProblem, Problem, label
+from regauge.alignment.result import ManyResult, Results
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+
+
+@dataclass(frozen=True)
+class JointMatching(Method):
+    """Match tuples of parameter dictionaries: one element moves all of them, and each counts with its weight.
+
+    It hands `sum_k weights[k] <a_k, g b_k>` to `method`, where `g` acts on dictionary k according to its role:
+
+    | role | permutations | positive scales | signs | shifts | rotations |
+    | --- | --- | --- | --- | --- | --- |
+    | parameters | move it | multiply it | multiply it | are added | rotate it |
+    | magnitudes | move it | multiply it | - | - | not possible |
+
+    Orthogonal and linear groups therefore stay at the identity as soon as one dictionary has magnitudes: the
+    standard deviations of a rotated diagonal Gaussian depend on its correlations, which are gone.
+
+    The first dictionary is complete, with buffers. The others may lack names of it; what they lack does not count.
+    A task is not used, since it runs networks and not tuples of dictionaries.
+
+    Attributes:
+        roles: The role of each dictionary, in order; the first is "parameters".
+        weights: The weight of each dictionary, not negative, 1 unless given. A dictionary of weight 0 is moved only.
+        method: A method that compares parameters, without data. Unless given, weight matching for two networks and,
+            for many, matching of each to the mean of the others (`MergeMany`), both leaving positive scales as they
+            are. A method for pairs aligns many to the first.
+
+    Raises:
+        ValueError: A role is unknown, the first is not "parameters", or the weights do not fit the roles.
+    """
+
+    roles: tuple[Role, ...]
+    weights: tuple[float, ...] | None = None
+    method: Method | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [role for role in self.roles if role not in get_args(Role)]
+        if unknown or not self.roles or self.roles[0] != "parameters":
+            raise ValueError(
+                f"roles is {self.roles!r}; give 'parameters' for the first dictionary and 'parameters' or 'magnitudes' "
+                "for each further one"
+            )
+        if self.weights is not None and len(self.weights) != len(self.roles):
+            raise ValueError(f"{len(self.roles)} roles need as many weights, not {len(self.weights)}")
+        if self.weights is not None and not (min(self.weights) >= 0 < max(self.weights) < float("inf")):
+            raise ValueError(f"weights is {self.weights}; they must not be negative, and one must be positive")
+
+    @property
+    def joint_roles(self) -> tuple[Role, ...]:
+        """The role of each dictionary."""
+        return self.roles
+
+    def match(self, problem: Problem) -> Results:
+        """See `align`.
+
+        Raises:
+            ValueError: A dictionary of magnitudes has a negative number.
+        """
+        for k, params in enumerate((problem.a, problem.b)):
+            self._require_magnitudes(params, problem.symmetry, label(k))
+        a, b = (self._weigh(params) for params in (problem.a, problem.b))
+        method = WeightMatching(scales="keep") if self.method is None else self.method
+        found = method.match(Problem(a, b, self._weigh_symmetry(problem.symmetry), None, problem.generator))
+        return replace(
+            found, symmetry=problem.symmetry, params=problem.move(found.element, self._as_given(found.params))
+        )
+
+    def match_many(self, problem: ManyProblem) -> ManyResult:
+        """See `align_many`.
+
+        Raises:
+            ValueError: A dictionary of magnitudes has a negative number.
+        """
+        for k, params in enumerate(problem.networks):
+            self._require_magnitudes(params, problem.symmetry, label(k))
+        networks = [self._weigh(params) for params in problem.networks]
+        method = MergeMany(inner=WeightMatching(scales="keep")) if self.method is None else self.method
+        symmetry = self._weigh_symmetry(problem.symmetry)
+        found = method.match_many(ManyProblem(networks, symmetry, None, problem.generator))
+        moved = []
+        for element, network, there in zip(found.elements, problem.networks, found.params, strict=True):
+            done = self._as_given(there)
+            moved.append({**problem.symmetry.act(element, network, skip=done), **done})
+        return replace(found, symmetry=problem.symmetry, params=(dict(problem.networks[0]), *moved[1:]))
+
+    def _weight(self, name: str) -> float:
+        return 1.0 if self.weights is None else self.weights[dictionary_of(name)[0]]
+
+    def _weigh(self, params: Mapping[str, Tensor]) -> Params:
+        """Dictionaries times the roots of their weights: these are shared evenly between both networks."""
+        result = {}
+        for name, tensor in params.items():
+            weight = self._weight(name)
+            if weight not in (0.0, 1.0) and tensor.is_floating_point():
+                tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * weight**0.5
+            result[name] = tensor
+        return result
+
+    def _weigh_symmetry(self, symmetry: Symmetry) -> Symmetry:
+        """The symmetry of weighed dictionaries; those of weight 0 are moved like buffers."""
+        buffers = dict.fromkeys((*symmetry.buffers, *(name for name in symmetry.shapes if not self._weight(name))))
+        groups = []
+        for group in symmetry.groups:
+            roots = ((p, (self._weight(p.parameter) or 1.0) ** 0.5) for p in group.placements)
+            places = tuple(replace(p, shift=tuple(amount * root for amount in p.shift)) for p, root in roots)
+            groups.append(replace(group, placements=places))
+        return replace(symmetry, groups=tuple(groups), buffers=tuple(buffers))
+
+    def _as_given(self, params: Mapping[str, Tensor]) -> Params:
+        """Tensors of dictionaries of weight 1, which were matched as they are."""
+        return {name: tensor for name, tensor in params.items() if self._weight(name) == 1}
+
+    def _require_magnitudes(self, params: Mapping[str, Tensor], symmetry: Symmetry, of: str) -> None:
+        for joint, tensor in params.items():
+            k, name = dictionary_of(joint)
+            if self.roles[k] == "magnitudes" and joint not in symmetry.buffers and bool((tensor < 0).any()):
+                raise ValueError(
+                    f"{name!r} of a dictionary of magnitudes of {of} holds "
+                    f"{int((tensor < 0).sum())} negative numbers (of {tensor.numel()}); give that dictionary the role "
+                    "'parameters', or its absolute values"
+                )

@@ -1,0 +1,296 @@
+"""What a method is given: pairs of networks, or many networks, with their symmetry, data and source of chance."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.result import ManyResult, Result, Results
+from regauge.core.deferred import settled
+from regauge.core.element import Element, stack
+from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+
+
+class _Setting:
+    """Requirements of methods on what comes with the networks."""
+
+    task: Task | None
+    generator: torch.Generator | None
+
+    def require_task(self, method: object) -> Task:
+        """The task, for methods that cannot do without.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self.task is None:
+            raise ValueError(
+                f"{type(method).__name__} needs data: give align a `task=regauge.Task(module, batches, criterion)`, or "
+                "choose a method that looks at weights only, such as WeightMatching"
+            )
+        return self.task
+
+    def require_generator(self, why: str) -> torch.Generator:
+        """The generator, for methods that use chance.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self.generator is None:
+            raise ValueError(f"{why}; give align a torch.Generator as `generator`")
+        return self.generator
+
+
+@dataclass(frozen=True)
+class Problem(_Setting):
+    """Pairs of networks: the second of each is to be moved close to the first.
+
+    Attributes:
+        a: The first networks, with one leading axis of pairs on every tensor; a single pair is a batch of one.
+            Tensors may be expanded (stride zero along the pairs) where all pairs share the first network.
+        b: The second networks, of the same names and shapes.
+        symmetry: The symmetry of all networks, with every size known.
+        task: Model, data and loss, for methods that use them.
+        generator: The source of chance, for methods that use it.
+    """
+
+    a: Mapping[str, Tensor]
+    b: Mapping[str, Tensor]
+    symmetry: Symmetry
+    task: Task | None = None
+    generator: torch.Generator | None = None
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs."""
+        return next((len(tensor) for tensor in self.b.values()), 1)
+
+    def pair(self, k: int) -> tuple[Params, Params]:
+        """Both networks of one pair, without the leading axis."""
+        return item(self.a, k), item(self.b, k)
+
+    def __getitem__(self, rows: slice | Tensor) -> "Problem":
+        """The problem of some pairs."""
+        a, b = ({name: tensor[rows] for name, tensor in params.items()} for params in (self.a, self.b))
+        return replace(self, a=a, b=b)
+
+    def move(self, element: Element, moved: Mapping[str, Tensor] = NOTHING) -> Params:
+        """The second networks moved by a batch of elements, but for tensors in `moved`, which are moved already."""
+        done = {n: t for n, t in moved.items() if t.dtype == self.b[n].dtype and t.device == self.b[n].device}
+        if element.batch == (1,):  # A single network is moved without index tensors as large as itself.
+            one = self.symmetry.act(element.item(0), item(self.b, 0), skip=done)
+            return {**{name: tensor.unsqueeze(0) for name, tensor in one.items()}, **done}
+        return {**self.symmetry.act(element, self.b, skip=done), **done}
+
+    def result(
+        self,
+        element: Element,
+        *,
+        objective: Tensor | float,
+        initial: Tensor | float,
+        history: Tensor | Sequence[float] = (),
+        starts: Tensor | Sequence[float] = (),
+        is_converged: Tensor | bool | None = None,
+        moved: Mapping[str, Tensor] = NOTHING,
+    ) -> Results:
+        """The result with these elements; see `Result`. The numbers of a single pair may be floats.
+
+        Args:
+            element: One element for each pair, or the same for all.
+            objective: What the method maximizes, at `element`.
+            initial: The same at the identity.
+            history: The objective from the start of the best climb on.
+            starts: The objective that each climb reached.
+            is_converged: Whether each pair ended by itself.
+            moved: Tensors of the second networks that are moved by `element` already, bit for bit as the action would,
+                with a leading axis of pairs. Those of another dtype or device are moved again.
+        """
+
+        def numbers(values: Tensor | Sequence[float] | float) -> Tensor:
+            return torch.as_tensor(values, dtype=torch.float64, device="cpu")
+
+        element = settled(element, self.symmetry.groups)
+        element = element if element.batch else element.expand(self.pairs)
+        return Result(
+            symmetry=self.symmetry,
+            element=element,
+            params=self.move(element, moved),
+            objective=numbers(objective).reshape(self.pairs),
+            initial=numbers(initial).reshape(self.pairs),
+            history=numbers(history).reshape(-1, self.pairs),
+            starts=numbers(starts).reshape(-1, self.pairs),
+            is_converged=None if is_converged is None else torch.as_tensor(is_converged).reshape(self.pairs),
+            is_judged=self.task is not None,
+        )
+
+
+@dataclass(frozen=True)
+class ManyProblem(_Setting):
+    """Two networks or more, to be brought into one universe where all of them are close to one another.
+
+    Attributes:
+        networks: The networks, of the same names and shapes.
+        symmetry: The symmetry of all networks, with every size known.
+        task: Model, data and loss, for methods that use them.
+        generator: The source of chance, for methods that use it.
+    """
+
+    networks: Sequence[Mapping[str, Tensor]]
+    symmetry: Symmetry
+    task: Task | None = None
+    generator: torch.Generator | None = None
+
+    def result(
+        self,
+        elements: Sequence[Element],
+        *,
+        objective: float,
+        initial: float,
+        history: Sequence[float] = (),
+        starts: Sequence[float] = (),
+        is_converged: bool | None = None,
+        params: Sequence[Params] = (),
+    ) -> ManyResult:
+        """The result with one element for each network, the first of them the identity; see `Result`.
+
+        Args:
+            elements: What moves each network.
+            objective: What the method maximizes, at `elements`.
+            initial: The same at the identities.
+            history: The objective from the start of the best climb on.
+            starts: The objective that each climb reached.
+            is_converged: Whether the method ended by itself.
+            params: The moved networks, where they are known.
+        """
+        elements = [settled(element, self.symmetry.groups) for element in elements]
+        first, rest = dict(self.networks[0]), zip(elements[1:], self.networks[1:], strict=True)
+        return Result(
+            symmetry=self.symmetry,
+            element=stack(elements),
+            params=tuple(params) or (first, *(self.symmetry.act(element, network) for element, network in rest)),
+            objective=objective,
+            initial=initial,
+            history=tuple(history),
+            starts=tuple(starts),
+            is_converged=is_converged,
+            is_judged=self.task is not None,
+        )
+
+
+def item(params: Mapping[str, Tensor], k: int) -> Params:
+    """One network of a population."""
+    return {name: tensor[k] for name, tensor in params.items()}
+
+
+def batch_of_one(params: Mapping[str, Tensor]) -> Params:
+    """A network as a population of one, without copying."""
+    return {name: tensor.unsqueeze(0) for name, tensor in params.items()}
+
+
+def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, hint: str) -> Symmetry:
+    """The symmetry with every size known, after a check that networks can be aligned under it.
+
+    Args:
+        networks: One network or more, without leading axes.
+        symmetry: The symmetry of all.
+        hint: What to do with populations.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
+            populations.
+    """
+    first = networks[0]
+    for k, network in enumerate(networks):
+        require_same_shapes(first, network)
+        require_finite(network, label(k))
+    symmetry = symmetry.bind(first)
+    for network in networks:
+        symmetry.require_ones(network)
+    for name in symmetry.sites:
+        if first[name].ndim != len(symmetry.shapes[name]):
+            raise ValueError(f"{name!r} has shape {tuple(first[name].shape)}, with a leading model axis; {hint}")
+    return symmetry
+
+
+def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> tuple[Params, Symmetry]:
+    """The first networks with a leading axis of pairs, and the symmetry with every size known, after all checks.
+
+    Args:
+        a: The first networks with one leading axis, or a single one without.
+        b: The second networks with one leading axis.
+        symmetry: The symmetry of all.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        ValueError: The networks have different parameters, do not fit the symmetry or one another in number, or hold
+            NaN or Inf.
+    """
+    symmetry = symmetry.bind(b)
+    pairs = _number_of_networks(b, symmetry)
+    if _is_single(a, b, symmetry, pairs):
+        require_finite(a, "the first network")
+        a = {name: tensor.expand(pairs, *tensor.shape) for name, tensor in a.items()}
+    else:
+        _require_finite_networks(a, "first")
+    _require_finite_networks(b, "second")
+    for params in (a, b):
+        symmetry.require_ones(params)
+    return dict(a), symmetry
+
+
+def label(k: int) -> str:
+    """What error messages call a network."""
+    return ("the first network", "the second network")[k] if k < 2 else f"network {k + 1}"
+
+
+def _number_of_networks(b: Mapping[str, Tensor], symmetry: Symmetry) -> int:
+    """The length of the leading model axis that every tensor of the second population must have."""
+    for name in symmetry.sites:
+        if b[name].ndim != len(symmetry.shapes[name]) + 1:
+            raise ValueError(
+                f"{name!r} of the second networks has shape {tuple(b[name].shape)}, without one leading model "
+                "axis; stack the networks along a new first axis, or align a single pair with `regauge.align`"
+            )
+    counts = {name: tensor.shape[0] if tensor.ndim else 0 for name, tensor in b.items()}
+    name, count = next(iter(counts.items()), ("", 0))
+    for other, n in counts.items():
+        if n != count or n == 0:
+            raise ValueError(
+                f"{other!r} has {n} networks along its leading model axis and {name!r} has {count}; every tensor of a "
+                "population (buffers too) needs one entry for each of its networks, and there must be at least one"
+            )
+    if not counts:
+        raise ValueError("the second networks have no parameters, so there is nothing to align")
+    return count
+
+
+def _is_single(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, pairs: int) -> bool:
+    """Whether the first networks are a single one; its parameters must be those of the second ones."""
+    first = next((name for name in (*symmetry.sites, *b) if name in a), None)
+    if first is not None and a[first].ndim == b[first].ndim - 1:
+        require_same_shapes(a, item(b, 0))
+        return True
+    if first is not None and a[first].ndim and a[first].shape[0] != pairs:
+        raise ValueError(
+            f"there are {a[first].shape[0]} first networks and {pairs} second ones (along the leading axis of "
+            f"{first!r}); give as many of both, or a single first network without a model axis"
+        )
+    require_same_shapes(a, b)
+    return False
+
+
+def _require_finite_networks(params: Mapping[str, Tensor], which: str) -> None:
+    """Raise for NaN and Inf, and say in which network they are."""
+    for name, tensor in params.items():
+        if not tensor.is_floating_point() or math.isfinite(tensor.sum()):
+            continue
+        for k in (~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero().flatten().tolist():
+            require_finite({name: tensor[k]}, f"network {k} of the {which} population")

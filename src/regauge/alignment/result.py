@@ -1,0 +1,143 @@
+"""The outcome of an alignment: of one pair of networks, of a batch of pairs, or of many networks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeAlias
+
+import torch
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from regauge.core.element import Element, concatenate
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+
+Moved = TypeVar("Moved")
+Number = TypeVar("Number", default=float)
+Numbers = TypeVar("Numbers", default=tuple[float, ...])
+Flag = TypeVar("Flag", default=bool)
+
+
+@dataclass(frozen=True)
+class Result(Generic[Moved, Number, Numbers, Flag]):
+    """The outcome of an alignment.
+
+    | returned by | element | params | objective, initial | history, starts | is_converged |
+    | --- | --- | --- | --- | --- | --- |
+    | `align` | one element | like the second network | floats | tuples of floats | a bool |
+    | `align_pairs`, `Method.match` | a batch | a population | `[pairs]` | `[steps, pairs]` | `[pairs]` |
+    | `align_many`, `Method.match_many` | one for each network | a tuple | floats | tuples of floats | a bool |
+
+    Numbers of batches are float64 tensors. What a method does not have is empty or None.
+
+    Attributes:
+        symmetry: The symmetry that the elements belong to, with every size known.
+        element: What moves the second network. Of many networks a batch: each element moves its network into the
+            universe, in which the first network stays, so that the first element is the identity.
+        params: The moved networks, `act(element, params_b)`; each computes the same function as before.
+        objective: What the method maximizes, at `element`: for many networks the sum over pairs.
+        initial: The objective at the identity; never larger than `objective`.
+        history: The objective at the start of the best climb and after each of its steps; it never falls. In a batch,
+            pairs that ended earlier repeat their last value.
+        starts: The objective that each climb or candidate reached, in the order in which they were tried; in a batch
+            NaN for pairs that did not need that climb.
+        is_converged: Whether the method ended by itself, because no single step could improve the objective.
+        is_judged: Whether there was a task to judge by; weights alone do not tell how high the barrier is.
+    """
+
+    symmetry: Symmetry
+    element: Element
+    params: Moved
+    objective: Number
+    initial: Number
+    history: Numbers
+    starts: Numbers
+    is_converged: Flag | None
+    is_judged: bool
+
+    @property
+    def elements(self) -> tuple[Element, ...]:
+        """The elements of a batch, or of many networks, one by one."""
+        return tuple(self.element.item(k) for k in range(self.element.batch[0]))
+
+    def pairwise(self, i: int, j: int) -> Element:
+        """The element that moves network j of many to network i: into the universe, and from there to where i is.
+
+        These are cycle consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
+        """
+        return self.symmetry.compose(self.symmetry.inverse(self.element.item(i)), self.element.item(j))
+
+    def item(self: "Results", k: int) -> "Result[Params]":
+        """The result of one pair of a batch."""
+        return Result(
+            symmetry=self.symmetry,
+            element=self.element.item(k),
+            params={name: tensor[k] for name, tensor in self.params.items()},
+            objective=float(self.objective[k]),
+            initial=float(self.initial[k]),
+            history=tuple(self.history[:, k].tolist()),
+            starts=tuple(value for value in self.starts[:, k].tolist() if value == value),
+            is_converged=None if self.is_converged is None else bool(self.is_converged[k]),
+            is_judged=self.is_judged,
+        )
+
+    @property
+    def report(self) -> str:
+        """How it went, and what to try for more."""
+        initial, objective = (torch.as_tensor(value, dtype=torch.float64) for value in (self.initial, self.objective))
+        gained = f"objective {float(initial.mean()):.6g} -> {float(objective.mean()):.6g}"
+        if objective.ndim:
+            gained = f"{len(objective)} pairs: mean {gained}"
+        elif self.element.batch:
+            gained = f"{self.element.batch[0]} networks: {gained}"
+        history, starts = (torch.as_tensor(values) for values in (self.history, self.starts))
+        if len(history):
+            gained += f" in {'at most ' if objective.ndim else ''}{len(history) - 1} steps"
+        if len(starts) > 1:
+            gained += f", best of {'up to ' if objective.ndim else ''}{len(starts)}"
+        if self.is_converged is None:
+            return gained
+        moving = int((~torch.as_tensor(self.is_converged)).sum())
+        if moving:
+            stopped = f"{moving} were still moving when they" if objective.ndim else "it was still moving when it"
+            return f"{gained}; {stopped} stopped: allow the method more sweeps or steps"
+        if self.is_judged:
+            return f"{gained}; a local optimum: restarts or another method may find a better one"
+        return (
+            f"{gained}; a local optimum of the method's own objective, which does not tell how high the barrier is: "
+            "measure that with `regauge.line`, or give a task, by which methods and restarts are judged"
+        )
+
+    def __str__(self) -> str:
+        return self.report
+
+
+Results: TypeAlias = Result[Params, Tensor, Tensor, Tensor]
+"""A batch of results, one for each pair."""
+ManyResult: TypeAlias = Result[tuple[Params, ...]]
+"""The result of many networks in one universe."""
+
+
+def join(parts: Sequence[Results]) -> Results:
+    """Concatenate batches of results of one method along their pairs."""
+    if len(parts) == 1:
+        return parts[0]
+    ends = [part.is_converged for part in parts if part.is_converged is not None]
+    steps, tries = max(len(part.history) for part in parts), max(len(part.starts) for part in parts)
+    return replace(
+        parts[0],
+        element=concatenate([part.element for part in parts]),
+        params={name: torch.cat([part.params[name] for part in parts]) for name in parts[0].params},
+        objective=torch.cat([part.objective for part in parts]),
+        initial=torch.cat([part.initial for part in parts]),
+        history=torch.cat([extend(part.history, steps) for part in parts], 1),
+        starts=torch.cat([extend(part.starts, tries, torch.nan) for part in parts], 1),
+        is_converged=torch.cat(ends) if len(ends) == len(parts) else None,
+    )
+
+
+def extend(rows: Tensor, count: int, value: float | None = None) -> Tensor:
+    """Rows extended to a number of them, with a value or (None) with the last row again."""
+    missing = (count - len(rows), *rows.shape[1:])
+    more = rows[-1:].expand(missing) if value is None else rows.new_full(missing, value)
+    return torch.cat([rows, more])
