@@ -130,7 +130,7 @@ def judged(
     evaluate: Callable[[rg.Params], Mapping[str, float]], a: rg.Params, b: rg.Params
 ) -> tuple[float, float, float]:
     """Inner product, barrier and area of a line."""
-    curve = rg.line(evaluate, a, b, points=POINTS)
+    curve = rg.line(a, b, evaluate, points=POINTS)
     objective = sum(float((a[name].double() * b[name].double()).sum()) for name in a)
     return objective, curve.barrier, curve.auc
 

@@ -65,7 +65,7 @@ def study(make: Callable[[], nn.Module], data: ImageData, training: Training) ->
     module = make().eval()
     symmetry = rg.discover(module, (data.test_images[:2],), verify=False)
     batches = list(torch.split(data.train_images[:1280], 256))
-    prepare = (lambda p: reset_batchnorm(module, p, batches)) if symmetry.buffers else None
+    prepare = (lambda p: reset_batchnorm(p, module, batches)) if symmetry.buffers else None
     size = len(data.test_labels) // 10
     evaluate = rg.Task(module, split_batches(data.test_images, data.test_labels, size)).evaluate
     return Study(module, symmetry, list(zip(networks[::2], networks[1::2], strict=True)), evaluate, prepare)
@@ -134,7 +134,7 @@ def moved_by_scales(symmetry: rg.Symmetry, params: rg.Params, chance: torch.Gene
         .expand(t.shape)
         for name, t in params.items()
     }
-    element = balance(symmetry, noise, buffers="keep")
+    element = balance(noise, symmetry, buffers="keep")
     for group in symmetry.groups:
         value = element[group.name]
         if value.scale is not None:
@@ -172,12 +172,12 @@ def table(title: str, case: Study, pairs: Sequence[tuple[rg.Params, rg.Params]],
             start = time.process_time()
             found = align(a, b)
             seconds.append(time.process_time() - start)
-            frame = balance(case.symmetry, a, buffers="keep")
+            frame = balance(a, case.symmetry, buffers="keep")
             left, right = case.symmetry.act(frame, a), case.symmetry.act(frame, found)
             counted = [n for n in case.symmetry.sites if n not in case.symmetry.buffers]
             distances.append(_distance({n: left[n] for n in counted}, right))
             objectives.append(sum(float((left[n].double() * right[n]).sum()) for n in counted))
-            barriers.append(rg.line(case.evaluate, a, found, 25, prepare=case.prepare).barrier)
+            barriers.append(rg.line(a, found, case.evaluate, 25, prepare=case.prepare).barrier)
         each = " ".join(f"{barrier:.3f}" for barrier in barriers)
         reached = f"{mean(distances):9.2f} {mean(objectives):9.2f} {mean(seconds):8.3f} {mean(barriers):8.4f}"
         print(f"{name:22s} {reached}  {each}", flush=True)

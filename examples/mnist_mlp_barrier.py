@@ -82,7 +82,7 @@ def main(options: Barrier) -> None:
                     advance()
                     return evaluate(params)
 
-                curves[label, name] = rg.line(counted, a, end, points=options.points)
+                curves[label, name] = rg.line(a, end, counted, points=options.points)
 
     test = curves["as trained", "test"].table
     print(f"{data.name}, MLP {pixels}-512-512-512-{data.classes}, seeds {options.seeds[0]} and {options.seeds[1]}; ")

@@ -57,7 +57,7 @@ def drawn(symmetry: Symmetry, seed: int, dtype: torch.dtype = torch.float64) -> 
 def closeness(symmetry: Symmetry, a: Params, moved: Params, b: Params) -> float:
     """The objective, written out: of the networks as they are, or of balanced ones where there are scales."""
     if any(group.scales for group in symmetry.groups):
-        left, right = balance(symmetry, a, buffers="keep"), balance(symmetry, b, buffers="keep")
+        left, right = balance(a, symmetry, buffers="keep"), balance(b, symmetry, buffers="keep")
         a, moved, b = symmetry.act(left, a), symmetry.act(left, moved), symmetry.act(right, b)
     total = 0.0
     for name in symmetry.sites:

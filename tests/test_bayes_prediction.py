@@ -413,7 +413,7 @@ def test_collapse_of_certain_posteriors_is_that_of_networks() -> None:
     ends = [q._replace(std={n: 0 * t for n, t in q.std.items()}) for q in (q_a, q_b)]
     middle = geodesic(*ends).at(0.3)
     found = posterior_collapse(module, middle, ends, inputs, noise=ends[0].draw(3, generator(0)), weights=(0.7, 0.3))
-    expected = variance_collapse(module, middle.moments().mean, [q.mean for q in ends], inputs, weights=(0.7, 0.3))
+    expected = variance_collapse(middle.moments().mean, module, [q.mean for q in ends], inputs, weights=(0.7, 0.3))
     for table in (found.samples, found.averages):
         for row, wanted in zip(table.table, expected.table, strict=True):
             assert row.variance == pytest.approx(wanted.variance)

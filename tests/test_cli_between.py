@@ -169,7 +169,7 @@ def test_plane(folder: Path, metric: str, capsys: pytest.CaptureFixture[str]) ->
     apart = float(sum((a[k].double() - b[k].double()).square().sum() for k in a)) ** 0.5
     assert (float(three[0]["x"]), float(three[0]["y"])) == (0, 0)
     assert float(three[1]["x"]) == pytest.approx(apart)
-    plane = rg.plane(lambda params: {"loss": 0.0}, a, b, c, resolution=5)
+    plane = rg.plane(a, b, c, lambda params: {"loss": 0.0}, resolution=5)
     for row in (three[2], grid[0], grid[-1]):
         params = plane.at(float(row["x"]), float(row["y"]))
         with torch.no_grad():

@@ -266,9 +266,9 @@ def test_weight_matching_of_one_hidden_layer_is_exact(kind: Kind, n: int, seed: 
     found = rg.align(a, b, symmetry)
     x, start, reached = a, b, found.params
     if kind == "scaled":
-        frame = balance(symmetry, a)
+        frame = balance(a, symmetry)
         x, reached = symmetry.act(frame, a), symmetry.act(frame, reached)
-        start = symmetry.act(balance(symmetry, b), b)
+        start = symmetry.act(balance(b, symmetry), b)
 
     def distances(y: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([(x[k] - y[k]).square().reshape(-1, x[k].numel()).sum(-1) for k in x]).sum(0)

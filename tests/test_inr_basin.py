@@ -75,7 +75,7 @@ def test_the_barrier_falls_and_the_ends_stay_as_they_are(way: str) -> None:
     assert list(found.params) == list(a)
     assert all(t.shape == a[name].shape and t.dtype == a[name].dtype for name, t in found.params.items())
     assert not any(tensor.requires_grad for tensor in found.params.values())
-    curve = rg.line(task.evaluate, a, found.params, points=9)
+    curve = rg.line(a, found.params, task, points=9)
     assert [row["loss"] for row in curve.table] == pytest.approx([row["loss"] for row in found.after.table])
     distance = math.sqrt(sum(float((a[name] - t).square().sum()) for name, t in found.params.items()))
     assert found.distance == pytest.approx(distance, rel=1e-5)
@@ -108,7 +108,7 @@ def test_the_whole_batch_at_the_ends_of_the_line() -> None:
     same = line_loss(task, a, a, batch, segments=4, generator=seeded())
     assert float(same) == pytest.approx(task.evaluate(a)["loss"], rel=1e-5)
     apart = line_loss(task, a, b, batch, segments=4, generator=seeded())
-    curve = rg.line(task.evaluate, a, b, points=41)
+    curve = rg.line(a, b, task, points=41)
     offsets = torch.rand(4, generator=seeded(), dtype=torch.float64)
     losses = [
         task.evaluate({n: torch.lerp(t, b[n], (k + float(offsets[k])) / 4) for n, t in a.items()}) for k in range(4)

@@ -187,7 +187,7 @@ def test_the_lines_are_those_of_single_networks() -> None:
     _, params, symmetry, task = small()
     copies = orbit(params, symmetry, 3, generator=seeded()).params
     for k, curve in enumerate(lines(params, copies, task, 5)):
-        single = rg.line(task.evaluate, params, {name: t[k] for name, t in copies.items()}, points=5)
+        single = rg.line(params, {name: t[k] for name, t in copies.items()}, task, points=5)
         assert [row["loss"] for row in curve.table] == pytest.approx([row["loss"] for row in single.table], rel=1e-12)
 
 

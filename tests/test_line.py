@@ -21,7 +21,7 @@ def hill(p: Params) -> dict[str, float]:
 
 
 def test_a_parabola_has_the_barrier_and_area_that_calculus_says() -> None:
-    curve = rg.line(hill, params(-1.0), params(1.0), points=201)
+    curve = rg.line(params(-1.0), params(1.0), hill, points=201)
     assert curve.barrier == pytest.approx(1.0)
     assert curve.raw_barrier == pytest.approx(1.0)
     assert curve.auc == pytest.approx(2 / 3, abs=1e-4)
@@ -31,7 +31,7 @@ def test_a_parabola_has_the_barrier_and_area_that_calculus_says() -> None:
 
 
 def test_a_valley_has_no_barrier_and_a_negative_raw_one() -> None:
-    curve = rg.line(lambda p: {"loss": float(p["w"].square().sum())}, params(-1.0), params(1.0), points=5)
+    curve = rg.line(params(-1.0), params(1.0), lambda p: {"loss": float(p["w"].square().sum())}, points=5)
     assert curve.barrier == 0
     assert curve.raw_barrier == pytest.approx(-0.75)
     assert curve.auc < 0
@@ -39,7 +39,7 @@ def test_a_valley_has_no_barrier_and_a_negative_raw_one() -> None:
 
 def test_end_losses_are_interpolated() -> None:
     """A straight loss has no barrier, however different its ends."""
-    curve = rg.line(lambda p: {"loss": float(p["w"].sum())}, params(0.0), params(10.0), points=11)
+    curve = rg.line(params(0.0), params(10.0), lambda p: {"loss": float(p["w"].sum())}, points=11)
     assert curve.excess == pytest.approx((0.0,) * 11, abs=1e-6)
 
 
@@ -52,7 +52,7 @@ def test_the_ends_are_the_endpoints() -> None:
 
     a = {"w": torch.randn(3, generator=torch.Generator().manual_seed(0)), "count": torch.tensor(3)}
     b = {"w": torch.randn(3, generator=torch.Generator().manual_seed(1)), "count": torch.tensor(8)}
-    rg.line(evaluate, a, b, points=4, prepare=lambda p: {**p, "w": p["w"] * 0})
+    rg.line(a, b, evaluate, points=4, prepare=lambda p: {**p, "w": p["w"] * 0})
     assert all(torch.equal(seen[0][n], a[n]) and torch.equal(seen[-1][n], b[n]) for n in a)
     assert all(not bool(p["w"].any()) for p in seen[1:-1])
     assert [int(p["count"]) for p in seen] == [3, 3, 3, 8]
@@ -68,7 +68,7 @@ def test_half_precision_is_interpolated_in_single() -> None:
 
 
 def test_infinite_losses_between_the_ends_are_an_infinite_barrier() -> None:
-    curve = rg.line(lambda p: {"loss": 0.0 if abs(float(p["w"])) == 1 else math.inf}, params(-1.0), params(1.0), 5)
+    curve = rg.line(params(-1.0), params(1.0), lambda p: {"loss": 0.0 if abs(float(p["w"])) == 1 else math.inf}, 5)
     assert curve.barrier == math.inf
 
 
@@ -82,19 +82,19 @@ def test_infinite_losses_between_the_ends_are_an_infinite_barrier() -> None:
 )
 def test_undefined_losses_are_reported(value: float, where: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        rg.line(lambda p: {"loss": value if float(p["w"]) == where else 0.0}, params(-1.0), params(1.0), points=5)
+        rg.line(params(-1.0), params(1.0), lambda p: {"loss": value if float(p["w"]) == where else 0.0}, points=5)
 
 
 def test_bad_input_is_refused() -> None:
     a, b = params(0.0), params(1.0)
     with pytest.raises(ValueError, match="but points=2"):
-        rg.line(hill, a, b, points=2)
-    with pytest.raises(ValueError, match=r"evaluate returned \['accuracy'\], but a barrier needs the metric 'loss'"):
-        rg.line(lambda p: {"accuracy": 1.0}, a, b)
+        rg.line(a, b, hill, points=2)
+    with pytest.raises(ValueError, match=r"the judge returned \['accuracy'\], but a barrier needs the metric 'loss'"):
+        rg.line(a, b, lambda p: {"accuracy": 1.0})
     with pytest.raises(ValueError, match=r"'w' has shape \(1,\) in the first network and \(2,\)"):
-        rg.line(hill, a, params(1.0, 2.0))
+        rg.line(a, params(1.0, 2.0), hill)
     with pytest.raises(ValueError, match="'w' of the second network holds 1 values that are NaN or Inf"):
-        rg.line(hill, a, params(math.nan))
+        rg.line(a, params(math.nan), hill)
 
 
 def test_a_curve_of_its_own() -> None:
@@ -128,7 +128,7 @@ def test_statistics_are_averages_over_the_batches() -> None:
     torch.manual_seed(0)
     module = Normalized()
     before = {n: t.clone() for n, t in module.state_dict().items()}
-    reset = rg.reset_batchnorm(module, before, batches(4))
+    reset = rg.reset_batchnorm(before, module, batches(4))
     outputs = [module.conv(x) for x in batches(4)]
     mean = torch.stack([y.mean((0, 2, 3)) for y in outputs]).mean(0)
     variance = torch.stack([y.var((0, 2, 3)) for y in outputs]).mean(0)
@@ -147,8 +147,8 @@ def test_statistics_do_not_depend_on_the_old_ones_nor_on_the_mode() -> None:
     module = Normalized()
     state = dict(module.state_dict())
     stale = {n: t + 7 if "running" in n else t for n, t in state.items()}
-    first = rg.reset_batchnorm(module.train(), state, batches(2))
-    second = rg.reset_batchnorm(module.eval(), stale, batches(2))
+    first = rg.reset_batchnorm(state, module.train(), batches(2))
+    second = rg.reset_batchnorm(stale, module.eval(), batches(2))
     assert all(torch.equal(first[n], second[n]) for n in state)
     assert not module.norm.training
 
@@ -156,19 +156,19 @@ def test_statistics_do_not_depend_on_the_old_ones_nor_on_the_mode() -> None:
 def test_models_without_batch_normalization_pass_through() -> None:
     module = nn.Linear(2, 2)
     state = dict(module.state_dict())
-    assert rg.reset_batchnorm(module, state, []) == state
+    assert rg.reset_batchnorm(state, module, []) == state
 
 
 def test_a_used_iterator_is_refused() -> None:
     with pytest.raises(ValueError, match="there are no batches to recompute the statistics from"):
-        rg.reset_batchnorm(Normalized(), Normalized().state_dict(), iter([]))
+        rg.reset_batchnorm(Normalized().state_dict(), Normalized(), iter([]))
 
 
 def test_recomputed_statistics_lower_the_barrier_of_a_normalized_network() -> None:
     """The midpoint of unrelated filters has a smaller variance than averaged statistics say."""
     torch.manual_seed(0)
     a, b = Normalized(), Normalized()
-    a_state, b_state = (rg.reset_batchnorm(m, m.state_dict(), batches(4)) for m in (a, b))
+    a_state, b_state = (rg.reset_batchnorm(m.state_dict(), m, batches(4)) for m in (a, b))
     x = torch.cat(batches(4))
 
     def spread(p: Params) -> dict[str, float]:
@@ -177,6 +177,6 @@ def test_recomputed_statistics_lower_the_barrier_of_a_normalized_network() -> No
             y = torch.func.functional_call(a.eval(), p, (x,))
         return {"loss": float((y.var(0) - 1).abs().mean())}
 
-    plain = rg.line(spread, a_state, b_state, points=5)
-    reset = rg.line(spread, a_state, b_state, points=5, prepare=lambda p: rg.reset_batchnorm(a, p, batches(4)))
+    plain = rg.line(a_state, b_state, spread, points=5)
+    reset = rg.line(a_state, b_state, spread, points=5, prepare=lambda p: rg.reset_batchnorm(p, a, batches(4)))
     assert reset.barrier < 0.2 * plain.barrier

@@ -90,12 +90,12 @@ def test_geodesics_stay_canonical_and_have_constant_speed() -> None:
         norms.append(float((p["0.weight"].square().sum(1)).max()))
         return {"loss": 0.0}
 
-    rg.line(evaluate, a, b, points=5, path=path)
+    rg.line(a, b, evaluate, points=5, path=path)
     assert norms == pytest.approx([1.0] * 5)
-    rg.line(evaluate, a, b, points=5)
+    rg.line(a, b, evaluate, points=5)
     assert min(norms[6:9]) < 1 - 1e-3
     with pytest.raises(ValueError, match="the network is not canonical"):
-        rg.line(evaluate, {n: 2 * t for n, t in a.items()}, b, path=path)
+        rg.line({n: 2 * t for n, t in a.items()}, b, evaluate, path=path)
 
 
 def test_wasserstein_geodesics_interpolate_standard_deviations() -> None:
@@ -111,7 +111,7 @@ def test_wasserstein_geodesics_interpolate_standard_deviations() -> None:
         middle = path.at(a, b, t)
         assert distance(a, middle) == pytest.approx(t * distance(a, b))
         assert distance(middle, b) == pytest.approx((1 - t) * distance(a, b))
-    curve = rg.line(lambda q: {"loss": float(q[1]["w"].sum())}, a, b, points=3, path=path)
+    curve = rg.line(a, b, lambda q: {"loss": float(q[1]["w"].sum())}, points=3, path=path)
     assert [row["loss"] for row in curve.table] == pytest.approx([1.5, 2.25, 3.0])
 
 
@@ -119,11 +119,11 @@ def test_what_is_no_gaussian_is_refused() -> None:
     one = {"w": torch.ones(2)}
     path = rg.connect.WassersteinGeodesic()
     with pytest.raises(ValueError, match="'w' of the second Gaussian has negative standard deviations"):
-        rg.line(lambda _: {"loss": 0.0}, (one, one), (one, {"w": -torch.ones(2)}), path=path)
+        rg.line((one, one), (one, {"w": -torch.ones(2)}), lambda _: {"loss": 0.0}, path=path)
     with pytest.raises(ValueError, match="the second end is a dict, but a Gaussian is a tuple of two dictionaries"):
-        rg.line(lambda _: {"loss": 0.0}, (one, one), one, path=path)  # type: ignore[call-overload]
+        rg.line((one, one), one, lambda _: {"loss": 0.0}, path=path)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match=r"for Gaussians .* give path=WassersteinGeodesic\(\)"):
-        rg.line(lambda _: {"loss": 0.0}, (one, one), (one, one))  # type: ignore[call-overload]
+        rg.line((one, one), (one, one), lambda _: {"loss": 0.0})  # type: ignore[call-overload]
 
 
 def test_combinations_round_once() -> None:
@@ -159,10 +159,10 @@ def test_curves_go_around_the_hill(kind: type[ControlledPath], optimizer: type[t
     seen = Recorded()
     trained = [
         rg.connect.train_path(
-            start,
             WEST,
             EAST,
             RING,
+            start,
             generator=generator(0),
             steps=200,
             lr=0.03,
@@ -171,7 +171,7 @@ def test_curves_go_around_the_hill(kind: type[ControlledPath], optimizer: type[t
         )
         for _ in range(2)
     ]
-    straight, curved = (rg.line(RING.evaluate, WEST, EAST, path=p) for p in (start, trained[0]))
+    straight, curved = (rg.line(WEST, EAST, RING, path=p) for p in (start, trained[0]))
     assert max(row["loss"] for row in curved.table) < 0.3 * max(row["loss"] for row in straight.table)
     assert seen.losses[:200] == seen.losses[200:]
     for one, two, before in zip(trained[0].inner, trained[1].inner, start.inner, strict=True):
@@ -201,9 +201,9 @@ def test_a_curve_after_alignment_is_below_the_line_after_alignment() -> None:
     symmetry = rg.discover(module, (xs,))
     task = rg.Task(module, [(xs, ys)])
     moved = rg.align(a, b, symmetry).params
-    path = rg.connect.train_path(rg.connect.Bezier.between(a, moved), a, moved, task, generator=g, steps=150, lr=0.03)
-    naive, straight = rg.line(task.evaluate, a, b), rg.line(task.evaluate, a, moved)
-    curved = rg.line(task.evaluate, a, moved, path=path)
+    path = rg.connect.train_path(a, moved, task, rg.connect.Bezier.between(a, moved), generator=g, steps=150, lr=0.03)
+    naive, straight = rg.line(a, b, task), rg.line(a, moved, task)
+    curved = rg.line(a, moved, task, path=path)
     assert straight.barrier < naive.barrier
     assert curved.barrier < 0.2 * straight.barrier
 
@@ -227,33 +227,33 @@ def test_tied_weights_stay_tied_and_statistics_are_recomputed() -> None:
     torch.manual_seed(0)
     module, other = Tied(), Tied()
     x = torch.randn(20, 3)
-    a, b = (rg.reset_batchnorm(m, m.state_dict(), [x]) for m in (module, other))
+    a, b = (rg.reset_batchnorm(m.state_dict(), m, [x]) for m in (module, other))
 
     def prepare(p: rg.Params) -> rg.Params:
-        return rg.reset_batchnorm(module, p, [x])
+        return rg.reset_batchnorm(p, module, [x])
 
     task = rg.Task(module, [(x, x.argmax(1))], prepare=prepare)
     start = rg.connect.PolygonalChain.between(a, b)
-    path = rg.connect.train_path(start, a, b, task, generator=generator(0), steps=60, lr=0.05)
+    path = rg.connect.train_path(a, b, task, start, generator=generator(0), steps=60, lr=0.05)
     assert torch.equal(path.inner[0]["first.weight"], path.inner[0]["last.weight"])
     assert not torch.equal(path.inner[0]["first.weight"], start.inner[0]["first.weight"])
-    lines = [rg.line(task.evaluate, a, b, path=p, prepare=prepare) for p in (start, path)]
+    lines = [rg.line(a, b, task, path=p, prepare=prepare) for p in (start, path)]
     assert lines[1].auc < lines[0].auc
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
     start = rg.connect.Bezier.between(WEST, EAST)
     with pytest.raises(ValueError, match=r"steps=0 and lr=0\.1 cannot train"):
-        rg.connect.train_path(start, WEST, EAST, RING, generator=generator(0), steps=0, lr=0.1)
+        rg.connect.train_path(WEST, EAST, RING, start, generator=generator(0), steps=0, lr=0.1)
     with pytest.raises(ValueError, match="the task has no batches"):
-        rg.connect.train_path(start, WEST, EAST, rg.Task(Ring(), []), generator=generator(0))
+        rg.connect.train_path(WEST, EAST, rg.Task(Ring(), []), start, generator=generator(0))
     with pytest.raises(ValueError, match=r"the loss is inf at t=.* try a smaller lr"):
         rg.connect.train_path(
-            start, WEST, EAST, RING, generator=generator(0), lr=1e20, optimizer=functools.partial(torch.optim.SGD)
+            WEST, EAST, RING, start, generator=generator(0), lr=1e20, optimizer=functools.partial(torch.optim.SGD)
         )
     with pytest.raises(ValueError, match="a Bezier without inner points is a straight line"):
         rg.connect.Bezier(())
     with pytest.raises(ValueError, match=r"the networks lack \['point'\], which the task's module has"):
-        rg.connect.train_path(rg.connect.Bezier(({},)), {}, {}, RING, generator=generator(0))
+        rg.connect.train_path({}, {}, RING, rg.connect.Bezier(({},)), generator=generator(0))
     with pytest.raises(ValueError, match="the two networks have different parameters"):
-        rg.connect.train_path(rg.connect.Bezier((A,)), WEST, EAST, RING, generator=generator(0))
+        rg.connect.train_path(WEST, EAST, RING, rg.connect.Bezier((A,)), generator=generator(0))

@@ -20,6 +20,13 @@ SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     (rg.align, "params_a params_b symmetry * method generator"),
     (rg.align_many, "params symmetry * method generator"),
     (rg.align_pairs, "params_a params_b symmetry * method generator"),
+    (rg.line, "params_a params_b judge points *"),
+    (rg.plane, "params_a params_b params_c judge *"),
+    (rg.repair, "params module endpoints batches *"),
+    (rg.reset_batchnorm, "params module batches"),
+    (rg.fold, "params module example_inputs"),
+    (rg.connect.variance_collapse, "params module endpoints batches *"),
+    (rg.connect.train_path, "params_a params_b task path * generator"),
     (rg.merge, "params symmetry * method weights"),
     (rg.canonicalize, "params symmetry *"),
 ]

@@ -132,7 +132,7 @@ def test_every_unit_gets_its_mean_and_spread(
     a, b = drawn(module, 1), drawn(module, 2)
     s, t = weights or (0.5, 0.5)
     middle = rg.connect.Straight().at(a, b, t)
-    repaired = rg.repair(module, middle, (a, b), batches, weights=weights)
+    repaired = rg.repair(middle, module, (a, b), batches, weights=weights).params
     first, second, before, after = (by_hooks(module, p, batches) for p in (a, b, middle, repaired))
     names = interior(module)
     assert len(names) == count
@@ -149,15 +149,15 @@ def test_a_network_between_itself_and_itself_stays(case: tuple[nn.Module, list[T
     module, batches, _ = case
     a = drawn(module, 1)
     before = {n: t.clone() for n, t in a.items()}
-    repaired = rg.repair(module, a, (a, a, a), batches, weights=(0.2, 0.3, 0.5))
+    repaired = rg.repair(a, module, (a, a, a), batches, weights=(0.2, 0.3, 0.5)).params
     assert all(torch.equal(repaired[n], before[n]) and torch.equal(a[n], before[n]) for n in a)
 
 
 def test_repair_is_done_once(case: tuple[nn.Module, list[Tensor], int]) -> None:
     module, batches, _ = case
     a, b = drawn(module, 1), drawn(module, 2)
-    once = rg.repair(module, rg.connect.Straight().at(a, b, 0.5), (a, b), batches)
-    twice = rg.repair(module, once, (a, b), batches)
+    once = rg.repair(rg.connect.Straight().at(a, b, 0.5), module, (a, b), batches).params
+    twice = rg.repair(once, module, (a, b), batches).params
     assert all(torch.allclose(once[n], twice[n], rtol=1e-9, atol=1e-12) for n in a)
 
 
@@ -165,7 +165,7 @@ def test_statistics_do_not_depend_on_the_batches(case: tuple[nn.Module, list[Ten
     module, batches, _ = case
     a, b = drawn(module, 1), drawn(module, 2)
     middle = rg.connect.Straight().at(a, b, 0.5)
-    one, two = (rg.repair(module, middle, (a, b), data) for data in (batches, [torch.cat(batches)]))
+    one, two = (rg.repair(middle, module, (a, b), data).params for data in (batches, [torch.cat(batches)]))
     assert all(torch.allclose(one[n], two[n], rtol=1e-9, atol=1e-12) for n in a)
 
 
@@ -182,8 +182,8 @@ def test_layers_that_are_written_out_are_found() -> None:
         ("head", "head.bias", 0, 3, False),
     ]
     a, b = drawn(module, 1), drawn(module, 2)
-    repaired = rg.repair(module, rg.connect.Straight().at(a, b, 0.5), (a, b), batches)
-    table = rg.connect.variance_collapse(module, repaired, (a, b), batches).table
+    repaired = rg.repair(rg.connect.Straight().at(a, b, 0.5), module, (a, b), batches).params
+    table = rg.connect.variance_collapse(repaired, module, (a, b), batches).table
     assert [row.ratio for row in table[:3]] == pytest.approx([1.0] * 3)
     x = torch.cat(batches)
     means = [(p["shift"] + x @ p["one"]).mean(0) for p in (a, b, repaired)]
@@ -195,14 +195,14 @@ def test_a_repaired_path_is_repaired_at_every_point(case: tuple[nn.Module, list[
     a, b = drawn(module, 1), drawn(module, 2)
     bent = rg.connect.Bezier((drawn(module, 3),))
     path = rg.connect.Repaired(module, batches, bent)
-    expected = rg.repair(module, bent.at(a, b, 0.25), (a, b), batches, weights=(0.75, 0.25))
+    expected = rg.repair(bent.at(a, b, 0.25), module, (a, b), batches, weights=(0.75, 0.25)).params
     seen: list[rg.Params] = []
 
     def evaluate(p: rg.Params) -> dict[str, float]:
         seen.append(p)
         return {"loss": 0.0}
 
-    rg.line(evaluate, a, b, points=5, path=path)
+    rg.line(a, b, evaluate, points=5, path=path)
     assert all(torch.equal(seen[0][n], a[n]) and torch.equal(seen[4][n], b[n]) for n in a)
     assert all(torch.equal(seen[1][n], expected[n]) for n in a)
 
@@ -227,10 +227,10 @@ def test_models_of_all_sorts_are_repaired(name: str) -> None:
 
     a, b = noisy(), noisy()
     if name == "densenet":
-        a, b = (rg.reset_batchnorm(module, p, [batch]) for p in (a, b))
+        a, b = (rg.reset_batchnorm(p, module, [batch]) for p in (a, b))
     middle = rg.connect.Straight().at(a, b, 0.5)
-    repaired = rg.repair(module, middle, (a, b), [batch])
-    after = rg.connect.variance_collapse(module, repaired, (a, b), [batch]).table
+    repaired = rg.repair(middle, module, (a, b), [batch]).params
+    after = rg.connect.variance_collapse(repaired, module, (a, b), [batch]).table
     layers = Statistics(module, [batch], [state]).layers
     wanted = [row for row, layer in zip(after, layers, strict=True) if layer.is_repaired]
     assert [row.ratio for row in wanted] == pytest.approx([1.0] * len(wanted), rel=1e-3)
@@ -257,20 +257,22 @@ def test_mixed_models_get_both() -> None:
     torch.manual_seed(0)
     batches = data((1, 6, 6), (64,))
     modules = [Mixed().double() for _ in range(2)]
-    a, b = (rg.reset_batchnorm(m, m.state_dict(), batches) for m in modules)
+    a, b = (rg.reset_batchnorm(m.state_dict(), m, batches) for m in modules)
     middle = rg.connect.Straight().at(a, b, 0.5)
-    repaired = rg.repair(modules[0], middle, (a, b), batches)
+    result = rg.repair(middle, modules[0], (a, b), batches)
+    repaired = result.params
+    assert result.layers == ("hidden", "last")
     for name in ("conv.weight", "more.weight", "norm.weight", "head.weight"):
         assert torch.equal(repaired[name], middle[name])
     assert not torch.equal(repaired["hidden.weight"], middle["hidden.weight"])
-    again = rg.reset_batchnorm(modules[0], repaired, batches)
+    again = rg.reset_batchnorm(repaired, modules[0], batches)
     assert all(torch.allclose(again[n], repaired[n]) for n in again)
-    table = {row.layer: row.ratio for row in rg.connect.variance_collapse(modules[0], repaired, (a, b), batches).table}
+    table = {row.layer: row.ratio for row in rg.connect.variance_collapse(repaired, modules[0], (a, b), batches).table}
     assert table["hidden"] == pytest.approx(1.0)
     assert table["conv"] == pytest.approx(1.0, abs=0.01)
     assert table["more"] == pytest.approx(1.0, abs=0.05)
     collapsed = {
-        row.layer: row.ratio for row in rg.connect.variance_collapse(modules[0], middle, (a, b), batches).table
+        row.layer: row.ratio for row in rg.connect.variance_collapse(middle, modules[0], (a, b), batches).table
     }
     assert max(collapsed["conv"], collapsed["more"]) < 0.9
 
@@ -281,19 +283,19 @@ def test_units_that_never_vary_keep_their_weights() -> None:
     b = {n: -t if n == "0.weight" else t for n, t in a.items()}
     middle = rg.connect.Straight().at(a, b, 0.5)
     batches = data((3,))
-    repaired = rg.repair(module, middle, (a, b), batches)
+    repaired = rg.repair(middle, module, (a, b), batches).params
     assert torch.equal(repaired["0.weight"], torch.zeros(2, 3, dtype=torch.float64))
     assert all(bool(t.isfinite().all()) for t in repaired.values())
-    assert rg.connect.variance_collapse(module, repaired, (a, b), batches).table[0].ratio < 1e-30
+    assert rg.connect.variance_collapse(repaired, module, (a, b), batches).table[0].ratio < 1e-30
     silent = {n: torch.zeros_like(t) for n, t in a.items()}
-    assert math.isnan(rg.connect.variance_collapse(module, silent, (silent, silent), batches).table[0].ratio)
+    assert math.isnan(rg.connect.variance_collapse(silent, module, (silent, silent), batches).table[0].ratio)
 
 
 def test_variance_collapses_as_random_weights_average() -> None:
     """The mean of two independent layers has half the variance of each, and the table says so."""
     module = nn.Sequential(nn.Linear(40, 400, bias=False), nn.ReLU(), nn.Linear(400, 2)).double()
     a, b = drawn(module, 1), drawn(module, 2)
-    found = rg.connect.variance_collapse(module, rg.connect.Straight().at(a, b, 0.5), (a, b), data((40,), (300,)))
+    found = rg.connect.variance_collapse(rg.connect.Straight().at(a, b, 0.5), module, (a, b), data((40,), (300,)))
     assert found.table[0].layer == "0"
     assert found.table[0].units == 400
     assert found.table[0].ratio == pytest.approx(0.5, abs=0.05)
@@ -305,9 +307,9 @@ def test_a_single_layer_is_an_output() -> None:
     module = nn.Linear(3, 2).double()
     a, b = drawn(module, 1), drawn(module, 2)
     middle = rg.connect.Straight().at(a, b, 0.5)
-    repaired = rg.repair(module, middle, (a, b), data((3,)))
+    repaired = rg.repair(middle, module, (a, b), data((3,))).params
     assert all(torch.equal(repaired[n], middle[n]) for n in a)
-    assert len(rg.connect.variance_collapse(module, middle, (a, b), data((3,))).table) == 1
+    assert len(rg.connect.variance_collapse(middle, module, (a, b), data((3,))).table) == 1
 
 
 def test_half_precision_keeps_its_dtype() -> None:
@@ -315,9 +317,9 @@ def test_half_precision_keeps_its_dtype() -> None:
     a, b = ({n: t.to(torch.bfloat16) for n, t in drawn(module, seed).items()} for seed in (1, 2))
     module = module.to(torch.bfloat16)
     batches = [x.float() for x in data((5,))]
-    repaired = rg.repair(module, rg.connect.Straight().at(a, b, 0.5), (a, b), batches)
+    repaired = rg.repair(rg.connect.Straight().at(a, b, 0.5), module, (a, b), batches).params
     assert all(t.dtype == torch.bfloat16 for t in repaired.values())
-    table = rg.connect.variance_collapse(module, repaired, (a, b), batches).table
+    table = rg.connect.variance_collapse(repaired, module, (a, b), batches).table
     assert [row.ratio for row in table[:3]] == pytest.approx([1.0] * 3, abs=0.05)
 
 
@@ -346,7 +348,7 @@ def test_repair_lowers_the_loss_of_a_midpoint() -> None:
     losses = []
     for b in (ends[1], moved):
         middle = rg.connect.Straight().at(ends[0], b, 0.5)
-        repaired = rg.repair(module, middle, (ends[0], b), batches)
+        repaired = rg.repair(middle, module, (ends[0], b), batches).params
         losses += [evaluate(middle)["loss"], evaluate(repaired)["loss"]]
     naive, naive_repaired, aligned, aligned_repaired = losses
     assert naive_repaired < 0.9 * naive
@@ -384,12 +386,12 @@ def test_bad_input_is_refused(function: Any) -> None:
     ]
     for args, kwargs, message in cases:
         with pytest.raises(ValueError, match=message):
-            function(module, *args, **kwargs)
+            function(args[0], module, *args[1:], **kwargs)
     torch.manual_seed(0)
     undecided = Undecided()
     state = dict(undecided.state_dict())
     with pytest.raises(rg.TraceError, match="cannot trace Undecided"):
-        function(undecided, state, (state, state), [torch.randn(4, 2)])
+        function(state, undecided, (state, state), [torch.randn(4, 2)])
 
 
 class Sized(nn.Module):
@@ -408,4 +410,4 @@ def test_batches_that_take_different_ways_are_refused() -> None:
     state = dict(Sized().state_dict())
     for one, two in itertools.permutations((torch.randn(8, 2), torch.randn(4, 2))):
         with pytest.raises(ValueError, match="another way for a batch of another shape"):
-            rg.repair(Sized(), state, (state, state), [one, two])
+            rg.repair(state, Sized(), (state, state), [one, two])

@@ -80,7 +80,7 @@ def scaled_by(symmetry: Symmetry, share: float, seed: int) -> Element:
 def test_no_other_scales_have_a_smaller_norm_and_nearby_ones_differ_in_second_order(name: str) -> None:
     symmetry = SYMMETRIES[name]
     params = drawn(symmetry, 1)
-    best = symmetry.act(balance(symmetry, params), params)
+    best = symmetry.act(balance(params, symmetry), params)
     smallest = norm(symmetry, best)
     for seed in range(20):
         for share in (1e-3, 0.1, 1.0, 3.0):
@@ -94,10 +94,10 @@ def test_no_other_scales_have_a_smaller_norm_and_nearby_ones_differ_in_second_or
 def test_all_copies_are_balanced_to_the_same_point(name: str) -> None:
     symmetry = SYMMETRIES[name]
     params = drawn(symmetry, 2)
-    best = symmetry.act(balance(symmetry, params), params)
+    best = symmetry.act(balance(params, symmetry), params)
     for seed in range(5):
         copy = symmetry.act(scaled_by(symmetry, 3.0, seed), params)
-        again = symmetry.act(balance(symmetry, copy), copy)
+        again = symmetry.act(balance(copy, symmetry), copy)
         assert all(torch.allclose(again[n], best[n], rtol=1e-9, atol=1e-9) for n in best)
 
 
@@ -105,10 +105,10 @@ def test_all_copies_are_balanced_to_the_same_point(name: str) -> None:
 def test_a_population_is_balanced_network_by_network(name: str) -> None:
     symmetry = SYMMETRIES[name]
     networks = [drawn(symmetry, seed) for seed in range(3)]
-    together = balance(symmetry, {n: torch.stack([p[n] for p in networks]) for n in networks[0]})
+    together = balance({n: torch.stack([p[n] for p in networks]) for n in networks[0]}, symmetry)
     assert together.batch == (3,)
     for k, params in enumerate(networks):
-        alone = balance(symmetry, params)
+        alone = balance(params, symmetry)
         for group in symmetry.groups:
             one, many = alone[group.name].scale, together[group.name].scale
             if one is not None:
@@ -119,7 +119,7 @@ def test_a_population_is_balanced_network_by_network(name: str) -> None:
 def test_norms_of_what_comes_in_and_goes_out_are_equal_in_a_plain_network() -> None:
     symmetry = mlp_symmetry(4, 9, 7, 3, kind="scaled")
     params = drawn(symmetry, 0)
-    best = symmetry.act(balance(symmetry, params), params)
+    best = symmetry.act(balance(params, symmetry), params)
     for k in (0, 1):
         incoming = best[f"{k}.weight"].square().sum(1) + best[f"{k}.bias"].square()
         assert torch.allclose(incoming, best[f"{k + 1}.weight"].square().sum(0))
@@ -129,7 +129,7 @@ def test_deep_chains_take_few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regauge.core.scales.MAX_SWEEPS", 60)
     symmetry = mlp_symmetry(3, *[6] * 20, 2, kind="scaled")
     params = symmetry.act(scaled_by(symmetry, 3.0, 0), drawn(symmetry, 0))
-    best = symmetry.act(balance(symmetry, params), params)
+    best = symmetry.act(balance(params, symmetry), params)
     incoming = best["9.weight"].square().sum(1) + best["9.bias"].square()
     assert torch.allclose(incoming, best["10.weight"].square().sum(0), rtol=1e-9)
 
@@ -142,10 +142,10 @@ def test_units_with_one_side_get_norm_one_and_units_without_weights_keep_their_f
     params["1.weight"][:, 2] = 0
     params["2.weight"][:, 4] = 0
     copy = symmetry.act(scaled_by(symmetry, 3.0, 1), params)
-    one, two = (symmetry.act(balance(symmetry, p), p) for p in (params, copy))
+    one, two = (symmetry.act(balance(p, symmetry), p) for p in (params, copy))
     assert float(one["1.weight"][:, 1].norm()) == pytest.approx(1)
     assert float(one["1.weight"][4].square().sum() + one["1.bias"][4].square()) == pytest.approx(1)
-    assert float(balance(symmetry, params)["h1"].scale[0, 2]) == 1  # type: ignore[index]
+    assert float(balance(params, symmetry)["h1"].scale[0, 2]) == 1  # type: ignore[index]
     assert all(torch.allclose(one[n], two[n], rtol=1e-9, atol=1e-9) for n in one)
 
 
@@ -164,7 +164,7 @@ def batch_normalized() -> tuple[nn.Module, Symmetry, Params, Tensor]:
 @pytest.mark.parametrize("buffers", ["move", "keep"])
 def test_batch_normalization_computes_the_same_and_statistics_stay_where_asked(buffers: str) -> None:
     module, symmetry, params, images = batch_normalized()
-    moved = symmetry.act(balance(symmetry, params, buffers=buffers), params)  # type: ignore[arg-type]
+    moved = symmetry.act(balance(params, symmetry, buffers=buffers), params)  # type: ignore[arg-type]
     before, after = (torch.func.functional_call(module, p, (images,)) for p in (params, moved))
     assert torch.allclose(before, after, rtol=1e-9)
     assert norm(symmetry, moved) < norm(symmetry, params)
@@ -177,7 +177,7 @@ def test_gates_have_scales_of_their_own() -> None:
     module, x = GatedMLP().double(), torch.randn(3, 5, dtype=torch.float64, generator=generator(0))
     symmetry = rg.discover(module, (x,), verify=False)
     params = dict(module.state_dict())
-    moved = symmetry.act(balance(symmetry, params), params)
+    moved = symmetry.act(balance(params, symmetry), params)
     assert torch.allclose(module(x), torch.func.functional_call(module, moved, (x,)))
     assert norm(symmetry, moved) < norm(symmetry, params)
 
@@ -187,20 +187,20 @@ def test_norms_that_are_not_finite_are_refused() -> None:
     params = drawn(symmetry, 0)
     params["1.weight"][0, 0] = 1e200
     with pytest.raises(ValueError, match="squares of the parameters are not finite"):
-        balance(symmetry, params)
+        balance(params, symmetry)
 
 
 def test_where_nothing_scales_or_buffers_forbid_it_the_identity_is_left() -> None:
     for symmetry in (mlp_symmetry(2, 3, 2), mlp_symmetry(2, 3, 2, kind="signed")):
         params = drawn(symmetry, 0)
-        assert all(torch.equal(t, params[n]) for n, t in symmetry.act(balance(symmetry, params), params).items())
+        assert all(torch.equal(t, params[n]) for n, t in symmetry.act(balance(params, symmetry), params).items())
     axes = {"w": ("h", None), "v": (None, "h"), "mean": ("h",)}
     shapes = {"w": (4, 3), "v": (2, 4), "mean": (4,)}
     frozen = Symmetry.from_axes(axes, kinds={"h": "scaled"}, buffers=["mean"])
     frozen = frozen.bind({n: torch.zeros(s) for n, s in shapes.items()})
     a, b = drawn(frozen, 0), drawn(frozen, 1)
-    assert bool((balance(frozen, a, buffers="keep")["h"].scale == 1).all())  # type: ignore[union-attr]
-    assert bool((balance(frozen, a)["h"].scale != 1).all())  # type: ignore[union-attr]
+    assert bool((balance(a, frozen, buffers="keep")["h"].scale == 1).all())  # type: ignore[union-attr]
+    assert bool((balance(a, frozen)["h"].scale != 1).all())  # type: ignore[union-attr]
     assert bool((rg.align(a, b, frozen).element["h"].scale == 1).all())  # type: ignore[union-attr]
 
 

@@ -128,7 +128,7 @@ def test_barriers_are_those_of_lines(kind: str) -> None:
     assert matrix.max() > 0.01
     for i in range(4):
         for j in range(4):
-            curve = line(judge.evaluate, one(networks, i), one(networks, j), points=5)
+            curve = line(one(networks, i), one(networks, j), judge, points=5)
             assert float(matrix[i, j]) == pytest.approx(curve.barrier, abs=1e-12)
     blocks = Barriers(judge, points=5)(networks, {name: t[1:3] for name, t in networks.items()})
     torch.testing.assert_close(blocks, matrix[:, 1:3])
@@ -144,7 +144,7 @@ def test_barriers_after_alignment(kind: str) -> None:
         a, b = one(networks, i), one(networks, j)
         there, back = align(a, b, s), align(b, a, s)
         ends = (a, there.params) if there.objective >= back.objective else (back.params, b)
-        assert float(matrix[i, j]) == pytest.approx(line(judge.evaluate, *ends, points=4).barrier, abs=1e-9)
+        assert float(matrix[i, j]) == pytest.approx(line(*ends, judge, points=4).barrier, abs=1e-9)
     exchanged = {name: tensor.flip(0) for name, tensor in networks.items()}
     flipped = Barriers(judge, s, points=4)(exchanged, exchanged)
     torch.testing.assert_close(flipped.flip(0, 1), matrix, rtol=0, atol=1e-9)

@@ -48,7 +48,7 @@ def best_climb(
     tensors = compared(networks, symmetry)
     start, factors = tensors, [symmetry.identity()] * len(tensors)
     if scales == "balance" and any(group.scales for group in symmetry.groups):
-        factors = [balance(symmetry, network, buffers="keep") for network in networks]
+        factors = [balance(network, symmetry, buffers="keep") for network in networks]
         start = [move(symmetry, factors[0], network) for network in tensors]
         tensors = [move(symmetry, factor, network) for factor, network in zip(factors, tensors, strict=True)]
     initial = universe_objective(start, tensors, symmetry)

@@ -73,7 +73,7 @@ def with_reset(task: rg.Task) -> rg.Task:
 
 
 def _reset(module: nn.Module, inputs: list[tuple[Tensor, ...]], params: rg.Params) -> rg.Params:
-    return rg.reset_batchnorm(module, params, inputs)
+    return rg.reset_batchnorm(params, module, inputs)
 
 
 def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:

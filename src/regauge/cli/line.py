@@ -53,7 +53,7 @@ def run(options: Line) -> None:
             advance()
             return values
 
-        curve = rg.line(counted, a, b, points=options.points, path=path, prepare=judged.task.prepare)
+        curve = rg.line(a, b, counted, points=options.points, path=path, prepare=judged.task.prepare)
     Console().print(table_of(curve.table))
     print(curve)
     if judged.task.prepare is not None:
@@ -99,10 +99,10 @@ def _trained(options: Line, judged: Judged, progress: Progress) -> Path:
         return advance
 
     path = rg.connect.train_path(
-        TRAINED[options.path].between(a, b, bends=options.bends),
         a,
         b,
         replace(task, prepare=with_reset(few).prepare),
+        TRAINED[options.path].between(a, b, bends=options.bends),
         generator=torch.Generator().manual_seed(options.seed),
         steps=options.steps,
         lr=options.lr,

@@ -70,4 +70,4 @@ def _evaluated(
 ) -> rg.connect.Plane:
     buffers = [name for name, _ in judged.module.named_buffers()]
     a, b, c = judged.networks
-    return rg.plane(judge, a, b, c, resolution=options.resolution, margin=options.margin, buffers=buffers)
+    return rg.plane(a, b, c, judge, resolution=options.resolution, margin=options.margin, buffers=buffers)

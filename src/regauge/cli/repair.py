@@ -38,13 +38,13 @@ def run(options: Repair) -> None:
     if endpoints:
         _warn(merged, endpoints, shares)
         with console.status("repairing"):
-            before = rg.connect.variance_collapse(judged.module, merged, endpoints, inputs, weights=shares)
-            result = rg.repair(judged.module, merged, endpoints, inputs, weights=shares)
-            after = rg.connect.variance_collapse(judged.module, result, endpoints, inputs, weights=shares)
+            before = rg.connect.variance_collapse(merged, judged.module, endpoints, inputs, weights=shares)
+            result = rg.repair(merged, judged.module, endpoints, inputs, weights=shares).params
+            after = rg.connect.variance_collapse(result, judged.module, endpoints, inputs, weights=shares)
         Console().print(_table(before, after))
     else:
         with console.status("recomputing statistics"):
-            result = rg.reset_batchnorm(judged.module, merged, inputs)
+            result = rg.reset_batchnorm(merged, judged.module, inputs)
     rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
     Console().print(table_of([{"": label, **judged.task.evaluate(params)} for label, params in rows]))
     judged.checkpoints[0].with_params(result).write(options.output, overwrite=options.overwrite)

@@ -114,8 +114,8 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
         return values
 
     lines = {
-        "naive": rg.line(evaluate, a, b, points=POINTS),
-        "aligned": rg.line(evaluate, a, result.params, points=POINTS),
+        "naive": rg.line(a, b, evaluate, points=POINTS),
+        "aligned": rg.line(a, result.params, evaluate, points=POINTS),
     }
     numbers = {
         "key": case.key,

@@ -11,7 +11,7 @@ from regauge.core.params import Params
 from regauge.core.task import call, evaluating
 
 
-def reset_batchnorm(module: nn.Module, params: Mapping[str, Tensor], batches: Iterable[Any]) -> Params:
+def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: Iterable[Any]) -> Params:
     """Recompute the running means and variances of every batch normalization layer from data.
 
     An average of two networks has activations of its own, often of much smaller variance than those that
@@ -20,8 +20,8 @@ def reset_batchnorm(module: nn.Module, params: Mapping[str, Tensor], batches: It
     statistics are collected, everything else is in evaluation mode.
 
     Args:
-        module: How to run the parameters; its own are not used.
         params: Parameters and buffers, unchanged.
+        module: How to run the parameters; its own are not used.
         batches: Inputs without labels, or tuples of positional or mappings of keyword inputs.
 
     Returns:

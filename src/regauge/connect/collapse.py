@@ -50,8 +50,8 @@ class VarianceCollapse:
 
 
 def variance_collapse(
-    module: nn.Module,
     params: Mapping[str, Tensor],
+    module: nn.Module,
     endpoints: Sequence[Mapping[str, Tensor]],
     batches: Iterable[Any],
     *,
@@ -64,8 +64,8 @@ def variance_collapse(
     give draws of one normal sample and average the variances over draws.
 
     Args:
-        module: How to run the parameters; its own are not used.
         params: The interpolated network.
+        module: How to run the parameters; its own are not used.
         endpoints: The networks between which it lies.
         batches: Inputs without labels, or tuples of positional or mappings of keyword inputs.
         weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.

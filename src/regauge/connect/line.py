@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic
 from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.task import Judge, Task, evaluate
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Curve:
     The excess at t is `loss(t) - ((1 - t) loss(0) + t loss(1))`, zero at both ends.
 
     Attributes:
-        table: One row per point: "t" and everything that `evaluate` returned.
+        table: One row per point: "t" and all metrics there.
 
     References:
         Frankle et al. (2020); Ainsworth et al. (2023), definition 2.1; Navon et al. (2024), section 6.
@@ -56,9 +57,9 @@ class Curve:
 
 @overload
 def line(
-    evaluate: Callable[[Params], Mapping[str, float]],
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
+    judge: Judge,
     points: int = 25,
     *,
     path: Path | None = None,
@@ -68,9 +69,9 @@ def line(
 
 @overload
 def line(
-    evaluate: Callable[[tuple[Params, Params]], Mapping[str, float]],
     params_a: Gaussian,
     params_b: Gaussian,
+    judge: Callable[[tuple[Params, Params]], Mapping[str, float]],
     points: int = 25,
     *,
     path: WassersteinGeodesic,
@@ -79,9 +80,9 @@ def line(
 
 
 def line(
-    evaluate: Callable[[Any], Mapping[str, float]],
     params_a: Any,
     params_b: Any,
+    judge: Task | Callable[[Any], Mapping[str, float]],
     points: int = 25,
     *,
     path: Any = None,
@@ -90,22 +91,25 @@ def line(
     """Evaluate networks along a path from the first to the second: the straight line unless another is given.
 
     Args:
-        evaluate: From parameters to metrics, "loss" among them.
         params_a: The network at t = 0. For `WassersteinGeodesic` a pair of dictionaries, means and standard
-            deviations; `evaluate` and `prepare` are then given such pairs.
+            deviations; `judge` and `prepare` are then functions of such pairs.
         params_b: The network at t = 1. Align it first, or the barrier says little.
+        judge: A task, or a function from parameters to metrics, "loss" among them.
         points: Number of equally spaced values of t, both ends included.
         path: `Straight()` unless given; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`, `Repaired`.
-        prepare: Applied to every network between the ends, which stay as they are. A model with batch
-            normalization needs its statistics recomputed there: `lambda p: reset_batchnorm(module, p, batches)`.
+        prepare: Applied to every network between the ends, which stay as they are; the task's unless given. A model
+            with batch normalization needs its statistics recomputed there:
+            `lambda p: reset_batchnorm(p, module, batches)`.
 
     Raises:
         ValueError: The networks have different parameters or hold NaN or Inf, there are fewer than three
-            points, the path does not fit, `evaluate` returns no loss, or a loss is NaN.
+            points, the path does not fit, the judge returns no loss, or a loss is NaN.
     """
     if points < 3:
         raise ValueError(f"a line needs both ends and at least one point between them, but points={points}")
     path = Straight() if path is None else path
+    if prepare is None and isinstance(judge, Task):
+        prepare = judge.prepare
     is_pair = isinstance(params_a, tuple)
     if is_pair and not isinstance(path, WassersteinGeodesic):
         raise ValueError(
@@ -124,9 +128,9 @@ def line(
         params = path.at(params_a, params_b, t)
         if prepare is not None and 0 < k < points - 1:
             params = prepare(params)
-        metrics = {name: float(value) for name, value in evaluate(params).items()}
+        metrics = evaluate(params, judge)
         if "loss" not in metrics:
-            raise ValueError(f"evaluate returned {sorted(metrics)}, but a barrier needs the metric 'loss'")
+            raise ValueError(f"the judge returned {sorted(metrics)}, but a barrier needs the metric 'loss'")
         if math.isnan(metrics["loss"]) or (k in (0, points - 1) and math.isinf(metrics["loss"])):
             raise ValueError(
                 f"the loss at t={t:.3g} is {metrics['loss']}, so the barrier is undefined: "

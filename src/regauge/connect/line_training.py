@@ -215,7 +215,7 @@ def measure_line(
     points: int,
 ) -> FlatLine:
     """Compare the line to the trained network with the line to the network that training started from."""
-    before, after = (line(task.evaluate, params_a, end, points, prepare=task.prepare) for end in (params_b, params))
+    before, after = (line(params_a, end, task, points, prepare=task.prepare) for end in (params_b, params))
     return FlatLine(
         params,
         before,

@@ -118,7 +118,7 @@ class Repaired:
         params = self.path.at(params_a, params_b, t)
         if t in (0, 1):
             return params
-        return repair(self.module, params, (params_a, params_b), self.batches, weights=(1 - t, t))
+        return repair(params, self.module, (params_a, params_b), self.batches, weights=(1 - t, t)).params
 
 
 @dataclass(frozen=True, eq=False)

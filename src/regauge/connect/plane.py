@@ -1,7 +1,7 @@
 """The loss over the plane through three networks."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regauge.core.interpolation import combine
 from regauge.core.params import Params, require_finite, require_same_shapes
-from regauge.core.task import Task
+from regauge.core.task import Judge, Task, evaluate
 
 TOGETHER = 16
 """How many networks are evaluated in one call, at most: their activations are in memory together."""
@@ -70,10 +70,10 @@ class Plane:
 
 
 def plane(
-    judge: Task | Callable[[Params], Mapping[str, float]],
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
     params_c: Mapping[str, Tensor],
+    judge: Judge,
     *,
     resolution: int = 21,
     margin: float = 0.2,
@@ -86,10 +86,10 @@ def plane(
     to every network but the three, also one by one.
 
     Args:
+        params_a: The network at the origin.
+        params_b: The network on the positive x axis.
+        params_c: A network elsewhere. Align the second and the third to the first to see what symmetry does not hide.
         judge: A task, or a function from parameters to metrics.
-        params_a: The origin.
-        params_b: On the positive x axis.
-        params_c: Somewhere else. Align the second and the third to the first to see what symmetry does not hide.
         resolution: Points along the longer side of the grid; the shorter side has the same spacing, roughly.
         margin: How far the grid goes beyond the three networks, as a share of the longer side of their bounding box.
         buffers: Names that do not count for distances; those of the task's module, or none, unless given.
@@ -115,13 +115,11 @@ def plane(
     empty = Plane(points, xs, ys, {}, {}, networks, frozenset(buffers))
     where = torch.stack([xs.repeat(len(ys)), ys.repeat_interleave(len(xs))], dim=1)
     if isinstance(judge, Task) and judge.prepare is None:
-        at_points = _joined([_floats(judge.evaluate(params)) for params in networks])
-        values = _together(judge, empty, where)
+        values = _evaluate_together(judge, empty, where)
     else:
-        one = judge.evaluate if isinstance(judge, Task) else judge
-        prepare = judge.prepare if isinstance(judge, Task) and judge.prepare is not None else dict
-        at_points = _joined([_floats(one(params)) for params in networks])
-        values = _joined([_floats(one(prepare(empty.at(float(x), float(y))))) for x, y in where])
+        prepare = judge.prepared if isinstance(judge, Task) else dict
+        values = _columns([evaluate(prepare(empty.at(float(x), float(y))), judge) for x, y in where])
+    at_points = _columns([evaluate(params, judge) for params in networks])
     shaped = {name: tensor.reshape(len(ys), len(xs)) for name, tensor in values.items()}
     return Plane(points, xs, ys, shaped, at_points, networks, frozenset(buffers))
 
@@ -160,7 +158,7 @@ def _counted(params: Mapping[str, Tensor], buffers: Collection[str]) -> list[str
     return [name for name, tensor in params.items() if tensor.is_floating_point() and name not in buffers]
 
 
-def _together(task: Task, flat: Plane, where: Tensor) -> dict[str, Tensor]:
+def _evaluate_together(task: Task, flat: Plane, where: Tensor) -> dict[str, Tensor]:
     size = sum(t.numel() for t in flat._networks[0].values())
     parts = []
     for chunk in torch.split(where, max(1, min(TOGETHER, VALUES // max(1, size)))):
@@ -169,9 +167,5 @@ def _together(task: Task, flat: Plane, where: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
 
 
-def _floats(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def _joined(rows: list[dict[str, float]]) -> dict[str, Tensor]:
+def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
     return {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}

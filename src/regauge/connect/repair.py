@@ -1,6 +1,7 @@
 """Repair: renormalize the activations of an interpolated network."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +16,27 @@ CONSTANT = 1e-6
 """A unit whose standard deviation is below this share of its size counts as constant."""
 
 
+@dataclass(frozen=True)
+class RepairResult:
+    """A repaired network.
+
+    Attributes:
+        params: New parameters of the same names, dtypes and devices.
+        layers: Names of the layers whose weights were rescaled, in the order of the graph.
+    """
+
+    params: Params
+    layers: tuple[str, ...]
+
+
 def repair(
-    module: nn.Module,
     params: Mapping[str, Tensor],
+    module: nn.Module,
     endpoints: Sequence[Mapping[str, Tensor]],
     batches: Iterable[Any],
     *,
     weights: Sequence[float] | None = None,
-) -> Params:
+) -> RepairResult:
     """Give every unit of an interpolated network the mean and spread that it has between the endpoints.
 
     For each linear layer and convolution with another one behind it, each unit's value before the nonlinearity gets
@@ -39,16 +53,15 @@ def repair(
     (`reset_batchnorm`), in models with other layers to repair before each of these and at the end.
 
     Args:
-        module: How to run the parameters; its own are not used.
         params: The interpolated network, unchanged.
+        module: How to run the parameters; its own are not used.
         endpoints: The aligned networks between which it lies.
         batches: Inputs without labels, or tuples of positional or mappings of keyword inputs. A few thousand examples
             do; they are read many times.
         weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
 
     Returns:
-        New parameters of the same names, dtypes and devices. Where all endpoints are the network itself, these are
-        its own, but for running statistics.
+        The repaired network. Where all endpoints are the network itself, so is the result, but for running statistics.
 
     Raises:
         TraceError: The module cannot be traced.
@@ -69,15 +82,16 @@ def repair(
     for depth in sorted({layer.depth for layer in layers}):
         stage = [layer for layer in layers if layer.depth == depth]
         if is_normalized:
-            result = reset_batchnorm(statistics.module, result, statistics)
+            result = reset_batchnorm(result, statistics.module, statistics)
         now = statistics.moments(result, {layer.value: layer.axis for layer in stage})
         for layer in stage:
             goal = goals([end[layer.value] for end in ends], shares)
             for name, tensor in _repaired(layer, result, now[layer.value], *goal).items():
                 result |= dict.fromkeys(statistics.aliases.get(name, (name,)), tensor)
     if is_normalized:
-        result = reset_batchnorm(statistics.module, result, statistics)
-    return {name: tensor.to(params[name].dtype) for name, tensor in result.items()}
+        result = reset_batchnorm(result, statistics.module, statistics)
+    names = tuple(layer.name for layer in layers)
+    return RepairResult({name: tensor.to(params[name].dtype) for name, tensor in result.items()}, names)
 
 
 def goals(ends: Sequence[Moments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,10 @@ Trained = TypeVar("Trained", bound=ControlledPath)
 
 
 def train_path(
-    path: Trained,
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
     task: Task,
+    path: Trained,
     *,
     generator: torch.Generator,
     steps: int = 300,
@@ -39,10 +39,10 @@ def train_path(
     through it.
 
     Args:
-        path: Where training starts, such as `Bezier.between(a, b)`; unchanged.
         params_a: The network at t = 0, unchanged.
         params_b: The network at t = 1, unchanged.
         task: Module, batches, loss. Batches come in their order, over and over.
+        path: Where training starts, such as `Bezier.between(a, b)`; unchanged.
         generator: Draws t, on the CPU.
         steps: Number of steps.
         lr: Learning rate at the start.

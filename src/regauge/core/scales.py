@@ -21,7 +21,7 @@ MEMORY = 6
 """Sweeps that an extrapolation looks back on."""
 
 
-def balance(symmetry: Symmetry, params: Mapping[str, Tensor], *, buffers: Literal["move", "keep"] = "move") -> Element:
+def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Literal["move", "keep"] = "move") -> Element:
     """The scales that bring a network to the point of smallest norm that they can reach.
 
     The result has scales only, and `act(balance(p), p)` minimizes the sum of squares of all parameters over the

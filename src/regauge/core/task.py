@@ -69,9 +69,13 @@ class Task:
         """The mean loss of the network halfway between two, over all batches."""
         return self.evaluate_average(interpolate(params_a, params_b))["loss"]
 
-    def evaluate_average(self, params: Params) -> dict[str, float]:
-        """`evaluate` of an average of networks, prepared first where the task says how."""
-        return self.evaluate(params if self.prepare is None else self.prepare(params))
+    def prepared(self, average: Params) -> Params:
+        """An average of networks as `prepare` makes it."""
+        return average if self.prepare is None else self.prepare(average)
+
+    def evaluate_average(self, average: Params) -> dict[str, float]:
+        """`evaluate` of an average of networks, prepared."""
+        return self.evaluate(self.prepared(average))
 
     def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.
@@ -126,6 +130,16 @@ class Task:
             raise ValueError("the task has no batches to evaluate on")
         sums = {"loss": (loss, count)} | ({"accuracy": (correct, classified)} if classified else {})
         return {name: torch.as_tensor(total) / number for name, (total, number) in sums.items()}
+
+
+Judge = Task | Callable[[Params], Mapping[str, float]]
+"""What evaluates networks: a task, or a function from parameters to metrics, such as {"loss": 0.1}."""
+
+
+def evaluate(params: Any, judge: Task | Callable[[Any], Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of a network by a task or a function."""
+    metrics = judge.evaluate(params) if isinstance(judge, Task) else judge(params)
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

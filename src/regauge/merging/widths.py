@@ -78,4 +78,4 @@ def merge_widths(
 def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
     if not any(group.scales for group in symmetry.groups):
         return dict(params)
-    return symmetry.act(balance(symmetry, params, buffers="keep"), params)
+    return symmetry.act(balance(params, symmetry, buffers="keep"), params)

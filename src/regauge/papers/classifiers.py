@@ -151,7 +151,7 @@ def compare(comparison: Comparison, data: ImageData, run: Run) -> tuple[Row, ...
             if entry.is_repaired:
                 images = data.train_images[: comparison.population.examples][:REPAIR_IMAGES]
                 path = rg.connect.Repaired(judge.module, torch.split(images, EVALUATION_BATCH))
-            curve = rg.line(judge.evaluate, a, moved, points=comparison.points, path=path)
+            curve = rg.line(a, moved, judge, points=comparison.points, path=path)
             return {"seconds": seconds, "distance": distance(a, moved, symmetry.buffers), "line": list(curve.table)}
 
         return run.record(settings, f"{seed}-{pair}", make)

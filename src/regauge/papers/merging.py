@@ -170,7 +170,7 @@ def _merged(config: Merging, label: str, index: int, trained: Sequence[Params], 
         aligned = rg.align_many(trained, symmetry, method=method, task=task, generator=generator).params
         seconds = time.thread_time() - began
         mean = rg.merge(aligned, rg.Symmetry(()))
-        repaired = rg.repair(judge.module, mean, aligned, torch.split(images, BATCH))
+        repaired = rg.repair(mean, judge.module, aligned, torch.split(images, BATCH)).params
         return {"seconds": seconds, "plain": judge.evaluate(mean), "repaired": judge.evaluate(repaired)}
 
     return run.record((config.population, config.networks, method, config.read, config.test), str(index), make)

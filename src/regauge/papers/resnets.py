@@ -171,7 +171,7 @@ def _inner(
             t = k / (config.points - 1)
             params = interpolate(a, moved, t)
             if is_reset:
-                params = rg.reset_batchnorm(judge.module, params, [images for images, _ in read])
+                params = rg.reset_batchnorm(params, judge.module, [images for images, _ in read])
             points.append({"t": t, **judge.evaluate(params)})
         return {"points": points}
 

@@ -88,7 +88,7 @@ def measure(config: SineWaves, run: Run) -> Table:
             began = time.thread_time()
             moved = align(method, a, b, symmetry, task, chance)
             seconds = time.thread_time() - began
-            curve = rg.line(judge.evaluate, a, moved, points=config.line)
+            curve = rg.line(a, moved, judge, points=config.line)
             return {
                 "line": list(curve.table),
                 "distance": distance(a, moved),

@@ -270,7 +270,7 @@ class Pair:
             path: Path = rg.connect.Straight()
             if entry.is_repaired:
                 path = rg.connect.Repaired(judge.module, [inputs for inputs, _ in self._read[:REPAIR_BATCHES]])
-            curve = rg.line(judge.evaluate, a, b, points=config.points, path=path)
+            curve = rg.line(a, b, judge, points=config.points, path=path)
             return {"seconds": seconds, "line": list(curve.table)}
 
         evaluation = (config.points, config.test, entry.is_repaired)

@@ -76,8 +76,8 @@ def balanced(
         lead = next((t.ndim - len(symmetry.shapes[n]) for n, t in b.items()), 0)
         blank = symmetry.identity(next(iter(b.values())).shape[:lead] if lead else ())
         return Balanced(a, b, scales=blank, back=blank, original=b, original_scales=blank)
-    left = balance(symmetry, params_a, buffers="keep")
-    right = balance(symmetry, params_b, buffers="keep")
+    left = balance(params_a, symmetry, buffers="keep")
+    right = balance(params_b, symmetry, buffers="keep")
     if not any(group.scales for group in symmetry.groups):
         return Balanced(a, b, scales=right, back=left, original=b, original_scales=left)
     return Balanced(

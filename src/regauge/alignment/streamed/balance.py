@@ -35,7 +35,7 @@ def balance_streamed(plan: Plan, checkpoint: Checkpoint, advance: Callable[[int]
         params |= {name: _reduced(plan, checkpoint, name) for name in sorted(part)}
         sub = restricted(symmetry, part | buffers)
         sub = replace(sub, shapes={name: tuple(params[name].shape) for name in sub.shapes})
-        found = balance(sub, params, buffers="keep")
+        found = balance(params, sub, buffers="keep")
         for name, value in found.items():
             if value.scale is not None:
                 known = element[name]

@@ -89,9 +89,9 @@ def posterior_slice(
         total, prior = float(log_likelihoods.sum()), _log_prior([params[name] for name in counted], prior_std)
         return {"log_likelihood": total, "log_prior": prior, "log_posterior": total + prior, "loss": -total / found}
 
-    networks = [q if isinstance(q, Mapping) else q.moments().mean for q in (first, second, third)]
+    a, b, c = (q if isinstance(q, Mapping) else q.moments().mean for q in (first, second, third))
     buffers = [name for name, _ in module.named_buffers()]
-    found_plane = plane(judged, *networks, resolution=resolution, margin=margin, buffers=buffers)
+    found_plane = plane(a, b, c, judged, resolution=resolution, margin=margin, buffers=buffers)
     return PosteriorSlice(found_plane, found)
 
 

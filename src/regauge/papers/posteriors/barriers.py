@@ -13,6 +13,7 @@ from regauge.bayes.prediction import posterior_line, predict
 from regauge.bayes.transport import distance
 from regauge.bayes.variational.diagnostics import diagnose
 from regauge.connect import Curve
+from regauge.core.task import Batch
 from regauge.papers.classifiers import mean_curve
 from regauge.papers.experiment import Run
 from regauge.papers.pictures import Chart, Picture, Series
@@ -169,12 +170,11 @@ def _line(config: Barriers, case: Case, pair: int, arm: Arm, found: Sequence[Gau
                 curve: Curve = posterior_line(module, a, b, data, noise=noise, points=config.points)
                 record[f"{split} error"] = curve.error  # type: ignore[attr-defined]
             else:
-                curve = rg.line(
-                    lambda params, data=data: predict(module, params, data).metrics,  # type: ignore[misc]
-                    a.mean,
-                    b.mean,
-                    points=config.points,
-                )
+
+                def metrics(params: rg.Params, data: Sequence[Batch] = data) -> Mapping[str, float]:
+                    return predict(module, params, data).metrics
+
+                curve = rg.line(a.mean, b.mean, metrics, points=config.points)
             record[split] = list(curve.table)
         return record
 

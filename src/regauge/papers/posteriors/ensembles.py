@@ -156,7 +156,7 @@ def _merged(
 
 def _repaired(config: Ensembles, mean: Params, moved: Sequence[Params]) -> Params:
     inputs = [images for images, _ in batches(config.members, REPAIR, is_test=False)]
-    return rg.repair(config.members.module(), mean, moved, inputs)
+    return rg.repair(mean, config.members.module(), moved, inputs).params
 
 
 def _judged(

@@ -205,7 +205,7 @@ def _record(study: Study, way: Way, one: Shape, k: int, run: Run) -> Record:
         symmetry = rg.discover(judge.module, (torch.zeros(2, study.inr.in_features),))
         second, element, seconds = moved(way, study, one, k, symmetry, judge, run)
         path = path_of(way, study, one, judge, run)
-        curve = rg.line(judge.evaluate, one.first, second, points=study.points, path=path)
+        curve = rg.line(one.first, second, judge, points=study.points, path=path)
         record: Record = {"line": list(curve.table), "distance": distance(one.first, second), "seconds": seconds}
         if element is not None:
             record["stay"] = _staying(element, symmetry)

@@ -126,7 +126,7 @@ def _record(config: Basin, cell: Cell, run: Run) -> Record:
             if kind == "direct"
             else hyper_match(one.first, second, data, hyper, generator=generator)
         )
-        lines = [rg.line(judge.evaluate, one.first, end, points=how.points) for end in (second, done.params)]
+        lines = [rg.line(one.first, end, judge, points=how.points) for end in (second, done.params)]
         return {
             "barrier before": lines[0].barrier,
             "barrier": lines[1].barrier,

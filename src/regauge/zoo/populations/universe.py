@@ -98,7 +98,7 @@ def universe(
         raise ValueError(f"rounds={rounds}, tolerance={tolerance}: at least one round, and no negative tolerance")
     symmetry, count = symmetry.bind(params), count_of(params)
     scaled = any(group.scales for group in symmetry.groups)
-    factors = balance(symmetry, params, buffers="keep") if scaled else symmetry.identity((count,))
+    factors = balance(params, symmetry, buffers="keep") if scaled else symmetry.identity((count,))
     start = symmetry.act(factors, params)
     method = replace(method or WeightMatching(), scales="keep")
     unmoved = _Placed.of(symmetry, symmetry.identity((count,)), start)
