@@ -33,10 +33,11 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.data.images import ImageData, mnist
+from regauge.nets.classification import Training, initialize, train
 from regauge.nets.cnn import CNN
 from regauge.nets.mlp import mlp
 from regauge.nets.residual_mlp import ResidualMLP
-from regauge.nets.training import Training, initialize, train
+from regauge.training.optimizers import AdamW
 
 POINTS = 25
 PEER_STEPS = (20, 40, 80, 160)
@@ -69,7 +70,7 @@ CASES = (
         "mlp",
         "MLP 784-128-128-128-10",
         lambda: mlp(784, 128, 128, 128, 10),
-        Training(epochs=5, batch=128, lr=1e-3),
+        Training(epochs=5, batch=128, optimizer=AdamW(1e-3)),
         (784, 128, 128, 128, 10),
     ),
     Case(

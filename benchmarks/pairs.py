@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.data.images import mnist
-from regauge.nets.fitting import Fitting, fit_signals
+from regauge.nets.classification import Training, initialize, train
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
-from regauge.nets.training import Training, initialize, train
+from regauge.training import Adam, Descent, fit_signals
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def fitted_sines(count: int) -> rg.Params:
     phases = 2 * math.pi * torch.rand(count, 1, generator=generator)
     waves = torch.sin(frequencies @ points.T + phases).unsqueeze(-1)
     stacked = {name: torch.stack([params[name] for params in starts]) for name in starts[0]}
-    return fit_signals(module, stacked, points, waves, Fitting(steps=300, lr=1e-3))
+    return fit_signals(module, stacked, points, waves, Descent(steps=300, batch=None, optimizer=Adam(1e-3)))
 
 
 def measure(setting: Setting, method: rg.WeightMatching) -> tuple[str, ...]:

@@ -33,9 +33,10 @@ from regauge.connect.batchnorm import reset_batchnorm
 from regauge.core.assignment import assign
 from regauge.core.scales import balance
 from regauge.data.images import ImageData, digits, mnist
+from regauge.nets.classification import Training, split_batches, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
-from regauge.nets.training import Training, split_batches, train
+from regauge.training.optimizers import AdamW
 
 PAIRS = 3
 LAYERS = 4
@@ -205,7 +206,9 @@ def main() -> int:
     images = mnist()
     relu = study(lambda: mlp(784, 128, 128, 128, 10), images, Training(epochs=4))
     scale_tables("ReLU MLP 784-128x3-10, MNIST", relu, has_match=True)
-    residual = study(lambda: resnet20(in_channels=1, blocks=1), digits(), Training(epochs=20, batch=128, lr=4e-3))
+    residual = study(
+        lambda: resnet20(in_channels=1, blocks=1), digits(), Training(epochs=20, batch=128, optimizer=AdamW(4e-3))
+    )
     scale_tables("ResNet8, batch normalization, digits", residual, has_match=False)
     tanh = study(lambda: mlp(784, 128, 128, 128, 10, activation=torch.tanh), images, Training(epochs=4))
     signed = {

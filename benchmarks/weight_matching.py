@@ -30,10 +30,11 @@ from regauge.core import closest
 from regauge.core.assignment import Assignment
 from regauge.core.products import matmul
 from regauge.data.images import cifar10, digits, mnist
+from regauge.nets.classification import Training, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
-from regauge.nets.training import Training, train
 from regauge.nets.vgg import VGG, VGG16
+from regauge.training.optimizers import AdamW
 
 RUNS = 5
 
@@ -183,7 +184,7 @@ def main() -> None:
             lambda: VGG(VGG16, (512, 512), 10, image=32, in_channels=3, norm="none"),
             colors.train_images[:2048],
             colors.train_labels[:2048],
-            Training(epochs=2, batch=64, lr=1e-3),
+            Training(epochs=2, batch=64, optimizer=AdamW(1e-3)),
         ),
     ]
     pairs = [trained_pair(*setting) for setting in settings if chosen in setting[0]]

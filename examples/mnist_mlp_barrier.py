@@ -41,13 +41,15 @@ def main(options: Barrier) -> None:
     import regauge as rg
     from regauge.cli.progress import show_progress
     from regauge.data.images import digits, mnist
+    from regauge.nets.classification import Training, initialize, split_batches, train
     from regauge.nets.mlp import mlp
-    from regauge.nets.training import Training, initialize, split_batches, train
+    from regauge.training.optimizers import AdamW
 
     data = mnist() if options.data == "mnist" else digits()
     pixels = data.train_images[0].numel()
     module = mlp(pixels, 512, 512, 512, data.classes)
-    training = Training(options.epochs, options.batch, options.lr, options.weight_decay)
+    optimizer = AdamW(options.lr, weight_decay=options.weight_decay)
+    training = Training(epochs=options.epochs, batch=options.batch, optimizer=optimizer)
 
     with show_progress(Console(stderr=True)) as progress:
         networks = []

@@ -13,8 +13,8 @@ from regauge.bayes.posteriors import GaussianPosterior
 from regauge.bayes.prediction.likelihoods import Normal
 from regauge.bayes.variational import Variational, diagnose, fit
 from regauge.core.params import Params
+from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp
-from regauge.nets.training import initialize
 
 NOISE, PRIOR, EXAMPLES = 0.5, 0.3, 40
 QUICK = Variational(epochs=500, batch=EXAMPLES, prior_std=PRIOR, initial_std=0.1, lr=0.02, lr_std=0.05, samples=2)

@@ -15,7 +15,7 @@ from regauge.inr.fitting import gradient
 from regauge.inr.fitting.fit import Fit, fit, mean_loss
 from regauge.inr.fitting.losses import LOSSES, Focal, bce, loss_of
 from regauge.inr.fitting.population import fit_images, fit_many, image_inr
-from regauge.nets.fitting import Fitting, fit_signals
+from regauge.training import Adam, Descent, fit_signals
 
 CASES = [
     (Inr(width=9, depth=1), "bce"),
@@ -186,7 +186,13 @@ def test_a_population_fits_as_its_networks_would() -> None:
     found = fit_images(images, inr, config, seed=3)
     start = fit_images(images, inr, replace(config, lr=1e-30), seed=3)
     points = image_samples(images[0]).points
-    expected = fit_signals(inr.module(), start, points, images.flatten(2).transpose(1, 2), Fitting(steps=10, lr=1e-3))
+    expected = fit_signals(
+        inr.module(),
+        start,
+        points,
+        images.flatten(2).transpose(1, 2),
+        Descent(steps=10, batch=None, optimizer=Adam(1e-3)),
+    )
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-7, atol=1e-9)
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from regauge.nets.training import Training
+from regauge.nets.classification import Training
 from regauge.papers import classifiers, merging, resnets
 from regauge.papers.experiment import Run
 from regauge.papers.table import Table
+from regauge.training.optimizers import Adam
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def numbers(table: Table, name: str) -> dict[str, list[float]]:
 
 def test_merging_trained_networks(tmp_path: Path) -> None:
     config = merging.mnist_config("smoke")
-    population = replace(config.population, training=Training(epochs=20, batch=32, lr=5e-3, weight_decay=0.0))
+    population = replace(config.population, training=Training(epochs=20, batch=32, optimizer=Adam(5e-3)))
     table = merging.measure(replace(config, population=population, sets=1), Run("smoke", 0, tmp_path))
     (loss,), (accuracy,) = (zip(*numbers(table, name).values(), strict=True) for name in ("loss", "accuracy"))
     labels = list(numbers(table, "loss"))
@@ -53,7 +54,7 @@ def test_equal_networks_are_merged_into_themselves(tmp_path: Path, monkeypatch: 
 
 def test_lines_begin_and_end_at_the_networks_and_statistics_matter(tmp_path: Path) -> None:
     config = resnets.config("smoke")
-    training = Training(epochs=4, batch=32, lr=1e-2, weight_decay=0.0)
+    training = Training(epochs=4, batch=32, optimizer=Adam(1e-2))
     population = replace(config.populations[0], training=training, examples=1000)
     config = replace(config, populations=(population,), pairs=1)
     table = resnets.measure(config, Run("smoke", 0, tmp_path))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regauge.nets.training import Training
+from regauge.nets.classification import Training
 from regauge.papers.experiment import Run
 from regauge.papers.posteriors import barriers, between, configs, ensembles, regression, toy
 from regauge.papers.posteriors.families import Family, batches, posteriors

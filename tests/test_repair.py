@@ -12,8 +12,9 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.connect.statistics import Moments, Statistics
 from regauge.data.images import digits
+from regauge.nets.classification import Training, initialize, train
 from regauge.nets.mlp import mlp
-from regauge.nets.training import Training, initialize, train
+from regauge.training.optimizers import AdamW
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -338,7 +339,7 @@ def test_repair_lowers_the_loss_of_a_midpoint() -> None:
     ends = []
     for seed in range(2):
         g = torch.Generator().manual_seed(seed)
-        training = Training(epochs=6, batch=64, lr=1e-2)
+        training = Training(epochs=6, batch=64, optimizer=AdamW(1e-2))
         start = initialize(module, g)
         ends.append(train(module, start, images.train_images, images.train_labels, training, generator=g))
     symmetry = rg.discover(module, (images.train_images[:4],))

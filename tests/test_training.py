@@ -6,13 +6,15 @@ from progress import Recorded
 from torch import nn
 
 import regauge as rg
+from regauge.nets.classification import Training, initialize, split_batches, train
 from regauge.nets.cnn import CNN
-from regauge.nets.fitting import Fitting, fit_signals
 from regauge.nets.mlp import mlp
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm, NormName
 from regauge.nets.resnet import resnet20
 from regauge.nets.siren import Siren, plain_population
-from regauge.nets.training import Training, initialize, split_batches, train
+from regauge.training import Descent, fit_signals
+from regauge.training.optimizers import Adam, AdamW
+from regauge.training.schedules import Constant
 
 
 def _blobs() -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +25,7 @@ def _blobs() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_training_learns_and_repeats() -> None:
     inputs, labels = _blobs()
-    module, training = mlp(6, 16, 3), Training(epochs=8, batch=32, lr=1e-2)
+    module, training = mlp(6, 16, 3), Training(epochs=8, batch=32, optimizer=AdamW(1e-2))
     runs, losses = [], []
     for _ in range(2):
         generator = torch.Generator().manual_seed(1)
@@ -34,7 +36,7 @@ def test_training_learns_and_repeats() -> None:
         losses.append(seen.losses)
         assert seen.totals == [80]
         assert all(torch.equal(start[name], before[name]) for name in start)
-    assert len(losses[0]) == training.steps(300) == 80
+    assert len(losses[0]) == training.count_steps(300) == 80
     assert losses[0] == losses[1]
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in module.state_dict())
     evaluate = rg.Task(module, split_batches(inputs, labels, 64)).evaluate
@@ -46,7 +48,7 @@ def test_a_constant_schedule_is_plain_adam() -> None:
     inputs, labels = _blobs()
     module = mlp(6, 5, 3)
     start = initialize(module, torch.Generator().manual_seed(3))
-    training = Training(epochs=2, batch=300, lr=1e-2, weight_decay=0.0, schedule="constant")
+    training = Training(epochs=2, batch=300, optimizer=Adam(1e-2), schedule=Constant())
     found = train(module, start, inputs, labels, training, generator=torch.Generator().manual_seed(4))
     module.load_state_dict(start)
     adam = torch.optim.Adam(module.parameters(), lr=1e-2)
@@ -62,7 +64,7 @@ def test_networks_that_are_fitted_together_do_not_see_one_another() -> None:
     targets = torch.stack([torch.sin(2 * x), torch.cos(3 * x), x])
     module, steps = Siren(1, 8, 1, omega=5.0), Recorded()
     start = plain_population(module, 3, generator=torch.Generator().manual_seed(0))
-    fitting = Fitting(steps=60, lr=5e-3)
+    fitting = Descent(steps=60, batch=None, optimizer=Adam(5e-3))
     together = fit_signals(module, start, x, targets, fitting, progress=steps)
     assert len(steps.amounts) == 60
     for k in range(3):
@@ -117,10 +119,14 @@ def test_residual_networks_of_the_papers_can_be_drawn(norm: NormName) -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"response normalization can be drawn, but the module has \['0.weight'\]"):
         initialize(nn.Sequential(nn.RMSNorm(3)), torch.Generator())
-    with pytest.raises(ValueError, match="epochs and batch must be at least 1"):
+    with pytest.raises(ValueError, match="steps is None and epochs is 0; the one given must be positive"):
         Training(epochs=0)
-    with pytest.raises(ValueError, match="at least one step"):
-        Fitting(steps=0)
+    with pytest.raises(ValueError, match=r"steps is 0 .* the one given must be positive"):
+        Descent(steps=0)
+    with pytest.raises(ValueError, match="give one of them, and only one"):
+        Training(steps=3)
+    with pytest.raises(ValueError, match="batch is 0, but must be at least 1"):
+        Descent(steps=1, batch=0)
     with pytest.raises(ValueError, match=r"multiple of 4, not 10"):
         CNN((4, 8), 16, 10, image=10)
     with pytest.raises(ValueError, match="at least inputs and outputs"):

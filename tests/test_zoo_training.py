@@ -202,7 +202,7 @@ def test_back_ends_agree(name: str, backend: Backend) -> None:
 def test_any_module_is_trained_as_chains_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, data = CASES[name]
     expected, _ = trained(config, data)
-    monkeypatch.setattr("regauge.zoo.training.trainer.steps_of", lambda module, **_: None)
+    monkeypatch.setattr("regauge.training.stacks.steps_of", lambda module, **_: None)
     assert_same(expected, trained(config, data, backend="stacked")[0])
 
 

@@ -17,11 +17,12 @@ from regauge.cli.options import Demo
 from regauge.cli.progress import show_progress
 from regauge.cli.study import Case, fit, keep, study
 from regauge.data.images import ImageData, digits, has_mnist, mnist
+from regauge.nets.classification import Training
 from regauge.nets.cnn import CNN
 from regauge.nets.mlp import mlp
-from regauge.nets.training import Training
 from regauge.report.demo import PAGE, PICTURES, RESULTS, demo_page
 from regauge.storage.checkpoints.writing import save
+from regauge.training.optimizers import AdamW
 
 NETWORKS = 3
 
@@ -73,7 +74,7 @@ def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
     epochs, batch = (40, 32) if is_small else (3, 64)
     if is_quick:
         hidden, channels, wide, epochs, examples = 24, (4, 8), 16, 2, 1000
-    training = Training(epochs=epochs, batch=batch, lr=5e-3, weight_decay=0.3)
+    training = Training(epochs=epochs, batch=batch, optimizer=AdamW(5e-3, weight_decay=0.3))
     pixels, flat = size * size, channels[1] * (size // 4) ** 2
     return (
         Case(

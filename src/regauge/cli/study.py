@@ -15,7 +15,7 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.core.verification import Check
 from regauge.data.images import ImageData
-from regauge.nets.training import Training, initialize, split_batches, train
+from regauge.nets.classification import Training, initialize, split_batches, train
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.writing import save
 

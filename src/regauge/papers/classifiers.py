@@ -16,7 +16,7 @@ from regauge.connect import Curve, Path
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, has_mnist, mnist
-from regauge.nets.training import Training, initialize, split_batches, train
+from regauge.nets.classification import Training, initialize, split_batches, train
 from regauge.papers.experiment import Run
 from regauge.papers.table import Record, Row, Values
 

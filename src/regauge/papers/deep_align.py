@@ -10,12 +10,14 @@ from typing import Literal
 
 import regauge as rg
 from regauge.alignment import Method
+from regauge.nets.classification import Training
 from regauge.nets.mlp import mlp
-from regauge.nets.training import Training
 from regauge.nets.vgg import VGG
 from regauge.papers.classifiers import Comparison, DataName, Entry, Population, compare, small_images
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.table import Quantity, Table
+from regauge.training.optimizers import Adam
+from regauge.training.schedules import Constant
 
 Printed = Mapping[str, tuple[str, str]]
 """For each method the barrier and the AUC as the paper prints them."""
@@ -51,9 +53,9 @@ NORMALIZATION: Mapping[DataName, tuple[float, float]] = {
     "CIFAR-10": (0.5, 0.5),
 }
 """Mean and standard deviation of pixels as in the code that the authors published; the paper does not say."""
-MLP_TRAINING = Training(epochs=5, batch=128, lr=5e-3, weight_decay=0.0, schedule="constant")
+MLP_TRAINING = Training(epochs=5, batch=128, optimizer=Adam(5e-3), schedule=Constant())
 """The paper says 5 epochs, batches of 128 and 5e-3, but not which optimizer; this is Adam."""
-CNN_TRAINING = Training(epochs=20, batch=128, lr=1e-4, weight_decay=0.0, schedule="constant")
+CNN_TRAINING = Training(epochs=20, batch=128, optimizer=Adam(1e-4), schedule=Constant())
 """The paper says 20 epochs of Adam with 1e-4; the batch size is that of the MLPs."""
 
 SINKHORN_LR = 0.1
@@ -98,12 +100,12 @@ def table1_cifar10_config(scale: Scale) -> Classifiers:
 def table2_config(scale: Scale) -> Classifiers:
     """The CNN of table 4 on CIFAR-10; on a CPU with half the channels, trained shortly on a fifth of the images."""
     if scale == "smoke":
-        quick = Training(epochs=1, batch=128, lr=1e-3, weight_decay=0.0, schedule="constant")
+        quick = Training(epochs=1, batch=128, optimizer=Adam(1e-3), schedule=Constant())
         population = cnns("digits", quick, examples=500, narrow=8)
         entries = _entries(TABLE_2_CIFAR10, iterations=2)
         return Classifiers(Comparison(population, entries, pairs=1, seeds=1, points=3, test=100), (_SMOKE,))
     if scale == "cpu":
-        short = Training(epochs=4, batch=128, lr=1e-3, weight_decay=0.0, schedule="constant")
+        short = Training(epochs=4, batch=128, optimizer=Adam(1e-3), schedule=Constant())
         population = cnns("CIFAR-10", short, examples=10_000, narrow=2)
         entries = _entries(TABLE_2_CIFAR10, iterations=100)
         notes = (
@@ -146,7 +148,7 @@ def measure(config: Classifiers, run: Run) -> Table:
     notes = (
         f"{population.architecture} on {data.name}, pixels normalized as in the published code; "
         f"{population.examples:,} images for training, "
-        f"{training.epochs} epochs of Adam with {training.lr:g}, batches of {training.batch}",
+        f"{training.epochs} epochs of Adam with {training.optimizer.lr:g}, batches of {training.batch}",
         f"{comparison.seeds} x {comparison.pairs} pairs of {networks} networks each, none in two pairs; losses are "
         f"cross entropies in nats on {min(comparison.test, len(data.test_labels)):,} test images, at "
         f"{comparison.points} equally spaced points of each line",
@@ -169,7 +171,7 @@ _SMOKE = "a test run on small networks, which are hardly trained: these numbers 
 
 
 def _smoke(data: DataName, printed: Printed) -> Classifiers:
-    quick = Training(epochs=2, batch=128, lr=5e-3, weight_decay=0.0, schedule="constant")
+    quick = Training(epochs=2, batch=128, optimizer=Adam(5e-3), schedule=Constant())
     population = mlps(data, width=16, training=quick)
     comparison = Comparison(population, _entries(printed, iterations=3), pairs=2, seeds=1, points=5, test=500)
     return Classifiers(comparison, (_SMOKE,))

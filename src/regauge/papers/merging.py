@@ -18,12 +18,13 @@ import regauge as rg
 from regauge.alignment import Method
 from regauge.core.params import Params
 from regauge.data.images import ImageData
+from regauge.nets.classification import Training, split_batches
 from regauge.nets.mlp import mlp
-from regauge.nets.training import Training, split_batches
 from regauge.nets.vgg import VGG
 from regauge.papers.classifiers import Population, networks
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.training.optimizers import Adam
 
 BATCH = 1000
 """Images in one evaluation."""
@@ -66,7 +67,7 @@ def mnist_config(scale: Scale) -> Merging:
         "MNIST",
         "MLP 784-512-512-512-10",
         lambda: mlp(784, 512, 512, 512, 10),
-        Training(epochs=5, batch=128, lr=1e-3, weight_decay=0.0),
+        Training(epochs=5, batch=128, optimizer=Adam(1e-3)),
         60_000,
     )
     return Merging(population, networks=5, sets=2 if scale == "cpu" else 10, read=5000)
@@ -83,7 +84,7 @@ def cifar10_config(scale: Scale) -> Merging:
         "CIFAR-10",
         "CNN with 32, 64 and 64 channels",
         lambda: VGG((32, "pool", 64, "pool", 64, "pool"), (), 10, image=32, in_channels=3, norm="none"),
-        Training(epochs=4 if scale == "cpu" else 20, batch=128, lr=4e-3, weight_decay=0.0),
+        Training(epochs=4 if scale == "cpu" else 20, batch=128, optimizer=Adam(4e-3)),
         25_000 if scale == "cpu" else 50_000,
     )
     return Merging(population, networks=5, sets=1 if scale == "cpu" else 5, read=5000)
@@ -113,7 +114,7 @@ def measure(config: Merging, run: Run) -> Table:
     training = population.training
     notes = (
         f"{count} networks in each of {config.sets} set(s), {population.examples:,} training images, {training.epochs} "
-        f"epochs of Adam, learning rate up to {training.lr:g} and down again, batches of {training.batch}",
+        f"epochs of Adam, learning rate up to {training.optimizer.lr:g} and down again, batches of {training.batch}",
         f"accuracy and cross entropy (nats) on {min(config.test, len(data.test_labels)):,} test images; methods that "
         f"read data, and repair, read the first {config.read:,} training images",
         *config.notes,
@@ -124,7 +125,7 @@ def measure(config: Merging, run: Run) -> Table:
 
 def _smoke(architecture: str, make: Callable[[], nn.Module]) -> Merging:
     """Three small networks, hardly trained, on digits."""
-    training = Training(epochs=3, batch=64, lr=3e-3, weight_decay=0.0)
+    training = Training(epochs=3, batch=64, optimizer=Adam(3e-3))
     population = Population("digits", architecture, make, training, 1000)
     notes = ("a test run on small networks of scikit-learn's digits, which are hardly trained",)
     return Merging(population, networks=3, sets=2, read=200, test=300, notes=notes)

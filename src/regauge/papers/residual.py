@@ -12,12 +12,13 @@ import torch
 import regauge as rg
 from regauge.alignment import Method
 from regauge.core.params import Params
+from regauge.nets.classification import Training
 from regauge.nets.residual_mlp import ResidualMLP
-from regauge.nets.training import Training
 from regauge.papers.classifiers import Comparison, Entry, Population, compare, small_images
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.symmetries import permutations_only
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.training.optimizers import Adam
 
 REFINING, REFINING_BATCH = 10_000, 256
 """Training images for the refinement of a mixed matching, and how many a step sees."""
@@ -116,13 +117,13 @@ class Trained:
 def trained_config(scale: Scale) -> Trained:
     """784-128 with six blocks of 256 on MNIST; four pairs on a CPU."""
     if scale == "smoke":
-        name, quick = small_images(), Training(epochs=2, batch=64, lr=2e-3, weight_decay=0.0)
+        name, quick = small_images(), Training(epochs=2, batch=64, optimizer=Adam(2e-3))
         population = _residual_mlps(name, 16, 16, 2, quick, examples=1000)
         return Trained(
             Comparison(population, _entries(steps=3), pairs=2, seeds=1, points=5, test=500),
             ("a test run on small networks, which are hardly trained",),
         )
-    training = Training(epochs=5, batch=128, lr=2e-3, weight_decay=0.0)
+    training = Training(epochs=5, batch=128, optimizer=Adam(2e-3))
     population = _residual_mlps("MNIST", 128, 256, 6, training, examples=60_000)
     pairs = 4 if scale == "cpu" else 20
     return Trained(Comparison(population, _entries(steps=rg.Sinkhorn.steps), pairs=pairs, seeds=1, points=25))
@@ -136,7 +137,7 @@ def measure_trained(config: Trained, run: Run) -> Table:
     training = comparison.population.training
     notes = (
         f"{comparison.population.architecture} on {data.name}, {comparison.population.examples:,} training images, "
-        f"{training.epochs} epochs of Adam, learning rate up to {training.lr:g} and down again, batches of "
+        f"{training.epochs} epochs of Adam, learning rate up to {training.optimizer.lr:g} and down again, batches of "
         f"{training.batch}",
         f"{comparison.pairs} independent pairs; losses on {min(comparison.test, len(data.test_labels)):,} test images "
         f"at {comparison.points} points of each line",

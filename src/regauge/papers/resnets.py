@@ -17,11 +17,12 @@ from regauge.alignment import Method
 from regauge.connect import Curve, interpolate
 from regauge.core.params import Params
 from regauge.data.images import ImageData
+from regauge.nets.classification import Training, split_batches
 from regauge.nets.resnet import resnet20
-from regauge.nets.training import Training, split_batches
 from regauge.papers.classifiers import DataName, Population, align, mean_curve, networks, small_images
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.training.optimizers import AdamW
 
 BATCH = 250
 """Images in one evaluation."""
@@ -57,7 +58,7 @@ class Resnets:
 
 def config(scale: Scale) -> Resnets:
     """Widths 1, 2 and 4 on CIFAR-10, trained for two epochs on a CPU; or a network of eight layers."""
-    training = Training(epochs=2, batch=64, lr=5e-3, weight_decay=0.05)
+    training = Training(epochs=2, batch=64, optimizer=AdamW(5e-3, weight_decay=0.05))
     if scale == "smoke":
         quick = replace(training, epochs=1, batch=32)
         populations = _populations(small_images(), (1,), 1, quick, examples=200)
@@ -97,8 +98,8 @@ def measure(config: Resnets, run: Run) -> Table:
     accuracies = [fmean(one["accuracy"] for one in judged[len(ends) * k : len(ends) * (k + 1)]) for k in columns]
     notes = (
         f"{population.examples:,} training images, {population.training.epochs} epochs of AdamW in bfloat16 (weights "
-        f"and their updates in float32), learning rate up to {population.training.lr:g} and down again, batches of "
-        f"{population.training.batch}, weight decay {population.training.weight_decay:g}",
+        f"and their updates in float32), learning rate up to {population.training.optimizer.lr:g} and down again, "
+        f"batches of {population.training.batch}, weight decay {population.training.optimizer.weight_decay:g}",
         "mean accuracy of the networks: "
         + ", ".join(f"{value:.3f} (x{width})" for width, value in zip(config.widths, accuracies, strict=True)),
         f"{config.pairs} pair(s) of each width, {config.points} points of each line, the first "

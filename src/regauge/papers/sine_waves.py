@@ -17,12 +17,14 @@ from regauge.connect import Curve
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.data.waves import Waves, waves
-from regauge.nets.fitting import Fitting, fit_signals
 from regauge.nets.siren import Siren, plain_population
 from regauge.papers.classifiers import align, mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.symmetries import permutations_only, without_shifts
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.training.descent import Descent
+from regauge.training.optimizers import Adam
+from regauge.training.signals import fit_signals
 
 RECOVERED = 1e-3
 """A copy is recovered when no parameter is further from the original than this share of the largest one."""
@@ -44,16 +46,21 @@ class SineWaves:
 
     pairs: int
     points: int
-    fitting: Fitting
+    fitting: Descent
     line: int
     notes: tuple[str, ...] = ()
+
+
+def fitting(steps: int) -> Descent:
+    """Adam on all points in every step."""
+    return Descent(steps=steps, batch=None, optimizer=Adam(5e-4))
 
 
 def config(scale: Scale) -> SineWaves:
     """50 pairs on a CPU, and 100 at the paper's scale, as many as it tests on."""
     if scale == "smoke":
-        return SineWaves(4, 64, Fitting(steps=50), 5, ("a test run: the networks are hardly fitted",))
-    return SineWaves(50 if scale == "cpu" else 100, 512, Fitting(), 25)
+        return SineWaves(4, 64, fitting(50), 5, ("a test run: the networks are hardly fitted",))
+    return SineWaves(50 if scale == "cpu" else 100, 512, fitting(1000), 25)
 
 
 SYMMETRIES: Mapping[str, Callable[[rg.Symmetry], rg.Symmetry]] = {
@@ -117,7 +124,7 @@ def measure(config: SineWaves, run: Run) -> Table:
     notes = (
         f"{config.pairs} waves sin(a x) on [-pi, pi] with a uniform in [0.5, 10], each fitted by two networks "
         f"1-32-32-1 with sin(30 z), from different initial values (uniform, biases zero); {config.fitting.steps:,} "
-        f"steps of Adam with {config.fitting.lr:g} on {config.points} points, then mean squared errors of "
+        f"steps of Adam with {config.fitting.optimizer.lr:g} on {config.points} points, then mean squared errors of "
         f"{ends[0]:.2g} and {ends[1]:.2g}",
         f"barrier and AUC of the mean squared error halfway between these points, at {config.line} points of each "
         "line; weight distance: Euclidean",

@@ -19,12 +19,13 @@ from regauge.connect import Curve, Path
 from regauge.core.params import Params
 from regauge.data.images import digits, mnist
 from regauge.data.text import help_topics, windows
-from regauge.nets.training import Training, split_batches, train
+from regauge.nets.classification import Training, split_batches, train
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 from regauge.papers.classifiers import align, mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.symmetries import permutations_only, without_matrices
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.training.optimizers import AdamW
 
 Family = Literal["vit", "gpt", "llama"]
 Part = Literal["permutations", "discrete", "all"]
@@ -232,8 +233,8 @@ def measure(config: Transformers, run: Run) -> Table:
     training = population.training
     notes = (
         f"{population.architecture}, on {population.data}; {training.epochs} epochs of AdamW over "
-        f"{len(data.train_targets):,} examples, learning rate up to {training.lr:g} and down again, weight decay "
-        f"{training.weight_decay:g}, batches of {training.batch}",
+        f"{len(data.train_targets):,} examples, learning rate up to {training.optimizer.lr:g} and down again, "
+        f"weight decay {training.optimizer.weight_decay:g}, batches of {training.batch}",
         f"{config.pairs} independent pairs; the loss is that of {min(config.test, len(data.test_targets)):,} test "
         f"examples at {config.points} points of each line; methods and repair read "
         f"{min(config.read, len(data.train_targets)):,} training examples; CPU seconds include those of earlier rows",
@@ -355,7 +356,7 @@ def _row(entry: Entry, records: list[Record]) -> Row:
 
 
 def _training(is_smoke: bool, *, epochs: int, batch: int) -> Training:
-    return Training(epochs=1 if is_smoke else epochs, batch=batch, lr=3e-3, weight_decay=0.1)
+    return Training(epochs=1 if is_smoke else epochs, batch=batch, optimizer=AdamW(3e-3, weight_decay=0.1))
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {

@@ -1,1 +1,27 @@
 """Training: descent on a loss, with plain and stacked parameters; schedules, optimizers, initializations."""
+
+from regauge.training.descent import Descent, Minimum, PlainProgram, Program, State, descend, differentiate, minimize
+from regauge.training.optimizers import SGD, Adam, AdamW, Optimizer
+from regauge.training.schedules import Constant, Cosine, OneCycle, Schedule, StepDecay
+from regauge.training.signals import fit_signals
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "Descent",
+    "Minimum",
+    "OneCycle",
+    "Optimizer",
+    "PlainProgram",
+    "Program",
+    "Schedule",
+    "State",
+    "StepDecay",
+    "descend",
+    "differentiate",
+    "fit_signals",
+    "minimize",
+]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.training.optimizers import Optimizer
-from regauge.training.programs import PIECE_BYTES, channels_last, mean_loss
+from regauge.training.programs import PIECE_BYTES, Batch, channels_last, mean_loss
 
 
 class Loop:
@@ -33,15 +33,14 @@ class Loop:
             one.to(device=next(iter(params.values())).device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.modules.append(one.train())
             own = {name: values[k] for name, values in settings.items()}
-            self.optimizers.append(
-                optimizer.sequential([param for param in one.parameters() if param.requires_grad], own)
-            )
+            self.optimizers.append(optimizer.make([param for param in one.parameters() if param.requires_grad], own))
         self.pieces: int | None = None
 
-    def step(self, inputs: Tensor, targets: Tensor, factor: float) -> Tensor:
-        """One step of all networks; their losses before it."""
+    def step(self, batch: Batch, factor: float) -> Tensor:
+        """Take a step with all networks, and return their losses before it."""
+        inputs, targets = batch
         members = len(self.modules) // len(inputs)
-        batches = [channels_last(batch) for batch in inputs]
+        batches = [channels_last(images) for images in inputs]
         each = len(self.modules) // len(targets)
         if self.pieces is None:
             self.pieces = pieces_of(self.modules[0], batches[0])
@@ -50,8 +49,8 @@ class Loop:
             optimizer.zero_grad()
             total = torch.zeros((), dtype=torch.float64, device=inputs.device)
             parts = batches[k // members].chunk(self.pieces), targets[k // each].chunk(self.pieces)
-            for batch, wanted in zip(*parts, strict=True):
-                loss = mean_loss(module(batch), wanted) * (len(batch) / inputs.shape[1])
+            for images, wanted in zip(*parts, strict=True):
+                loss = mean_loss(module(images), wanted) * (len(images) / inputs.shape[1])
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
             optimizer.param_groups[0]["lr"] = rate * factor

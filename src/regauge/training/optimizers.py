@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ BLOCK = 131_072
 
 LARGE = 32_768
 """Networks with at least as many values are updated one by one, by torch's fused kernel, if their settings differ."""
+
+
+Parameters = Sequence[Tensor] | list[dict[str, Any]]
+"""Tensors, or groups of tensors as `torch.optim` takes them."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class SGD:
         """The update of stacked parameters with settings for each network."""
         return _BlocksOfSGD(self, params, settings)
 
-    def sequential(self, params: Sequence[Tensor], settings: Mapping[str, float]) -> torch.optim.Optimizer:
+    def make(self, params: Parameters, settings: Mapping[str, float]) -> torch.optim.Optimizer:
         """Torch's fused optimizer for parameters that share their settings."""
         lr, momentum, decay = (settings[name] for name in ("lr", "momentum", "weight_decay"))
         return torch.optim.SGD(params, lr, momentum=momentum, weight_decay=decay, nesterov=self.is_nesterov, fused=True)
@@ -86,7 +90,7 @@ class Adam:
         """The update of stacked parameters with settings for each network."""
         return _BlocksOfAdam(self, params, settings)
 
-    def sequential(self, params: Sequence[Tensor], settings: Mapping[str, float]) -> torch.optim.Optimizer:
+    def make(self, params: Parameters, settings: Mapping[str, float]) -> torch.optim.Optimizer:
         """Torch's fused optimizer for parameters that share their settings."""
         kind = torch.optim.AdamW if self.is_decoupled else torch.optim.Adam
         lr, decay = settings["lr"], settings["weight_decay"]
@@ -107,6 +111,19 @@ class AdamW(Adam):
 
 
 Optimizer = SGD | Adam | AdamW
+
+
+def require_numbers(optimizer: Optimizer) -> dict[str, float]:
+    """The settings of an optimizer that may differ between networks, as numbers.
+
+    Raises:
+        ValueError: One is a distribution.
+    """
+    settings = {name: getattr(optimizer, name) for name in optimizer.per_network}
+    for name, value in settings.items():
+        if not isinstance(value, float | int):
+            raise ValueError(f"{name} is {value}, but must be a number here; distributions are for populations")
+    return {name: float(value) for name, value in settings.items()}
 
 
 class Stacked(Protocol):
@@ -176,7 +193,7 @@ class Fused:
         self.parts = []
         for k, views in enumerate(self._views(params)):
             settings = {name: values[k] for name, values in self.settings.items()}
-            self.parts.append((views, self.method.sequential(views, settings), settings["lr"]))
+            self.parts.append((views, self.method.make(views, settings), settings["lr"]))
 
     def _views(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         """The tensors of each part."""

@@ -1,4 +1,4 @@
-"""What a back end is: a program that trains the networks of a stack, and how it is chosen."""
+"""Programs that train the networks of a stack."""
 
 from typing import Literal, Protocol
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regauge.core.params import Params
+from regauge.training.descent import Program
 
 Backend = Literal["stacked", "compiled", "loop"]
 """One program for all networks of a stack; the same, compiled; or one network after the other."""
@@ -15,29 +15,19 @@ PIECE_BYTES = 4 * 2**20
 """Of the largest hidden tensor of a piece of a batch, where a batch may be read in pieces."""
 
 
-class Program(Protocol):
-    """The networks of a stack while they are trained."""
+Batch = tuple[Tensor, Tensor]
+"""Inputs for each group of consecutive networks, `[groups, examples, ...]`, and targets: classes `[groups, examples]`,
+or values `[groups or networks, examples, out]`."""
 
-    def step(self, inputs: Tensor, targets: Tensor, factor: float) -> Tensor:
-        """One step of all networks.
 
-        Args:
-            inputs: A batch for each group of consecutive networks, `[groups, examples, ...]`.
-            targets: Classes `[groups, examples]`, or values `[groups or networks, examples, out]`.
-            factor: What all learning rates are multiplied with.
-
-        Returns:
-            The losses before the step, `[networks]`.
-        """
+class StackProgram(Program[Batch], Protocol):
+    """The networks of a stack in training; losses are `[networks]`, and parameters and buffers `[networks, ...]`."""
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """What every network says, in evaluation mode, of a batch that all read, `[networks, examples, out]`."""
 
-    def params(self) -> Params:
-        """Parameters and buffers now, `[networks, ...]`, as new tensors."""
-
     def keep(self, index: Tensor) -> None:
-        """Go on with the networks at `index` alone."""
+        """Drop all networks but those at `index`."""
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
+from regauge.training.chains.images import ImageChain
+from regauge.training.chains.steps import steps_of
+from regauge.training.chains.vectors import VectorChain, links_of
 from regauge.training.optimizers import Optimizer, stacked
-from regauge.training.programs import learned_names, mean_loss
+from regauge.training.programs import Batch, learned_names, mean_loss
 
 
 class Engine(Protocol):
@@ -38,8 +41,9 @@ class Stack:
         self.engine = engine
         self.optimizer = stacked(optimizer, list(self.learned.values()), settings)
 
-    def step(self, inputs: Tensor, targets: Tensor, factor: float) -> Tensor:
-        """One step of all networks; their losses before it."""
+    def step(self, batch: Batch, factor: float) -> Tensor:
+        """Take a step with all networks, and return their losses before it."""
+        inputs, targets = batch
         losses, gradients = self.engine.gradients(self.learned | self.rest, inputs, targets)
         self.optimizer.update(gradients, factor)
         return losses
@@ -59,6 +63,27 @@ class Stack:
         self.learned = {name: tensor[index] for name, tensor in self.learned.items()}
         self.rest = {name: tensor[index] for name, tensor in self.rest.items()}
         self.optimizer.keep(list(self.learned.values()), index)
+
+
+def chain_of(
+    module: nn.Module, *, reads_vectors: bool, device: torch.device | str = "cpu"
+) -> VectorChain | ImageChain | None:
+    """The program by hand of a chain of layers; None if the module is no chain, or the device is faster without it.
+
+    Args:
+        module: How to run one network.
+        reads_vectors: Whether an example is a vector; it is an image otherwise.
+        device: Where the networks are trained.
+    """
+    if not all(tensor.requires_grad for tensor in module.parameters()):
+        return None
+    steps = steps_of(module, reads_vectors=reads_vectors)
+    if steps is None:
+        return None
+    links = links_of(steps)
+    if links is not None:
+        return VectorChain(links)
+    return ImageChain(steps) if torch.device(device).type == "cpu" else None
 
 
 class VmapEngine:

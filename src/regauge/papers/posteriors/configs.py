@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from regauge.bayes.variational.training import Variational
-from regauge.nets.training import Training
+from regauge.nets.classification import Training
 from regauge.papers.experiment import Scale
 from regauge.papers.posteriors.barriers import (
     ALIGNED,
@@ -18,6 +18,7 @@ from regauge.papers.posteriors.barriers import (
     Case,
 )
 from regauge.papers.posteriors.families import DataName, Family
+from regauge.training.optimizers import Adam
 
 Norm = Literal["filter", "layer"]
 NORMS: tuple[Norm, ...] = ("filter", "layer")
@@ -112,7 +113,7 @@ def figure8(scale: Scale) -> Barriers:
 
 def figure9(scale: Scale) -> Barriers:
     """Posteriors beside points."""
-    points = Training(epochs=100 if scale == "paper" else 10, batch=500, lr=1e-3, weight_decay=0.0)
+    points = Training(epochs=100 if scale == "paper" else 10, batch=500, optimizer=Adam(1e-3))
     return _barriers(
         scale,
         "Figure 9: posteriors and points",

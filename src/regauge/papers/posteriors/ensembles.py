@@ -12,11 +12,12 @@ from regauge.bayes.matching import align_many, barycenter
 from regauge.bayes.posteriors import GaussianPosterior, ParticlePosterior, Posterior
 from regauge.bayes.prediction import predict
 from regauge.core.params import Params
-from regauge.nets.training import Training
+from regauge.nets.classification import Training
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.posteriors.configs import converged, tiny
 from regauge.papers.posteriors.families import Family, batches, posteriors
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.training.optimizers import Adam
 
 REPAIR = 5000
 """Training images whose statistics repair restores."""
@@ -76,7 +77,7 @@ WAYS = (
 
 def config(scale: Scale) -> Ensembles:
     """Sixteen members, and eight posteriors at T = 0.1."""
-    points = Training(epochs=5, batch=256, lr=1e-3, weight_decay=0.0)
+    points = Training(epochs=5, batch=256, optimizer=Adam(1e-3))
     width = 512 if scale == "paper" else 128
     members = Family("MNIST, normalized", "mlp", width, points, 60_000)
     bayesian = Family("MNIST, normalized", "mlp", width, converged(scale), 60_000)

@@ -12,9 +12,9 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.variational.training import Variational, fit
 from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist
+from regauge.nets.classification import Training, initialize, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
-from regauge.nets.training import Training, initialize, train
 from regauge.papers.experiment import Run
 
 DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]

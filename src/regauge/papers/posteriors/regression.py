@@ -14,8 +14,8 @@ from regauge.bayes.transport import geodesic
 from regauge.bayes.variational.training import Variational, fit
 from regauge.core.params import Params
 from regauge.data.curves import CurveData, has_snelson, snelson
+from regauge.nets.classification import initialize
 from regauge.nets.mlp import MLP, mlp
-from regauge.nets.training import initialize
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
 from regauge.papers.posteriors.families import kept

@@ -10,9 +10,9 @@ from torch import nn
 import regauge as rg
 from regauge.bayes.posteriors import GaussianPosterior
 from regauge.core.params import Params
+from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
-from regauge.nets.training import initialize
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
 from regauge.papers.table import Quantity, Record, Row, Table

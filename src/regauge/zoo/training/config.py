@@ -1,12 +1,10 @@
 """What a population is: everything that decides what its networks become."""
 
-import math
 from dataclasses import dataclass, field
 
 from regauge.storage.architecture import Architecture
+from regauge.training.descent import Descent
 from regauge.training.initialization import Initialization
-from regauge.training.optimizers import Adam, Optimizer
-from regauge.training.schedules import Constant, Schedule
 from regauge.training.settings import Setting, bounds, require_setting
 from regauge.zoo.training.examples import Examples
 
@@ -89,7 +87,7 @@ class Discard:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Descent):
     """A population: network i follows from this and from i, whichever others are trained beside it.
 
     Every step is the same to rounding; what rounding comes to in a long training is said at `train`.
@@ -98,18 +96,16 @@ class Config:
     in the same order and draw the same subset of the data; everything else is each network's own. With `group=1` that
     is too, at up to three times the cost.
 
+    What `Descent` says of steps, epochs, batches, optimizer and schedule holds here too. Batches follow one another
+    without a gap, so the last of one epoch may begin the next. Settings of the optimizer may be distributions, which
+    each network draws from.
+
     Attributes:
         architecture: Of all networks.
         data: A name in `regauge.zoo.training.SETS`; `package.module:function` of a function that returns Examples, the
             same ones in every process; or what examples are called that are handed to `train`.
         count: How many networks; their ids are 0 to count - 1.
         seed: All chance comes from here and from ids.
-        steps: Optimizer steps; give either these or epochs.
-        epochs: Passes over the examples. Batches follow one another without a gap, so the last of one pass may begin
-            the next.
-        batch: Examples per step; None is all of them.
-        optimizer: With settings for all networks, or distributions that each draws from.
-        schedule: Of the learning rate.
         initialization: How they start.
         subset: Of the examples; all if None.
         copies: Of every signal, where networks are signals: network i learns signal `i // copies`, and begins again
@@ -126,11 +122,6 @@ class Config:
     data: str
     count: int
     seed: int = 0
-    steps: int | None = None
-    epochs: float | None = None
-    batch: int | None = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(lr=1e-3))
-    schedule: Schedule = field(default_factory=Constant)
     initialization: Initialization = field(default_factory=Initialization)
     subset: Subset | None = None
     copies: int = 1
@@ -142,12 +133,7 @@ class Config:
         for name in ("count", "copies", "group"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch is {self.batch}, but must be at least 1, or None for all examples")
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; give one of them, and only one")
-        if (self.steps is not None and self.steps < 1) or (self.epochs is not None and not 0 < self.epochs < math.inf):
-            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; the one that counts must be positive")
+        super().__post_init__()
         if self.epochs is not None and isinstance(self.subset, Fraction) and len(set(bounds(self.subset.share))) > 1:
             raise ValueError("networks with different shares of the examples have different epochs; give steps instead")
         if len({discard.step for discard in self.discards}) < len(self.discards):

@@ -6,20 +6,19 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, islice
 
 import torch
 from torch import Tensor, nn
 
 from regauge.core.progress import Advance, no_advance
-from regauge.training.chains.images import ImageChain
-from regauge.training.chains.steps import steps_of
-from regauge.training.chains.vectors import VectorChain, links_of
+from regauge.training.chains.vectors import VectorChain
+from regauge.training.descent import descend
 from regauge.training.initialization import built, initialized, start_of
 from regauge.training.one_by_one import Loop
-from regauge.training.programs import Backend, Program
+from regauge.training.programs import Backend, StackProgram
 from regauge.training.settings import drawn
-from regauge.training.stacks import Stack, VmapEngine
+from regauge.training.stacks import Stack, VmapEngine, chain_of
 from regauge.zoo.training.batches import reads_everything
 from regauge.zoo.training.config import Config
 from regauge.zoo.training.examples import Examples, load_examples
@@ -173,14 +172,14 @@ class _Maker:
     ) -> None:
         self.config, self.module, self.examples = config, module.to(device), examples
         self.device, self.dtype = device, dtype
-        self.chain = self._chain()
+        self.chain = chain_of(module, reads_vectors=examples.inputs.ndim == 2, device=device)
         self.backend: Backend = backend if backend is not None else self._fastest(networks)
         if self.backend == "compiled" and not _has_compiler():
             _log.warning("there is no C++ compiler for torch.compile, so the stacked program runs as it is")
             self.backend = "stacked"
         self.vmap = VmapEngine(module, is_compiled=self.backend == "compiled")
 
-    def make(self, members: Sequence[Member]) -> Program:
+    def make(self, members: Sequence[Member]) -> StackProgram:
         """The program of these networks at their start."""
         starts = [member.start for member in members]
         params = initialized(self.config.architecture, starts, self.dtype)
@@ -209,18 +208,6 @@ class _Maker:
         if reads_everything(self.config, self.examples):
             return size
         return size // group * group if size >= group else math.ceil(group / math.ceil(group / size))
-
-    def _chain(self) -> VectorChain | ImageChain | None:
-        """The program by hand, if the module is a chain and that is faster than vectorizing it."""
-        if not all(tensor.requires_grad for tensor in self.module.parameters()):
-            return None
-        steps = steps_of(self.module, reads_vectors=self.examples.inputs.ndim == 2)
-        if steps is None:
-            return None
-        links = links_of(steps)
-        if links is not None:
-            return VectorChain(links)
-        return ImageChain(steps) if self.device.type == "cpu" else None
 
     def _fastest(self, networks: int) -> Backend:
         if self.chain is not None:
@@ -266,11 +253,12 @@ def _trained(
     checkpoints = {total} | (config.checkpoints.steps(total) if config.checkpoints else set())
     discards = {discard.step: discard for discard in config.discards}
     reached = 0
+    states = descend(stack.program, map(stack.batches.at, range(total)), steps=total, schedule=config.schedule)
     for event in sorted(checkpoints | discards.keys()):
         with _one_thread():
             losses: Tensor | None = None
-            for step in range(reached, event):
-                losses = stack.program.step(*stack.batches.at(step), config.schedule.factor(step, total))
+            for state in islice(states, event - reached):
+                losses = state.loss
                 advance(worth)
             reached = event
             params = stack.program.params()

@@ -1,8 +1,7 @@
-"""Train a classifier: what the demo, the examples, the experiments and the tests need of it."""
+"""Classifiers: drawing them, training them, and cutting their examples into batches."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -12,37 +11,21 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import cross_entropy
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
+from regauge.training.descent import Descent, differentiate, minimize, shuffle, training_mode
+from regauge.training.optimizers import AdamW, Optimizer
+from regauge.training.schedules import OneCycle, Schedule
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, ChannelLayerNorm, FilterResponseNorm)
 
 
-@dataclass(frozen=True)
-class Training:
-    """How a classifier is trained: Adam, in epochs over shuffled data.
+@dataclass(frozen=True, kw_only=True)
+class Training(Descent):
+    """Settings of a classifier's training: AdamW with one cycle of the learning rate, in epochs over shuffled data."""
 
-    Attributes:
-        epochs: Passes over the data.
-        batch: Examples per step.
-        lr: Largest learning rate.
-        weight_decay: Decoupled from the gradient (AdamW); plain Adam without it.
-        schedule: Whether the learning rate rises and falls once over the whole training, or stays.
-    """
-
-    epochs: int = 5
-    batch: int = 256
-    lr: float = 2e-3
-    weight_decay: float = 1e-2
-    schedule: Literal["cycle", "constant"] = "cycle"
-
-    def __post_init__(self) -> None:
-        if min(self.epochs, self.batch) < 1 or self.lr <= 0 or self.weight_decay < 0:
-            raise ValueError(
-                f"{self} cannot train: epochs and batch must be at least 1, lr positive and weight_decay not negative"
-            )
-
-    def steps(self, examples: int) -> int:
-        """Number of steps; a smaller last batch counts."""
-        return self.epochs * -(-examples // self.batch)
+    epochs: float | None = 5
+    batch: int | None = 256
+    optimizer: Optimizer = field(default_factory=lambda: AdamW(lr=2e-3))
+    schedule: Schedule = field(default_factory=OneCycle)
 
 
 def initialize(module: nn.Module, generator: torch.Generator) -> Params:
@@ -94,38 +77,38 @@ def train(
 
     Args:
         module: How to run the parameters; its own are not used.
-        params: Where to start.
+        params: Parameters and buffers at the start.
         inputs: `[n, ...]`.
         labels: Classes, `[n]`; of sequences `[n, ...]`, as many as the outputs have.
-        training: Epochs, batch size, learning rate.
+        training: Epochs, batch size, optimizer, schedule.
         generator: Draws the order of the examples.
         progress: Shows the steps, with the loss of each batch in nats.
 
     Returns:
         Trained parameters.
+
+    Raises:
+        ValueError: The loss becomes NaN or Inf.
     """
-    learned = {name: params[name].detach().clone().requires_grad_() for name, _ in module.named_parameters()}
+    learned = {name: params[name] for name, _ in module.named_parameters()}
     buffers = {name: tensor.clone() for name, tensor in params.items() if name not in learned}
-    optimizer = torch.optim.AdamW(learned.values(), lr=training.lr, weight_decay=training.weight_decay)
-    total = training.steps(len(labels))
-    schedule: torch.optim.lr_scheduler.LRScheduler
-    if training.schedule == "cycle":
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=training.lr, total_steps=total)
-    else:
-        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1, total_iters=0)
-    was_training, advance = module.training, progress("training", total)
-    module.train()
-    for _ in range(training.epochs):
-        for index in torch.split(torch.randperm(len(labels), generator=generator), training.batch):
-            outputs = torch.func.functional_call(module, {**learned, **buffers}, (inputs[index],))
-            loss = cross_entropy(outputs, labels[index])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            advance(loss=loss.item())
-    module.train(was_training)
-    return {name: {**learned, **buffers}[name].detach() for name in params}
+
+    def loss(learned: Params, index: Tensor) -> Tensor:
+        outputs = torch.func.functional_call(module, {**learned, **buffers}, (inputs[index],))
+        return cross_entropy(outputs, labels[index])
+
+    with training_mode(module):
+        found = minimize(
+            differentiate(loss),
+            learned,
+            shuffle(len(labels), training.batch, generator),
+            steps=training.count_steps(len(labels)),
+            optimizer=training.optimizer,
+            schedule=training.schedule,
+            progress=progress,
+        )
+    trained = {**found.params, **buffers}
+    return {name: trained[name] for name in params}
 
 
 def split_batches(inputs: Tensor, labels: Tensor, size: int = 250) -> list[tuple[Tensor, Tensor]]:

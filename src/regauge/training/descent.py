@@ -1,0 +1,268 @@
+"""Descent on a loss: the one loop of all trainings.
+
+`descend` is a generator of steps. It drives a `Program`, which holds parameters and their optimizer: `PlainProgram` for
+the parameters of one network or of anything else, `regauge.training.stacks.Stack` for many networks at once. `minimize`
+runs a plain program to its end, or as long as the time allows.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
+from regauge.training.optimizers import Adam, Optimizer, require_numbers
+from regauge.training.schedules import Constant, Schedule
+
+B = TypeVar("B")
+B_contra = TypeVar("B_contra", contravariant=True)
+
+Loss = Callable[[Params, B], Tensor]
+"""From parameters and a batch to a loss, or to one loss for each of several networks that do not touch one another."""
+Gradient = Callable[[Params, B], tuple[Tensor, Sequence[Tensor | None]]]
+"""From parameters and a batch to the loss, and the gradient by each parameter; None where it does not depend on one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """Settings that all trainings share.
+
+    Attributes:
+        steps: Steps of the optimizer; give either these or epochs.
+        epochs: Passes over the examples.
+        batch: Examples per step; None is all of them.
+        optimizer: The optimizer with its learning rate.
+        schedule: Factor of the learning rate in each step.
+
+    Raises:
+        ValueError: A value makes no sense.
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+    batch: int | None = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(lr=1e-3))
+    schedule: Schedule = field(default_factory=Constant)
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f"batch is {self.batch}, but must be at least 1, or None for all examples")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; give one of them, and only one")
+        if (self.steps is not None and self.steps < 1) or (self.epochs is not None and not 0 < self.epochs < math.inf):
+            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; the one given must be positive")
+
+    def count_steps(self, examples: int) -> int:
+        """Steps of a training on so many examples, where an epoch ends with a smaller batch."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, round(self.epochs * math.ceil(examples / (self.batch or examples))))
+
+
+class Program(Protocol[B_contra]):
+    """Parameters in training, with their optimizer."""
+
+    def step(self, batch: B_contra, factor: float) -> Tensor:
+        """Take a step with the learning rates times `factor`, and return the loss before it."""
+
+    def params(self) -> Params:
+        """Parameters and buffers now, as new tensors."""
+
+
+class PlainProgram(Generic[B]):
+    """Parameters that one optimizer of torch changes.
+
+    Args:
+        gradient: Loss and gradients, such as `differentiate(loss)`.
+        params: The parameters at the start, unchanged.
+        optimizer: With numbers as settings, not with distributions.
+        lrs: Other learning rates than the optimizer's, by parameter.
+    """
+
+    def __init__(
+        self,
+        gradient: Gradient[B],
+        params: Mapping[str, Tensor],
+        optimizer: Optimizer,
+        *,
+        lrs: Mapping[str, float] | None = None,
+    ) -> None:
+        self._gradient = gradient
+        self._params = {name: tensor.detach().clone() for name, tensor in params.items()}
+        settings = require_numbers(optimizer)
+        self._lrs = [(lrs or {}).get(name, settings["lr"]) for name in self._params]
+        self._optimizer = optimizer.make(
+            [{"params": [t], "lr": lr} for t, lr in zip(self._params.values(), self._lrs, strict=True)]
+            if len(set(self._lrs)) > 1
+            else list(self._params.values()),
+            settings,
+        )
+
+    def step(self, batch: B, factor: float) -> Tensor:
+        """Take a step with the learning rates times `factor`, and return the loss before it."""
+        loss, gradients = self._gradient(self._params, batch)
+        for param, gradient in zip(self._params.values(), gradients, strict=True):
+            # The fused kernels run over memory: a gradient with other strides than its parameter would be misread.
+            param.grad = None if gradient is None else gradient.contiguous()
+        for group, lr in zip(self._optimizer.param_groups, self._lrs, strict=False):
+            group["lr"] = lr * factor
+        self._optimizer.step()
+        return loss
+
+    def params(self) -> Params:
+        """The parameters now, as new tensors."""
+        return {name: tensor.detach().clone() for name, tensor in self._params.items()}
+
+
+class State(NamedTuple):
+    """A training after a step.
+
+    Attributes:
+        step: Number of steps that were taken.
+        loss: The loss before the last of them.
+        is_last: Whether the training ends here.
+    """
+
+    step: int
+    loss: Tensor
+    is_last: bool
+
+
+class Minimum(NamedTuple):
+    """The outcome of `minimize`.
+
+    Attributes:
+        params: Those with the least judgment, or the last ones if there is no judge.
+        losses: The loss of every step's batch before the step, `[steps]`.
+    """
+
+    params: Params
+    losses: Tensor
+
+
+def differentiate(loss: Loss[B]) -> Gradient[B]:
+    """Gradients of a loss by automatic differentiation; of several losses, the gradients of their sum."""
+
+    def run(params: Params, batch: B) -> tuple[Tensor, Sequence[Tensor | None]]:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+        with torch.enable_grad():
+            value = loss(leaves, batch)
+        return value.detach(), torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+
+    return run
+
+
+def descend(
+    program: Program[B],
+    batches: Iterable[B],
+    *,
+    steps: int,
+    schedule: Schedule | None = None,
+    seconds: float | None = None,
+) -> Iterator[State]:
+    """Take one step after the other.
+
+    Args:
+        program: What is trained; it changes with every step.
+        batches: One for each step, read when its turn comes.
+        steps: Number of steps, if the time allows.
+        schedule: Of the learning rate; constant unless given. It is not shortened when the time is.
+        seconds: Time after which the step in progress is the last.
+
+    Yields:
+        The state after each step.
+    """
+    schedule = schedule or Constant()
+    began = time.monotonic()
+    for step, batch in zip(range(1, steps + 1), batches, strict=False):
+        loss = program.step(batch, schedule.factor(step - 1, steps))
+        is_last = step == steps or (seconds is not None and time.monotonic() - began >= seconds)
+        yield State(step, loss, is_last)
+        if is_last:
+            return
+
+
+def minimize(
+    gradient: Gradient[B],
+    params: Mapping[str, Tensor],
+    batches: Iterable[B],
+    *,
+    steps: int,
+    optimizer: Optimizer,
+    schedule: Schedule | None = None,
+    lrs: Mapping[str, float] | None = None,
+    seconds: float | None = None,
+    judge: Callable[[Params], float] | None = None,
+    checks: int = 1,
+    progress: Progress = no_progress,
+    label: str = "training",
+) -> Minimum:
+    """Descend to the end, or as long as the time allows, and return the best parameters.
+
+    Args:
+        gradient: Loss and gradients, such as `differentiate(loss)`.
+        params: The parameters at the start, unchanged.
+        batches: One for each step.
+        steps: Number of steps, if the time allows.
+        optimizer: The optimizer with its learning rate.
+        schedule: Of the learning rate; constant unless given.
+        lrs: Other learning rates than the optimizer's, by parameter.
+        seconds: Time after which the step in progress is the last.
+        judge: Judges parameters at the checks and at the end; less is better. The loss of a batch tells too little
+            to choose by, so without a judge the last parameters are returned.
+        checks: Number of times that the judge is asked, evenly spaced; the last time is the end.
+        progress: Shows the steps and their losses.
+        label: The label of the progress.
+
+    Raises:
+        ValueError: The loss becomes NaN or Inf.
+    """
+    program = PlainProgram(gradient, params, optimizer, lrs=lrs)
+    advance, losses = progress(label, steps), []
+    best, least = dict(params), math.inf
+    checked = check_steps(steps, checks)
+    for state in descend(program, batches, steps=steps, schedule=schedule, seconds=seconds):
+        loss = float(state.loss)
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"training diverged: in step {state.step} of {steps} the loss is {loss}; try a smaller lr than "
+                f"{optimizer.lr}, or check that parameters and data are finite"
+            )
+        losses.append(loss)
+        advance(loss=loss)
+        if state.is_last or (judge is not None and state.step in checked):
+            found = program.params()
+            judgment = -math.inf if judge is None else judge(found)
+            if judgment < least:
+                best, least = found, judgment
+    return Minimum(best, torch.tensor(losses, dtype=torch.float64))
+
+
+def check_steps(steps: int, checks: int) -> set[int]:
+    """The steps after which something is judged: `checks` of them, evenly spaced; the last is `steps`."""
+    return {math.ceil(steps * (k + 1) / checks) for k in range(checks)}
+
+
+def shuffle(examples: int, batch: int | None, generator: torch.Generator) -> Iterator[Tensor]:
+    """Indices of batches, in a new random order in each epoch; the last batch of an epoch may be smaller."""
+    while True:
+        order = torch.randperm(examples, generator=generator, device=generator.device)
+        yield from torch.split(order, batch or examples)
+
+
+@contextmanager
+def training_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module in training mode for the duration of a context."""
+    was_training = module.training
+    module.train()
+    try:
+        yield
+    finally:
+        module.train(was_training)

@@ -1,0 +1,179 @@
+"""Descent: the steps are those of torch's optimizers and schedulers, and the best parameters in time are returned."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from progress import Recorded
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.training import (
+    SGD,
+    Adam,
+    AdamW,
+    Constant,
+    Cosine,
+    Descent,
+    OneCycle,
+    Optimizer,
+    PlainProgram,
+    Schedule,
+    descend,
+    descent,
+    differentiate,
+    minimize,
+)
+from regauge.training.settings import Uniform
+
+Schedulers = torch.optim.lr_scheduler
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def quadratic(params: Params, target: Tensor) -> Tensor:
+    return (params["w"] @ params["x"] - target).square().sum()
+
+
+def start() -> Params:
+    generator = seeded()
+    return {
+        "w": torch.randn(3, 4, generator=generator, dtype=torch.float64),
+        "x": torch.randn(4, 2, generator=generator, dtype=torch.float64),
+        "unused": torch.ones(2, dtype=torch.float64),
+    }
+
+
+def targets() -> Iterator[Tensor]:
+    generator = seeded(1)
+    while True:
+        yield torch.randn(3, 2, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "make"),
+    [
+        (Adam(0.02), lambda p: torch.optim.Adam(p, 0.02)),
+        (AdamW(0.02, weight_decay=0.1), lambda p: torch.optim.AdamW(p, 0.02, weight_decay=0.1)),
+        (SGD(0.01, momentum=0.9), lambda p: torch.optim.SGD(p, 0.01, momentum=0.9)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("schedule", "scheduler"),
+    [
+        (Constant(), lambda o: Schedulers.ConstantLR(o, 1.0)),
+        (Cosine(), lambda o: Schedulers.CosineAnnealingLR(o, 12)),
+        (OneCycle(), lambda o: Schedulers.OneCycleLR(o, o.param_groups[0]["lr"], 12, cycle_momentum=False)),
+    ],
+)
+def test_steps_are_those_of_torch(optimizer: Optimizer, make, schedule: Schedule, scheduler) -> None:
+    before = start()
+    progress = Recorded()
+    found = minimize(
+        *(differentiate(quadratic), before, targets()),
+        steps=12,
+        optimizer=optimizer,
+        schedule=schedule,
+        progress=progress,
+    )
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in start().items()}
+    expected = make(list(leaves.values()))
+    rates = scheduler(expected)
+    losses = []
+    for target in itertools.islice(targets(), 12):
+        loss = quadratic(leaves, target)
+        expected.zero_grad()
+        loss.backward()
+        expected.step()
+        rates.step()
+        losses.append(loss.item())
+    for name, tensor in leaves.items():
+        torch.testing.assert_close(found.params[name], tensor.detach(), rtol=1e-12, atol=1e-12)
+        assert torch.equal(before[name], start()[name])
+    assert found.losses.tolist() == pytest.approx(losses)
+    assert progress.losses == found.losses.tolist()
+    assert (progress.totals, progress.amounts) == ([12], [1] * 12)
+
+
+def test_parameters_may_have_learning_rates_of_their_own() -> None:
+    program = PlainProgram(differentiate(quadratic), start(), SGD(0.1), lrs={"x": 0.0})
+    states = list(descend(program, targets(), steps=3))
+    assert [(state.step, state.is_last) for state in states] == [(1, False), (2, False), (3, True)]
+    found = program.params()
+    assert torch.equal(found["x"], start()["x"])
+    assert not torch.equal(found["w"], start()["w"])
+
+
+def test_several_losses_are_independent_descents() -> None:
+    params = {"w": torch.tensor([1.0, 2.0, float("nan")])}
+    program = PlainProgram(differentiate(lambda p, _: p["w"].square()), params, SGD(0.25))
+    *_, last = descend(program, itertools.repeat(None), steps=2)
+    assert last.loss.shape == (3,)
+    assert program.params()["w"][:2].tolist() == [0.25, 0.5]
+
+
+class Clock:
+    """A second passes at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, 1), (1.0, 1), (3.5, 4), (99.0, 10), (None, 10)])
+def test_time_ends_a_descent(seconds: float | None, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descent, "time", Clock())
+    read: list[int] = []
+
+    def batches() -> Iterator[Tensor]:
+        for k, target in enumerate(targets()):
+            read.append(k)
+            yield target
+
+    found = minimize(
+        differentiate(quadratic), start(), batches(), steps=10, optimizer=Adam(0.1), schedule=Cosine(), seconds=seconds
+    )
+    assert len(found.losses) == len(read) == steps
+    whole = PlainProgram(differentiate(quadratic), start(), Adam(0.1))
+    for _ in itertools.islice(descend(whole, targets(), steps=10, schedule=Cosine()), steps):
+        pass
+    assert all(torch.equal(found.params[name], tensor) for name, tensor in whole.params().items())
+
+
+def test_the_best_parameters_in_time_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judgments fall until step 6 and rise again; the time ends at step 8, between two checks."""
+    monkeypatch.setattr(descent, "time", Clock())
+    judged: list[float] = []
+
+    def judge(params: Params) -> float:
+        judged.append(float(params["w"]))
+        return abs(judged[-1] - 6)
+
+    gradient = differentiate(lambda params, _: -params["w"].sum())
+    found = minimize(
+        gradient,
+        {"w": torch.zeros(1)},
+        itertools.repeat(None),
+        steps=10,
+        optimizer=SGD(1.0),
+        judge=judge,
+        checks=5,
+        seconds=7.5,
+    )
+    assert judged == [2, 4, 6, 8]
+    assert float(found.params["w"]) == 6
+
+
+def test_descents_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"in step 2 of 5 the loss is inf; try a smaller lr than 1e\+200"):
+        minimize(differentiate(quadratic), start(), targets(), steps=5, optimizer=SGD(1e200))
+    with pytest.raises(ValueError, match=r"lr is Uniform\(low=0.1, high=0.2\), but must be a number here"):
+        PlainProgram(differentiate(quadratic), start(), Adam(Uniform(0.1, 0.2)))
+    assert Descent(epochs=3, batch=4).count_steps(10) == 9
+    assert Descent(epochs=0.5, batch=None).count_steps(10) == 1
