@@ -97,6 +97,45 @@ def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple
     return positions, units
 
 
+@dataclass(frozen=True)
+class Moves:
+    """What an element does to one parameter, by the axes that it depends on, of which the last is the one it acts on.
+
+    Attributes:
+        displacements: Where a value comes from along the last axis, relative to where it goes, int64 `[*batch, *axes]`.
+        factors: What it is multiplied by.
+        shifts: What is added after that.
+        matrices: What mixes the values of an axis instead.
+    """
+
+    displacements: dict[tuple[int, ...], Tensor]
+    factors: dict[tuple[int, ...], Tensor]
+    shifts: dict[tuple[int, ...], Tensor]
+    matrices: list[tuple[Site, Tensor]]
+
+
+def moves_of(sites: list[Site], element: Element, shape: tuple[int, ...], dtype: torch.dtype) -> Moves:
+    """What an element does to one parameter of a shape, with factors and shifts in a dtype."""
+    moves = Moves({}, {}, {}, [])
+    for site in sites:
+        value = element[site.group.name]
+        axes = _axes(site)
+        if value.perm is not None:
+            source = _look_up(site, value.perm)
+            _add(moves.displacements, axes, site, (source - site.units) * site.placement.stride, shape)
+        factor = _factor(site, value)
+        if factor is not None:
+            _multiply(moves.factors, axes, site, factor.to(dtype), shape)
+        if value.matrix is not None:
+            moves.matrices.append((site, value.matrix))
+        if value.shift is not None:
+            for family, amount in enumerate(site.placement.shift):
+                if amount:
+                    steps = _look_up(site, value.shift[..., family, :])
+                    _add(moves.shifts, axes, site, steps.to(dtype) * amount, shape)
+    return moves
+
+
 def act(
     groups: tuple[Group, ...],
     sites: Mapping[str, list[Site]],
@@ -131,38 +170,18 @@ def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> 
     device, dtype = tensor.device, tensor.dtype
     work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
-    displacements: dict[tuple[int, ...], Tensor] = {}
-    factors: dict[tuple[int, ...], Tensor] = {}
-    matrices: list[tuple[Site, Tensor]] = []
-    shifts: dict[tuple[int, ...], Tensor] = {}
-    for site in sites:
-        value = element[site.group.name]
-        axes = _axes(site)
-        if value.perm is not None:
-            source = _look_up(site, value.perm, batch)
-            _add(displacements, axes, site, (source - site.units) * site.placement.stride, shape, 0)
-        factor = _factor(site, value, batch)
-        if factor is not None:
-            _multiply(factors, axes, site, factor.to(work), shape)
-        if value.matrix is not None:
-            matrices.append((site, value.matrix))
-        if value.shift is not None:
-            for family, amount in enumerate(site.placement.shift):
-                if amount:
-                    steps = _look_up(site, value.shift[..., family, :], batch)
-                    _add(shifts, axes, site, steps.to(work) * amount, shape, 0)
-
-    if displacements:
-        tensor = _gather(tensor, displacements, lead, shape, len(batch))
+    moves = moves_of(sites, element, shape, work)
+    if moves.displacements:
+        tensor = _gather(tensor, moves.displacements, lead, shape, len(batch))
     result = tensor
-    if factors or matrices or shifts:
+    if moves.factors or moves.matrices or moves.shifts:
         result = tensor.to(work)
-        for axes, factor in factors.items():
-            result = result * _broadcastable(factor, axes, len(batch), lead, len(shape)).to(device)
-        for site, matrix in matrices:
+        for axes, factor in moves.factors.items():
+            result = result * broadcastable(factor, axes, len(batch), lead, len(shape)).to(device)
+        for site, matrix in moves.matrices:
             result = _apply_matrix(site, matrix, result, shape, len(batch), lead)
-        for axes, shift in shifts.items():
-            result = result + _broadcastable(shift, axes, len(batch), lead, len(shape)).to(device)
+        for axes, shift in moves.shifts.items():
+            result = result + broadcastable(shift, axes, len(batch), lead, len(shape)).to(device)
         result = result.to(dtype)
     return result
 
@@ -201,8 +220,10 @@ def _axes(site: Site) -> tuple[int, ...]:
     return (*sorted(others), site.placement.axis)
 
 
-def _look_up(site: Site, values: Tensor, batch: tuple[int, ...]) -> Tensor:
+def _look_up(site: Site, values: Tensor) -> Tensor:
     """Values `[*batch, *bases, size]` at the positions of a site: `[*batch, *other axes, m]`."""
+    if not site.bases:
+        return values if site.is_plain else values.index_select(-1, site.units)
     others = _axes(site)[:-1]
     index: list[Tensor] = []
     for axis, base in site.bases:
@@ -215,7 +236,7 @@ def _look_up(site: Site, values: Tensor, batch: tuple[int, ...]) -> Tensor:
     return values[key]
 
 
-def _factor(site: Site, value: Value, batch: tuple[int, ...]) -> Tensor | None:
+def _factor(site: Site, value: Value) -> Tensor | None:
     """What a site multiplies by, or None where that is one everywhere."""
     factor = None
     placement = site.placement
@@ -226,15 +247,15 @@ def _factor(site: Site, value: Value, batch: tuple[int, ...]) -> Tensor | None:
     if value.scale is not None:
         for family, exponent in enumerate(placement.scale):
             if exponent:
-                factor = times(_look_up(site, value.scale[..., family, :], batch) ** exponent)
+                factor = times(_look_up(site, value.scale[..., family, :]) ** exponent)
     if value.sign is not None:
         for family, exponent in enumerate(placement.sign):
             if exponent:
-                factor = times(_look_up(site, value.sign[..., family, :], batch).to(torch.float64))
+                factor = times(_look_up(site, value.sign[..., family, :]).to(torch.float64))
     if value.shift is not None:
         for family, parity in enumerate(placement.parity):
             if parity:
-                odd = _look_up(site, value.shift[..., family, :], batch) % 2
+                odd = _look_up(site, value.shift[..., family, :]) % 2
                 factor = times(1 - 2 * odd.to(torch.float64))
     if factor is None or factor.requires_grad:  # Factors that are one have a gradient too.
         return factor
@@ -247,30 +268,32 @@ def _blank(axes: tuple[int, ...], shape: tuple[int, ...], values: Tensor, fill: 
 
 
 def _add(
-    into: dict[tuple[int, ...], Tensor],
-    axes: tuple[int, ...],
-    site: Site,
-    values: Tensor,
-    shape: tuple[int, ...],
-    fill: float,
+    into: dict[tuple[int, ...], Tensor], axes: tuple[int, ...], site: Site, values: Tensor, shape: tuple[int, ...]
 ) -> None:
-    if axes not in into:
-        into[axes] = _blank(axes, shape, values, fill)
-    into[axes][..., site.positions] += values
+    if site.is_plain and values.shape[-1] == shape[axes[-1]]:  # the whole axis in its order
+        into[axes] = into[axes] + values if axes in into else values
+    else:
+        if axes not in into:
+            into[axes] = _blank(axes, shape, values, 0)
+        into[axes][..., site.positions] += values
 
 
 def _multiply(
     into: dict[tuple[int, ...], Tensor], axes: tuple[int, ...], site: Site, values: Tensor, shape: tuple[int, ...]
 ) -> None:
-    if axes not in into:
-        into[axes] = _blank(axes, shape, values, 1)
-    into[axes][..., site.positions] *= values
+    if site.is_plain and values.shape[-1] == shape[axes[-1]]:
+        into[axes] = into[axes] * values if axes in into else values
+    else:
+        if axes not in into:
+            into[axes] = _blank(axes, shape, values, 1)
+        into[axes][..., site.positions] *= values
 
 
-def _broadcastable(values: Tensor, axes: tuple[int, ...], batch: int, lead: int, ndim: int) -> Tensor:
+def broadcastable(values: Tensor, axes: tuple[int, ...], batch: int, lead: int, ndim: int) -> Tensor:
     """`[*batch, *axes]` as `[*lead, *parameter axes]` with ones where it does not depend on an axis."""
-    order = sorted(range(len(axes)), key=lambda k: axes[k])
-    values = values.permute(*range(batch), *(batch + k for k in order))
+    if len(axes) > 1:
+        order = sorted(range(len(axes)), key=lambda k: axes[k])
+        values = values.permute(*range(batch), *(batch + k for k in order))
     shape = [1] * ndim
     for k, axis in zip(range(len(axes)), sorted(axes), strict=True):
         shape[axis] = values.shape[batch + k]
@@ -286,16 +309,19 @@ def _gather(
     is_by_rows = lead == batch == 1 and not depends and any(_row(shape, axes[-1]) >= LONG_ROW for axes in displacements)
     if (batch == 0 or tensor.numel() > FLAT_LIMIT or is_by_rows) and not is_chained:
         return _gather_by_axis(tensor, displacements, lead, shape, batch)
-    strides = [1] * len(shape)
-    for axis in reversed(range(len(shape) - 1)):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    numel = strides[0] * shape[0]
-    flat = torch.arange(numel).reshape(shape)
-    for axes, displacement in displacements.items():
-        flat = flat + _broadcastable(displacement, axes, batch, batch, len(shape)) * strides[axes[-1]]
+    flat, numel = flat_index(displacements, shape, batch), math.prod(shape)
     source = tensor.reshape(*tensor.shape[:lead], numel)
     index = flat.reshape(*flat.shape[: flat.ndim - len(shape)], *([1] * (lead - batch)), numel)
     return source.gather(-1, index.to(tensor.device).expand(source.shape)).reshape(tensor.shape)
+
+
+def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int, ...], batch: int) -> Tensor:
+    """Where each value comes from among all of a parameter, laid end to end, int64 `[*batch, *shape]`."""
+    index = torch.arange(math.prod(shape)).reshape(shape)
+    for axes, displacement in displacements.items():
+        stride = math.prod(shape[axes[-1] + 1 :])
+        index = index + broadcastable(displacement * stride, axes, batch, batch, len(shape))
+    return index
 
 
 def _gather_by_axis(
@@ -307,11 +333,11 @@ def _gather_by_axis(
         if any(other != axes and other[-1] == axis and len(other) > len(axes) for other in displacements):
             continue
         total = sum(
-            _broadcastable(displacement, other, batch, lead, len(shape))
+            broadcastable(displacement, other, batch, lead, len(shape))
             for other, displacement in displacements.items()
             if other[-1] == axis
         )
-        here = _broadcastable(torch.arange(shape[axis]), (axis,), 0, 0, len(shape))
+        here = broadcastable(torch.arange(shape[axis]), (axis,), 0, 0, len(shape))
         index = (here + total).to(tensor.device)
         if len(axes) == 1 and batch == 0:
             tensor = tensor.index_select(lead + axis, index.flatten())

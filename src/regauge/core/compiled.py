@@ -1,11 +1,13 @@
 """Elements without matrices as one gather: for moving many small networks, many times."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from regauge.core.act import Site, broadcastable, flat_index, moves_of
 from regauge.core.element import Element
 from regauge.core.params import Params
 
@@ -61,42 +63,31 @@ class CompiledElement:
 
 
 def compile_element(
-    act: Callable[[Element, Mapping[str, Tensor]], Params],
-    orders: Element,
-    element: Element,
-    shapes: Mapping[str, tuple[int, ...]],
+    sites: Mapping[str, list[Site]], element: Element, shapes: Mapping[str, tuple[int, ...]]
 ) -> CompiledElement:
-    """Read the index, the factor and the shift off what the action does to positions, ones and zeros.
+    """An element as one gather, with one factor and one shift for each value.
 
     Args:
-        act: The action.
-        orders: The element reduced to its permutations.
-        element: The element.
+        sites: Where groups act, by parameter.
+        element: The element, without matrices.
         shapes: Shapes of the parameters that it moves.
     """
-    total = sum(torch.Size(shape).numel() for shape in shapes.values())
-    positions = act(orders, _split(torch.arange(total, dtype=torch.float64), shapes))
-    shift = _joined(act(element, _split(torch.zeros(total, dtype=torch.float64), shapes)), shapes)
-    ones = _joined(act(element, _split(torch.ones(total, dtype=torch.float64), shapes)), shapes)
-    return CompiledElement(
-        tuple(shapes),
-        tuple(shapes.values()),
-        _joined(positions, shapes).round().to(torch.int64),
-        ones - shift,
-        shift if bool((shift != 0).any()) else None,
-    )
+    sizes = [math.prod(shapes[name]) for name in sites]
+    lead = (*element.batch, sum(sizes))
+    index, factor, shift = torch.empty(lead, dtype=torch.int64), torch.ones(lead, dtype=torch.float64), None
+    start = 0
+    for (name, local), size in zip(sites.items(), sizes, strict=True):
+        shape = shapes[name]
+        moves = moves_of(local, element, shape, torch.float64)
 
+        def part(values: Tensor, start: int = start, shape: tuple[int, ...] = shape) -> Tensor:
+            return values[..., start : start + math.prod(shape)].view(*element.batch, *shape)
 
-def _split(flat: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Params:
-    result, start = {}, 0
-    for name, shape in shapes.items():
-        length = torch.Size(shape).numel()
-        result[name] = flat[start : start + length].reshape(shape)
-        start += length
-    return result
-
-
-def _joined(params: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
-    rows = [params[name].reshape(*params[name].shape[: params[name].ndim - len(s)], -1) for name, s in shapes.items()]
-    lead = max((row.shape[:-1] for row in rows), key=len)
-    return torch.cat([row.expand(*lead, row.shape[-1]) for row in rows], dim=-1)
+        part(index).copy_(flat_index(moves.displacements, shape, len(element.batch)) + start)
+        for axes, values in moves.factors.items():
+            part(factor).mul_(broadcastable(values, axes, len(element.batch), len(element.batch), len(shape)))
+        for axes, values in moves.shifts.items():
+            shift = torch.zeros_like(factor) if shift is None else shift
+            part(shift).add_(broadcastable(values, axes, len(element.batch), len(element.batch), len(shape)))
+        start += size
+    return CompiledElement(tuple(sites), tuple(shapes[name] for name in sites), index, factor, shift)

@@ -16,7 +16,7 @@ from regauge.core import text as text_form
 from regauge.core.by_hand import groups_from_axes, sized
 from regauge.core.compiled import CompiledElement, compile_element
 from regauge.core.deferred import DeferredElement, Make, settled
-from regauge.core.element import PARTS, Element, select_parts
+from regauge.core.element import PARTS, Element
 from regauge.core.groups import Group, Kind
 from regauge.core.params import Params
 from regauge.core.table import render
@@ -198,8 +198,7 @@ class Symmetry:
                 f"groups {rotated[:3]} act by matrices, which no gather can do; use `symmetry.act`, or compile the "
                 "symmetry without them"
             )
-        orders = select_parts(element, self.groups, ("permutation",))
-        return compile_element(self._act_on, orders, element, {name: self.shapes[name] for name in self.sites})
+        return compile_element(self.sites, element, self.shapes)
 
     def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params:
         sites = {name: local for name, local in self.sites.items() if name in params}
