@@ -1,0 +1,245 @@
+"""Networks in shuffled batches: what networks that read networks are trained on."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regauge.core.element import require_parts
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.storage.store import Store
+
+Networks = Store | Mapping[str, Tensor]
+"""A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""
+BLOCK_BYTES = 64 * 2**20
+"""Networks are read in blocks of so many bytes where statistics are taken."""
+
+
+class Batch(NamedTuple):
+    """Some networks of an epoch.
+
+    Attributes:
+        indices: Their numbers in the store or the population, `[networks]`: `store.rows["loss"][batch.indices]` is
+            what is known about them.
+        params: Stacked parameters.
+    """
+
+    indices: NDArray[np.int64]
+    params: Params
+
+
+class Loader:
+    """Batches of networks in random order, each network once in every epoch.
+
+        loader = Loader(store, batch=64, augment=("permutation", "sign"), generator=torch.Generator().manual_seed(0))
+        for epoch in range(10):
+            for batch in loader:
+                train_on(batch.params, store.rows["accuracy"][batch.indices])
+
+    An iteration gives the rest of the present epoch; the next one gives the next epoch, and `stream()` never ends. What
+    batch k of epoch e holds follows from the generator, e and k alone. So two loaders with equal generators give equal
+    batches; a loader that is given the state of another one continues it (`state_dict`, `load_state_dict`); and workers
+    that take one share each (`rank`, `world`) give together what a single loader gives.
+
+    Args:
+        networks: A store, or parameters with a leading model axis. A store keeps the networks that it lists now.
+        batch: Networks of a batch; the last batch of an epoch may have fewer.
+        indices: Numbers of the networks to take, such as `store.split()["train"]`; all unless given.
+        augment: Parts of the random element that moves each network, anew in every batch: some of "permutation",
+            "sign", "scale", "shift" and "linear". The networks still compute the same functions.
+        symmetry: Of the architecture, for `augment`; that of the store unless given.
+        statistics: What the networks are standardized by, after they were moved; see `Statistics.of`.
+        is_last_dropped: Whether a last batch with fewer networks is left out.
+        rank: Which share of the batches this loader gives: those whose number is `rank` modulo `world`.
+        world: How many loaders share the batches.
+        generator: Where chance comes from; one number is drawn from it.
+
+    Raises:
+        IndexError: There is no network of some number.
+        ValueError: There are no networks, a number makes no sense, a part is unknown, or the symmetry is not known.
+    """
+
+    def __init__(
+        self,
+        networks: Networks,
+        *,
+        generator: torch.Generator,
+        batch: int = 64,
+        indices: Sequence[int] | NDArray[Any] | None = None,
+        augment: Sequence[str] = (),
+        symmetry: Symmetry | None = None,
+        statistics: "Statistics | None" = None,
+        is_last_dropped: bool = False,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        count = _count(networks)
+        self.networks = networks
+        self.indices = np.arange(count) if indices is None else np.asarray(indices, np.int64)
+        self.batch, self.is_last_dropped = batch, is_last_dropped
+        self.rank, self.world = rank, world
+        self.augment, self.statistics = tuple(augment), statistics
+        self.symmetry = networks.symmetry if symmetry is None and isinstance(networks, Store) else symmetry
+        self.seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+        self.epoch, self.number = 0, 0
+        require_parts(self.augment)
+        if self.augment and self.symmetry is None:
+            raise ValueError("random elements need the symmetry of the networks; give `symmetry`, or no `augment`")
+        if batch < 1 or not 0 <= rank < world:
+            raise ValueError(f"batch={batch}, rank={rank}, world={world}: a batch has networks, and ranks count from 0")
+        if not len(self.indices) or (is_last_dropped and len(self.indices) < batch):
+            raise ValueError(f"{len(self.indices)} networks make no batch of {batch}; take more networks")
+        if self.indices.min() < 0 or self.indices.max() >= count:
+            raise IndexError(f"there are networks 0 to {count - 1}, but the indices reach {self.indices.max()}")
+
+    def __len__(self) -> int:
+        """Number of batches of an epoch, those of all shares."""
+        full, rest = divmod(len(self.indices), self.batch)
+        return full + (rest > 0 and not self.is_last_dropped)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the present epoch that are left."""
+        order = self._order()
+        while self.number < len(self):
+            number = self.number
+            self.number += 1  # before the batch is given, so that a state that is saved then does not repeat it
+            if number % self.world == self.rank:
+                yield self._load(number, order)
+        self.epoch, self.number = self.epoch + 1, 0
+
+    def stream(self) -> Iterator[Batch]:
+        """Batches of this epoch, the next one, and so on without end."""
+        while True:
+            yield from self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is, as plain JSON: what `load_state_dict` continues from."""
+        over, number = divmod(self.number, len(self))  # behind the last batch the next epoch begins
+        return {"seed": self.seed, "epoch": self.epoch + over, "number": number, "networks": self._digest()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another loader of the same networks and settings was.
+
+        Raises:
+            ValueError: The other one had other networks or batches of another size.
+        """
+        if state["networks"] != self._digest():
+            raise ValueError(
+                "the state is of a loader of other networks or of batches of another size, so the rest of its epoch is "
+                "not known here; give the same networks, indices and batch"
+            )
+        self.seed, self.epoch, self.number = state["seed"], state["epoch"], state["number"]
+
+    def _order(self) -> NDArray[np.int64]:
+        """The networks in the order of the present epoch."""
+        order: NDArray[np.int64] = torch.randperm(len(self.indices), generator=self._chance("order")).numpy()
+        return np.take(self.indices, order)
+
+    def _load(self, number: int, order: NDArray[np.int64]) -> Batch:
+        indices = order[number * self.batch : (number + 1) * self.batch]
+        params = _read(self.networks, indices)
+        if self.augment and self.symmetry is not None:
+            element = self.symmetry.random(self._chance(number), self.augment, (len(indices),))
+            params = self.symmetry.act(element, params)
+        return Batch(indices, params if self.statistics is None else self.statistics.standardize(params))
+
+    def _chance(self, purpose: object) -> torch.Generator:
+        """A generator of its own for each purpose in each epoch."""
+        digest = blake2b(f"{self.seed} {self.epoch} {purpose}".encode(), digest_size=7).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+
+    def _digest(self) -> str:
+        key = self.networks.key if isinstance(self.networks, Store) else ""
+        digest = blake2b(f"{key} {self.batch} {self.is_last_dropped}".encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.indices).data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and standard deviation of the values of each tensor, over all networks and positions.
+
+    One number for a tensor rather than one for each of its values, because a permutation exchanges the positions. Where
+    signs are flipped at random, a mean other than zero has no meaning: take the statistics with
+    `is_centered=False`.
+
+    Attributes:
+        mean: By the name of the tensor; floating-point tensors only.
+        std: The same; one where all values are equal.
+    """
+
+    mean: Mapping[str, float]
+    std: Mapping[str, float]
+
+    @classmethod
+    def of(
+        cls, networks: Networks, indices: Sequence[int] | NDArray[Any] | None = None, *, is_centered: bool = True
+    ) -> "Statistics":
+        """The statistics of networks, in float64; a store is read in blocks.
+
+        Args:
+            networks: As for `Loader`.
+            indices: Numbers of the networks to take; all unless given.
+            is_centered: Whether means are subtracted; else they are zero, and deviations are root mean squares.
+
+        Raises:
+            ValueError: There are no networks, or a value is not finite.
+        """
+        chosen = np.arange(_count(networks)) if indices is None else np.asarray(indices, np.int64)
+        if not len(chosen):
+            raise ValueError("no networks have no statistics; take more")
+        one = _read(networks, chosen[:1])
+        block = max(1, BLOCK_BYTES // max(1, sum(tensor.nbytes for tensor in one.values())))
+        total = {name: np.zeros(3) for name, tensor in one.items() if tensor.is_floating_point()}
+        for start in range(0, len(chosen), block):
+            params = _read(networks, chosen[start : start + block])
+            for name in total:
+                total[name] = _join(total[name], params[name].double())
+        mean = {name: float(sums[1]) if is_centered else 0.0 for name, sums in total.items()}
+        std = {}
+        for name, (count, center, square) in total.items():
+            variance = square / count + (0.0 if is_centered else center**2) if count else 1.0
+            if not np.isfinite(variance):
+                raise ValueError(f"{name!r} has values that are NaN or Inf; leave out the networks that are not finite")
+            std[name] = float(variance**0.5) or 1.0
+        return cls(mean, std)
+
+    def standardize(self, params: Mapping[str, Tensor]) -> Params:
+        """Values less their mean, divided by their deviation."""
+        return {n: (t - self.mean[n]) / self.std[n] if n in self.std else t for n, t in params.items()}
+
+    def restore(self, params: Mapping[str, Tensor]) -> Params:
+        """The opposite of `standardize`."""
+        return {n: t * self.std[n] + self.mean[n] if n in self.std else t for n, t in params.items()}
+
+
+def _join(sums: NDArray[np.float64], values: Tensor) -> NDArray[np.float64]:
+    """Number, mean and sum of squared deviations of some values and more values (Chan et al., 1983)."""
+    if not values.numel():
+        return sums
+    mean = float(values.mean())
+    more = np.array([values.numel(), mean, float((values - mean).square().sum())])
+    count, gap = sums[0] + more[0], more[1] - sums[1]
+    return np.array([count, sums[1] + gap * more[0] / count, sums[2] + more[2] + gap**2 * sums[0] * more[0] / count])
+
+
+def _count(networks: Networks) -> int:
+    if isinstance(networks, Store):
+        return len(networks)
+    counts = {len(tensor) for tensor in networks.values()}
+    if len(counts) != 1:
+        raise ValueError(f"the tensors have model axes of the lengths {sorted(counts)}; stack the same networks in all")
+    return counts.pop()
+
+
+def _read(networks: Networks, indices: NDArray[np.int64]) -> Params:
+    if isinstance(networks, Store):
+        return networks.read(indices)
+    chosen = torch.from_numpy(indices)
+    return {name: tensor[chosen.to(tensor.device)] for name, tensor in networks.items()}

@@ -1,0 +1,202 @@
+"""The loader: every network once in an epoch, the same batches from the same generator, functions left unchanged."""
+
+import json
+import pickle
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call, vmap
+
+import regauge as rg
+from regauge.core.params import Params
+from regauge.storage.architecture import Architecture
+from regauge.storage.loader import Batch, Loader, Statistics
+from regauge.storage.store import Store
+
+SINE = {"in_features": 4, "width": 6, "out_features": 2, "depth": 2}
+ARCHITECTURES = {
+    "relu": (Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 6, 5, 2]}), ("permutation", "scale")),
+    "sine": (
+        Architecture(
+            "SIREN", "regauge.nets.siren:Siren", {"in_features": 4, "width": 6, "out_features": 2, "depth": 2}
+        ),
+        ("permutation", "sign", "shift"),
+    ),
+}
+
+
+def chance(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def population(architecture: Architecture, count: int, seed: int = 0) -> Params:
+    generator = chance(seed)
+    return {spec.name: torch.randn(count, *spec.shape, generator=generator) for spec in architecture.layout}
+
+
+def symmetry_of(architecture: Architecture) -> rg.Symmetry:
+    return rg.discover(architecture.module(), (torch.randn(3, 4, generator=chance()),))
+
+
+def store_of(folder: Path, params: Params, name: str = "relu") -> Store:
+    """The networks in three shards."""
+    architecture = ARCHITECTURES[name][0]
+    store = Store.create(folder, architecture, symmetry_of(architecture))
+    count = len(next(iter(params.values())))
+    for k, part in enumerate(np.array_split(np.arange(count), 3)):
+        rows = [{"id": int(i), "step": 0, "square": int(i) ** 2} for i in part]
+        store.append({n: t[torch.from_numpy(part)] for n, t in params.items()}, rows, name=f"{k}")
+    store.refresh()
+    return store
+
+
+def same(first: list[Batch], second: list[Batch]) -> bool:
+    return len(first) == len(second) and all(
+        np.array_equal(a.indices, b.indices) and all(torch.equal(a.params[n], b.params[n]) for n in a.params)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 4, 7, 23, 50])
+@pytest.mark.parametrize("is_last_dropped", [False, True])
+def test_every_network_once_in_an_epoch(batch: int, is_last_dropped: bool) -> None:
+    params = population(ARCHITECTURES["relu"][0], 23)
+    if is_last_dropped and batch > 23:
+        with pytest.raises(ValueError, match="23 networks make no batch of 50"):
+            Loader(params, batch=batch, is_last_dropped=True, generator=chance())
+        return
+    loader = Loader(params, batch=batch, is_last_dropped=is_last_dropped, generator=chance())
+    orders = []
+    for _ in range(3):
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        seen = np.concatenate([b.indices for b in batches])
+        assert len(set(seen.tolist())) == len(seen) == (23 // batch * batch if is_last_dropped else 23)
+        for b in batches:
+            assert all(torch.equal(b.params[n], params[n][torch.from_numpy(b.indices)]) for n in params)
+        orders.append(seen.tolist())
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_a_store_gives_what_the_population_gives(tmp_path: Path) -> None:
+    params = population(ARCHITECTURES["relu"][0], 20)
+    store = store_of(tmp_path / "zoo", params)
+    chosen = store.rows.where(square=lambda values: values > 20)
+    settings = {"batch": 6, "indices": chosen, "augment": ("permutation",)}
+    from_store = list(Loader(store, **settings, generator=chance()))
+    assert same(from_store, list(Loader(params, symmetry=store.symmetry, **settings, generator=chance())))
+    assert sorted(np.concatenate([b.indices for b in from_store])) == chosen.tolist()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_random_elements_leave_the_functions_unchanged(name: str) -> None:
+    architecture, parts = ARCHITECTURES[name]
+    module, params = architecture.module().double(), population(architecture, 20)
+    params = {n: t.double() for n, t in params.items()}
+    inputs = torch.randn(7, 4, dtype=torch.float64, generator=chance(5))
+    outputs = vmap(lambda one: functional_call(module, one, (inputs,)))(params)
+    loader = Loader(params, batch=8, augment=parts, symmetry=symmetry_of(architecture), generator=chance())
+    moved = []
+    for b in (*loader, *loader):
+        found = vmap(lambda one: functional_call(module, one, (inputs,)))(b.params)
+        torch.testing.assert_close(found, outputs[torch.from_numpy(b.indices)], rtol=1e-10, atol=1e-10)
+        moved += [(k, row) for k, row in zip(b.indices.tolist(), b.params["layers.0.weight"], strict=True)]
+    for k, row in moved:
+        assert not torch.equal(row, params["layers.0.weight"][k])  # with a probability of nearly one
+    first, second = (dict(moved[:20]), dict(moved[20:]))
+    assert all(not torch.equal(first[k], second[k]) for k in first)  # anew in every epoch
+
+
+def test_equal_generators_give_equal_batches_and_others_give_others() -> None:
+    architecture, parts = ARCHITECTURES["relu"]
+    params, symmetry = population(architecture, 20), symmetry_of(architecture)
+
+    def batches(seed: int) -> list[Batch]:
+        loader = Loader(params, batch=8, augment=parts, symmetry=symmetry, generator=chance(seed))
+        return [*loader, *loader]
+
+    assert same(batches(3), batches(3))
+    assert not same(batches(3), batches(4))
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 4, 7])
+def test_a_resumed_loader_continues(after: int, tmp_path: Path) -> None:
+    store = store_of(tmp_path / "zoo", population(ARCHITECTURES["relu"][0], 22))
+    settings = {"batch": 6, "augment": ("permutation", "scale")}
+    whole = list(islice(Loader(store, **settings, generator=chance()).stream(), 12))
+    first = Loader(store, **settings, generator=chance())
+    begun = list(islice(first.stream(), after))
+    state = json.loads(json.dumps(first.state_dict()))
+    other = Loader(pickle.loads(pickle.dumps(store)), **settings, generator=chance(9))
+    other.load_state_dict(state)
+    assert same(begun + list(islice(other.stream(), 12 - after)), whole)
+    with pytest.raises(ValueError, match="other networks or of batches of another size"):
+        Loader(store, batch=5, generator=chance()).load_state_dict(state)
+    with pytest.raises(ValueError, match="other networks or of batches of another size"):
+        Loader(store, batch=6, indices=range(21), generator=chance()).load_state_dict(state)
+
+
+def test_workers_give_together_what_one_loader_gives() -> None:
+    architecture, parts = ARCHITECTURES["relu"]
+    params, symmetry = population(architecture, 50), symmetry_of(architecture)
+
+    def loader(rank: int, world: int) -> Loader:
+        return Loader(params, batch=8, augment=parts, symmetry=symmetry, rank=rank, world=world, generator=chance())
+
+    single, shares = loader(0, 1), [loader(rank, 3) for rank in range(3)]
+    for _ in range(2):
+        whole, parts_of_it = list(single), [list(share) for share in shares]
+        assert [len(part) for part in parts_of_it] == [3, 2, 2]
+        assert same([parts_of_it[k % 3][k // 3] for k in range(7)], whole)
+
+
+def test_standardized_values_have_mean_zero_and_deviation_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = population(ARCHITECTURES["relu"][0], 40)
+    params = {n: (k + 1) * t + 10 * k for k, (n, t) in enumerate(params.items())} | {"count": torch.arange(40)}
+    monkeypatch.setattr("regauge.storage.loader.BLOCK_BYTES", 1000)  # a few networks a block
+    statistics = Statistics.of(params)
+    (batch,) = Loader(params, batch=40, statistics=statistics, generator=chance())
+    for name, tensor in batch.params.items():
+        if name == "count":
+            assert torch.equal(tensor, torch.from_numpy(batch.indices))
+            continue
+        assert abs(float(tensor.mean())) < 1e-5
+        assert abs(float(tensor.std(correction=0)) - 1) < 1e-5
+    back = statistics.restore(batch.params)
+    for name, tensor in params.items():
+        torch.testing.assert_close(back[name], tensor[torch.from_numpy(batch.indices)], rtol=1e-5, atol=1e-5)
+    del params["count"]
+    store = store_of(tmp_path / "zoo", params)
+    of_store, of_params = Statistics.of(store), Statistics.of(params)
+    assert of_store.mean == pytest.approx(of_params.mean, rel=1e-9)
+    assert of_store.std == pytest.approx(of_params.std, rel=1e-9)
+    plain = Statistics.of(params, range(10), is_centered=False)
+    assert set(plain.mean.values()) == {0.0}
+    for name, deviation in plain.std.items():
+        assert deviation == pytest.approx(float(params[name][:10].double().square().mean().sqrt()), rel=1e-9)
+
+
+def test_constant_tensors_are_divided_by_one() -> None:
+    statistics = Statistics.of({"a": torch.full((4, 3), 2.5), "b": torch.zeros(4, 0)})
+    assert (statistics.mean["a"], statistics.std["a"], statistics.std["b"]) == (2.5, 1.0, 1.0)
+
+
+def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    params = population(ARCHITECTURES["relu"][0], 5)
+    with pytest.raises(ValueError, match="need the symmetry"):
+        Loader(params, augment=("permutation",), generator=chance())
+    with pytest.raises(ValueError, match="unknown"):
+        Loader(params, augment=("rotation",), generator=chance())
+    with pytest.raises(ValueError, match="ranks count from 0"):
+        Loader(params, rank=2, world=2, generator=chance())
+    with pytest.raises(ValueError, match="0 networks make no batch"):
+        Loader(params, indices=[], generator=chance())
+    with pytest.raises(IndexError, match="networks 0 to 4, but the indices reach 5"):
+        Loader(params, indices=[5], generator=chance())
+    with pytest.raises(ValueError, match="model axes of the lengths"):
+        Loader(params | {"more": torch.zeros(3)}, generator=chance())
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        Statistics.of({"a": torch.tensor([1.0, float("nan")])})
