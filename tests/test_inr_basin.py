@@ -19,6 +19,7 @@ from regauge.inr.embedding.training import Embedding, EmbeddingTraining, train_e
 from regauge.inr.fields.samples import Samples
 from regauge.inr.fitting.fit import Fit, fit
 from regauge.learn.hyper_match import HyperMatching, hyper_match
+from regauge.training import Adam
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
 INR = Inr(width=16, depth=2)
@@ -38,10 +39,8 @@ def ball(radius: float = 0.6, seed: int = 1) -> Samples:
 @cache
 def pair() -> tuple[Params, Params, rg.Task]:
     """Two networks of one ball from different starts, and how they are judged."""
-    data = ball()
-    found = [
-        fit(INR, data, Fit(150, 200, 3e-3), start=INR.start(seeded(k)), generator=seeded(k)).params for k in (0, 1)
-    ]
+    data, quick = ball(), Fit(steps=150, batch=200, optimizer=Adam(3e-3))
+    found = [fit(INR, data, quick, start=INR.start(seeded(k)), generator=seeded(k)).params for k in (0, 1)]
     task = rg.Task(INR.module(), [(data.points, data.labels)], binary_cross_entropy_with_logits)
     return found[0], found[1], task
 
@@ -211,7 +210,8 @@ def embedding() -> tuple[Embedding, Params]:
     """An encoder of networks of balls of two sizes, from one start."""
     inr = Inr(width=12, depth=3)
     data = [ball(radius, seed) for seed, radius in enumerate((0.4, 0.8) * 4)]
-    fits = [fit(inr, one, Fit(60, 200, 3e-3), start=inr.start(seeded()), generator=seeded(9)).params for one in data]
+    quick = Fit(steps=60, batch=200, optimizer=Adam(3e-3))
+    fits = [fit(inr, one, quick, start=inr.start(seeded()), generator=seeded(9)).params for one in data]
     params = {name: torch.stack([one[name] for one in fits]) for name in fits[0]}
     config = EmbeddingTraining(40, 4, 100, 3e-3, code=16, widths=(24, 24), width=24, octaves=2)
     return train_embedding(inr, params, data, config, generator=seeded()), params

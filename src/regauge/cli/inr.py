@@ -25,6 +25,7 @@ from regauge.inr.rendering.mesh import Mesh, extract_mesh
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
 from regauge.report.shapes import View, shape_figure
 from regauge.storage.checkpoints.writing import require_writable, save_bytes
+from regauge.training import Adam
 
 SHAPE_SIZES, IMAGE_SIZES = (512, 4), (256, 3)
 """Width and depth unless given."""
@@ -52,7 +53,7 @@ def fit_signal(options: InrFit) -> None:
     console, generator = Console(stderr=True), torch.Generator().manual_seed(options.seed)
     signal = read_signal(options.target)
     inr = inr_for(options, signal)
-    config = Fit(options.steps, options.batch, options.lr)
+    config = Fit(steps=options.steps, batch=options.batch, optimizer=Adam(options.lr))
     start = start_of(options, inr, generator)
     with console.status("sampling the signal"):
         samples = signal_samples(signal, inr, Queries(), generator=generator)

@@ -24,6 +24,7 @@ from regauge.papers.classifiers import mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.symmetries import permutations_only, without_shifts
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.training import Adam
 
 Narrow = Callable[[rg.Symmetry], rg.Symmetry]
 Parts = tuple[str, ...] | None
@@ -111,9 +112,11 @@ def config(scale: Scale) -> Orbits:
     """20 digits on a CPU; 100 at the paper's scale, which does not say how many it averages over."""
     if scale == "smoke":
         notes = ("a test run: the networks are hardly fitted",)
-        return Orbits(1, 2, (0.0, 0.05), 0.05, Fit(30, None, 5e-4), 3, notes=notes)
+        return Orbits(1, 2, (0.0, 0.05), 0.05, Fit(steps=30, batch=None, optimizer=Adam(5e-4)), 3, notes=notes)
     images, copies = (20, 5) if scale == "cpu" else (100, 10)
-    return Orbits(images, copies, (0.0, 0.01, 0.05, 0.1, 0.2), 0.05, Fit(1000, None, 5e-4), 25)
+    return Orbits(
+        images, copies, (0.0, 0.01, 0.05, 0.1, 0.2), 0.05, Fit(steps=1000, batch=None, optimizer=Adam(5e-4)), 25
+    )
 
 
 def measure(config: Orbits, run: Run) -> Table:
@@ -176,8 +179,8 @@ def measure(config: Orbits, run: Run) -> Table:
     start = rows[0].curve[0]["loss"]
     notes = (
         f"{config.images} images of {data.name}, each fitted by a network {'-'.join(map(str, inr.widths))} with "
-        f"sin(30 z), {config.fit.steps:,} steps of Adam with {config.fit.lr:g} on all pixels, then a mean squared "
-        f"error of {start:.2g}; {config.copies} copies of each for every orbit and every noise",
+        f"sin(30 z), {config.fit.steps:,} steps of Adam with {config.fit.optimizer.lr:g} on all pixels, then a mean "
+        f"squared error of {start:.2g}; {config.copies} copies of each for every orbit and every noise",
         "a row is an orbit and how its copies were aligned; a column is a quantity and the noise, its standard "
         f"deviation as a share of each tensor's: {config.shown:g} unless another is named, since the paper does not "
         "say how large its noise was",

@@ -1,7 +1,7 @@
 """Fit one INR to one signal."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,16 +13,14 @@ from regauge.inr.fields.samples import Samples
 from regauge.inr.fitting.gradient import Gradient
 from regauge.inr.fitting.losses import LossName, loss_of
 from regauge.inr.rendering.evaluation import evaluate
+from regauge.training import Adam, Descent, Optimizer, minimize
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How a network is fitted: Adam on random samples. The defaults are those of paper 003.
+@dataclass(frozen=True, kw_only=True)
+class Fit(Descent):
+    """Settings of a fit: Adam on random samples, drawn with replacement. The defaults are those of paper 003.
 
     Attributes:
-        steps: How many.
-        batch: Samples of a step, drawn with replacement; all of them if None or if there are no more.
-        lr: Learning rate.
         loss: Cross entropy of distances, squared error of images and the focal loss of occupancy unless given.
 
     Raises:
@@ -32,14 +30,13 @@ class Fit:
         Paper 003, section 3.2.
     """
 
-    steps: int = 500
+    steps: int | None = 500
     batch: int | None = 10_000
-    lr: float = 1e-4
+    optimizer: Optimizer = field(default_factory=lambda: Adam(lr=1e-4))
     loss: LossName | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.lr <= 0 or (self.batch is not None and self.batch < 1):
-            raise ValueError(f"{self} cannot fit: steps, batch and lr must be positive")
+        super().__post_init__()
         if self.loss is not None:
             loss_of(self.loss)
 
@@ -76,7 +73,7 @@ def fit(
     Args:
         inr: What the network is.
         samples: Of the signal.
-        config: Steps, batches, learning rate and loss.
+        config: Steps, batches, optimizer and loss.
         start: Initial parameters, unchanged; the result has their dtype.
         generator: Which samples a step reads.
         progress: Shows the steps.
@@ -97,29 +94,28 @@ def fit(
             f"the start is not of the network {'-'.join(map(str, inr.widths))}: {wrong[:4]} are missing, unknown or of "
             "another shape; begin at `inr.start(generator)` or at a network of the same architecture"
         )
-    params = {name: tensor.detach().clone() for name, tensor in start.items()}
-    like = next(iter(params.values()))
+    like = next(iter(start.values()))
     samples = samples.to(like.dtype)
-    gradient = Gradient(inr, params, config.loss_for(inr))
-    optimizer = torch.optim.Adam(params.values(), lr=config.lr, fused=True)
-    losses, advance = like.new_empty(config.steps), progress("fitting", config.steps)
     points, labels = samples.points, samples.labels
-    for step in range(config.steps):
-        if config.batch is not None and config.batch < len(samples):
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while config.batch is None or config.batch >= len(samples):
+            yield points, labels
+        while True:
             index = torch.randint(len(samples), (config.batch,), generator=generator)
-            points, labels = samples.points.index_select(0, index), samples.labels.index_select(0, index)
-        losses[step] = gradient(points, labels)
-        optimizer.step()
-        advance()
-    if not bool(losses.isfinite().all()):
-        step = int((~losses.isfinite()).nonzero()[0])
-        raise ValueError(
-            f"fitting failed: in step {step + 1} of {config.steps} the loss is {losses[step].item()}; check that "
-            f"points and labels are finite, or lower lr ({config.lr:g})"
-        )
-    for tensor in params.values():
-        tensor.grad = None
-    return Fitted(params, losses)
+            yield points.index_select(0, index), labels.index_select(0, index)
+
+    found = minimize(
+        Gradient(inr, like, config.loss_for(inr)),
+        start,
+        batches(),
+        steps=config.count_steps(len(samples)),
+        optimizer=config.optimizer,
+        schedule=config.schedule,
+        progress=progress,
+        label="fitting",
+    )
+    return Fitted(found.params, found.losses)
 
 
 def mean_loss(inr: Inr, params: Mapping[str, Tensor], samples: Samples, config: Fit | None = None) -> float:

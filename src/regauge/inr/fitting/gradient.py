@@ -21,42 +21,40 @@ LEAST = 64
 
 
 class Gradient:
-    """`f(points, labels)` is the mean loss; the gradient is left in `.grad` of the parameters.
+    """`f(params, (points, labels))` is the mean loss and its gradients, in the order of the parameters.
 
-    The gradient is that of automatic differentiation, up to rounding.
+    The gradient is that of automatic differentiation, up to rounding. It lies in memory that the next call overwrites.
 
     Args:
         inr: The architecture.
-        params: Its parameters, which the gradient is taken at; an optimizer may change them between calls.
+        like: A tensor of the dtype and device of the parameters.
         loss: From outputs and labels `[n, out]` to losses of that shape.
     """
 
-    def __init__(self, inr: Inr, params: Params, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, inr: Inr, like: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.scale = 1.0 if inr.omega is None else inr.omega
         self.activation = ACTIVATIONS["sin" if inr.kind == "siren" else "relu"]
         self.loss = loss
-        last = len(inr.widths) - 1
-        self.weights = [params[f"layers.{k}.weight"] for k in range(last)]
-        self.biases = [params[f"layers.{k}.bias"] for k in range(last)]
-        for tensor in (*self.weights, *self.biases):
-            tensor.grad = torch.zeros_like(tensor)
+        self.layers = range(len(inr.widths) - 1)
         self.rows = max(LEAST, BLOCK // inr.width)
-        like, hidden = self.weights[0], inr.depth
-        self.values = like.new_empty(hidden, self.rows, inr.width)
+        self.values = like.new_empty(inr.depth, self.rows, inr.width)
         self.slopes = None if inr.kind == "relu" else torch.empty_like(self.values)
         self.deltas = like.new_empty(2, self.rows, inr.width)
         self.ones = like.new_ones(self.rows)
+        self.gradients: Params = {}
 
     @torch.no_grad()
-    def __call__(self, points: Tensor, labels: Tensor) -> Tensor:
-        for tensor in (*self.weights, *self.biases):
-            assert tensor.grad is not None
-            tensor.grad.zero_()
-        total = self.weights[0].new_zeros(())
+    def __call__(self, params: Params, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        points, labels = batch
+        self.weights, self.biases = ([params[f"layers.{k}.{name}"] for k in self.layers] for name in ("weight", "bias"))
+        self.gradients = self.gradients or {name: torch.empty_like(tensor) for name, tensor in params.items()}
+        for tensor in self.gradients.values():
+            tensor.zero_()
+        total = points.new_zeros(())
         for first in range(0, len(points), self.rows):
             rows = slice(first, first + self.rows)
             total += self._block(points[rows], labels[rows], labels.numel())
-        return total
+        return total, [self.gradients[name] for name in params]
 
     def _block(self, points: Tensor, labels: Tensor, total: int) -> Tensor:
         count = len(points)
@@ -82,9 +80,7 @@ class Gradient:
 
     def _add(self, k: int, delta: Tensor, inputs: Tensor, factor: float) -> None:
         """What a block adds to the gradient of layer k."""
-        weight, bias = self.weights[k].grad, self.biases[k].grad
-        assert weight is not None
-        assert bias is not None
+        weight, bias = self.gradients[f"layers.{k}.weight"], self.gradients[f"layers.{k}.bias"]
         add_matmul(weight, delta.t(), inputs, factor=factor)
         bias.addmv_(delta.t(), self.ones[: len(delta)], alpha=factor)
 

@@ -13,10 +13,11 @@ from regauge.inr.architecture import Inr
 from regauge.inr.fields.samples import Samples, image_samples
 from regauge.inr.fitting.fit import Fit, Fitted, fit
 from regauge.nets.siren import Bias
+from regauge.training import Adam
 from regauge.zoo.jobs.threads import one_thread
-from regauge.zoo.training import Adam, Config, Examples, train
+from regauge.zoo.training import Config, Examples, train
 
-IMAGES = Fit(steps=1000, batch=None, lr=5e-4)
+IMAGES = Fit(steps=1000, batch=None, optimizer=Adam(5e-4))
 """How the networks of `mnist-inrs` are fitted."""
 
 
@@ -36,7 +37,7 @@ def fit_images(
     Args:
         images: In [0, 1], `[images, channels, height, width]`.
         inr: What each network is; `image_inr` of this size unless given.
-        config: Steps, batch and learning rate; the loss is the squared error.
+        config: Steps, batch, optimizer and schedule; the loss is the squared error.
         bias: How biases start.
         seed: Where all chance comes from.
 
@@ -67,7 +68,9 @@ def fit_images(
         seed,
         steps=config.steps,
         batch=config.batch,
-        optimizer=Adam(lr=config.lr),
+        epochs=config.epochs,
+        optimizer=config.optimizer,
+        schedule=config.schedule,
     )
     blocks = list(train(population, data=examples, dtype=images.dtype))
     diverged = [row["id"] for block in blocks for row in block.rows if row["is_diverged"]]
@@ -114,7 +117,7 @@ def fit_many(
         )
 
     config = config or Fit()
-    advance = progress("fitting", len(samples) * config.steps)
+    advance = progress("fitting", sum(config.count_steps(len(one)) for one in samples))
 
     def one(k: int) -> Fitted:
         with one_thread():

@@ -18,6 +18,7 @@ from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import WAYS, moved
 from regauge.papers.shapes.pairs import Study, clouds, networks, starts, study, task
 from regauge.papers.table import Quantity, Row, Table
+from regauge.training import Adam
 
 COMPARED = (
     "same start",
@@ -52,7 +53,7 @@ def config(scale: Scale) -> Embeddings:
         return Embeddings(study(scale, 64), 4, Queries(50, 40, 5, 5), small)
     whole = study(scale, 64)
     if scale == "cpu":
-        quick = replace(whole, inr=Inr(width=64), fit=Fit(steps=300, batch=2000, lr=3e-4), pairs=2)
+        quick = replace(whole, inr=Inr(width=64), fit=Fit(steps=300, batch=2000, optimizer=Adam(3e-4)), pairs=2)
         training = EmbeddingTraining(
             epochs=60, examples=500, lr=1e-3, code=128, widths=(128, 128, 256), width=128, octaves=6
         )

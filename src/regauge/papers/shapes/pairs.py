@@ -19,6 +19,7 @@ from regauge.inr.fields.samples import Samples, field_samples
 from regauge.inr.fitting.fit import Fit, fit
 from regauge.inr.fitting.losses import bce
 from regauge.papers.experiment import Run, Scale
+from regauge.training import Adam
 
 CLOUD = 2048
 """Points of a shape that a network sees."""
@@ -60,7 +61,7 @@ class Study:
         return (
             f"SIREN {widths}, omega {self.inr.omega:g}, fitted to unsigned distances from {CLOUD:,} points (clipped at "
             f"{self.inr.limit:g}) in {self.fit.steps} steps of {self.fit.batch:,} of {self.queries.total:,} samples, "
-            f"Adam with learning rate {self.fit.lr:g}; {len(self.shapes)} shapes ({', '.join(self.shapes)}), "
+            f"Adam with learning rate {self.fit.optimizer.lr:g}; {len(self.shapes)} shapes ({', '.join(self.shapes)}), "
             f"{self.pairs} pair(s) of starts; {self.points} points on each line"
         )
 
@@ -94,7 +95,9 @@ def study(scale: Scale, width: int) -> Study:
     if scale == "smoke":
         notes = ("a test run on networks that are hardly fitted",)
         small = Queries(500, 400, 50, 50)
-        return Study((BALL,), 1, Inr(width=12, depth=2), Fit(30, 200, 1e-3), small, 5, notes)
+        return Study(
+            (BALL,), 1, Inr(width=12, depth=2), Fit(steps=30, batch=200, optimizer=Adam(1e-3)), small, 5, notes
+        )
     if scale == "cpu" and width > WIDE:
         half = Fit(batch=5_000)
         return Study(SHAPES, 3, Inr(width=width), half, Queries(), notes=("batches half as large as the paper's",))
