@@ -67,7 +67,7 @@ def test_what_is_aligned_and_merged_loads_into_the_original_architecture(name: s
     case = CASES[name]
     module, found, symmetry = prepared(case)
     moved = symmetry.act(random_isometry(symmetry, generator(1)), found.params)
-    merged = rg.merge([found.params, moved], symmetry)
+    merged = rg.merge([found.params, moved], symmetry).params
     module.load_state_dict(merged, strict=True)
     assert all(torch.equal(merged[key], torch.ones_like(merged[key])) for key in found.ones)
     # Both are one network, so their average computes what they do.

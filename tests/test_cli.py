@@ -357,7 +357,7 @@ def test_merge_writes_a_checkpoint_and_its_card(folder: Path, capsys: pytest.Cap
     assert "| a.safetensors | 0.25 |" in card
     a, b = load(folder / "a.safetensors"), load(folder / "b.safetensors")
     symmetry = rg.discover(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (torch.ones(2, 4),))
-    expected, merged = rg.merge([a, b], symmetry, weights=[1, 3]), load(folder / "out.safetensors")
+    expected, merged = rg.merge([a, b], symmetry, weights=[1, 3]).params, load(folder / "out.safetensors")
     assert all(torch.allclose(merged[n], t) for n, t in expected.items())
     main(["merge", "a.safetensors", "a.safetensors", "a.safetensors", *files[2:], "--overwrite"])
     assert all(torch.allclose(t, a[n]) for n, t in load(folder / "out.safetensors").items())

@@ -22,24 +22,24 @@ def orbit(params: Params, seed: int) -> Params:
 
 def test_copies_of_one_network_merge_into_it() -> None:
     a = network(0)
-    merged = rg.merge([a, orbit(a, 1), orbit(a, 2)], SYMMETRY)
+    merged = rg.merge([a, orbit(a, 1), orbit(a, 2)], SYMMETRY).params
     assert all(torch.allclose(merged[n], a[n]) for n in a)
 
 
 def test_weights_are_normalized_and_applied_after_alignment() -> None:
     a, b = network(0), network(1)
     aligned = rg.align(a, b, SYMMETRY).params
-    merged = rg.merge([a, b], SYMMETRY, weights=[1, 3])
+    merged = rg.merge([a, b], SYMMETRY, weights=[1, 3]).params
     assert all(torch.allclose(merged[n], 0.25 * a[n] + 0.75 * aligned[n]) for n in a)
-    assert all(torch.equal(t, a[n]) for n, t in rg.merge([a, b], SYMMETRY, weights=[2, 0]).items())
+    assert all(torch.equal(t, a[n]) for n, t in rg.merge([a, b], SYMMETRY, weights=[2, 0]).params.items())
 
 
 def test_many_networks_are_aligned_with_one_another() -> None:
     networks = [network(seed) for seed in range(4)]
     many = rg.align_many(networks, SYMMETRY).params
-    merged = rg.merge(networks, SYMMETRY)
+    merged = rg.merge(networks, SYMMETRY).params
     to_first = [networks[0], *(rg.align(networks[0], other, SYMMETRY).params for other in networks[1:])]
-    pairs = rg.merge(networks, SYMMETRY, method=WeightMatching())
+    pairs = rg.merge(networks, SYMMETRY, method=WeightMatching()).params
     for n, tensor in merged.items():
         assert torch.allclose(tensor, torch.stack([p[n] for p in many]).mean(0))
         assert torch.allclose(pairs[n], torch.stack([p[n] for p in to_first]).mean(0))
@@ -48,13 +48,13 @@ def test_many_networks_are_aligned_with_one_another() -> None:
 
 def test_one_network_is_copied() -> None:
     a = network(0)
-    merged = rg.merge([a], SYMMETRY)
+    merged = rg.merge([a], SYMMETRY).params
     assert all(torch.equal(merged[n], a[n]) and merged[n].data_ptr() != a[n].data_ptr() for n in a)
 
 
 def test_integers_come_from_the_first_and_dtypes_are_kept() -> None:
     a = {**network(0, torch.bfloat16), "count": torch.tensor(5)}
-    merged = rg.merge([a, {**orbit(network(0, torch.bfloat16), 1), "count": torch.tensor(9)}], SYMMETRY)
+    merged = rg.merge([a, {**orbit(network(0, torch.bfloat16), 1), "count": torch.tensor(9)}], SYMMETRY).params
     assert int(merged["count"]) == 5
     assert all(torch.equal(merged[n], a[n]) and merged[n].dtype == a[n].dtype for n in a)
 

@@ -66,7 +66,7 @@ def test_three_widths_and_a_task() -> None:
     inputs = torch.randn(20, 5, generator=chance(9), dtype=torch.float64)
     task = rg.Task(modules[0], [(inputs, torch.arange(20) % 3)])
     result = rg.merging.merge_widths(networks, symmetries, weights=[1, 0, 1], task=task)
-    expected = rg.merge([networks[0], networks[2]], symmetries[0], method=rg.WeightMatching())
+    expected = rg.merge([networks[0], networks[2]], symmetries[0], method=rg.WeightMatching()).params
     pairwise = rg.merging.merge_widths(networks, symmetries, weights=[1, 0, 1], method=rg.WeightMatching())
     assert all(torch.allclose(pairwise.params[n], t) for n, t in expected.items())
     assert result.record.merged_metrics == task.evaluate(result.params)

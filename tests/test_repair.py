@@ -262,7 +262,7 @@ def test_mixed_models_get_both() -> None:
     middle = rg.connect.Straight().at(a, b, 0.5)
     result = rg.repair(middle, modules[0], (a, b), batches)
     repaired = result.params
-    assert result.layers == ("hidden", "last")
+    assert result.layers == ("hidden",)
     for name in ("conv.weight", "more.weight", "norm.weight", "head.weight"):
         assert torch.equal(repaired[name], middle[name])
     assert not torch.equal(repaired["hidden.weight"], middle["hidden.weight"])

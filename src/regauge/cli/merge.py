@@ -51,7 +51,7 @@ def run(options: Merge) -> None:
     base = None if options.base is None else networks.pop()
     task = task_for(options, module, networks[0], checkpoints[0])
     with console.status("aligning and merging"):
-        result = rg.merging.merged(
+        result = rg.merge(
             networks,
             symmetry,
             method=method,
@@ -62,9 +62,8 @@ def run(options: Merge) -> None:
             generator=torch.Generator().manual_seed(options.seed),
             labels=[str(path) for path in paths],
         )
-    params = result.params if task is None or task.prepare is None else task.prepare(result.params)
     like = checkpoints[0] if base is None else checkpoints[-1]
-    like.with_params(params).write(options.output, overwrite=options.overwrite)
+    like.with_params(result.params).write(options.output, overwrite=options.overwrite)
     save_text(result.record.card, card)
     print(result.record.card)
     print(f"written: {options.output} and {card.name}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.core.interpolation import distance
+from regauge.core.interpolation import distance, mean
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.core.verification import Check
@@ -102,8 +102,8 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
 
     result = rg.align(a, b, symmetry)
     merged = {
-        "naive": rg.merge(networks, rg.Symmetry(())),
-        "aligned": rg.merge(networks, symmetry),
+        "naive": mean(networks),
+        "aligned": rg.merge(networks, symmetry).params,
     }
 
     judge = rg.Task(case.module, split_batches(data.test_images, data.test_labels))

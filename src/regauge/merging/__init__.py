@@ -1,7 +1,7 @@
 """One network from many: means and soups, sums of task vectors."""
 
-from regauge.merging.merge import merge, merged
-from regauge.merging.record import Merged, MergeRecord
+from regauge.merging.merge import MergeResult, merge
+from regauge.merging.record import MergeRecord
 from regauge.merging.rules import Average, Dare, GreedySoup, TaskArithmetic, Ties
 from regauge.merging.widths import merge_widths
 
@@ -10,10 +10,9 @@ __all__ = [
     "Dare",
     "GreedySoup",
     "MergeRecord",
-    "Merged",
+    "MergeResult",
     "TaskArithmetic",
     "Ties",
     "merge",
     "merge_widths",
-    "merged",
 ]

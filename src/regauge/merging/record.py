@@ -1,10 +1,9 @@
 """What was merged, how, and what came out: a record that prints as a model card."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from regauge.core.markdown import markdown_table
-from regauge.core.params import Params
 
 Metrics = Mapping[str, float]
 
@@ -16,18 +15,18 @@ class MergeRecord:
     Attributes:
         networks: A label for each network.
         base: The label of the base, where there is one.
-        rule: What was done with the aligned networks.
-        alignment: The method by which they were aligned.
-        weights: Of each network in the result: shares of a mean, or factors of task vectors.
-        initial: Objective of the alignment before it.
-        objective: The same after it; larger is better.
+        rule: The rule that combined the aligned networks.
+        alignment: The method that aligned them.
+        weights: Weight of each network in the result: shares of a mean, or factors of task vectors.
+        initial: Objective of the alignment at the identities.
+        objective: Objective that the alignment reached; larger is better.
         before: Euclidean distance of each network to the base, or else to the first network, over all parameters
             without running statistics.
         after: The same for the aligned networks.
-        metrics: What each network reaches on the task; empty without a task.
-        base_metrics: What the base reaches.
-        merged_metrics: What the result reaches.
-        unaligned_metrics: What the same mean reaches without alignment; empty for task vectors.
+        metrics: Metrics of each network on the task; empty without a task.
+        base_metrics: Metrics of the base.
+        merged_metrics: Metrics of the result.
+        unaligned_metrics: Metrics of the same mean without alignment; None for task vectors.
     """
 
     networks: tuple[str, ...]
@@ -43,6 +42,14 @@ class MergeRecord:
     base_metrics: Metrics | None = None
     merged_metrics: Metrics | None = None
     unaligned_metrics: Metrics | None = None
+
+    def with_metrics(
+        self, networks: Sequence[Metrics], *, merged: Metrics, base: Metrics | None, unaligned: Metrics | None
+    ) -> "MergeRecord":
+        """The same record with what networks reach on a task."""
+        return replace(
+            self, metrics=tuple(networks), merged_metrics=merged, base_metrics=base, unaligned_metrics=unaligned
+        )
 
     @property
     def card(self) -> str:
@@ -83,22 +90,6 @@ class MergeRecord:
 
     def _all_metrics(self) -> list[Metrics]:
         return [*self.metrics, *([] if self.merged_metrics is None else [self.merged_metrics])]
-
-
-@dataclass(frozen=True)
-class Merged:
-    """The outcome of a merge.
-
-    Attributes:
-        params: The merged parameters.
-        record: How they came about.
-    """
-
-    params: Params
-    record: MergeRecord
-
-    def __str__(self) -> str:
-        return self.record.card
 
 
 def _metric_cells(metrics: Metrics | None, names: list[str]) -> list[str]:

@@ -1,9 +1,9 @@
-"""What is done with aligned networks: means and soups, and sums of task vectors relative to a base network."""
+"""How aligned networks are combined: means and soups, and sums of task vectors relative to a base network."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,35 +12,33 @@ from regauge.core.interpolation import mean, shares_of
 from regauge.core.task import Task
 
 
-@runtime_checkable
-class MeanRule(Protocol):
+class MeanRule(ABC):
     """A rule whose result is a weighted mean of the networks: it chooses the weights."""
 
+    @abstractmethod
     def shares(
         self, networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None, task: Task | None
     ) -> tuple[float, ...]:
         """One share for each of the aligned networks; they sum to one."""
-        ...
 
 
-@runtime_checkable
-class VectorRule(Protocol):
-    """A rule for task vectors, what networks differ by from their base, one tensor at a time."""
+class VectorRule(ABC):
+    """A rule for task vectors, the differences of networks from their base, one tensor at a time."""
 
+    @abstractmethod
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
         """One factor for each network, or an error about the weights."""
-        ...
 
+    @abstractmethod
     def combine(self, vectors: Tensor, factors: Sequence[float], generator: torch.Generator | None) -> Tensor:
-        """What is added to the base: from `[networks, ...]` in float64 to `[...]`."""
-        ...
+        """Combine task vectors `[networks, ...]` in float64 into the change of the base `[...]`."""
 
 
 Rule = MeanRule | VectorRule
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(MeanRule):
     """The weighted mean of all networks; with equal weights the uniform soup.
 
     References:
@@ -55,7 +53,7 @@ class Average:
 
 
 @dataclass(frozen=True)
-class GreedySoup:
+class GreedySoup(MeanRule):
     """The mean of those networks that help one another, chosen by the loss of a task.
 
     The networks are visited from the smallest loss to the largest. The first one is in; each other one joins if
@@ -98,13 +96,13 @@ class GreedySoup:
 
 
 @dataclass(frozen=True)
-class TaskArithmetic:
+class TaskArithmetic(VectorRule):
     """The base plus the weighted sum of the task vectors: `base + scale * sum_k w_k (network_k - base)`.
 
     The weights are not normalized; they are one unless given. Negative ones take away what a network has learned.
 
     Attributes:
-        scale: Of the sum.
+        scale: Factor of the sum.
 
     References:
         Ilharco et al. (2023), Editing models with task arithmetic, section 2.
@@ -124,11 +122,11 @@ class TaskArithmetic:
 
     def combine(self, vectors: Tensor, factors: Sequence[float], generator: torch.Generator | None) -> Tensor:
         """The weighted sum."""
-        return self.scale * _weighted(vectors, factors).sum(0)
+        return self.scale * _weigh(vectors, factors).sum(0)
 
 
 @dataclass(frozen=True)
-class Ties:
+class Ties(VectorRule):
     """Trim the task vectors, elect a sign for each entry, and average what agrees with it.
 
     For each tensor: every task vector keeps the share `density` of its entries, those of the largest magnitude
@@ -138,7 +136,7 @@ class Ties:
 
     Attributes:
         density: Share of entries that are kept, above zero and at most one.
-        scale: Of the mean.
+        scale: Factor of the mean.
 
     References:
         Yadav et al. (2023), TIES-Merging, section 4 and algorithm 1; there the largest entries of the whole network
@@ -159,16 +157,16 @@ class Ties:
 
     def combine(self, vectors: Tensor, factors: Sequence[float], generator: torch.Generator | None) -> Tensor:
         """The mean of the trimmed entries that agree."""
-        trimmed = torch.stack([_trimmed(vector, self.density) for vector in vectors])
-        signs = _weighted(trimmed, factors).sum(0).sign()
+        trimmed = torch.stack([_trim(vector, self.density) for vector in vectors])
+        signs = _weigh(trimmed, factors).sum(0).sign()
         agrees = (trimmed.sign() == signs) & (signs != 0)
-        masses = _weighted(agrees.to(vectors.dtype), factors).sum(0)
-        sums = _weighted(torch.where(agrees, trimmed, 0.0), factors).sum(0)
+        masses = _weigh(agrees.to(vectors.dtype), factors).sum(0)
+        sums = _weigh(torch.where(agrees, trimmed, 0.0), factors).sum(0)
         return self.scale * torch.where(masses > 0, sums / masses.where(masses > 0, 1.0), 0.0)
 
 
 @dataclass(frozen=True)
-class Dare:
+class Dare(VectorRule):
     """Drop entries of the task vectors at random and enlarge the others, so that their expectation stays.
 
     Each entry is dropped with probability `drop`, else divided by `1 - drop`; then another rule combines what is
@@ -207,7 +205,7 @@ class Dare:
         return self.rule.combine(vectors, factors, generator)
 
 
-def _trimmed(vector: Tensor, density: float) -> Tensor:
+def _trim(vector: Tensor, density: float) -> Tensor:
     magnitudes = vector.abs().flatten()
     kept = max(1, round(density * magnitudes.numel()))
     if kept >= magnitudes.numel():
@@ -216,7 +214,7 @@ def _trimmed(vector: Tensor, density: float) -> Tensor:
     return torch.where(vector.abs() >= least, vector, 0.0)
 
 
-def _weighted(vectors: Tensor, factors: Sequence[float]) -> Tensor:
+def _weigh(vectors: Tensor, factors: Sequence[float]) -> Tensor:
     return vectors * vectors.new_tensor(factors).reshape(-1, *[1] * (vectors.ndim - 1))
 
 

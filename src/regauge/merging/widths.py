@@ -10,8 +10,7 @@ from regauge.core.params import Params
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.merging.merge import merged
-from regauge.merging.record import Merged
+from regauge.merging.merge import MergeResult, merge
 from regauge.merging.rules import Rule
 
 
@@ -26,8 +25,8 @@ def merge_widths(
     task: Task | None = None,
     generator: torch.Generator | None = None,
     labels: Sequence[str] | None = None,
-) -> Merged:
-    """Bring networks of one architecture into the widths of the first, then merge them as `merged` does.
+) -> MergeResult:
+    """Bring networks of one architecture into the widths of the first, then merge them as `merge` does.
 
     Each network is mapped by a soft correspondence of its units to those of the first (`correspond`): units that
     belong to one unit of the first are averaged, and their outgoing weights summed; units that belong to several are
@@ -41,7 +40,7 @@ def merge_widths(
         method: How the mapped networks are aligned afterwards, as in `merge`.
         weights: One for each network.
         rule: What is done with the aligned networks, a mean: `Average()` unless given.
-        task: Of the first network's architecture, as in `merged`.
+        task: Of the first network's architecture, as in `merge`.
         generator: For methods that use chance.
         labels: What the record calls the networks.
 
@@ -60,22 +59,22 @@ def merge_widths(
     if len(symmetries) != len(params):
         raise ValueError(f"there are {len(symmetries)} symmetries for {len(params)} networks; give one for each")
     first = symmetries[0].bind(params[0])
-    anchor = _balanced(params[0], first)
+    anchor = _balance(params[0], first)
     mapped: list[Params] = [dict(params[0])]
     for network, symmetry in zip(params[1:], symmetries[1:], strict=True):
         bound = symmetry.bind(network)
         if all(tensor.shape == params[0][name].shape for name, tensor in network.items() if name in params[0]):
             mapped.append(dict(network))
             continue
-        even = _balanced(network, bound)
+        even = _balance(network, bound)
         found = correspond(anchor, even, first, bound, regularization=regularization)
         mapped.append(found.apply(even))
-    return merged(
+    return merge(
         mapped, first, method=method, weights=weights, rule=rule, task=task, generator=generator, labels=labels
     )
 
 
-def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
+def _balance(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
     if not any(group.scales for group in symmetry.groups):
         return dict(params)
     return symmetry.act(balance(params, symmetry, buffers="keep"), params)

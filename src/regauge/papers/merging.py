@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import regauge as rg
 from regauge.alignment import Method
+from regauge.core.interpolation import mean
 from regauge.core.params import Params
 from regauge.data.images import ImageData
 from regauge.nets.classification import Training, split_batches
@@ -170,9 +171,9 @@ def _merged(config: Merging, label: str, index: int, trained: Sequence[Params], 
         generator = run.generator("merging", method, index)
         aligned = rg.align_many(trained, symmetry, method=method, task=task, generator=generator).params
         seconds = time.thread_time() - began
-        mean = rg.merge(aligned, rg.Symmetry(()))
-        repaired = rg.repair(mean, judge.module, aligned, torch.split(images, BATCH)).params
-        return {"seconds": seconds, "plain": judge.evaluate(mean), "repaired": judge.evaluate(repaired)}
+        center = mean(aligned)
+        repaired = rg.repair(center, judge.module, aligned, torch.split(images, BATCH)).params
+        return {"seconds": seconds, "plain": judge.evaluate(center), "repaired": judge.evaluate(repaired)}
 
     return run.record((config.population, config.networks, method, config.read, config.test), str(index), make)
 
