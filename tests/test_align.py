@@ -1,190 +1,35 @@
 """Alignment: exact where it can be, never worse than the identity, the same every time, strict about its input."""
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import CASES, Case
+from symmetries import (
+    BY_HAND,
+    KINDS,
+    PARTS,
+    attention,
+    closeness,
+    drawn,
+    every_element,
+    experts,
+    generator,
+    mlp_symmetry,
+    normalized_groups,
+    recurrent,
+    stream,
+    three_levels,
+)
 from torch import Tensor
 
 import regauge as rg
-from regauge import Element, Group, Params, Placement, Symmetry, Value, WeightMatching
+from regauge import Params, Symmetry, WeightMatching
 from regauge.alignment.engine.ascent import Ascent
 from regauge.alignment.engine.blocks import solve_family
 from regauge.core.families import families
-from regauge.core.scales import balance
-
-KINDS = ["permutation", "scaled", "signed", "dihedral", "orthogonal", "centered", "rotation", "linear"]
-PARTS = {
-    "dihedral": ("permutation", "sign", "shift"),
-    "orthogonal": ("linear",),
-    "centered": ("linear",),
-    "rotation": ("linear",),
-    "linear": (),
-}
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def mlp_symmetry(*widths: int, kind: str = "permutation") -> Symmetry:
-    axes: dict[str, tuple[str | None, ...]] = {}
-    last = len(widths) - 2
-    for k in range(last + 1):
-        out = f"h{k + 1}" if k < last else None
-        axes[f"{k}.weight"] = (out, f"h{k}" if k else None)
-        axes[f"{k}.bias"] = (out,)
-    bound = Symmetry.from_axes(axes, kinds={f"h{k}": kind for k in range(1, last + 1)})  # type: ignore[misc]
-    return bound.bind({n: torch.zeros(s) for n, s in mlp_shapes(*widths).items()})
-
-
-def mlp_shapes(*widths: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for k, (before, after) in enumerate(itertools.pairwise(widths)):
-        shapes |= {f"{k}.weight": (after, before), f"{k}.bias": (after,)}
-    return shapes
-
-
-def drawn(symmetry: Symmetry, seed: int, dtype: torch.dtype = torch.float64) -> Params:
-    g = generator(seed)
-    return {n: torch.randn(s, generator=g, dtype=torch.float64).to(dtype) for n, s in symmetry.shapes.items()}
-
-
-def closeness(symmetry: Symmetry, a: Params, moved: Params, b: Params) -> float:
-    """The objective, written out: of the networks as they are, or of balanced ones where there are scales."""
-    if any(group.scales for group in symmetry.groups):
-        left, right = balance(a, symmetry, buffers="keep"), balance(b, symmetry, buffers="keep")
-        a, moved, b = symmetry.act(left, a), symmetry.act(left, moved), symmetry.act(right, b)
-    total = 0.0
-    for name in symmetry.sites:
-        x, y, z = a[name].double(), moved[name].double(), b[name].double()
-        total += float((x * y).sum() - (y.square().sum() - z.square().sum()) / 2)
-    return total
-
-
-# --- nested symmetries, written by hand ---------------------------------------------------------------------
-
-
-def experts(count: int, units: int, features: int, signs: int = 0) -> Symmetry:
-    """Experts that can be reordered, with hidden units of their own."""
-    exponents = (1,) * signs
-    base = Group("e", count, tuple(Placement(n, 0) for n in ("w1", "w2", "router")), is_base=True)
-    inner = Group("i", units, (Placement("w1", 1, sign=exponents), Placement("w2", 2, sign=exponents)), signs=signs)
-    inner = Group("i", units, inner.placements, signs=signs, within=("e",))
-    shapes = {"w1": (count, units, features), "w2": (count, features, units), "router": (count, features)}
-    return Symmetry((base, inner), shapes)
-
-
-def normalized_groups(count: int, channels: int, features: int) -> Symmetry:
-    """Group normalization followed by an odd function: a permutation and a sign of whole groups, and channels."""
-    block = {"stride": channels, "repeats": ((channels, 1),)}
-    base = Group(
-        "g",
-        count,
-        (
-            Placement("w", 0, sign=(1,), **block),  # type: ignore[arg-type]
-            Placement("gain", 0, sign=(0,), **block),  # type: ignore[arg-type]
-            Placement("v", 1, sign=(1,), **block),  # type: ignore[arg-type]
-        ),
-        signs=1,
-        is_base=True,
-    )
-    repeats = ((count, channels),)
-    places = tuple(Placement(n, axis, repeats=repeats) for n, axis in (("w", 0), ("gain", 0), ("v", 1)))
-    inner = Group("c", channels, places, within=("g",))
-    width = count * channels
-    return Symmetry((base, inner), {"w": (width, features), "gain": (width,), "v": (3, width)})
-
-
-def three_levels() -> Symmetry:
-    """Blocks of blocks of units."""
-    outer = Group("e", 2, (Placement("w", 0), Placement("z", 0)), is_base=True)
-    middle = Group("s", 2, (Placement("w", 1),), is_base=True, within=("e",))
-    inner = Group("x", 2, (Placement("w", 2),), within=("e", "s"))
-    return Symmetry((outer, middle, inner), {"w": (2, 2, 2, 3), "z": (2, 3)})
-
-
-def attention(heads: int, dim: int, features: int) -> Symmetry:
-    """Heads that can be reordered, each with a rotation of queries against keys and of values."""
-    block = {"stride": dim, "repeats": ((dim, 1),)}
-    places = tuple(Placement(n, int(n == "o"), **block) for n in ("q", "k", "v", "o"))  # type: ignore[arg-type]
-    base = Group("heads", heads, places, is_base=True)
-    copies = ((heads, dim),)
-
-    def rotation(name: str, left: Placement, right: Placement) -> Group:
-        return Group(name, dim, (left, right), is_permuted=False, matrix="orthogonal", within=("heads",))
-
-    qk = rotation("qk", Placement("q", 0, repeats=copies), Placement("k", 0, repeats=copies, is_inverse=True))
-    vo = rotation("vo", Placement("v", 0, repeats=copies), Placement("o", 1, repeats=copies, is_inverse=True))
-    width = heads * dim
-    shapes = {"q": (width, features), "k": (width, features), "v": (width, features), "o": (features, width)}
-    return Symmetry((base, qk, vo), shapes)
-
-
-def rotary(heads: int, pairs: int, features: int) -> Symmetry:
-    """Heads that can be reordered, each with an angle for each pair of coordinates of its queries and keys."""
-    width = 2 * heads * pairs
-    block = {"stride": 2 * pairs, "repeats": ((2 * pairs, 1),)}
-    base = Group("heads", heads, tuple(Placement(n, 0, **block) for n in ("q", "k", "v")), is_base=True)  # type: ignore[arg-type]
-    units = tuple(Placement(n, 0, repeats=((2, pairs), (heads, 2 * pairs))) for n in ("q", "k"))
-    within = Group("pairs", pairs, units, is_permuted=False, within=("heads",), is_base=True)
-    turns = tuple(Placement(n, 0, stride=pairs, repeats=((pairs, 1), (heads, 2 * pairs))) for n in ("q", "k"))
-    angles = Group(
-        "angles", 2, turns, is_permuted=False, matrix="orthogonal", is_proper=True, within=("heads", "pairs")
-    )
-    return Symmetry((base, within, angles), dict.fromkeys(("q", "k", "v"), (width, features)))
-
-
-def grouped_convolution(count: int, before: int, after: int, features: int) -> Symmetry:
-    """Two inner groups on one tensor, within one permutation of blocks: each pair of blocks is not exact."""
-    own, out = {"stride": before, "repeats": ((before, 1),)}, {"stride": after, "repeats": ((after, 1),)}
-    base = Group(
-        "g",
-        count,
-        (Placement("w0", 0, **own), Placement("w", 0, **out), Placement("w2", 1, **out)),  # type: ignore[arg-type]
-        is_base=True,
-    )
-    inner = Group("i", before, (Placement("w0", 0, repeats=((count, before),)), Placement("w", 1)), within=("g",))
-    places = (Placement("w", 0, repeats=((count, after),)), Placement("w2", 1, repeats=((count, after),)))
-    outer = Group("o", after, places, within=("g",))
-    shapes = {"w0": (count * before, features), "w": (count * after, before, 3), "w2": (4, count * after)}
-    return Symmetry((base, inner, outer), shapes)
-
-
-def recurrent(units: int) -> Symmetry:
-    """One group on both axes of a tensor, so that the objective is quadratic in it."""
-    return Symmetry.from_axes({"ih": ("h", None), "hh": ("h", "h"), "out": (None, "h")}).bind(
-        {"ih": torch.zeros(units, 5), "hh": torch.zeros(units, units), "out": torch.zeros(2, units)}
-    )
-
-
-def stream(width: int, hidden: int, blocks: int) -> Symmetry:
-    """A residual stream, anchored weakly at its ends, with blocks that read and write it."""
-    axes: dict[str, tuple[str | None, ...]] = {"in": ("s", None), "out": (None, "s")}
-    sizes: dict[str, tuple[int, ...]] = {"in": (width, 3), "out": (3, width)}
-    for k in range(blocks):
-        axes |= {f"{k}.up": (f"h{k}", "s"), f"{k}.down": ("s", f"h{k}")}
-        sizes |= {f"{k}.up": (hidden, width), f"{k}.down": (width, hidden)}
-    return Symmetry.from_axes(axes).bind({n: torch.zeros(s) for n, s in sizes.items()})
-
-
-BY_HAND = {
-    **{kind: mlp_symmetry(4, 9, 7, 3, kind=kind) for kind in KINDS},
-    "experts": experts(3, 5, 6),
-    "signed experts": experts(3, 5, 6, signs=1),
-    "normalized groups": normalized_groups(3, 4, 6),
-    "three levels": three_levels(),
-    "attention": attention(3, 4, 10),
-    "rotary": rotary(3, 2, 5),
-    "grouped convolution": grouped_convolution(3, 2, 4, 5),
-    "recurrent": recurrent(8),
-    "stream": stream(6, 9, 3),
-}
-
 
 # --- laws ------------------------------------------------------------------------------------------------------
 
@@ -244,28 +89,6 @@ def test_moving_the_second_network_first_changes_nothing(kind: str, n: int, seed
     moved = symmetry.act(symmetry.random(generator(seed), PARTS.get(kind, ("permutation", "sign"))), b)
     first, second = rg.align(a, b, symmetry), rg.align(a, moved, symmetry)
     assert all(torch.allclose(first.params[key], second.params[key], atol=1e-6) for key in b)
-
-
-def every_element(symmetry: Symmetry) -> Iterator[Element]:
-    """All permutations and signs of a small symmetry."""
-    sizes = {group.name: group.size for group in symmetry.groups}
-    choices: list[list[tuple[str, Value]]] = []
-    for group in symmetry.groups:
-        lead = tuple(sizes[base] for base in group.within)
-        copies = torch.Size(lead).numel()
-        perms = [list(range(group.size))]
-        if group.is_permuted:
-            perms = [list(p) for p in itertools.permutations(range(group.size))]
-        signs = list(itertools.product((1, -1), repeat=group.signs * group.size * copies))
-        options = []
-        for chosen in itertools.product(perms, repeat=copies):
-            for sign in signs:
-                perm = torch.tensor(chosen).reshape(*lead, group.size)
-                value = torch.tensor(sign, dtype=torch.int8).reshape(*lead, group.signs, group.size)
-                options.append((group.name, Value(perm, sign=value if group.signs else None)))
-        choices.append(options)
-    for combination in itertools.product(*choices):
-        yield Element(dict(combination))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from test_align import BY_HAND, PARTS, drawn, every_element, experts, generator, mlp_symmetry, recurrent
+from symmetries import BY_HAND, PARTS, drawn, every_element, experts, generator, mlp_symmetry, recurrent
 
 import regauge as rg
 from regauge import Element, FrankWolfe, MergeMany, Params, Symmetry, WeightMatching

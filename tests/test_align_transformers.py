@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_fold import CASES, Case, change, discovered, folded, generator, network
+from transformer_cases import CASES, Case, change, discovered, folded, generator, network
 
 import regauge as rg
 from regauge.alignment.methods.weight_matching import random_isometry

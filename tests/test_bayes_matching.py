@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from test_bayes_posteriors import KINDS, NETS, each_kind, each_net, gaussian, generator, is_close, mean_of, network
+from posterior_cases import KINDS, NETS, each_kind, each_net, gaussian, generator, is_close, mean_of, network
 
 import regauge as rg
 from regauge import Element, FrankWolfe, GaussianMatching, MergeMany, Symmetry, WeightMatching

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from test_bayes_posteriors import KINDS, generator, network, normal
+from posterior_cases import KINDS, generator, network, normal
 from torch import Tensor, nn
 from torch.func import functional_call
 

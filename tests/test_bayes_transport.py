@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_bayes_posteriors import (
+from posterior_cases import (
     KINDS,
     NETS,
     dense,

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import test_core_laws as laws
 import torch
 from models import CASES, Case
-from test_align import BY_HAND, drawn, generator, mlp_symmetry
+from symmetries import BY_HAND, drawn, gated_units, generator, linear_heads, mlp_symmetry, twice_nested
 from torch import Tensor, nn
 
 import regauge as rg
@@ -32,9 +31,9 @@ ALL_FIXED = {
     "wide orthogonal": mlp_symmetry(2, 5, 9, 3, kind="orthogonal"),
     "linear": mlp_symmetry(9, 4, 5, kind="linear"),
     "linear chain": mlp_symmetry(12, 4, 5, 9, kind="linear"),
-    "families": sized(laws.families(4)),
-    "nested linear": sized(laws.attention(3, 4)),
-    "twice nested": sized(laws.twice_nested(3, 2)),
+    "families": sized(gated_units(4)),
+    "nested linear": sized(linear_heads(3, 4)),
+    "twice nested": sized(twice_nested(3, 2)),
     "one unit": mlp_symmetry(3, 1, 2, kind="scaled"),
     "scaled both ways": Symmetry.from_axes(
         {"ih": ("h", None), "hh": ("h", "h"), "out": (None, "h")}, kinds={"h": "scaled"}

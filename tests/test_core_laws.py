@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from symmetries import KINDS, cases, close, draw, gated_units, linear_heads, one_kind
 
 import regauge as rg
 from regauge.core import act as act_module
@@ -14,103 +15,8 @@ from regauge.core.element import Value, concatenate, select_parts, stack
 from regauge.core.symmetry import Frozen
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=12)
-KINDS = ("permutation", "signed", "dihedral", "scaled", "orthogonal", "centered", "rotation", "linear")
 SIZES = st.integers(1, 6)
 SEEDS = st.integers(0, 2**31)
-
-
-def one_kind(kind: str, n: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]]]:
-    """Two layers and a flattened axis, written by hand."""
-    axes = {"w1": ("h", None), "b1": ("h",), "w2": (None, "h"), "wide": ("h^-1", "h*3"), "free": (None,)}
-    shapes = {"w1": (n, 5), "b1": (n,), "w2": (4, n), "wide": (n, 3 * n), "free": (7,)}
-    omegas = {"h": 2.5} if kind == "dihedral" else None
-    return rg.Symmetry.from_axes(axes, kinds={"h": kind}, omegas=omegas), shapes
-
-
-def families(n: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]]]:
-    """Two scales, two signs and an order on the same units, as a gated unit before a normalization has."""
-    place = [
-        rg.Placement("gate", 0, scale=(1, 0), sign=(1, 0)),
-        rg.Placement("value", 0, scale=(0, 1), sign=(0, 1)),
-        rg.Placement("out", 1, scale=(-2, -1), sign=(1, 1)),
-        rg.Placement("fused", 0, start=0, scale=(1, 0), sign=(1, 0)),
-        rg.Placement("fused", 0, start=n, scale=(0, 1), sign=(0, 1)),
-    ]
-    group = rg.Group("h", n, tuple(place), scales=2, signs=2)
-    shapes = {"gate": (n, 3), "value": (n, 3), "out": (4, n), "fused": (2 * n, 3)}
-    return rg.Symmetry((group,), shapes), shapes
-
-
-def attention(heads: int, size: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]]]:
-    """Heads, one invertible matrix per head, and ordered hidden units inside each head."""
-    block = {"stride": size, "repeats": ((size, 1),)}
-    inner = {"stride": 1, "repeats": ((heads, size),)}
-    base = rg.Group(
-        "heads",
-        heads,
-        (rg.Placement("q", 0, **block), rg.Placement("k", 0, **block), rg.Placement("e", 0), rg.Placement("f", 0)),
-        is_base=True,
-    )
-    matrix = rg.Group(
-        "qk",
-        size,
-        (rg.Placement("q", 0, **inner), rg.Placement("k", 0, is_inverse=True, **inner)),
-        is_permuted=False,
-        matrix="linear",
-        within=("heads",),
-    )
-    # The experts' own axis is another axis of the same parameter.
-    units = rg.Group(
-        "units",
-        5,
-        (rg.Placement("e", 1, scale=(1,), sign=(1,)), rg.Placement("f", 2, scale=(-1,), sign=(1,))),
-        scales=1,
-        signs=1,
-        within=("heads",),
-    )
-    shapes = {"q": (heads * size, 7), "k": (heads * size, 7), "e": (heads, 5, 3), "f": (heads, 3, 5)}
-    return rg.Symmetry((base, matrix, units), shapes), shapes
-
-
-def twice_nested(a: int, b: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]]]:
-    """Groups of groups of units on one axis: S_3 within S_b within S_a."""
-    outer = rg.Group("outer", a, (rg.Placement("w", 0, stride=3 * b, repeats=((b, 3), (3, 1))),), is_base=True)
-    middle = rg.Group(
-        "middle",
-        b,
-        (rg.Placement("w", 0, stride=3, repeats=((a, 3 * b), (3, 1))),),
-        within=("outer",),
-        is_base=True,
-    )
-    leaf = rg.Group(
-        "leaf",
-        3,
-        (rg.Placement("w", 0, stride=1, repeats=((a, 3 * b), (b, 3)), scale=(1,)),),
-        scales=1,
-        within=("outer", "middle"),
-    )
-    shapes = {"w": (a * b * 3, 2)}
-    return rg.Symmetry((outer, middle, leaf), shapes), shapes
-
-
-def cases(n: int, m: int) -> list[tuple[rg.Symmetry, dict[str, tuple[int, ...]]]]:
-    """Every kind of symmetry with the sizes drawn."""
-    return [*(one_kind(kind, n) for kind in KINDS), families(n), attention(n, m), twice_nested(n, m)]
-
-
-def draw(shapes: dict[str, tuple[int, ...]], seed: int, *batch: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(*batch, *shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()
-    }
-
-
-def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float = 1e-11) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert a[name].shape == b[name].shape
-        assert a[name].dtype == b[name].dtype
-        assert torch.allclose(a[name], b[name], rtol=tolerance, atol=tolerance), name
 
 
 @LAWS
@@ -335,7 +241,7 @@ def test_only_rotations_can_keep_the_ones() -> None:
 
 
 def test_the_same_generator_gives_the_same_element() -> None:
-    symmetry, shapes = attention(3, 2)
+    symmetry, shapes = linear_heads(3, 2)
     params = draw(shapes, 0)
     first, second = (symmetry.act(symmetry.random(torch.Generator().manual_seed(5)), params) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in params)
@@ -354,7 +260,7 @@ def test_sizes_and_orders_are_counted() -> None:
     bound = symmetry.bind(draw(shapes, 0))
     assert bound["h"].size == 5
     assert bound.log10_order == pytest.approx(math.log10(math.factorial(5) * 2**5))
-    nested, _ = attention(3, 2)
+    nested, _ = linear_heads(3, 2)
     assert nested.log10_order == pytest.approx(math.log10(math.factorial(3) * (math.factorial(5) * 2**5) ** 3))
     assert nested.dimension == 3 * 4 + 3 * 5
     assert [group.kind for group in nested.groups] == ["nested", "linear", "scaled"]
@@ -362,7 +268,7 @@ def test_sizes_and_orders_are_counted() -> None:
 
 def test_an_element_of_another_symmetry_is_refused() -> None:
     symmetry, shapes = one_kind("permutation", 4)
-    other, _ = families(4)
+    other, _ = gated_units(4)
     params = draw(shapes, 0)
     with pytest.raises(KeyError, match="no group 'x'"):
         symmetry["x"]
@@ -466,7 +372,7 @@ def test_malformed_text_is_refused(text: str, message: str) -> None:
 
 
 def test_the_printed_table_names_groups_and_reasons() -> None:
-    symmetry, _ = attention(3, 2)
+    symmetry, _ = linear_heads(3, 2)
     frozen = (Frozen("q", 1, 7, "input features"), Frozen("k", 1, 7, "input features"))
     text = str(replace(symmetry, frozen=frozen, unknown=("aten.mystery.default",), unused=("dead",), notes=("Note.",)))
     for word in ("heads", "nested", "linear", "scaled", "x3", "input features: q[1], k[1]", "aten.mystery", "dead"):

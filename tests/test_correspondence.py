@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_align import BY_HAND, drawn, generator, mlp_symmetry
+from symmetries import BY_HAND, drawn, generator, mlp_symmetry
 from torch import Tensor, nn
 
 import regauge as rg

@@ -1,78 +1,13 @@
 """Folding leaves the function as it is, uses up what is redundant, and uncovers the rotations of the stream."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 import torch
 from models import CASES as MODELS
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformer_cases import CASES, HF, TOKENS, Case, change, discovered, folded, generator, hf_gpt2, network
 
 import regauge as rg
-from regauge.core.params import Params
-from regauge.core.verification import Probe, perturbed, relative_change
-from regauge.nets.transformer import GPT, Llama, ViT
 
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model, what it reads, and the kind that its stream has behind folded gains."""
-
-    make: Callable[[], nn.Module]
-    inputs: tuple[Tensor, ...]
-    stream: str
-    kwargs: tuple[tuple[str, Any], ...] = ()
-    outputs: Any = None
-    tolerance: float = 1e-9
-
-
-TOKENS = torch.randint(0, 17, (2, 6), generator=generator(0))
-IMAGES = torch.randn(2, 1, 8, 8, generator=generator(1))
-
-
-def hf_gpt2(*, is_tied: bool = True) -> nn.Module:
-    config = GPT2Config(
-        vocab_size=17,
-        n_positions=8,
-        n_embd=12,
-        n_layer=1,
-        n_head=2,
-        bos_token_id=0,
-        eos_token_id=0,
-        tie_word_embeddings=is_tied,
-    )
-    return GPT2LMHeadModel(config)
-
-
-def hf_llama() -> nn.Module:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=17,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=8,
-            tie_word_embeddings=False,
-        )
-    )
-
-
-HF: Any = {"kwargs": (("use_cache", False),), "outputs": "logits"}
-CASES = {
-    "GPT": Case(lambda: GPT(17, 6, width=12, layers=1, heads=2), (TOKENS,), "centered"),
-    "Llama": Case(lambda: Llama(17, width=16, layers=1, heads=4), (TOKENS,), "orthogonal"),
-    "ViT": Case(lambda: ViT(8, 4, width=12, layers=1, heads=2), (IMAGES,), "centered"),
-    "transformers GPT-2": Case(lambda: hf_gpt2(is_tied=False), (TOKENS,), "centered", **HF),
-    "transformers Llama": Case(hf_llama, (TOKENS,), "orthogonal", tolerance=1e-5, **HF),
-}
 STREAMS = {
     "GPT": "embedding.weight",
     "Llama": "embedding.weight",
@@ -80,26 +15,6 @@ STREAMS = {
     "transformers GPT-2": "transformer.wpe.weight",
     "transformers Llama": "model.embed_tokens.weight",
 }
-
-
-def network(case: Case, seed: int = 0) -> tuple[nn.Module, Params]:
-    """A module and parameters away from initialization, in float64."""
-    module = case.make().eval()
-    params = {name: tensor.detach().double() for name, tensor in module.state_dict().items()}
-    return module, perturbed(params, {key for key, _ in module.named_buffers()}, generator(seed))
-
-
-def folded(case: Case, module: nn.Module, params: Params) -> rg.discovery.Folded:
-    return rg.fold(params, module, case.inputs, dict(case.kwargs), outputs=case.outputs)
-
-
-def discovered(case: Case, module: nn.Module, ones: tuple[str, ...]) -> rg.Symmetry:
-    return rg.discover(module, case.inputs, dict(case.kwargs), outputs=case.outputs, ones=ones)
-
-
-def change(case: Case, module: nn.Module, params: Params, moved: Params) -> float:
-    probe = Probe(module, case.inputs, dict(case.kwargs), case.outputs)
-    return relative_change(probe(params), probe(moved))
 
 
 def stream(name: str, symmetry: rg.Symmetry) -> rg.Group:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from test_align import BY_HAND, closeness, drawn, every_element, experts, generator, mlp_symmetry, stream
+from symmetries import BY_HAND, closeness, drawn, every_element, experts, generator, mlp_symmetry, stream
 from torch import Tensor
 
 import regauge as rg

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_align import BY_HAND, drawn, every_element, experts, generator, mlp_symmetry, normalized_groups
+from symmetries import BY_HAND, drawn, every_element, experts, generator, mlp_symmetry, normalized_groups
 
 import regauge as rg
 from regauge import (

@@ -179,3 +179,10 @@ def test_public_names_stay_what_they_are() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_tests_import_from_no_other_tests() -> None:
+    """What several test files share lies in files of its own, such as `symmetries.py` and `models.py`."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    wrong = [f"{path.name} imports {name}" for path in files for name in imported(path) if name.startswith("test_")]
+    assert not wrong

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 import torch
-from test_align import BY_HAND, closeness, drawn, generator, mlp_symmetry, recurrent
+from symmetries import BY_HAND, closeness, drawn, generator, mlp_symmetry, recurrent
 from torch import Tensor, nn
 from torch.nn import functional
 

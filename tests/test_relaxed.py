@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models import CASES, Case
-from test_align import BY_HAND, drawn, generator
+from symmetries import BY_HAND, drawn, generator
 from torch import Tensor
 
 import regauge as rg

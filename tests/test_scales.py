@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models import GatedMLP
-from test_align import drawn, generator, mlp_symmetry
+from symmetries import drawn, generator, mlp_symmetry
 from torch import Tensor, nn
 
 import regauge as rg

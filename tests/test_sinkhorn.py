@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from methods import two_students
 from models import CASES
-from test_align import BY_HAND, drawn, experts, generator, mlp_symmetry, normalized_groups
+from symmetries import BY_HAND, drawn, experts, generator, mlp_symmetry, normalized_groups
 from torch import Tensor, nn
 
 import regauge as rg
@@ -166,19 +167,6 @@ def distance(a: Params, b: Params) -> float:
     return sum(float((a[n] - b[n]).square().sum()) for n in a)
 
 
-def network(seed: int, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Symmetry, Params, Params, rg.Task]:
-    """Two networks that fit the same teacher, and the task that they share."""
-    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2)).to(dtype)
-    symmetry = rg.discover(module, (torch.zeros(1, 3, dtype=dtype),), verify=False)
-    a = drawn(symmetry, seed, dtype)
-    moved = symmetry.act(symmetry.random(generator(seed), PARTS), a)
-    b = {n: t + 0.2 * drawn(symmetry, seed + 1, dtype)[n] for n, t in moved.items()}
-    inputs = normal(40, 3, seed=seed, dtype=dtype)
-    targets = torch.func.functional_call(module, a, (inputs,)).detach()
-    batches = list(zip(inputs.split(10), targets.split(10), strict=True))
-    return module, symmetry, a, b, rg.Task(module, batches, nn.functional.mse_loss)
-
-
 @pytest.mark.parametrize("name", BY_HAND)
 def test_it_never_falls_nor_ends_below_its_start_and_reports_what_it_reaches(name: str) -> None:
     symmetry = BY_HAND[name]
@@ -226,7 +214,7 @@ def test_moving_the_second_network_first_changes_nothing(n: int, seed: int) -> N
 def test_the_loss_between_the_networks_falls(loss: str, dtype: torch.dtype) -> None:
     gained = 0
     for seed in range(3):
-        _, symmetry, a, b, task = network(10 * seed, dtype)
+        _, symmetry, a, b, task = two_students(10 * seed, dtype)
         start = symmetry.random(generator(seed), PARTS)
         method = Sinkhorn(loss=loss, init=start, steps=40)  # type: ignore[arg-type]
         result = rg.align(a, b, symmetry, method=method, task=task, generator=generator(0))
@@ -244,7 +232,7 @@ def test_the_loss_between_the_networks_falls(loss: str, dtype: torch.dtype) -> N
 
 
 def test_many_pairs_are_the_single_ones() -> None:
-    _, symmetry, a, b, task = network(0)
+    _, symmetry, a, b, task = two_students(0)
     others = [symmetry.act(symmetry.random(generator(k), PARTS), b) for k in range(3)]
     many = {n: torch.stack([other[n] for other in others]) for n in b}
     starts = symmetry.random(generator(5), PARTS, batch=(3,))
@@ -321,7 +309,7 @@ def test_nothing_to_choose() -> None:
 
 
 def test_methods_are_checked() -> None:
-    _, symmetry, a, b, task = network(0)
+    _, symmetry, a, b, task = two_students(0)
     with pytest.raises(ValueError, match=r"Sinkhorn needs data: give align a `task=regauge.Task"):
         rg.align(a, b, symmetry, method=Sinkhorn())
     with pytest.raises(ValueError, match=r"loss='random' takes the loss at random points of the line; give align a"):

@@ -4,19 +4,21 @@ import itertools
 
 import pytest
 import torch
-from test_align import drawn, generator
-from test_sinkhorn import PARTS, network
+from methods import two_students
+from symmetries import drawn, generator
 from torch import nn
 
 import regauge as rg
 from regauge import StraightThrough, Symmetry
+
+PARTS = ("permutation", "sign", "linear")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_midpoint_loss_falls_and_is_what_it_says(dtype: torch.dtype) -> None:
     gained = 0
     for seed in range(3):
-        _, symmetry, a, b, task = network(10 * seed, dtype)
+        _, symmetry, a, b, task = two_students(10 * seed, dtype)
         kept = {n: t.clone() for n, t in (a | {f"b.{n}": t for n, t in b.items()}).items()}
         start = symmetry.random(generator(seed), PARTS)
         result = rg.align(a, b, symmetry, method=StraightThrough(init=start, steps=30), task=task)
@@ -49,7 +51,7 @@ def test_it_leaves_an_optimum_of_weight_matching_where_the_loss_says_so() -> Non
     """The gradient moves the target; without it, matching would stay where it began."""
     moved = 0
     for seed in range(4):
-        _, symmetry, a, b, task = network(10 * seed)
+        _, symmetry, a, b, task = two_students(10 * seed)
         matched = rg.align(a, b, symmetry)
         noise = drawn(symmetry, 10 * seed + 5)
         far = {n: t + 0.5 * noise[n] for n, t in matched.params.items()}
@@ -76,7 +78,7 @@ def test_buffers_move_with_the_network() -> None:
 
 
 def test_methods_are_checked() -> None:
-    _, symmetry, a, b, task = network(0)
+    _, symmetry, a, b, task = two_students(0)
     with pytest.raises(ValueError, match=r"StraightThrough needs data: give align a `task=regauge.Task"):
         rg.align(a, b, symmetry, method=StraightThrough())
     with pytest.raises(ValueError, match="the task has no batches"):
