@@ -22,7 +22,7 @@ from regauge.cli.zoo_options import ZooCompare
 from regauge.cli.zoo_populations import task_on
 from regauge.storage.store import Store, verify
 from regauge.zoo.jobs import processes, run_jobs
-from regauge.zoo.jobs.training import plan
+from regauge.zoo.jobs.train_shards import plan
 from regauge.zoo.populations import Barriers, mean_barrier, plan_population
 from regauge.zoo.presets import uci_mlps
 

@@ -19,9 +19,9 @@ from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
 from regauge.zoo.jobs import Share, run_jobs
-from regauge.zoo.jobs.aligning import plan_alignment, plan_comparison
+from regauge.zoo.jobs.align_shards import plan_alignment, plan_comparison
 from regauge.zoo.jobs.stage import Stage
-from regauge.zoo.jobs.training import plan
+from regauge.zoo.jobs.train_shards import plan
 from regauge.zoo.populations import reference, sample
 from regauge.zoo.training import Block, Checkpoints, Config, Discard, train, train_stacks
 
@@ -75,7 +75,7 @@ def small_stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
             yield ids, blocks
 
     monkeypatch.setattr("regauge.zoo.training.trainer.STACK", 4)
-    monkeypatch.setattr("regauge.zoo.jobs.training.train_stacks", counted)
+    monkeypatch.setattr("regauge.zoo.jobs.train_shards.train_stacks", counted)
     return begun
 
 
@@ -177,11 +177,11 @@ def test_shards_are_some_minutes_of_work(tmp_path: Path, monkeypatch: pytest.Mon
     # A network costs 6 steps of 32 examples, thrice 768 weights.
     work = 6 * 32 * 3 * (30 * 16 + 16 * 16 + 16 * 2)
     for networks in (100, 18, 7, 3, 1, 0.1):
-        monkeypatch.setattr("regauge.zoo.jobs.training.SHARD_WORK", networks * work * 1.01)
+        monkeypatch.setattr("regauge.zoo.jobs.train_shards.SHARD_WORK", networks * work * 1.01)
         _, jobs = plan(replace(CONFIG, batch=32), tmp_path / f"{networks}")
         sizes.append(jobs.size)
         # A store keeps its size, whatever a later version thinks.
-        monkeypatch.setattr("regauge.zoo.jobs.training.SHARD_WORK", 1e13)
+        monkeypatch.setattr("regauge.zoo.jobs.train_shards.SHARD_WORK", 1e13)
         assert plan(replace(CONFIG, batch=32), tmp_path / f"{networks}")[1].size == jobs.size
     assert sizes == [20, 16, 4, 2, 1, 1]
     whole = replace(CONFIG, discards=(Discard(step=3, worst=0.5),))

@@ -22,7 +22,7 @@ from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
 from regauge.zoo import formats
 from regauge.zoo.jobs import JobsError, share_of
-from regauge.zoo.jobs.training import plan, train_shards
+from regauge.zoo.jobs.train_shards import plan, train_shards
 from regauge.zoo.presets import PRESETS
 from regauge.zoo.training import Config
 

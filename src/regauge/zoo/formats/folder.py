@@ -10,7 +10,7 @@ import torch
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture, layout_of
 from regauge.storage.checkpoints.names import match
-from regauge.zoo.formats.files import Tree
+from regauge.zoo.formats.checkpoint_tree import Tree
 from regauge.zoo.formats.source import Source, reader_of_files
 
 

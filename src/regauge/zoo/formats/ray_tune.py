@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from regauge.storage.architecture import Architecture
-from regauge.zoo.formats.files import Tree
+from regauge.zoo.formats.checkpoint_tree import Tree
 from regauge.zoo.formats.modules import examples
 from regauge.zoo.formats.source import Source, reader_of_files
 

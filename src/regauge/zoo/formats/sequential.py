@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
-from regauge.zoo.formats.files import Tree
+from regauge.zoo.formats.checkpoint_tree import Tree
 from regauge.zoo.formats.folder import compiled, numbered
 from regauge.zoo.formats.modules import examples
 from regauge.zoo.formats.source import Source, reader_of_files

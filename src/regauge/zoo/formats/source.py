@@ -18,7 +18,7 @@ from regauge.discovery import discover
 from regauge.storage.architecture import Architecture, layout_of
 from regauge.storage.store import Store
 from regauge.storage.store.manifest import MANIFEST
-from regauge.zoo.formats.files import Tree
+from regauge.zoo.formats.checkpoint_tree import Tree
 
 BLOCK = 512
 """Networks of a block at most."""

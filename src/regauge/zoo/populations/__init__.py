@@ -1,9 +1,9 @@
 """Populations modulo their symmetry: universes, barriers, distances, clusters and maps."""
 
-from regauge.zoo.populations.barriers import Barriers, mean_barrier
-from regauge.zoo.populations.distances import OrbitDistances
 from regauge.zoo.populations.maps import Map, clusters, flat_map
-from regauge.zoo.populations.stores import medoid, plan_population, reference, sample
+from regauge.zoo.populations.orbit_distances import OrbitDistances
+from regauge.zoo.populations.pair_barriers import Barriers, mean_barrier
+from regauge.zoo.populations.references import medoid, plan_population, reference, sample
 from regauge.zoo.populations.universe import Universe, universe
 
 __all__ = [

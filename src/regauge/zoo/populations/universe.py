@@ -14,8 +14,8 @@ from regauge.core.element import Element, stack
 from regauge.core.params import Params
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
-from regauge.zoo.populations.distances import squares
-from regauge.zoo.populations.pairs import count_of, taken
+from regauge.zoo.populations.orbit_distances import squares
+from regauge.zoo.populations.population_pairs import count_of, taken
 
 CORE = 16
 """So many networks are aligned with one another first, by `MergeMany`; all others to their mean."""

@@ -10,7 +10,7 @@ from regauge.core.interpolation import interpolate
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.zoo.populations.pairs import brought_together, count_of, matrix_of, parts_of, taken
+from regauge.zoo.populations.population_pairs import brought_together, count_of, matrix_of, parts_of, taken
 
 ALONE = (nn.modules.conv._ConvNd, nn.RNNBase)
 """Networks with such a part are evaluated alone: stacked, convolutions are slower on a CPU, recurrence impossible."""

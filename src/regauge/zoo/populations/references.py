@@ -13,8 +13,8 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
-from regauge.zoo.jobs.aligning import AlignShards, aligned_store
-from regauge.zoo.populations.distances import OrbitDistances
+from regauge.zoo.jobs.align_shards import AlignShards, aligned_store
+from regauge.zoo.populations.orbit_distances import OrbitDistances
 from regauge.zoo.populations.universe import universe
 
 To = int | Literal["medoid", "universe"]

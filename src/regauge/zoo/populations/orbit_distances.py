@@ -10,7 +10,7 @@ from regauge.alignment.method import Method
 from regauge.canonical.canonicalize import canonicalize, matched
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
-from regauge.zoo.populations.pairs import Part, count_of, is_mutual, matrix_of, parts_of
+from regauge.zoo.populations.population_pairs import Part, count_of, is_mutual, matrix_of, parts_of
 
 
 @dataclass(frozen=True)
