@@ -118,6 +118,39 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
     assert "checksum does not agree" in capsys.readouterr().out
 
 
+PLUGIN = """
+import torch
+from regauge.storage.architecture import Architecture
+from regauge.zoo.formats import Block, Source
+
+def read_mine(path, *, dataset="ones"):
+    values = {"ones": 1.0, "twos": 2.0}[dataset]
+    architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
+    rows = [{"id": k, "step": 0} for k in range(3)]
+
+    def read(numbers):
+        shapes = {spec.name: (len(numbers), *spec.shape) for spec in architecture.layout}
+        return Block({name: torch.full(shape, values) for name, shape in shapes.items()}, [rows[k] for k in numbers])
+
+    return Source(path, architecture, rows, read, (torch.zeros(2, 4),))
+"""
+
+
+def test_another_package_adds_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site"
+    (package / "mine-1.0.dist-info").mkdir(parents=True)
+    (package / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (package / "mine-1.0.dist-info" / "entry_points.txt").write_text("[regauge.formats]\nmine = mine:read_mine\n")
+    (package / "mine.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(package)
+    options = ["--format", "mine", "--dataset", "twos"]
+    main(["zoo", "import", str(tmp_path / "anything"), "-o", str(tmp_path / "zoo"), *options])
+    store = Store.open(tmp_path / "zoo")
+    assert len(store) == 3
+    assert store.symmetry is not None
+    assert all(bool((tensor == 2).all()) for tensor in store.read([2]).values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -133,7 +166,9 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
         (["import", "RAW", "-o", "OUT", "--format", "dwsnets"], "no files of DWSNets"),
         (["import", "RAW", "-o", "OUT", "--format", "hdf5"], "name the --model and its --settings"),
         (["import", "RAW", "-o", "OUT", "--format", "dwsnets", "--model", "regauge.nets.mlp:mlp", "--settings",
-          '{"widths": [2, 2]}'], "--model is for folders"),
+          '{"widths": [2, 2]}'], "--model is not for networks of the format 'dwsnets'"),
+        (["import", "RAW", "-o", "OUT", "--format", "folder", "--dataset", "x"], "--dataset is not for"),
+        (["import", "RAW", "-o", "OUT", "--format", "onnx"], "no format 'onnx'; there are folder, dwsnets, deep-align"),
         (["import", "RAW", "-o", "OUT", "--model", "a.py:f"], "put it into a package"),
         (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "{"], "is not JSON"),
         (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "3"], "is no mapping"),

@@ -580,7 +580,7 @@ def test_flat_networks_in_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert torch.equal(network(store, k)[name], tensor)
     moved(store, torch.randn(4, 3, generator=GENERATOR))
     with pytest.raises(ValueError, match="no data set 'weights'"):
-        read_hdf5(tmp_path / "a.h5", architecture=architecture, name="weights")
+        read_hdf5(tmp_path / "a.h5", architecture=architecture, dataset="weights")
     with pytest.raises(ValueError, match="have 32 values"):
         read_hdf5(tmp_path / "a.h5", architecture=Architecture("m", "regauge.nets.mlp:mlp", {"widths": [3, 5, 2]}))
     with pytest.raises(FileNotFoundError, match="no file"):

@@ -1,5 +1,6 @@
 """`regauge zoo`: populations on the disk."""
 
+import inspect
 import json
 import sys
 from dataclasses import replace
@@ -168,33 +169,30 @@ def require_device(options: ZooTrain) -> None:
 
 
 def source_of(options: ZooImport) -> formats.Source:
-    """What is imported.
+    """What is imported, by an importer that takes the options that were given.
 
     Raises:
-        UsageError: The options do not fit one another.
+        UsageError: There is no such format, or it does not take an option.
     """
-    architecture = architecture_of(options)
-    inputs = None
-    if options.input_shape:
-        inputs = described_inputs(ExampleInputs(input_shape=options.input_shape), "cpu")
-    if options.format == "folder":
-        return formats.read_folder(
-            options.source, options.template, architecture=architecture, inputs=inputs, beside=options.beside
-        )
-    if options.format == "hdf5":
-        if architecture is None:
-            raise UsageError("an HDF5 file does not say of what its values are; name the --model and its --settings")
-        return formats.read_hdf5(options.source, architecture=architecture, name=options.dataset, inputs=inputs)
-    if architecture is not None:
-        raise UsageError(f"--model is for folders and HDF5 files; the networks of {options.format} are known")
-    if options.format == "small-cnn-zoo":
-        return formats.read_small_cnn_zoo(options.source, activation=options.activation)
-    readers = {
-        "dwsnets": formats.read_dwsnets,
-        "deep-align": formats.read_deep_align,
-        "model-zoo-dataset": formats.read_ray_tune,
+    try:
+        read = formats.importer(options.format)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    shapes = ExampleInputs(input_shape=options.input_shape)
+    given = {
+        "template": options.template,
+        "beside": options.beside or None,
+        "architecture": architecture_of(options),
+        "inputs": described_inputs(shapes, "cpu") if options.input_shape else None,
+        "activation": options.activation,
+        "dataset": options.dataset,
     }
-    return readers[options.format](options.source)
+    taken = inspect.signature(read).parameters
+    for name, value in given.items():
+        if value is not None and name not in taken:
+            option = {"architecture": "model", "inputs": "input-shape"}.get(name, name)
+            raise UsageError(f"--{option} is not for networks of the format {options.format!r}; leave it out")
+    return read(options.source, **{name: value for name, value in given.items() if value is not None})
 
 
 def architecture_of(options: ZooImport) -> Architecture | None:

@@ -66,11 +66,12 @@ class ZooImport:
     """Folder, zip file or HDF5 file."""
     output: Output
     """Folder of the store."""
-    format: Literal["folder", "dwsnets", "deep-align", "small-cnn-zoo", "model-zoo-dataset", "hdf5"] = "folder"
-    """Layout of the source."""
-    template: str = "{id}.pt"
-    """Names below a folder, for example {id}/step{step}.pt: what stands in braces becomes a column, * is anything in a
-    name and ** anything at all."""
+    format: Annotated[str, arg(metavar="FORMAT")] = "folder"
+    """Layout of the source: folder, dwsnets, deep-align, small-cnn-zoo, model-zoo-dataset or hdf5, or one that another
+    package adds."""
+    template: str | None = None
+    """Names below a folder, {id}.pt unless given, for example {id}/step{step}.pt: what stands in braces becomes a
+    column, * is anything in a name and ** anything at all."""
     beside: tuple[str, ...] = ()
     """Entries of a folder's checkpoints that are no parameters, for example label; they become columns."""
     model: Annotated[str | None, arg(metavar="MODEL")] = None
@@ -81,8 +82,8 @@ class ZooImport:
     """Shapes of the model's inputs, for example 2x784."""
     activation: str | None = None
     """Of the networks to take from the small CNN zoo, where there are several."""
-    dataset: str = "dataset"
-    """Name of the data set in an HDF5 file."""
+    dataset: str | None = None
+    """Name of the data set in an HDF5 file, "dataset" unless given."""
     storage: Storage = None
     """Keep the weights rounded to this, in half the bytes; as they are where left out."""
 

@@ -16,7 +16,7 @@ from regauge.zoo.formats.source import Source, reader_of_files
 
 def read_folder(
     path: str | Path,
-    template: str,
+    template: str = "{id}.pt",
     *,
     architecture: Architecture | None = None,
     inputs: tuple[Any, ...] | None = None,

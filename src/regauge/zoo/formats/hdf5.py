@@ -12,21 +12,28 @@ from regauge.zoo.formats.source import Block, Source
 
 
 def read_hdf5(
-    path: str | Path, *, architecture: Architecture, name: str = "dataset", inputs: tuple[Any, ...] | None = None
+    path: str | Path,
+    *,
+    architecture: Architecture | None = None,
+    dataset: str = "dataset",
+    inputs: tuple[Any, ...] | None = None,
 ) -> Source:
     """Rows of values in the order of the architecture's state dictionary; row k is trajectory k.
 
     Args:
         path: The file.
-        architecture: Of all networks; the file does not say.
-        name: Of the data set `[networks, values]`.
+        architecture: The architecture of all networks, which the file does not say.
+        dataset: Name of the data set `[networks, values]`.
         inputs: Example inputs of the module.
 
     Raises:
         FileNotFoundError: There is no such file.
         ImportError: h5py is not installed.
-        ValueError: There is no such data set, or its rows do not have the architecture's number of values.
+        ValueError: There is no architecture or no such data set, or its rows do not have the architecture's number of
+            values.
     """
+    if architecture is None:
+        raise ValueError("an HDF5 file does not say of what its values are; name the --model and its --settings")
     try:
         h5py: Any = import_module("h5py")
     except ImportError as error:
@@ -35,20 +42,20 @@ def read_hdf5(
         raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
     try:
         with h5py.File(path, "r") as file:
-            if name not in file or not hasattr(file[name], "shape"):
-                raise ValueError(f"{str(path)!r} has no data set {name!r}, but {sorted(file)[:5]}")
-            shape = tuple(file[name].shape)
+            if dataset not in file or not hasattr(file[dataset], "shape"):
+                raise ValueError(f"{str(path)!r} has no data set {dataset!r}, but {sorted(file)[:5]}")
+            shape = tuple(file[dataset].shape)
     except OSError as error:
         raise ValueError(f"{str(path)!r} is no readable HDF5 file: {error}") from error
     if len(shape) != 2 or shape[1] != architecture.size:
         raise ValueError(
-            f"{name!r} of {str(path)!r} has shape {shape}, but networks of {architecture.name!r} have "
+            f"{dataset!r} of {str(path)!r} has shape {shape}, but networks of {architecture.name!r} have "
             f"{architecture.size} values; name the model that these rows are of"
         )
 
     def read(numbers: Sequence[int]) -> Block:
         with h5py.File(path, "r") as file:
-            values = torch.from_numpy(file[name][list(numbers)])
+            values = torch.from_numpy(file[dataset][list(numbers)])
         pieces = torch.split(values, [spec.size for spec in architecture.layout], dim=1)
         params = {
             spec.name: piece.reshape(len(values), *spec.shape).to(spec.dtype)
@@ -57,4 +64,4 @@ def read_hdf5(
         return Block(params, [rows[k] for k in numbers])
 
     rows = [{"id": k, "step": 0} for k in range(shape[0])]
-    return Source(path, architecture, rows, read, inputs, {"imported": "HDF5", "dataset": name})
+    return Source(path, architecture, rows, read, inputs, {"imported": "HDF5", "dataset": dataset})
