@@ -196,7 +196,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         Loader(params, indices=[], generator=chance())
     with pytest.raises(IndexError, match="networks 0 to 4, but the indices reach 5"):
         Loader(params, indices=[5], generator=chance())
-    with pytest.raises(ValueError, match="model axes of the lengths"):
+    with pytest.raises(ValueError, match="one model axis of one length"):
         Loader(params | {"more": torch.zeros(3)}, generator=chance())
     with pytest.raises(ValueError, match="NaN or Inf"):
         Statistics.of({"a": torch.tensor([1.0, float("nan")])})

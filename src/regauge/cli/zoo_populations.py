@@ -15,7 +15,7 @@ from regauge.cli.progress import show_progress
 from regauge.cli.zoo_common import conditions_of, executor_of, words
 from regauge.cli.zoo_matrices import Matrices
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
-from regauge.core.params import Params
+from regauge.core.params import Params, select
 from regauge.core.task import Batch
 from regauge.storage.store import Store
 from regauge.zoo.jobs import run_jobs, share_of
@@ -167,7 +167,7 @@ def together(params: Params, symmetry: rg.Symmetry, options: ZooCompare, matrix_
     if options.align == "universe":
         return universe(params, symmetry).params, "in one universe"
     distances = matrix_of("distances of orbits", params, OrbitDistances(symmetry, seed=options.seed))
-    center = {name: tensor[int(distances.sum(1).argmin())] for name, tensor in params.items()}
+    center = select(params, int(distances.sum(1).argmin()))
     return rg.align_pairs(center, params, symmetry).params, "aligned to the medoid"
 
 

@@ -9,6 +9,28 @@ Params = dict[str, Tensor]
 """Parameters and buffers by name. A population has one leading model axis on every tensor."""
 
 
+def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
+    """Some networks of a population; an integer gives one of them, without a model axis."""
+    if isinstance(index, Tensor):
+        return {name: tensor[index.to(tensor.device)] for name, tensor in params.items()}
+    return {name: tensor[index] for name, tensor in params.items()}
+
+
+def count_models(params: Mapping[str, Tensor]) -> int:
+    """The number of networks of a population.
+
+    Raises:
+        ValueError: There is no tensor, or model axes have different lengths.
+    """
+    counts = {len(tensor) for tensor in params.values()}
+    if len(counts) != 1:
+        raise ValueError(
+            f"the tensors of a population have one model axis of one length, but these have {sorted(counts)}; stack "
+            "the same networks in all"
+        )
+    return counts.pop()
+
+
 def require_finite(params: Mapping[str, Tensor], label: str) -> None:
     """Refuse NaN and Inf.
 

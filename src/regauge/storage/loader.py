@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regauge.core.element import require_parts
-from regauge.core.params import Params
+from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.storage.store import Store
 
@@ -230,16 +230,8 @@ def _join(sums: NDArray[np.float64], values: Tensor) -> NDArray[np.float64]:
 
 
 def _count(networks: Networks) -> int:
-    if isinstance(networks, Store):
-        return len(networks)
-    counts = {len(tensor) for tensor in networks.values()}
-    if len(counts) != 1:
-        raise ValueError(f"the tensors have model axes of the lengths {sorted(counts)}; stack the same networks in all")
-    return counts.pop()
+    return len(networks) if isinstance(networks, Store) else count_models(networks)
 
 
 def _read(networks: Networks, indices: NDArray[np.int64]) -> Params:
-    if isinstance(networks, Store):
-        return networks.read(indices)
-    chosen = torch.from_numpy(indices)
-    return {name: tensor[chosen.to(tensor.device)] for name, tensor in networks.items()}
+    return networks.read(indices) if isinstance(networks, Store) else select(networks, torch.from_numpy(indices))

@@ -1,4 +1,4 @@
-"""How far apart networks are when their symmetry does not count."""
+"""Distances between the orbits of networks: how far apart they are up to their symmetry."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,9 +8,14 @@ from torch import Tensor
 
 from regauge.alignment.method import Method
 from regauge.canonical.canonicalize import canonicalize, matched
-from regauge.core.params import Params, require_same_shapes
+from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
-from regauge.zoo.populations.population_pairs import Part, count_of, is_mutual, matrix_of, parts_of
+from regauge.zoo.populations.population_pairs import (
+    PairBlock,
+    is_mutual,
+    pair_matrix,
+    require_same_architecture,
+)
 
 
 @dataclass(frozen=True)
@@ -40,26 +45,23 @@ class OrbitDistances:
         Raises:
             ValueError: The networks are of different architectures, do not fit the symmetry, or are not finite.
         """
-        n, m, is_half = count_of(first), count_of(second), first is second
-        require_same_shapes({name: t[:1] for name, t in first.items()}, {name: t[:1] for name, t in second.items()})
+        require_same_architecture(first, second)
         symmetry = self.symmetry.bind(first)
         generator = torch.Generator().manual_seed(self.seed)
+
+        def align(to: Params, params: Params) -> Params:
+            element = matched(to, params, symmetry, method=self.method, task=None, generator=generator)
+            return symmetry.act(element, params)
+
+        def compare(pairs: PairBlock) -> Tensor:
+            a, b = pairs.first, pairs.second
+            ways = [(a, b), (a, align(a, b))]
+            if not is_mutual(self.method):
+                ways.append((align(b, a), b))
+            return torch.stack([squares(symmetry, x, y) for x, y in ways]).amin(0).sqrt()
+
         left = canonicalize(first, symmetry)
-        right = left if is_half else canonicalize(second, symmetry)
-        found = [(part, self._of(part, symmetry, generator)) for part in parts_of(left, right)]
-        return matrix_of(n, m, found, is_half=is_half)
-
-    def _of(self, part: Part, symmetry: Symmetry, generator: torch.Generator) -> Tensor:
-        def aligned(to: Params, params: Params) -> Params:
-            return symmetry.act(
-                matched(to, params, symmetry, method=self.method, task=None, generator=generator), params
-            )
-
-        a, b = part.first, part.second
-        ways = [(a, b), (a, aligned(a, b))]
-        if not is_mutual(self.method):
-            ways.append((aligned(b, a), b))
-        return torch.stack([squares(symmetry, x, y) for x, y in ways]).amin(0).sqrt()
+        return pair_matrix(left, left if first is second else canonicalize(second, symmetry), compare)
 
 
 def squares(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
@@ -68,7 +70,7 @@ def squares(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
     Tensors without a model axis in `a` belong to one network, which is compared with all of `b`.
     """
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
-    total = torch.zeros(count_of(b), dtype=torch.float64)
+    total = torch.zeros(count_models(b), dtype=torch.float64)
     for name, tensor in b.items():
         if tensor.is_floating_point() and name not in ignored:
             total += (tensor.double() - a[name].double()).flatten(1).square().sum(1).cpu()

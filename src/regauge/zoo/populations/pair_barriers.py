@@ -7,10 +7,15 @@ from torch import Tensor, nn
 
 from regauge.alignment.method import Method
 from regauge.core.interpolation import interpolate
-from regauge.core.params import Params, require_same_shapes
+from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.zoo.populations.population_pairs import brought_together, count_of, matrix_of, parts_of, taken
+from regauge.zoo.populations.population_pairs import (
+    PairBlock,
+    align_both_ways,
+    pair_matrix,
+    require_same_architecture,
+)
 
 ALONE = (nn.modules.conv._ConvNd, nn.RNNBase)
 """Networks with such a part are evaluated alone: stacked, convolutions are slower on a CPU, recurrence impossible."""
@@ -28,10 +33,10 @@ class Barriers:
 
     Attributes:
         task: Model, data and loss; its `prepare` is applied to every network between the ends.
-        symmetry: Of the architecture; the networks are taken as they are unless given.
+        symmetry: The symmetry of the architecture; the networks are taken as they are unless given.
         points: Networks on each line, ends included; three are the midpoint alone, as in the paper's figure.
-        method: How pairs are aligned; `WeightMatching()` unless given.
-        seed: Where the chance of a method comes from.
+        method: The method that aligns pairs; `WeightMatching()` unless given.
+        seed: The seed of the method's generator.
         at_once: Networks that are evaluated together; the activations of all are in memory.
 
     References:
@@ -60,33 +65,33 @@ class Barriers:
         Raises:
             ValueError: The networks are of different architectures, or cannot be aligned.
         """
-        n, m, is_half = count_of(first), count_of(second), first is second
-        require_same_shapes({name: t[:1] for name, t in first.items()}, {name: t[:1] for name, t in second.items()})
+        require_same_architecture(first, second)
         ends_first = self._losses(first)
-        ends_second = ends_first if is_half else self._losses(second)
+        ends_second = ends_first if first is second else self._losses(second)
         generator = torch.Generator().manual_seed(self.seed)
-        found = []
-        for part in parts_of(first, second):
-            a, b = part.first, part.second
+
+        def compare(pairs: PairBlock) -> Tensor:
+            a, b = pairs.first, pairs.second
             if self.symmetry is not None:
-                a, b = brought_together(part, self.symmetry, self.method, generator)
-            excess = torch.zeros(len(part.i), dtype=torch.float64)
+                a, b = align_both_ways(pairs, self.symmetry, self.method, generator)
+            excess = torch.zeros(len(pairs.i), dtype=torch.float64)
             for k in range(1, self.points - 1):
                 t = k / (self.points - 1)
-                chord = (1 - t) * ends_first[part.i] + t * ends_second[part.j]
+                chord = (1 - t) * ends_first[pairs.i] + t * ends_second[pairs.j]
                 excess = torch.maximum(excess, self._losses(interpolate(a, b, t), is_between=True) - chord)
-            found.append((part, excess))
-        return matrix_of(n, m, found, is_half=is_half)
+            return excess
+
+        return pair_matrix(first, second, compare)
 
     def _losses(self, params: Params, *, is_between: bool = False) -> Tensor:
-        """Of every network, float64 on the CPU."""
-        count, prepare = count_of(params), self.task.prepare if is_between else None
+        """The loss of every network, float64 on the CPU."""
+        count, prepare = count_models(params), self.task.prepare if is_between else None
         if prepare is not None or any(isinstance(part, ALONE) for part in self.task.module.modules()):
-            networks = ({name: tensor[k] for name, tensor in params.items()} for k in range(count))
+            networks = (select(params, k) for k in range(count))
             ready = networks if prepare is None else map(prepare, networks)
             return torch.tensor([self.task.evaluate(one)["loss"] for one in ready], dtype=torch.float64)
-        parts = torch.split(torch.arange(count), self.at_once)
-        losses = [self.task.evaluate_each(taken(params, part))["loss"] for part in parts]
+        parts = torch.split(torch.arange(count), self.at_once) if count else ()
+        losses = [self.task.evaluate_each(select(params, part))["loss"] for part in parts]
         return torch.cat(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from regauge.alignment.method import Method
-from regauge.core.params import Params
+from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
@@ -75,10 +75,10 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
             raise ValueError(
                 f"no trajectory of the store has the id {to} and ends in a network that is finite and not discarded"
             )
-        return _one(store.read(found), 0)
+        return select(store.read(found[:1]), 0)
     params = store.read(sample(store, count, seed=seed))
     if to == "medoid":
-        return _one(params, medoid(params, store.symmetry, seed=seed))
+        return select(params, medoid(params, store.symmetry, seed=seed))
     return universe(params, store.symmetry).mean
 
 
@@ -118,7 +118,3 @@ def plan_population(
         with suppress(FileExistsError):  # another process may have found the same
             save(found, path)
     return made, AlignShards(Path(source), Path(target), path, method, seed)
-
-
-def _one(params: Params, k: int) -> Params:
-    return {name: tensor[k].clone() for name, tensor in params.items()}

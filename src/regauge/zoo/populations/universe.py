@@ -11,11 +11,10 @@ from regauge.alignment.align_pairs import align_pairs
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.core.element import Element, stack
-from regauge.core.params import Params
+from regauge.core.params import Params, count_models, select
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
 from regauge.zoo.populations.orbit_distances import squares
-from regauge.zoo.populations.population_pairs import count_of, taken
 
 CORE = 16
 """So many networks are aligned with one another first, by `MergeMany`; all others to their mean."""
@@ -49,7 +48,7 @@ class Universe:
     def report(self) -> str:
         """How it went, and what to try for more."""
         gained = (
-            f"{count_of(self.params)} networks: mean squared distance from the mean {self.initial:.6g} -> "
+            f"{count_models(self.params)} networks: mean squared distance from the mean {self.initial:.6g} -> "
             f"{self.spread:.6g} in {len(self.history) - 1} rounds"
         )
         return gained if self.is_converged else f"{gained}; stopped before convergence: allow more rounds"
@@ -96,13 +95,13 @@ def universe(
     """
     if rounds < 1 or tolerance < 0:
         raise ValueError(f"rounds={rounds}, tolerance={tolerance}: at least one round, and no negative tolerance")
-    symmetry, count = symmetry.bind(params), count_of(params)
+    symmetry, count = symmetry.bind(params), count_models(params)
     scaled = any(group.scales for group in symmetry.groups)
     factors = balance(params, symmetry, buffers="keep") if scaled else symmetry.identity((count,))
     start = symmetry.act(factors, params)
     method = replace(method or WeightMatching(), scales="keep")
     unmoved = _Placed.of(symmetry, symmetry.identity((count,)), start)
-    placed = _first(start, symmetry, method, generator)
+    placed = _place(start, symmetry, method, generator)
     if placed.spread > unmoved.spread:
         placed = unmoved
     history, is_converged = [placed.spread], False
@@ -141,19 +140,19 @@ class _Placed:
             name: tensor.mean(0, dtype=torch.float64).to(tensor.dtype) if tensor.is_floating_point() else tensor[0]
             for name, tensor in params.items()
         }
-        parts = torch.split(torch.arange(count_of(params)), AT_ONCE)
-        spread = float(torch.cat([squares(symmetry, mean, taken(params, part)) for part in parts]).mean())
+        parts = torch.split(torch.arange(count_models(params)), AT_ONCE)
+        spread = float(torch.cat([squares(symmetry, mean, select(params, part)) for part in parts]).mean())
         return cls(element, params, mean, spread)
 
 
-def _first(params: Params, symmetry: Symmetry, method: WeightMatching, generator: torch.Generator | None) -> _Placed:
+def _place(params: Params, symmetry: Symmetry, method: WeightMatching, generator: torch.Generator | None) -> _Placed:
     """A few networks aligned with one another, and the others to their mean."""
-    count = count_of(params)
-    core = [{name: tensor[k] for name, tensor in params.items()} for k in range(min(CORE, count))]
+    count = count_models(params)
+    core = [select(params, k) for k in range(min(CORE, count))]
     many = MergeMany(inner=replace(method, restarts=0, init=None))
     found = align_many(core, symmetry, method=many, generator=generator)
     element = stack(list(found.elements))
-    placed = _Placed.of(symmetry, element, symmetry.act(element, taken(params, torch.arange(len(core)))))
+    placed = _Placed.of(symmetry, element, symmetry.act(element, select(params, torch.arange(len(core)))))
     if count == len(core):
         return placed
     moved = align_pairs(placed.mean, params, symmetry, method=method, generator=generator)
