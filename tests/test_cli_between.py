@@ -267,7 +267,10 @@ def test_repair_without_endpoints_recomputes_statistics(folder: Path, capsys: py
         (["line", *files("a", "b"), *MODEL, "--train", "nets.py:others"], "--train is for paths that are trained"),
         (["line", *files("a", "b"), *MODEL, "--points", "2"], "at least one point between them"),
         (["line", *files("a", "b"), *MODEL, "--path", "chain", "--bends", "0"], "give at least one"),
-        (["line", *files("a", "b"), *MODEL, "--path", "bezier", "--steps", "0"], "both must be positive"),
+        (
+            ["line", *files("a", "b"), *MODEL, "--path", "bezier", "--steps", "0"],
+            "steps=0 cannot train a path: at least one is needed",
+        ),
         (["line", *files("a", "b"), *MODEL, "--path", "bezier", "--train", "absent.npz"], "no data file 'absent.npz'"),
         (["line", *files("a", "na"), *MODEL], "give the checkpoint and the model of the same architecture"),
         (["line", *files("a", "b"), *MODEL, "-o", "line.txt"], "must end in .svg or .png or .pdf"),

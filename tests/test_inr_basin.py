@@ -19,11 +19,13 @@ from regauge.inr.embedding.training import Embedding, EmbeddingTraining, train_e
 from regauge.inr.fields.samples import Samples
 from regauge.inr.fitting.fit import Fit, fit
 from regauge.learn.hyper_match import HyperMatching, hyper_match
-from regauge.training import Adam
+from regauge.training import Adam, AdamW
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
 INR = Inr(width=16, depth=2)
-TINY = HyperMatching(steps=100, lr=1e-2, examples=200, code=16, widths=(16, 16), embedding=8, hidden=16, points=9)
+TINY = HyperMatching(
+    steps=100, batch=200, optimizer=AdamW(1e-2), code=16, widths=(16, 16), embedding=8, hidden=16, points=9
+)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -52,7 +54,9 @@ def copied(params: Params) -> Params:
 def run(name: str, seed: int = 0, steps: int = 100) -> FlatLine:
     a, b, task = pair()
     if name == "straighten":
-        return straighten(a, b, task, Straighten(steps=steps, lr=3e-3, examples=200, points=9), generator=seeded(seed))
+        return straighten(
+            a, b, task, Straighten(steps=steps, batch=200, optimizer=AdamW(3e-3), points=9), generator=seeded(seed)
+        )
     is_residual = name == "residual hyper-matching"
     config = replace(TINY, is_residual=is_residual, steps=steps)
     return hyper_match(a, b, task, config, generator=seeded(seed))
@@ -92,7 +96,7 @@ def test_training_from_an_aligned_network_moves_less_and_ends_lower() -> None:
     a, b, task = pair()
     symmetry = rg.discover(task.module, (torch.zeros(2, 3),))
     aligned = rg.align(a, b, symmetry, method=rg.ActivationMatching(), task=task, generator=seeded()).params
-    config = Straighten(steps=30, lr=1e-3, examples=200, points=9)
+    config = Straighten(steps=30, batch=200, optimizer=AdamW(1e-3), points=9)
     plain, found = (straighten(a, start, task, config, generator=seeded()) for start in (b, aligned))
     assert found.after.barrier < plain.after.barrier
     assert found.distance < plain.distance
@@ -152,7 +156,9 @@ def test_any_network_tied_weights_and_buffers() -> None:
     a, b = ({name: t + 0.0 for name, t in Tied().state_dict().items()} for _ in range(2))
     data = torch.randn(64, 3, generator=seeded())
     task = rg.Task(module, [(data, data)], nn.functional.mse_loss)
-    found = straighten(a, b, task, Straighten(steps=50, lr=1e-2, examples=None, points=5), generator=seeded())
+    found = straighten(
+        a, b, task, Straighten(steps=50, batch=None, optimizer=AdamW(1e-2), points=5), generator=seeded()
+    )
     assert torch.equal(found.params["second.weight"], found.params["first.weight"])
     assert torch.equal(found.params["offset"], b["offset"])
     assert found.after.table[-1]["loss"] < found.before.table[-1]["loss"]
@@ -213,7 +219,9 @@ def embedding() -> tuple[Embedding, Params]:
     quick = Fit(steps=60, batch=200, optimizer=Adam(3e-3))
     fits = [fit(inr, one, quick, start=inr.start(seeded()), generator=seeded(9)).params for one in data]
     params = {name: torch.stack([one[name] for one in fits]) for name in fits[0]}
-    config = EmbeddingTraining(40, 4, 100, 3e-3, code=16, widths=(24, 24), width=24, octaves=2)
+    config = EmbeddingTraining(
+        epochs=40, batch=4, optimizer=AdamW(3e-3), examples=100, code=16, widths=(24, 24), width=24, octaves=2
+    )
     return train_embedding(inr, params, data, config, generator=seeded()), params
 
 
@@ -243,7 +251,7 @@ def test_codes_do_not_stand_permutations_of_columns() -> None:
 def test_bad_input() -> None:
     a, b, task = pair()
     for config in (Straighten, HyperMatching):
-        with pytest.raises(ValueError, match="cannot train"):
+        with pytest.raises(ValueError, match="the one given must be positive"):
             config(steps=0)
         with pytest.raises(ValueError, match="cannot train"):
             config(points=2)
@@ -255,7 +263,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="different parameters"):
         straighten(a, {"x": a["layers.0.weight"]}, task, generator=seeded())
     with pytest.raises(ValueError, match="smaller lr"):
-        straighten(a, b, task, Straighten(steps=30, lr=1e30, examples=50), generator=seeded())
+        straighten(a, b, task, Straighten(steps=30, batch=50, optimizer=AdamW(1e30)), generator=seeded())
     with pytest.raises(ValueError, match="not those of an MLP"):
         weight_rows({"conv.weight": torch.zeros(3, 3, 3, 3)}, "all")
     with pytest.raises(ValueError, match="no layer between"):

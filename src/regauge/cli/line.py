@@ -27,6 +27,7 @@ from regauge.cli.progress import show_progress
 from regauge.connect import Path
 from regauge.core.params import Params
 from regauge.core.progress import Advance, Progress
+from regauge.training import Adam
 
 TRAINED: dict[str, type[rg.connect.Bezier] | type[rg.connect.PolygonalChain]] = {
     "bezier": rg.connect.Bezier,
@@ -105,7 +106,7 @@ def _trained(options: Line, judged: Judged, progress: Progress) -> Path:
         TRAINED[options.path].between(a, b, bends=options.bends),
         generator=torch.Generator().manual_seed(options.seed),
         steps=options.steps,
-        lr=options.lr,
+        optimizer=Adam(options.lr),
         progress=begin,
     )
     part = max(1, len(losses) // 10)

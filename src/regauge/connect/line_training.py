@@ -1,8 +1,7 @@
 """Training of one end of a line until the loss along the line is flat."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,17 +14,16 @@ from regauge.core.interpolation import combine, distance
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.core.task import Batch, Task
+from regauge.training import Descent, Minimum, OneCycle, Schedule, differentiate, minimize
 
 
-@dataclass(frozen=True)
-class LineTraining:
+@dataclass(frozen=True, kw_only=True)
+class LineTraining(Descent):
     """Settings for training one end of a line until the line is flat.
 
+    A batch is drawn from a batch of the task, with replacement; `batch=None` takes the task's batches whole.
+
     Attributes:
-        steps: Number of steps of AdamW.
-        lr: Largest learning rate of the one-cycle schedule, 25 times the first one.
-        weight_decay: Weight decay of AdamW.
-        examples: Examples drawn from a batch of the task in each step; whole batches if None.
         segments: Equal parts of the line; each step evaluates one random point in each.
         points: Points of the lines that are measured before and after training.
 
@@ -33,19 +31,16 @@ class LineTraining:
         Paper 003, section 3.4, for loss, optimizer and schedule.
     """
 
-    steps: int
-    lr: float
-    weight_decay: float = 1e-2
-    examples: int | None = None
+    schedule: Schedule = field(default_factory=OneCycle)
     segments: int = 4
     points: int = 25
 
     def __post_init__(self) -> None:
-        positive = (self.steps, self.lr, self.segments, 1 if self.examples is None else self.examples)
-        if min(positive) <= 0 or self.weight_decay < 0 or self.points < 3:
+        super().__post_init__()
+        if self.steps is None or self.segments < 1 or self.points < 3:
             raise ValueError(
-                f"{self} cannot train: steps, lr, segments and examples must be positive, weight_decay not negative, "
-                "and a line has at least three points"
+                f"{self} cannot train: it needs steps, and not epochs, at least one segment, and a line has at least "
+                "three points"
             )
 
 
@@ -87,44 +82,43 @@ class FlatLine:
 
 
 def train_end(
-    parameters: Iterable[Tensor],
-    end: Callable[[], Mapping[str, Tensor]],
+    start: Mapping[str, Tensor],
+    end: Callable[[Params], Mapping[str, Tensor]],
     first: Mapping[str, Tensor],
     task: Task,
     config: LineTraining,
     *,
     generator: torch.Generator,
     progress: Progress,
-) -> Tensor:
-    """Train parameters in place, and return the loss of every step, `[steps]`.
+) -> Minimum:
+    """Train parameters until the line from a network to the one that they make is flat.
 
     Args:
-        parameters: The leaf tensors that are trained.
+        start: The trained parameters at the start, unchanged.
         end: Makes a network from them.
         first: The network at the fixed end of the line.
         task: Module, batches, loss.
-        config: Steps, learning rate, minibatches.
+        config: Steps, optimizer, minibatches.
         generator: Draws examples and points on the line.
         progress: Shows the steps and their losses.
 
     Raises:
         ValueError: There are no batches, or the loss is not finite.
     """
-    optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=config.lr, total_steps=config.steps)
-    losses, advance = torch.empty(config.steps), progress("training", config.steps)
-    for step, batch in zip(range(config.steps), minibatches(task, config.examples, generator), strict=False):
-        loss = line_loss(task, first, end(), batch, segments=config.segments, generator=generator)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise ValueError(f"the loss is {value} in step {step}; try a smaller lr than {config.lr:g}")
-        losses[step] = value
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-        advance(loss=value)
-    return losses
+
+    def loss(params: Params, batch: Batch) -> Tensor:
+        return line_loss(task, first, end(params), batch, segments=config.segments, generator=generator)
+
+    assert config.steps is not None
+    return minimize(
+        differentiate(loss),
+        start,
+        minibatches(task, config.batch, generator),
+        steps=config.steps,
+        optimizer=config.optimizer,
+        schedule=config.schedule,
+        progress=progress,
+    )
 
 
 def trained_names(task: Task, params: Mapping[str, Tensor]) -> list[str]:

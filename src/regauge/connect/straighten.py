@@ -1,7 +1,7 @@
 """Train the weights of a network until the line from another network is flat."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,18 +10,19 @@ from regauge.connect.line_training import FlatLine, LineTraining, measure_line, 
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
+from regauge.training import AdamW, Optimizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Straighten(LineTraining):
     """Settings of `straighten`; see `LineTraining`.
 
-    The default learning rate suits networks 64 to 512 wide; up to 128, 1e-3 gets further in as many steps.
+    The default learning rate, 3e-4, suits networks 64 to 512 wide; up to 128, 1e-3 gets further in as many steps.
     """
 
-    steps: int = 200
-    lr: float = 3e-4
-    examples: int | None = 2_000
+    steps: int | None = 200
+    batch: int | None = 2_000
+    optimizer: Optimizer = field(default_factory=lambda: AdamW(lr=3e-4))
 
 
 def straighten(
@@ -45,7 +46,7 @@ def straighten(
         params_a: The network at the fixed end, unchanged.
         params_b: The start of training, unchanged.
         task: Module, batches, loss.
-        config: Steps, learning rate, minibatches.
+        config: Steps, optimizer, minibatches.
         generator: Draws examples and points on the line.
         progress: Shows the steps and their losses.
 
@@ -60,18 +61,18 @@ def straighten(
     require_same_shapes(params_a, params_b)
     for label, params in (("first network", params_a), ("second network", params_b)):
         require_finite(params, f"the {label}")
-    learned = {name: params_b[name].detach().clone().requires_grad_() for name in trained_names(task, params_b)}
+    learned = {name: params_b[name].detach() for name in trained_names(task, params_b)}
     rest = {name: t for name, t in params_b.items() if name not in learned and name not in _further_names(task)}
     first = {name: params_a[name].detach() for name in (*learned, *rest)}
-    losses = train_end(
-        learned.values(), lambda: {**rest, **learned}, first, task, config, generator=generator, progress=progress
+    found = train_end(
+        learned, lambda params: {**rest, **params}, first, task, config, generator=generator, progress=progress
     )
     further = _further_names(task)
     moved: Params = {}
     for name, tensor in params_b.items():
         source = further.get(name, name)
-        moved[name] = learned[source].detach() if source in learned else tensor
-    return measure_line(params_a, params_b, moved, task, losses, config.points)
+        moved[name] = found.params.get(source, tensor)
+    return measure_line(params_a, params_b, moved, task, found.losses, config.points)
 
 
 def _further_names(task: Task) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Train the inner points of a path so that the loss along it is low."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
@@ -10,9 +9,10 @@ from torch import Tensor
 from regauge.alignment.descent import repeated
 from regauge.connect.paths import ControlledPath
 from regauge.core.interpolation import combine
-from regauge.core.params import require_finite, require_same_shapes
+from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.progress import Progress, no_progress
-from regauge.core.task import Task
+from regauge.core.task import Batch, Task
+from regauge.training import Adam, Cosine, Optimizer, Schedule, differentiate, minimize
 
 Trained = TypeVar("Trained", bound=ControlledPath)
 
@@ -25,14 +25,14 @@ def train_path(
     *,
     generator: torch.Generator,
     steps: int = 300,
-    lr: float = 1e-2,
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
+    optimizer: Optimizer | None = None,
+    schedule: Schedule | None = None,
     progress: Progress = no_progress,
 ) -> Trained:
     """Minimize the expected loss at a point t drawn uniformly from the path, over its inner control points.
 
-    Every step takes one batch and one t; the learning rate falls to zero along half a cosine. Align the networks
-    first: otherwise much of what the curve learns is the way around a symmetry that an element removes for nothing.
+    Every step takes one batch and one t. Align the networks first: otherwise much of
+    what the curve learns is the way around a symmetry, which an element removes for nothing.
 
     Only parameters are trained; buffers are combined like weights. With batch normalization give the task a
     `prepare` that recomputes the statistics (from few batches, since every step does): gradients do not flow
@@ -45,9 +45,8 @@ def train_path(
         path: Where training starts, such as `Bezier.between(a, b)`; unchanged.
         generator: Draws t, on the CPU.
         steps: Number of steps.
-        lr: Learning rate at the start.
-        optimizer: From tensors and `lr` to an optimizer: `torch.optim.Adam`, or
-            `functools.partial(torch.optim.SGD, momentum=0.9)`.
+        optimizer: Adam with a learning rate of 0.01 unless given.
+        schedule: Of the learning rate; half a cosine down to zero unless given.
         progress: Shows the steps and their losses.
 
     Returns:
@@ -55,13 +54,13 @@ def train_path(
 
     Raises:
         ValueError: The networks or the inner points have different parameters or hold NaN or Inf, there are no
-            batches, steps or lr are not positive, or the loss is not finite.
+            batches, there is no step, or the loss is not finite.
 
     References:
         Garipov et al. (2018), equation 2; Navon et al. (2024), section 6, for curves after alignment.
     """
-    if steps < 1 or lr <= 0:
-        raise ValueError(f"steps={steps} and lr={lr} cannot train a path: both must be positive")
+    if steps < 1:
+        raise ValueError(f"steps={steps} cannot train a path: at least one is needed")
     for label, params in (("first network", params_a), ("second network", params_b)):
         require_finite(params, f"the {label}")
     for other in (*path.inner, params_b):
@@ -74,33 +73,41 @@ def train_path(
         raise ValueError(
             f"the networks lack {missing[:5]}, which the task's module has; they must be of its architecture"
         )
-    learned = [{every[0]: _leaf(point[every[0]]) for every in names.values()} for point in path.inner]
-    optimizing = optimizer([tensor for point in learned for tensor in point.values()], lr=lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizing, T_max=steps)
     further = {name for every in names.values() for name in every[1:]}
     ends = [{name: t.detach() for name, t in p.items() if name not in further} for p in (params_a, params_b)]
     fixed = [{name: t for name, t in point.items() if name not in further} for point in path.inner]
-    advance = progress("training the path", steps)
-    for step, batch in zip(range(steps), repeated(task), strict=False):
+    learned = {
+        _key(k, every[0]): _promote(point[every[0]]) for k, point in enumerate(path.inner) for every in names.values()
+    }
+
+    def loss(inner: Params, batch: Batch) -> Tensor:
         t = float(torch.rand((), generator=generator, dtype=torch.float64))
-        inner = [{**buffers, **point} for buffers, point in zip(fixed, learned, strict=True)]
-        params = combine((ends[0], *inner, ends[1]), path.weights(t))
-        loss = task.loss(params if task.prepare is None else task.prepare(params), batch)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise ValueError(f"the loss is {value} at t={t:.3g} in step {step}; try a smaller lr than {lr}")
-        optimizing.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizing.step()
-        schedule.step()
-        advance(loss=value)
+        points = [
+            point | {every[0]: inner[_key(k, every[0])] for every in names.values()} for k, point in enumerate(fixed)
+        ]
+        params = combine((ends[0], *points, ends[1]), path.weights(t))
+        return task.loss(params if task.prepare is None else task.prepare(params), batch)
+
+    found = minimize(
+        differentiate(loss),
+        learned,
+        repeated(task),
+        steps=steps,
+        optimizer=optimizer or Adam(1e-2),
+        schedule=schedule or Cosine(),
+        progress=progress,
+        label="training the path",
+    ).params
     result = []
-    for point, new in zip(path.inner, learned, strict=True):
-        moved = {name: new[every[0]].detach().to(point[name].dtype) for every in names.values() for name in every}
-        result.append({name: moved.get(name, tensor) for name, tensor in point.items()})
+    for k, point in enumerate(path.inner):
+        new = {name: found[_key(k, every[0])].to(point[name].dtype) for every in names.values() for name in every}
+        result.append({name: new.get(name, tensor) for name, tensor in point.items()})
     return type(path)(tuple(result))
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    dtype = torch.promote_types(tensor.dtype, torch.float32)
-    return tensor.detach().to(dtype, copy=True).requires_grad_()
+def _key(point: int, name: str) -> str:
+    return f"{point}.{name}"
+
+
+def _promote(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,19 +1,20 @@
 """Hyper-matching: train a hypernetwork that reads the weights of B and writes weights on a flat line from A."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from regauge.connect.line_training import FlatLine, LineTraining, measure_line, train_end, trained_names
-from regauge.core.params import require_finite, require_same_shapes
+from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
+from regauge.training import AdamW, Optimizer
 from regauge.weightspace.hypernetwork import HyperNetwork
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HyperMatching(LineTraining):
     """Settings of `hyper_match`; see `LineTraining`. The paper's epochs are one step each.
 
@@ -31,9 +32,9 @@ class HyperMatching(LineTraining):
         Paper 003, section 3.4.
     """
 
-    steps: int = 1000
-    lr: float = 1e-3
-    examples: int | None = 10_000
+    steps: int | None = 1000
+    batch: int | None = 10_000
+    optimizer: Optimizer = field(default_factory=lambda: AdamW(lr=1e-3))
     code: int = 1024
     widths: tuple[int, ...] = (512, 512, 1024, 1024)
     embedding: int = 64
@@ -95,9 +96,13 @@ def hyper_match(
     first, second = ({name: t.detach() for name, t in params.items()} for params in (params_a, params_b))
     like = next(iter(second.values()))
     network = config.network(second, generator).to(like).train()
-    losses = train_end(
-        network.parameters(), lambda: network(second), first, task, config, generator=generator, progress=progress
-    )
+
+    def end(weights: Params) -> Params:
+        made: Params = torch.func.functional_call(network, weights, (second,))
+        return made
+
+    start = dict(network.named_parameters())
+    found = train_end(start, end, first, task, config, generator=generator, progress=progress)
     with torch.no_grad():
-        made = network(second)
-    return measure_line(params_a, params_b, {name: made[name] for name in params_b}, task, losses, config.points)
+        made = end(found.params)
+    return measure_line(params_a, params_b, {name: made[name] for name in params_b}, task, found.losses, config.points)

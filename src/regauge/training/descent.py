@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
-from regauge.training.optimizers import Adam, Optimizer, require_numbers
+from regauge.training.optimizers import SGD, Adam, Optimizer, require_numbers
 from regauge.training.schedules import Constant, Schedule
 
 B = TypeVar("B")
@@ -103,6 +103,8 @@ class PlainProgram(Generic[B]):
             if len(set(self._lrs)) > 1
             else list(self._params.values()),
             settings,
+            # Torch's fused SGD fails where some parameters have their first gradient later than others.
+            is_fused=not isinstance(optimizer, SGD),
         )
 
     def step(self, batch: B, factor: float) -> Tensor:

@@ -52,10 +52,14 @@ class SGD:
         """The update of stacked parameters with settings for each network."""
         return _BlocksOfSGD(self, params, settings)
 
-    def make(self, params: Parameters, settings: Mapping[str, float]) -> torch.optim.Optimizer:
-        """Torch's fused optimizer for parameters that share their settings."""
+    def make(
+        self, params: Parameters, settings: Mapping[str, float], *, is_fused: bool = True
+    ) -> torch.optim.Optimizer:
+        """Torch's optimizer for parameters that share their settings."""
         lr, momentum, decay = (settings[name] for name in ("lr", "momentum", "weight_decay"))
-        return torch.optim.SGD(params, lr, momentum=momentum, weight_decay=decay, nesterov=self.is_nesterov, fused=True)
+        return torch.optim.SGD(
+            params, lr, momentum=momentum, weight_decay=decay, nesterov=self.is_nesterov, fused=is_fused
+        )
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,13 @@ class Adam:
         """The update of stacked parameters with settings for each network."""
         return _BlocksOfAdam(self, params, settings)
 
-    def make(self, params: Parameters, settings: Mapping[str, float]) -> torch.optim.Optimizer:
-        """Torch's fused optimizer for parameters that share their settings."""
+    def make(
+        self, params: Parameters, settings: Mapping[str, float], *, is_fused: bool = True
+    ) -> torch.optim.Optimizer:
+        """Torch's optimizer for parameters that share their settings."""
         kind = torch.optim.AdamW if self.is_decoupled else torch.optim.Adam
         lr, decay = settings["lr"], settings["weight_decay"]
-        return kind(params, lr, betas=self.betas, eps=self.eps, weight_decay=decay, fused=True)
+        return kind(params, lr, betas=self.betas, eps=self.eps, weight_decay=decay, fused=is_fused)
 
 
 @dataclass(frozen=True)

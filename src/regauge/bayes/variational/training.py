@@ -1,10 +1,8 @@
 """Mean-field variational inference: the diagonal Gaussian that comes closest to the posterior of a network."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +11,12 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
+from regauge.training import Adam, Cosine, Descent, Optimizer, Schedule, minimize
+from regauge.training.descent import shuffle, training_mode
 
 
-@dataclass(frozen=True)
-class Variational:
+@dataclass(frozen=True, kw_only=True)
+class Variational(Descent):
     """How a diagonal Gaussian is fitted to the posterior of a network.
 
     The target is the tempered posterior (likelihood x prior)^(1/T) with the prior N(0, prior_std^2) on every uncertain
@@ -31,57 +31,40 @@ class Variational:
     Learning rates belong to this bound per example. One for the bound summed over N examples becomes N times as large:
     the 1e-6 of Rossi et al. (2023), table 1, is 0.06 for 60,000 examples and makes no sense otherwise. It is small: the
     divergence moves the logarithm of a standard deviation by at most 1e-5 in a step (with momentum 0.9), so that
-    standard deviations stay near their start unless there are 10^5 steps and more. `Variational(optimizer="sgd",
-    lr=0.06, lr_std=0.06)` trains in this way; the defaults let them arrive at their optimum in a few thousand steps.
+    standard deviations stay near their start unless there are 10^5 steps and more.
+    `Variational(optimizer=SGD(0.06, momentum=0.9), lr_std=0.06)` trains in this way; the defaults let them arrive at
+    their optimum in a few thousand steps.
 
     Attributes:
-        epochs: Passes over the data.
-        batch: Examples per step.
         prior_std: Standard deviation of the prior.
         temperature: T; below 1 the posterior is cold.
         initial_std: Standard deviation of every uncertain parameter at the start.
-        optimizer: Adam, or stochastic gradient descent with momentum.
-        momentum: Of either optimizer.
-        lr: Largest learning rate of the means.
-        lr_std: Largest learning rate of the logarithms of the standard deviations. Adam needs about ten times that of
-            the means, since all of its steps are about as large as the learning rate.
-        schedule: Whether the learning rates fall to zero along half a cosine, or stay.
+        lr_std: Largest learning rate of the logarithms of the standard deviations; that of the optimizer is for the
+            means. Adam needs about ten times that of the means, since all of its steps are about as large as the
+            learning rate.
         samples: Samples of the weights per step.
 
     References:
         Rossi et al. (2023), section 2, equation 3, appendices C and E; Blundell et al. (2015), section 3.
     """
 
-    epochs: int = 30
-    batch: int = 500
+    epochs: float | None = 30
+    batch: int | None = 500
+    optimizer: Optimizer = field(default_factory=lambda: Adam(lr=1e-3))
+    schedule: Schedule = field(default_factory=Cosine)
     prior_std: float = 0.1
     temperature: float = 1.0
     initial_std: float = 0.01
-    optimizer: Literal["adam", "sgd"] = "adam"
-    momentum: float = 0.9
-    lr: float = 1e-3
     lr_std: float = 1e-2
-    schedule: Literal["cosine", "constant"] = "cosine"
     samples: int = 1
 
     def __post_init__(self) -> None:
-        positive = (self.prior_std, self.temperature, self.initial_std, self.lr, self.lr_std)
-        if min(self.epochs, self.batch, self.samples) < 1 or not all(0 < value < math.inf for value in positive):
+        super().__post_init__()
+        positive = (self.prior_std, self.temperature, self.initial_std, self.lr_std)
+        if self.samples < 1 or not all(0 < value < math.inf for value in positive):
             raise ValueError(
-                f"{self} cannot train: epochs, batch and samples must be at least 1, standard deviations, temperature "
-                "and learning rates positive"
+                f"{self} cannot train: samples must be at least 1, standard deviations, temperature and lr_std positive"
             )
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}; give a number from 0 to below 1")
-        if self.optimizer not in ("adam", "sgd") or self.schedule not in ("cosine", "constant"):
-            raise ValueError(
-                f"optimizer {self.optimizer!r} and schedule {self.schedule!r}: the optimizers are 'adam' and 'sgd', "
-                "the schedules 'cosine' and 'constant'"
-            )
-
-    def steps(self, examples: int) -> int:
-        """Number of steps; a smaller last batch counts."""
-        return self.epochs * -(-examples // self.batch)
 
 
 def fit(
@@ -128,69 +111,57 @@ def fit(
     log_std = mean.new_full((layout.uncertain,), math.log(config.initial_std))
     pull = 1 / (config.prior_std**2 * len(targets))
     entropy_pull = config.temperature / len(targets)
-    optimizer = _optimizer(config, mean, log_std)
-    total = config.steps(len(targets))
 
     # Vectors as long as the network are written to again and again: making new ones takes longer.
-    mean.grad, log_std.grad = torch.zeros_like(mean), torch.zeros_like(log_std)
+    mean_slope, std_slope = torch.empty_like(mean), torch.empty_like(log_std)
     theta, slope, std = torch.empty_like(mean), torch.empty_like(mean), torch.empty_like(log_std)
     noise = torch.empty(len(std), dtype=std.dtype, device=generator.device)
 
-    def gradient(index: Tensor) -> float:
+    def sampled(index: Tensor) -> Tensor:
+        """The loss at the weights `theta`; its gradient is left in `slope`."""
         params = layout.views(theta.detach())
         leaves = [tensor.requires_grad_() for tensor in params.values()]
         outputs = torch.func.functional_call(module, {**params, **buffers}, (inputs[index],))
         loss = -criterion.log_likelihood(outputs, targets[index]).mean()
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         torch.cat([grad.reshape(-1) for grad in grads], out=slope)
-        return loss.item()
+        return loss.detach()
 
-    step, advance = 0, progress("fitting", total)
-    with _training(module):
-        for _ in range(config.epochs):
-            order = torch.randperm(len(targets), generator=generator, device=generator.device).to(inputs.device)
-            for index in torch.split(order, config.batch):
-                torch.exp(log_std, out=std)
-                mean.grad.zero_()
-                log_std.grad.zero_()
-                loss = 0.0
-                for _ in range(config.samples):
-                    deviation = noise.normal_(generator=generator).to(std.device)
-                    theta.copy_(mean)[: layout.uncertain].addcmul_(std, deviation)
-                    loss += gradient(index) / config.samples
-                    mean.grad.add_(slope, alpha=1 / config.samples)
-                    log_std.grad.addcmul_(slope[: layout.uncertain], deviation, value=1 / config.samples)
-                if not math.isfinite(loss):
-                    raise ValueError(
-                        f"training diverged: in step {step + 1} of {total} the loss is {loss}; lower lr ({config.lr}) "
-                        f"and lr_std ({config.lr_std}), or start with smaller standard deviations "
-                        f"({config.initial_std})"
-                    )
-                # Closed form: -log prior gives pull (mean^2 + std^2) / 2, the entropy -entropy_pull log std.
-                mean.grad[: layout.uncertain].add_(mean[: layout.uncertain], alpha=pull)
-                log_std.grad.add_(std, alpha=pull).mul_(std).sub_(entropy_pull)
-                factor = (1 + math.cos(math.pi * step / total)) / 2 if config.schedule == "cosine" else 1.0
-                for group, lr in zip(optimizer.param_groups, (config.lr, config.lr_std), strict=True):
-                    group["lr"] = lr * factor
-                optimizer.step()
-                step += 1
-                advance(loss=loss)
+    def gradient(params: Params, index: Tensor) -> tuple[Tensor, list[Tensor]]:
+        mean, log_std = params["mean"], params["log_std"]
+        torch.exp(log_std, out=std)
+        mean_slope.zero_()
+        std_slope.zero_()
+        loss = mean.new_zeros(())
+        for _ in range(config.samples):
+            deviation = noise.normal_(generator=generator).to(std.device)
+            theta.copy_(mean)[: layout.uncertain].addcmul_(std, deviation)
+            loss += sampled(index.to(inputs.device)) / config.samples
+            mean_slope.add_(slope, alpha=1 / config.samples)
+            std_slope.addcmul_(slope[: layout.uncertain], deviation, value=1 / config.samples)
+        # Closed form: -log prior gives pull (mean^2 + std^2) / 2, the entropy -entropy_pull log std.
+        mean_slope[: layout.uncertain].add_(mean[: layout.uncertain], alpha=pull)
+        std_slope.add_(std, alpha=pull).mul_(std).sub_(entropy_pull)
+        return loss, [mean_slope, std_slope]
+
+    with training_mode(module):
+        found = minimize(
+            gradient,
+            {"mean": mean, "log_std": log_std},
+            shuffle(len(targets), config.batch, generator),
+            steps=config.count_steps(len(targets)),
+            optimizer=config.optimizer,
+            schedule=config.schedule,
+            lrs={"log_std": config.lr_std},
+            progress=progress,
+            label="fitting",
+        )
+    mean, log_std = found.params["mean"], found.params["log_std"]
     means, stds = layout.views(mean), layout.views(log_std.exp())
     fitted = {name: means[name] if name in means else buffers[name] for name in start if name in {**means, **buffers}}
     for part, label in ((fitted, "the fitted means"), (stds, "the fitted standard deviations")):
         require_finite(part, label)
     return GaussianPosterior(fitted, {name: stds[name] for name in fitted if name in stds})
-
-
-@contextmanager
-def _training(module: nn.Module) -> Iterator[None]:
-    """Training mode for a while."""
-    was_training = module.training
-    module.train()
-    try:
-        yield
-    finally:
-        module.train(was_training)
 
 
 @dataclass(frozen=True)
@@ -239,10 +210,3 @@ def _split_names(
         )
     buffers = {name: tensor.clone() for name, tensor in start.items() if name not in everywhere}
     return [*uncertain, *(name for name in parameters if name in certain)], buffers
-
-
-def _optimizer(config: Variational, mean: Tensor, log_std: Tensor) -> torch.optim.Optimizer:
-    groups = [{"params": [mean], "lr": config.lr}, {"params": [log_std], "lr": config.lr_std}]
-    if config.optimizer == "adam":
-        return torch.optim.Adam(groups, betas=(config.momentum, 0.999), fused=True)
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)

@@ -1,33 +1,34 @@
 """Embeddings of a population of INRs, learned so that the signal can be read from the code."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from regauge.core.params import require_finite
+from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.inr.architecture import Inr
 from regauge.inr.embedding.decoder import CodeDecoder
 from regauge.inr.fields.samples import Samples
 from regauge.inr.fitting.fit import Fit
+from regauge.training import AdamW, Descent, OneCycle, Optimizer, Schedule, differentiate, minimize
+from regauge.training.descent import training_mode
 from regauge.weightspace.row_encoder import RowEncoder, draw_linear, weight_rows
 
 PORTION = 16
 """Networks that are encoded at once."""
 
 
-@dataclass(frozen=True)
-class EmbeddingTraining:
-    """Sizes and training. The defaults are those of De Luigi et al., for thousands of networks 512 wide.
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingTraining(Descent):
+    """Settings of an embedding: AdamW with one cycle of the learning rate, in epochs over the networks.
+
+    A batch is of networks, at least two: batch normalization needs other rows than one network's. The defaults are
+    those of De Luigi et al., for thousands of networks 512 wide.
 
     Attributes:
-        epochs: Passes over the networks.
-        batch: Networks of a step, at least two: batch normalization needs other rows than one network's.
         examples: Samples of a network that a step reads, drawn anew with replacement.
-        lr: Largest learning rate of the one-cycle schedule of AdamW.
-        weight_decay: Of AdamW.
         code: Length of a code.
         widths: Units of the encoder's layers.
         width: Units of the decoder's layers.
@@ -37,23 +38,20 @@ class EmbeddingTraining:
         De Luigi et al. (2023), appendix.
     """
 
-    epochs: int = 300
-    batch: int = 16
+    epochs: float | None = 300
+    batch: int | None = 16
+    optimizer: Optimizer = field(default_factory=lambda: AdamW(lr=1e-4))
+    schedule: Schedule = field(default_factory=OneCycle)
     examples: int = 10_000
-    lr: float = 1e-4
-    weight_decay: float = 1e-2
     code: int = 1024
     widths: tuple[int, ...] = (512, 512, 1024, 1024)
     width: int = 512
     octaves: int = 10
 
     def __post_init__(self) -> None:
-        positive = (self.epochs, self.examples, self.lr, self.code, self.width, self.octaves, *self.widths)
-        if min(positive) <= 0 or self.batch < 2 or self.weight_decay < 0:
-            raise ValueError(
-                f"{self} cannot train: a batch needs two networks, weight_decay must not be negative, and all else "
-                "positive"
-            )
+        super().__post_init__()
+        if min(self.examples, self.code, self.width, self.octaves, *self.widths) <= 0 or self.batch == 1:
+            raise ValueError(f"{self} cannot train: a batch needs two networks, and sizes and examples are positive")
 
 
 @dataclass(frozen=True)
@@ -144,28 +142,38 @@ def train_embedding(
     encoder = RowEncoder(rows.shape[-1], config.code, config.widths)
     decoder = CodeDecoder(inr.in_features, inr.out_features, config.code, config.width, config.octaves)
     draw_linear([encoder, decoder], generator)
-    model = nn.ModuleList([encoder, decoder]).to(rows)
+    model = nn.ModuleDict({"encoder": encoder, "decoder": decoder}).to(rows)
     loss_of = Fit().loss_for(inr)
     # The last networks of an epoch are left out where they are too few for a batch.
-    batch = min(config.batch, len(rows))
-    steps = config.epochs * (len(rows) // batch)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=config.lr, total_steps=steps)
-    losses: list[float] = []
-    advance = progress("training the encoder", steps)
-    model.train()
-    for _ in range(config.epochs):
-        order = torch.randperm(len(rows), generator=generator)
-        for chosen in torch.split(order[: len(rows) // batch * batch], batch):
-            index = torch.randint(points.shape[1], (batch, config.examples), generator=generator)
-            at = chosen.unsqueeze(1)
-            outputs = decoder(encoder(rows[chosen]), points[at, index])
-            loss = loss_of(outputs, labels[at, index]).mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            losses.append(float(loss.detach()))
-            advance(loss=losses[-1])
+    batch = min(config.batch or len(rows), len(rows))
+    whole = len(rows) // batch * batch
+
+    def loss(weights: Params, chosen: Tensor) -> Tensor:
+        index = torch.randint(points.shape[1], (batch, config.examples), generator=generator)
+        at = chosen.unsqueeze(1)
+        codes = torch.func.functional_call(encoder, _part(weights, "encoder."), (rows[chosen],))
+        outputs = torch.func.functional_call(decoder, _part(weights, "decoder."), (codes, points[at, index]))
+        return loss_of(outputs, labels[at, index]).mean()
+
+    def batches() -> Iterator[Tensor]:
+        while True:
+            yield from torch.split(torch.randperm(len(rows), generator=generator)[:whole], batch)
+
+    with training_mode(model):
+        found = minimize(
+            differentiate(loss),
+            dict(model.named_parameters()),
+            batches(),
+            steps=config.count_steps(whole),
+            optimizer=config.optimizer,
+            schedule=config.schedule,
+            progress=progress,
+            label="training the encoder",
+        )
+    model.load_state_dict(found.params, strict=False)
     model.eval().requires_grad_(False)
-    return Embedding(inr, encoder, decoder, torch.tensor(losses))
+    return Embedding(inr, encoder, decoder, found.losses)
+
+
+def _part(weights: Params, prefix: str) -> Params:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}

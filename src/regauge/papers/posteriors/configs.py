@@ -18,7 +18,7 @@ from regauge.papers.posteriors.barriers import (
     Case,
 )
 from regauge.papers.posteriors.families import DataName, Family
-from regauge.training.optimizers import Adam
+from regauge.training import SGD, Adam, Constant
 
 Norm = Literal["filter", "layer"]
 NORMS: tuple[Norm, ...] = ("filter", "layer")
@@ -32,9 +32,8 @@ TRAIN = 60_000
 def as_published(examples: int, prior_var: float, epochs: int) -> Variational:
     """Inference as in table 1 of the paper, its learning rate converted to the bound per example."""
     rate = PAPER_LR * examples
-    return Variational(
-        epochs=epochs, prior_std=prior_var**0.5, optimizer="sgd", lr=rate, lr_std=rate, schedule="constant"
-    )
+    optimizer = SGD(rate, momentum=0.9)
+    return Variational(epochs=epochs, prior_std=prior_var**0.5, optimizer=optimizer, lr_std=rate, schedule=Constant())
 
 
 def converged(scale: Scale, prior_var: float = 0.01, temperature: float = 0.1) -> Variational:

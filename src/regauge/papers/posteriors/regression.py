@@ -20,6 +20,7 @@ from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
 from regauge.papers.posteriors.families import kept
 from regauge.papers.table import Quantity, Row, Table
+from regauge.training import Adam
 
 NOISE = 0.3
 """Standard deviation of the targets around the curve: about that of the Snelson set."""
@@ -60,9 +61,13 @@ class Regression:
 
 def config(scale: Scale) -> Regression:
     """Three hidden layers of 50 units; the paper does not say how wide its network is."""
-    inference = Variational(4000, 200, prior_std=1.0, temperature=0.1, initial_std=0.05, lr=3e-3)
+    inference = Variational(
+        epochs=4000, batch=200, optimizer=Adam(3e-3), prior_std=1.0, temperature=0.1, initial_std=0.05
+    )
     if scale == "smoke":
-        return Regression(8, Variational(20, 50, lr=3e-3), 1, 3, 8, is_small=not has_snelson())
+        return Regression(
+            8, Variational(epochs=20, batch=50, optimizer=Adam(3e-3)), 1, 3, 8, is_small=not has_snelson()
+        )
     return Regression(50, inference, 5, 25, 128)
 
 

@@ -64,12 +64,12 @@ def config(scale: Scale, width: int = 128) -> Basin:
     """Four shapes, one pair of each; two of wide networks, without the hypernetwork, which takes hours there."""
     whole = replace(study(scale, width), pairs=1)
     if scale == "smoke":
-        small = HyperMatching(steps=3, code=8, widths=(8, 8), embedding=4, hidden=8, examples=50, points=3)
-        return Basin(whole, Straighten(steps=5, examples=50, points=3), small, 1)
+        small = HyperMatching(steps=3, batch=50, code=8, widths=(8, 8), embedding=4, hidden=8, points=3)
+        return Basin(whole, Straighten(steps=5, batch=50, points=3), small, 1)
     if scale == "cpu" and width > WIDE:
-        return Basin(replace(whole, shapes=whole.shapes[:2]), Straighten(steps=100, lr=3e-4), HyperMatching(), 0)
+        return Basin(replace(whole, shapes=whole.shapes[:2]), Straighten(steps=100), HyperMatching(), 0)
     if scale == "cpu":
-        return Basin(replace(whole, shapes=whole.shapes[:4]), Straighten(), HyperMatching(steps=300, examples=2000), 1)
+        return Basin(replace(whole, shapes=whole.shapes[:4]), Straighten(), HyperMatching(steps=300, batch=2000), 1)
     return Basin(replace(whole, inr=replace(whole.inr, width=512)), Straighten(), HyperMatching(), len(whole.shapes))
 
 
@@ -89,15 +89,15 @@ def measure(config: Basin, run: Run) -> Table:
         told = (
             f"hypernetwork: encoder of weight rows {hyper.widths}, code of {hyper.code}, decoder of rows with "
             f"{hyper.hidden} hidden units and row embeddings of {hyper.embedding} (the paper does not give its sizes), "
-            f"{hyper.steps} steps with learning rate up to {hyper.lr:g}, {config.hyper_shapes} shape(s); residual: its "
-            "output is added to the network, which the paper's is not",
+            f"{hyper.steps} steps with learning rate up to {hyper.optimizer.lr:g}, {config.hyper_shapes} shape(s); "
+            "residual: its output is added to the network, which the paper's is not",
         )
     notes = (
         "the paper: hyper-matching makes lines flat, at 1,000 steps for one pair; it gives no numbers",
         config.study.described(),
         f"direct: {config.straighten.steps} steps of AdamW on the weights, one-cycle learning rate up to "
-        f"{config.straighten.lr:g}, {config.straighten.examples:,} samples in each; the loss is the mean of those at "
-        "the network and at one point in each quarter of the line",
+        f"{config.straighten.optimizer.lr:g}, {config.straighten.batch:,} samples in each; the loss is the mean of "
+        "those at the network and at one point in each quarter of the line",
         *told,
         "moved: how far from where training began; distance: from the first network, at which a network that "
         "collapsed onto it would have none",

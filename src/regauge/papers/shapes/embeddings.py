@@ -18,7 +18,7 @@ from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import WAYS, moved
 from regauge.papers.shapes.pairs import Study, clouds, networks, starts, study, task
 from regauge.papers.table import Quantity, Row, Table
-from regauge.training import Adam
+from regauge.training import Adam, AdamW
 
 COMPARED = (
     "same start",
@@ -55,7 +55,7 @@ def config(scale: Scale) -> Embeddings:
     if scale == "cpu":
         quick = replace(whole, inr=Inr(width=64), fit=Fit(steps=300, batch=2000, optimizer=Adam(3e-4)), pairs=2)
         training = EmbeddingTraining(
-            epochs=60, examples=500, lr=1e-3, code=128, widths=(128, 128, 256), width=128, octaves=6
+            epochs=60, examples=500, optimizer=AdamW(1e-3), code=128, widths=(128, 128, 256), width=128, octaves=6
         )
         return Embeddings(quick, 144, Queries(25_000, 20_000, 2_500, 2_500), training)
     return Embeddings(study(scale, 512), 20_000, Queries(), EmbeddingTraining())
