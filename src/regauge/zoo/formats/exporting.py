@@ -1,6 +1,6 @@
 """Stores as files that other programs read."""
 
-import csv
+import gzip
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from regauge.core.params import Params
+from regauge.core.params import Params, select
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save_bytes, whole_file
@@ -22,61 +22,54 @@ from regauge.training.chains.vectors import Link, links_of
 from regauge.zoo.formats.checkpoint_tree import ROW
 from regauge.zoo.formats.modules import MIDDLE, ImageSiren
 from regauge.zoo.formats.sequential import OMEGA
-from regauge.zoo.formats.small_cnn_zoo import LAYOUT, METRICS, WEIGHTS, Variable, written_metrics
+from regauge.zoo.formats.small_cnn_zoo import LAYOUT, METRICS, WEIGHTS, Variable, table_bytes
 from regauge.zoo.formats.source import BLOCK
 
 
 def export_safetensors(
     store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress
 ) -> None:
-    """One safetensors file for each network, `{id}-{step}.safetensors`, with its row as JSON in the header.
+    """Write one safetensors file for each network, `{id}-{step}.safetensors`, with its row as JSON in the header.
 
     Raises:
         ValueError: Two networks have the same id and step.
     """
-    folder = _new(folder)
-    keys = list(
-        zip(*(store.rows[name][np.asarray(indices, np.int64)].tolist() for name in ("id", "step")), strict=True)
-    )
-    if len(set(keys)) < len(keys):
+    folder = _create(folder)
+    chosen = np.asarray(indices, np.int64)
+    keys = set(zip(*(store.rows[name][chosen].tolist() for name in ("id", "step")), strict=True))
+    if len(keys) < len(chosen):
         raise ValueError("two networks have the same id and step, so their files would have the same name")
-    advance = progress("networks", len(indices))
-    for params, rows in _parts(store, indices):
+    for params, rows in _blocks(store, indices, progress):
         for k, row in enumerate(rows):
-            network = {name: tensor[k].contiguous() for name, tensor in params.items()}
+            network = {name: tensor.contiguous() for name, tensor in select(params, k).items()}
             content = safetensors.torch.save(network, {ROW: json.dumps(row), "format": "pt"})
             save_bytes(content, folder / f"{row['id']}-{row['step']}.safetensors")
-        advance(len(rows))
 
 
 def export_npy(store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress) -> None:
-    """`weights.npy` with a row for each network, `layout.csv` with the columns of each tensor, and `rows.csv`.
+    """Write `weights.npy` with a row for each network, `layout.csv` with each tensor's columns, and `rows.csv`.
 
     Raises:
         ValueError: A tensor is not of floating-point values.
     """
-    folder, start, variables = _new(folder), 0, []
-    _require_floats(store)
-    for spec in store.architecture.layout:
-        variables.append(Variable(spec.name, spec.shape, start, start + spec.size))
-        start += spec.size
-    rows = _matrix(store, folder / WEIGHTS, indices, variables, progress)
-    save_bytes(_layout(variables), folder / LAYOUT)
-    save_bytes(_table(rows), folder / "rows.csv")
+    folder = _create(folder)
+    rows = _write_matrix(
+        store, folder, indices, [(spec.name, spec.shape) for spec in store.architecture.layout], progress
+    )
+    save_bytes(table_bytes(rows), folder / "rows.csv")
 
 
 def export_small_cnn_zoo(
     store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress
 ) -> None:
-    """The files of the small CNN zoo: kernels in TensorFlow's order, metrics and layout.
+    """Write the files of the small CNN zoo: kernels in TensorFlow's order, metrics and layout.
 
     Layers are kernel and bias in the order of the state dictionary; weights of four axes become convolutions.
 
     Raises:
         ValueError: A tensor is neither a weight of 2 or 4 axes nor a bias, or is not of floating-point values.
     """
-    folder, start, variables = _new(folder), 0, []
-    _require_floats(store)
+    folder, named = _create(folder), []
     for spec in store.architecture.layout:
         place, _, kind = spec.name.rpartition(".")
         if (kind, len(spec.shape)) not in (("weight", 2), ("weight", 4), ("bias", 1)):
@@ -85,20 +78,18 @@ def export_small_cnn_zoo(
                 "zoo knows; export as npy instead"
             )
         shape = (*spec.shape[2:], *spec.shape[1::-1]) if kind == "weight" else spec.shape
-        name = f"{place}/{'kernel' if kind == 'weight' else 'bias'}:0"
-        variables.append(Variable(name, shape, start, start + spec.size))
-        start += spec.size
-    rows = _matrix(store, folder / WEIGHTS, indices, variables, progress)
+        named.append((f"{place}/{'kernel' if kind == 'weight' else 'bias'}:0", shape))
+    rows = _write_matrix(store, folder, indices, named, progress)
     activation = store.architecture.settings.get("activation")
     known = {} if not isinstance(activation, str) else {"config.activation": activation}
-    save_bytes(written_metrics([{"modeldir": str(row["id"])} | known | row for row in rows]), folder / METRICS)
-    save_bytes(_layout(variables), folder / LAYOUT)
+    metrics = table_bytes([{"modeldir": str(row["id"])} | known | row for row in rows])
+    save_bytes(gzip.compress(metrics, mtime=0), folder / METRICS)  # equal rows give equal bytes
 
 
 def export_dwsnets(
     store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress
 ) -> None:
-    """Folders of DWSNets: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
+    """Write folders of DWSNets: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
 
     Layers are numbered one by one for sine networks and by twos for those with ReLU. Whoever reads a sine network adds
     1/2 to its output, so that 1/2 is taken from the last bias of one that does not add it: the function stays the same.
@@ -117,26 +108,24 @@ def export_dwsnets(
             f"the networks, or some of them, have no value in a column 'label', by which DWSNets' folders are named; "
             f"their columns are {list(store.rows.names)}"
         )
-    folder = _new(folder)
+    folder = _create(folder)
     own = {int(k): name for name, part in store.split().items() for k in part}
     splits: dict[str, dict[str, list[Any]]] = {}
     done = 0
-    advance = progress("networks", len(indices))
-    for params, rows in _parts(store, indices):
+    for params, rows in _blocks(store, indices, progress):
         params = params | {last: params[last] - shift}
         for k, row in enumerate(rows):
             split = row.get("split", own[int(indices[done + k])])
             place = folder / f"networks_{split}_{row['label']}_{indices[done + k]}" / "checkpoints"
             place.mkdir(parents=True)
             content = io.BytesIO()
-            torch.save({names[name]: tensor[k].clone() for name, tensor in params.items()}, content)
+            torch.save({names[name]: tensor.clone() for name, tensor in select(params, k).items()}, content)
             path = place / "model_final.pth"
             save_bytes(content.getvalue(), path)
             listed = splits.setdefault(split, {"path": [], "label": []})
             listed["path"].append(path.relative_to(folder).as_posix())
             listed["label"].append(row["label"])
         done += len(rows)
-        advance(len(rows))
     save_bytes(json.dumps(splits).encode(), folder / "splits.json")
 
 
@@ -161,7 +150,7 @@ def _chain(architecture: Architecture) -> tuple[tuple[Link, ...], int, float]:
     )
 
 
-def _new(folder: str | Path) -> Path:
+def _create(folder: str | Path) -> Path:
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} holds files already; choose a new folder to export to")
@@ -169,49 +158,50 @@ def _new(folder: str | Path) -> Path:
     return folder
 
 
-def _parts(store: Store, indices: Sequence[int]) -> Iterator[tuple[Params, list[dict[str, Any]]]]:
+def _blocks(store: Store, indices: Sequence[int], progress: Progress) -> Iterator[tuple[Params, list[dict[str, Any]]]]:
+    """Networks and their rows; a block is done when the next one is asked for."""
+    advance = progress("networks", len(indices))
     for start in range(0, len(indices), BLOCK):
         part = indices[start : start + BLOCK]
         yield store.read(part), store.rows.dicts(part)
+        advance(len(part))
 
 
-def _require_floats(store: Store) -> None:
-    for spec in store.architecture.layout:
+def _write_matrix(
+    store: Store,
+    folder: Path,
+    indices: Sequence[int],
+    named: Sequence[tuple[str, tuple[int, ...]]],
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Write the networks as rows of one array, without holding them all, and its layout; returns their rows.
+
+    Args:
+        store: The store.
+        folder: Where the files go.
+        indices: Numbers of the networks.
+        named: Name and shape of each tensor in the files.
+        progress: Shows how many networks are written.
+    """
+    variables: list[Variable] = []
+    for spec, (name, shape) in zip(store.architecture.layout, named, strict=True):
         if not spec.dtype.is_floating_point:
             raise ValueError(
                 f"{spec.name!r} holds {spec.dtype}, which a matrix of floats cannot; export as safetensors"
             )
-
-
-def _matrix(
-    store: Store, path: Path, indices: Sequence[int], variables: Sequence[Variable], progress: Progress
-) -> list[dict[str, Any]]:
-    """Write the networks as rows of one array, without holding them all; returns what is known of them."""
-    shape = (len(indices), variables[-1].end)
+        start = variables[-1].end if variables else 0
+        variables.append(Variable(name, shape, start, start + spec.size))
     rows: list[dict[str, Any]] = []
-    advance = progress("networks", len(indices))
-    with whole_file(path) as temporary:
+    with whole_file(folder / WEIGHTS) as temporary:
+        shape = (len(indices), store.architecture.size)
         matrix = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
-        for params, part in _parts(store, indices):
+        for params, part in _blocks(store, indices, progress):
             for spec, variable in zip(store.architecture.layout, variables, strict=True):
                 back = np.argsort(variable.order)
                 values = params[spec.name].permute(0, *(int(axis) + 1 for axis in back)).reshape(len(part), -1)
                 matrix[len(rows) : len(rows) + len(part), variable.start : variable.end] = values.float().numpy()
             rows += part
-            advance(len(part))
         matrix.flush()
-    return rows
-
-
-def _layout(variables: Sequence[Variable]) -> bytes:
     lines = [{"varname": v.name, "shape": str(v.shape), "start_idx": v.start, "end_idx": v.end} for v in variables]
-    return _table(lines)
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> bytes:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    save_bytes(table_bytes(lines), folder / LAYOUT)
+    return rows

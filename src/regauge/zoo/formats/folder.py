@@ -49,13 +49,7 @@ def read_folder(
             "{id} and {step} into the template"
         )
     tree = Tree(path)
-    pattern = compiled(template)
-    found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
-    if not found:
-        raise FileNotFoundError(
-            f"no file below {str(tree.path)!r} fits {template!r}; there are for example {tree.names[:3]}"
-        )
-    rows = numbered(found)
+    rows = find_checkpoints(tree, template, f"file below {str(tree.path)!r} fits {template!r}")
     if architecture is None:
         layout = layout_of(tree.checkpoint(rows[0]["file"], beside)[0])
         architecture = Architecture(f"networks of {tree.path.name}", None, layout=layout)
@@ -69,7 +63,26 @@ def read_folder(
     )
 
 
-def compiled(template: str) -> re.Pattern[str]:
+def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any]]:
+    """A row for each file whose name fits a template, see `read_folder`, by id and step.
+
+    Args:
+        tree: The files.
+        template: Of their names.
+        what: What is missing if there is none, in words.
+
+    Raises:
+        FileNotFoundError: No name fits.
+        ValueError: The template is malformed, or a step is no integer.
+    """
+    pattern = _compile(template)
+    found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
+    if not found:
+        raise FileNotFoundError(f"no {what}; there are for example {tree.names[:3]}")
+    return _number(found)
+
+
+def _compile(template: str) -> re.Pattern[str]:
     """The pattern of the names that fit a template."""
     parts = []
     for piece in re.split(r"(\{[^{}]*\}|\*\*|\*)", template):
@@ -85,8 +98,8 @@ def compiled(template: str) -> re.Pattern[str]:
         raise ValueError(f"the template {template!r} is malformed: {error}; use each name once") from error
 
 
-def numbered(found: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """A row for each name, from the parts of the names, with integers "id" and "step", in their order."""
+def _number(found: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
+    """Rows from the parts of the names, with integers "id" and "step", in their order."""
     columns = {key: [fields[key] for fields in found.values()] for key in next(iter(found.values()), {})}
     readers = {key: _reader(values) for key, values in columns.items()}
     rows = {name: {key: readers[key](value) for key, value in fields.items()} for name, fields in found.items()}

@@ -15,7 +15,7 @@ from torch import Tensor
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.checkpoint_tree import Tree
-from regauge.zoo.formats.folder import compiled, numbered
+from regauge.zoo.formats.folder import find_checkpoints
 from regauge.zoo.formats.modules import examples
 from regauge.zoo.formats.source import Source, reader_of_files
 
@@ -94,13 +94,7 @@ def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Archit
 
 
 def _read(tree: Tree, template: str, what: str) -> Source:
-    pattern = compiled(template)
-    found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
-    if not found:
-        raise FileNotFoundError(
-            f"{str(tree.path)!r} has no files of {what}, {template!r}; there are for example {tree.names[:3]}"
-        )
-    rows = numbered(found)
+    rows = find_checkpoints(tree, template, f"files of {what} below {str(tree.path)!r}, {template!r}")
     first = rows[0]["file"]
     architecture, names = chain_architecture(tree.checkpoint(first, LABEL)[0], repr(first))
     inputs = examples(architecture.layout[0].shape[1])
