@@ -13,7 +13,7 @@ from regauge.discovery import discover
 from regauge.report.populations import map_figure, matrices_figure
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
-from regauge.zoo.jobs.align_shards import CompareBlocks
+from regauge.zoo.jobs.compare_blocks import CompareBlocks
 
 MLP = Architecture("MLP 30-5-2", "regauge.nets.mlp:mlp", {"widths": [30, 5, 2]})
 

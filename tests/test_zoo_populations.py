@@ -21,7 +21,7 @@ from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.store import Store
 from regauge.zoo.jobs import run_jobs
-from regauge.zoo.jobs.align_shards import plan_comparison
+from regauge.zoo.jobs.compare_blocks import plan_comparison
 from regauge.zoo.populations import (
     Barriers,
     OrbitDistances,

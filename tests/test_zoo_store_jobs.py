@@ -19,10 +19,10 @@ from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
 from regauge.zoo.jobs import Share, run_jobs
-from regauge.zoo.jobs.align_shards import plan_alignment, plan_comparison
+from regauge.zoo.jobs.compare_blocks import plan_comparison
 from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.jobs.train_shards import plan
-from regauge.zoo.populations import reference, sample
+from regauge.zoo.populations import plan_population, reference, sample
 from regauge.zoo.training import Block, Checkpoints, Config, Discard, train, train_stacks
 
 UCI = Architecture("MLP 30-16-16-2", "regauge.nets.mlp:mlp", {"widths": [30, 16, 16, 2]})
@@ -243,7 +243,7 @@ def test_a_store_is_aligned_shard_by_shard(tmp_path: Path) -> None:
     source = random_store(tmp_path / "zoo", 8)
     reference = {name: tensor[0] for name, tensor in source.read([0]).items()}
     save(reference, tmp_path / "reference.safetensors")
-    target, jobs = plan_alignment(tmp_path / "zoo", tmp_path / "aligned", tmp_path / "reference.safetensors")
+    target, jobs = plan_population(tmp_path / "zoo", tmp_path / "aligned", to=tmp_path / "reference.safetensors")
     assert run_jobs(jobs, executor=lambda: ThreadPoolExecutor(2)) == 3
     target.refresh()
     assert sorted(target.rows["id"].tolist()) == [0, 1, 2, 3, 5, 6, 7]
@@ -266,7 +266,7 @@ def test_a_store_is_aligned_shard_by_shard(tmp_path: Path) -> None:
     source.append({spec.name: torch.randn(2, *spec.shape) for spec in UCI.layout}, [{"id": 8, "step": 5}] * 2)
     source.append({spec.name: torch.full((1, *spec.shape), torch.nan) for spec in UCI.layout}, [{"id": 10, "step": 5}])
     source.append({spec.name: torch.empty(0, *spec.shape) for spec in UCI.layout}, [])
-    target, jobs = plan_alignment(tmp_path / "zoo", tmp_path / "aligned", tmp_path / "reference.safetensors")
+    target, jobs = plan_population(tmp_path / "zoo", tmp_path / "aligned", to=tmp_path / "reference.safetensors")
     assert run_jobs(jobs) == 3
     assert run_jobs(jobs) == 0
     assert len(target) == 9
@@ -276,17 +276,17 @@ def test_a_store_is_aligned_from_one_source_to_one_reference(tmp_path: Path) -> 
     source, other = (random_store(tmp_path / name, 5) for name in ("zoo", "other"))
     for k in (0, 1):
         save({name: tensor[0] for name, tensor in source.read([k]).items()}, tmp_path / f"{k}.safetensors")
-    plan_alignment(tmp_path / "zoo", tmp_path / "aligned", tmp_path / "0.safetensors")
+    plan_population(tmp_path / "zoo", tmp_path / "aligned", to=tmp_path / "0.safetensors")
     with pytest.raises(FileExistsError, match=r"\(source.key\)"):
-        plan_alignment(tmp_path / "other", tmp_path / "aligned", tmp_path / "0.safetensors")
+        plan_population(tmp_path / "other", tmp_path / "aligned", to=tmp_path / "0.safetensors")
     with pytest.raises(FileExistsError, match=r"\(aligned.to.file, aligned.to.sha256\)"):
-        plan_alignment(tmp_path / "zoo", tmp_path / "aligned", tmp_path / "1.safetensors")
+        plan_population(tmp_path / "zoo", tmp_path / "aligned", to=tmp_path / "1.safetensors")
     # An aligned store is aligned again like any other.
-    again, _ = plan_alignment(tmp_path / "aligned", tmp_path / "again", tmp_path / "1.safetensors")
+    again, _ = plan_population(tmp_path / "aligned", tmp_path / "again", to=tmp_path / "1.safetensors")
     assert again.about["aligned"]["to"]["file"] == "1.safetensors"
     assert again.about["source"]["about"]["aligned"]["to"]["file"] == "0.safetensors"
     shutil.move(tmp_path / "zoo", tmp_path / "moved")
-    plan_alignment(tmp_path / "moved", tmp_path / "aligned", tmp_path / "0.safetensors")
+    plan_population(tmp_path / "moved", tmp_path / "aligned", to=tmp_path / "0.safetensors")
     assert other.key != source.key
 
 
@@ -308,8 +308,8 @@ def test_blocks_are_the_matrix(tmp_path: Path) -> None:
     assert run_jobs(moved) == 6
     np.testing.assert_allclose(moved.matrix(), whole, atol=1e-9)
     indices = [k + 1 for k in indices]  # as new readers number them
-    every = plan_comparison(tmp_path / "zoo", tmp_path / "all", indices, squared_distances, size=3, is_symmetric=False)
-    assert run_jobs(every) == 4
+    every = plan_comparison(tmp_path / "zoo", tmp_path / "all", indices, squared_distances, size=3)
+    assert run_jobs(every) == 3
     np.testing.assert_allclose(every.matrix(), whole, atol=1e-9)
     with pytest.raises(FileExistsError, match="another matrix"):
         plan_comparison(tmp_path / "zoo", tmp_path / "parts", [1, 2], squared_distances, size=2)

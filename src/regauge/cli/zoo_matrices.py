@@ -17,7 +17,7 @@ from regauge.cli.zoo_options import ZooCompare, ZooMap
 from regauge.core.params import Params
 from regauge.storage.store import Store
 from regauge.zoo.jobs import run_jobs
-from regauge.zoo.jobs.align_shards import Compare, plan_comparison
+from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
 
 SIZE = 32
 """Networks of a block."""

@@ -1,8 +1,9 @@
 """A store aligned to one network, shard by shard: to a given one, to the medoid, or to the mean of a universe."""
 
+import hashlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,13 +12,14 @@ from numpy.typing import NDArray
 from regauge.alignment.method import Method
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
-from regauge.zoo.jobs.align_shards import AlignShards, aligned_store
+from regauge.zoo.jobs.align_shards import AlignShards
 from regauge.zoo.populations.orbit_distances import OrbitDistances
 from regauge.zoo.populations.universe import universe
 
-To = int | Literal["medoid", "universe"]
+To = int | Path | Literal["medoid", "universe"]
 REFERENCE = "reference.safetensors"
 """In the folder of a store: the network that the others are aligned to."""
 
@@ -56,17 +58,19 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
 
     Args:
         store: With a known symmetry.
-        to: The id of a trajectory, whose last checkpoint is taken; "medoid" or "universe" of some networks, which are
-            drawn from the last checkpoints of all trajectories. The mean of a universe is no network that was trained,
-            but closer to all of them.
-        count: How many are drawn for that.
-        seed: Where chance comes from.
+        to: The id of a trajectory, whose last checkpoint is taken; the file of a checkpoint; "medoid" or "universe" of
+            some networks, which are drawn from the last checkpoints of all trajectories. The mean of a universe is no
+            network that was trained, but closer to all of them.
+        count: Number of networks that are drawn for that.
+        seed: The seed of the drawing.
 
     Raises:
         ValueError: There is no such network, or the symmetry is not known.
     """
     if store.symmetry is None:
         raise ValueError(f"the symmetry of the store {str(store.folder)!r} is not known; create it with one")
+    if isinstance(to, Path):
+        return load(to)
     if not isinstance(to, str):
         found = np.intersect1d(
             np.intersect1d(store.rows.where(id=to), store.rows.final()), store.rows.where(is_finite=True)
@@ -93,15 +97,16 @@ def plan_population(
 ) -> tuple[Store, AlignShards]:
     """The store for a population aligned to one network, and the jobs that fill it.
 
-    The reference is written into the target's folder, as `reference.safetensors`, and used again by a later run.
+    The reference is written into the target's folder, as `reference.safetensors`, and used again by a later run. The
+    target is filled from one source and to one reference; a source that has grown is aligned by planning again.
 
     Args:
         source: Folder of the store.
-        target: Folder of the store for the aligned networks.
-        to: See `reference`.
-        method: As for `align_pairs`.
-        count: Networks from which the reference is found.
-        seed: Where all chance comes from.
+        target: Folder of the store for the aligned networks, new or as an interrupted run left it.
+        to: The network that all are aligned to, see `reference`.
+        method: The method of `align_pairs`.
+        count: Number of networks from which the reference is found.
+        seed: The seed of all generators.
 
     Raises:
         FileExistsError: The target holds another store, or other files, or is aligned from another source or to
@@ -109,11 +114,18 @@ def plan_population(
         FileNotFoundError: There is no source.
         ValueError: There is no such reference.
     """
-    path = Path(target) / REFERENCE
+    store, path = Store.open(source), Path(target) / REFERENCE
     # Found first, so that a reference that is not there leaves no store behind.
-    found = None if path.exists() else reference(Store.open(source), to, count=count, seed=seed)
-    what = {"kind": to, "of": count} if isinstance(to, str) else {"kind": "id", "id": to}
-    made = aligned_store(source, target, what, method=method, seed=seed)
+    found = None if path.exists() else reference(store, to, count=count, seed=seed)
+    if isinstance(to, Path):
+        described: dict[str, Any] = {"file": to.name, "sha256": hashlib.sha256(to.read_bytes()).hexdigest()}
+    else:
+        described = {"kind": to, "of": count} if isinstance(to, str) else {"kind": "id", "id": to}
+    about = {
+        "aligned": {"method": repr(method), "to": described, "seed": seed},
+        "source": {"key": store.key, "about": dict(store.about)},
+    }
+    made = Store.create(target, store.architecture, store.symmetry, storage=store.storage, about=about)
     if found is not None:
         with suppress(FileExistsError):  # another process may have found the same
             save(found, path)
