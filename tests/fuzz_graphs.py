@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regauge.core.verification import Probe, perturbed, relative_change
+from regauge.core.probe import Probe, perturb, relative_change
 
 Step = Callable[["RandomNet", list[Tensor]], Tensor]
 WIDTHS = (4, 6, 8, 12)
@@ -808,7 +808,7 @@ def _is_rounding(net: RandomNet) -> bool:
     """Whether an output is made of rounding errors (a centered axis summed up), so that it proves nothing."""
     generator = torch.Generator().manual_seed(0)
     probe = Probe(net, net.inputs, {}, None)
-    params = perturbed(probe.params, set(probe.buffers), generator)
+    params = perturb(probe.params, set(probe.buffers), generator)
     nearby = {name: t * (1 + 1e-13 * torch.randn(t.shape, generator=generator)) for name, t in params.items()}
     before, after = probe(params), probe(nearby)
     return not relative_change(before, after) < 1e-8 or any(float(t.abs().max()) < 1e-9 for t in before)

@@ -12,7 +12,7 @@ import regauge as rg
 from regauge.alignment.activations import costs as costs_module
 from regauge.alignment.activations.costs import ActivationCosts, activation_costs
 from regauge.alignment.activations.statistics import CrossMoments
-from regauge.core.verification import perturbed
+from regauge.core.probe import perturb
 from regauge.discovery import activations
 
 PLANTED = (
@@ -49,7 +49,7 @@ def problem(name: str, batches: int = 5) -> tuple[rg.Task, rg.Symmetry, rg.Param
     kwargs = {key: double(x) for key, x in case.kwargs().items()}
     symmetry = rg.discover(module, inputs, kwargs, outputs=case.outputs, verify=False)
     state = {key: t.detach() for key, t in module.state_dict().items()}
-    params = perturbed(state, set(symmetry.buffers), generator(1))
+    params = perturb(state, set(symmetry.buffers), generator(1))
     data: list[Any] = []
     for seed in range(batches):
         here = tuple(again(x, seed) for x in inputs)

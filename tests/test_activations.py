@@ -9,7 +9,7 @@ from models import CASES, Case
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.core.verification import perturbed, relative_change
+from regauge.core.probe import perturb, relative_change
 from regauge.discovery import Activations, activations
 
 NAMES = (
@@ -45,7 +45,7 @@ class Found:
     @property
     def params(self) -> rg.Params:
         state = {name: t.detach() for name, t in self.module.state_dict().items()}
-        return perturbed(state, set(self.symmetry.buffers), generator(3), 0.2)
+        return perturb(state, set(self.symmetry.buffers), generator(3), 0.2)
 
     @property
     def tolerance(self) -> float:

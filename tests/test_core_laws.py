@@ -12,7 +12,7 @@ from symmetries import KINDS, cases, close, draw, gated_units, linear_heads, one
 import regauge as rg
 from regauge.core import act as act_module
 from regauge.core.element import Value, concatenate, select_parts, stack
-from regauge.core.symmetry import Frozen
+from regauge.core.groups import Frozen
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=12)
 SIZES = st.integers(1, 6)

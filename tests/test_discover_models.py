@@ -12,7 +12,7 @@ import torch
 from models import CASES, Case
 
 import regauge as rg
-from regauge.core.verification import TOLERANCE, TOLERANCE_SINGLE, Probe, perturbed, relative_change
+from regauge.core.probe import TOLERANCE, TOLERANCE_SINGLE, Probe, perturb, relative_change
 from regauge.nets.siren import Siren
 
 MUTANTS = 40
@@ -53,7 +53,7 @@ def test_every_group_leaves_the_outputs_unchanged(found: Found) -> None:
 def test_leaving_out_any_placement_changes_the_outputs(found: Found) -> None:
     case, generator = found.case, torch.Generator().manual_seed(2)
     probe = Probe(found.module, case.inputs(), case.kwargs(), case.outputs)
-    params = perturbed(probe.params, set(probe.buffers), generator)
+    params = perturb(probe.params, set(probe.buffers), generator)
     reference = probe(params)
     mutants = [mutant for mutant in _mutants(found.symmetry) if not mutant[1].endswith(case.irrelevant or ("\0",))]
     survivors = []

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,23 @@ def test_imports_point_one_way() -> None:
             elif name == "regauge" and LEVEL[part] < LEVEL["papers"]:
                 wrong.append(f"{path.relative_to(SOURCE)} imports the whole package")
     assert not wrong
+
+
+def test_no_package_has_a_circle() -> None:
+    """Imports for type checkers and those inside functions count, too."""
+    modules = {}
+    for path in FILES:
+        parts = ("regauge", *path.relative_to(SOURCE).with_suffix("").parts)
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                graph.setdefault(module, set()).update(name if name in modules else node.module for name in names)
+            elif isinstance(node, ast.Import):
+                graph.setdefault(module, set()).update(alias.name for alias in node.names)
+    TopologicalSorter(graph).prepare()
 
 
 def test_the_library_proper_needs_little() -> None:

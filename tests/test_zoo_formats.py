@@ -37,7 +37,7 @@ from regauge.zoo.formats import source as source_module
 GENERATOR = torch.Generator().manual_seed(0)
 
 
-def perturbed(module: nn.Module) -> Params:
+def perturb(module: nn.Module) -> Params:
     return {name: t + 0.1 * torch.randn(t.shape, generator=GENERATOR) for name, t in module.state_dict().items()}
 
 
@@ -121,7 +121,7 @@ def chains(folder: Path, factory: str, settings: dict[str, Any]) -> Store:
     """Networks of a chain, with labels."""
     architecture = Architecture("chain", factory, settings)
     store = Store.create(folder, architecture)
-    parts = [perturbed(architecture.module()) for _ in range(3)]
+    parts = [perturb(architecture.module()) for _ in range(3)]
     params = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
     store.append(params, [{"id": k, "step": 0, "label": k} for k in range(3)])
     return store
@@ -171,7 +171,7 @@ def test_classifiers_in_a_zip_file(tmp_path: Path) -> None:
     made = []
     with zipfile.ZipFile(tmp_path / "mlps.zip", "w") as archive:
         for k in range(4):
-            params = perturbed(module)
+            params = perturb(module)
             made.append(params)
             state = {f"seq.{name}": tensor for name, tensor in params.items()}
             torch.save(state | {"label": torch.tensor(k % 2) if k else 0}, tmp_path / "one.pth")
@@ -276,7 +276,7 @@ def ray_tune(folder: Path, settings: dict[str, Any], module: nn.ModuleList, shap
         (place / "params.json").write_text(json.dumps(settings | {"seed": trial, "optim::lr": 0.1}))
         lines = []
         for epoch in (1, 2):
-            params = {f"module_list.{name}": tensor for name, tensor in perturbed(module).items()}
+            params = {f"module_list.{name}": tensor for name, tensor in perturb(module).items()}
             made.append(params)
             checkpoint = place / (f"checkpoint_{epoch:06d}" if trial else f"checkpoint_{epoch}")
             checkpoint.mkdir()
@@ -331,7 +331,7 @@ def test_any_folder_of_checkpoints(tmp_path: Path) -> None:
             for step in (5, 10):
                 place = tmp_path / "raw" / f"lr{lr}" / f"seed{seed}"
                 place.mkdir(parents=True, exist_ok=True)
-                made[f"lr{lr}/seed{seed}/step{step}.pt"] = perturbed(module)
+                made[f"lr{lr}/seed{seed}/step{step}.pt"] = perturb(module)
                 torch.save(
                     {"state_dict": made[f"lr{lr}/seed{seed}/step{step}.pt"], "epoch": 3}, place / f"step{step}.pt"
                 )
@@ -355,7 +355,7 @@ def test_any_folder_of_checkpoints(tmp_path: Path) -> None:
 def test_a_folder_with_its_model(tmp_path: Path) -> None:
     architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [3, 4, 2]})
     for k in (12, 7):
-        torch.save(perturbed(architecture.module()), tmp_path / f"net{k}.pth")
+        torch.save(perturb(architecture.module()), tmp_path / f"net{k}.pth")
     source = read_folder(tmp_path, "net{id}.pth", architecture=architecture, inputs=(torch.randn(2, 3),))
     store = import_zoo(source, tmp_path / "zoo")
     assert store.rows["id"].tolist() == [7, 12]
@@ -368,7 +368,7 @@ def test_a_folder_with_its_model(tmp_path: Path) -> None:
 def test_files_that_no_training_wrote_are_skipped(tmp_path: Path) -> None:
     """A zip file from macOS, and the same unpacked."""
     module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
-    torch.save({f"seq.{name}": tensor for name, tensor in perturbed(module).items()}, tmp_path / "one.pth")
+    torch.save({f"seq.{name}": tensor for name, tensor in perturb(module).items()}, tmp_path / "one.pth")
     with zipfile.ZipFile(tmp_path / "mlps.zip", "w") as archive:
         archive.write(tmp_path / "one.pth", "mlps/0.pth")
         for name in ("__MACOSX/mlps/._0.pth", "mlps/._0.pth", ".cache/1.pth", "__MACOSX/._0.pth"):
@@ -421,7 +421,7 @@ def saved(folder: Path, *names: str) -> None:
     """Files of networks with an architecture that is given, so that an import reads none of them twice."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        torch.save(perturbed(LINEAR.module()), folder / name)
+        torch.save(perturb(LINEAR.module()), folder / name)
 
 
 def shards(folder: Path) -> dict[str, bytes]:
@@ -569,7 +569,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 def test_flat_networks_in_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     h5py = pytest.importorskip("h5py", reason="needs the extra 'hdf5'")
     architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [3, 4, 2]})
-    parts = [perturbed(architecture.module()) for _ in range(3)]
+    parts = [perturb(architecture.module()) for _ in range(3)]
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["dataset"] = np.stack([torch.cat([t.flatten() for t in part.values()]).numpy() for part in parts])
     store = import_zoo(
@@ -598,7 +598,7 @@ def test_flat_networks_in_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def small_store(folder: Path) -> Store:
     architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [3, 4, 2]})
     store = Store.create(folder, architecture)
-    parts = [perturbed(architecture.module()) for _ in range(5)]
+    parts = [perturb(architecture.module()) for _ in range(5)]
     params = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
     store.append(params, [{"id": k, "step": 10, "label": k, "lr": 0.1} for k in range(5)])
     return store

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import regauge as rg
 from regauge.core.params import Params
-from regauge.core.verification import Probe, perturbed, relative_change
+from regauge.core.probe import Probe, perturb, relative_change
 from regauge.nets.transformer import GPT, Llama, ViT
 
 
@@ -81,7 +81,7 @@ def network(case: Case, seed: int = 0) -> tuple[nn.Module, Params]:
     """A module and parameters away from initialization, in float64."""
     module = case.make().eval()
     params = {name: tensor.detach().double() for name, tensor in module.state_dict().items()}
-    return module, perturbed(params, {key for key, _ in module.named_buffers()}, generator(seed))
+    return module, perturb(params, {key for key, _ in module.named_buffers()}, generator(seed))
 
 
 def folded(case: Case, module: nn.Module, params: Params) -> rg.discovery.Folded:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.result import ManyResult, Result, Results
-from regauge.core.deferred import settled
+from regauge.core.deferred import materialize
 from regauge.core.element import Element, stack
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry
@@ -116,7 +116,7 @@ class Problem(_Setting):
         def numbers(values: Tensor | Sequence[float] | float) -> Tensor:
             return torch.as_tensor(values, dtype=torch.float64, device="cpu")
 
-        element = settled(element, self.symmetry.groups)
+        element = materialize(element, self.symmetry.groups)
         element = element if element.batch else element.expand(self.pairs)
         return Result(
             symmetry=self.symmetry,
@@ -169,7 +169,7 @@ class ManyProblem(_Setting):
             is_converged: Whether the method ended by itself.
             params: The moved networks, where they are known.
         """
-        elements = [settled(element, self.symmetry.groups) for element in elements]
+        elements = [materialize(element, self.symmetry.groups) for element in elements]
         first, rest = dict(self.networks[0]), zip(elements[1:], self.networks[1:], strict=True)
         return Result(
             symmetry=self.symmetry,

@@ -35,6 +35,6 @@ class DeferredElement(Element):
         )
 
 
-def settled(element: Element, groups: tuple[Group, ...]) -> Element:
-    """The element itself, made now if it was deferred."""
+def materialize(element: Element, groups: tuple[Group, ...]) -> Element:
+    """Make an element now if it was deferred; return any other as it is."""
     return element.make(groups) if isinstance(element, DeferredElement) else element

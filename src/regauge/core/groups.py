@@ -137,3 +137,13 @@ class Group:
             return 0.0
         order = math.lgamma(self.size + 1) / math.log(10) if self.is_permuted else 0.0
         return order + (self.signs + self.shifts) * self.size * math.log10(2)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """An axis that no group moves, and why."""
+
+    parameter: str
+    axis: int
+    size: int
+    reason: str

@@ -1,7 +1,7 @@
 """A symmetry: the groups of a model, where they act, and the operations on their elements."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,25 +12,16 @@ from torch import Tensor, nn
 
 from regauge.core import act as _act
 from regauge.core import element as _element
-from regauge.core import text as text_form
+from regauge.core import symmetry_json
 from regauge.core.by_hand import groups_from_axes, sized
 from regauge.core.compiled import CompiledElement, compile_element
-from regauge.core.deferred import DeferredElement, Make, settled
+from regauge.core.deferred import DeferredElement, Make, materialize
 from regauge.core.element import PARTS, Element
-from regauge.core.groups import Group, Kind
+from regauge.core.groups import Frozen, Group, Kind
+from regauge.core.outputs import Outputs
 from regauge.core.params import Params
-from regauge.core.table import render
+from regauge.core.symmetry_table import render
 from regauge.core.verification import Check, verify
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """An axis that no group moves, and why."""
-
-    parameter: str
-    axis: int
-    size: int
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -110,7 +101,7 @@ class Symmetry:
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
         """The element that changes nothing."""
-        return self._made(lambda groups: _element.identity(groups, tuple(batch)), tuple(batch))
+        return self._make(lambda groups: _element.identity(groups, tuple(batch)), tuple(batch))
 
     def random(
         self, generator: torch.Generator, parts: Sequence[str] | None = None, batch: Sequence[int] = ()
@@ -118,8 +109,8 @@ class Symmetry:
         """A random element: uniform permutations, signs and rotations; scales and singular values in [1/2, 2].
 
         Args:
-            generator: Where chance comes from.
-            parts: Restricts it to some of "permutation", "sign", "scale", "shift", "linear".
+            generator: Source of randomness.
+            parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear".
             batch: Leading batch shape of the element.
 
         Raises:
@@ -130,7 +121,7 @@ class Symmetry:
         if self.is_sized:
             return _element.random(self.groups, generator, chosen, tuple(batch))
         seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
-        return self._made(
+        return self._make(
             lambda groups: _element.random(groups, torch.Generator().manual_seed(seed), chosen, tuple(batch)),
             tuple(batch),
         )
@@ -138,11 +129,13 @@ class Symmetry:
     def compose(self, left: Element, right: Element) -> Element:
         """The product: `act(compose(left, right), p) == act(left, act(right, p))`."""
         batch = np.broadcast_shapes(left.batch, right.batch)
-        return self._made(lambda groups: _element.compose(groups, settled(left, groups), settled(right, groups)), batch)
+        return self._make(
+            lambda groups: _element.compose(groups, materialize(left, groups), materialize(right, groups)), batch
+        )
 
     def inverse(self, element: Element) -> Element:
         """The element that undoes `element`."""
-        return self._made(lambda groups: _element.inverse(groups, settled(element, groups)), element.batch)
+        return self._make(lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch)
 
     @property
     def is_sized(self) -> bool:
@@ -168,7 +161,7 @@ class Symmetry:
             ValueError: A parameter does not have the shape that the symmetry expects.
         """
         bound = self.bind(params)
-        element = settled(element, bound.groups)
+        element = materialize(element, bound.groups)
         for group in bound.groups:
             if group.name not in element:
                 raise KeyError(f"the element has no value for group {group.name!r}; it belongs to another symmetry")
@@ -182,7 +175,7 @@ class Symmetry:
             ValueError: A parameter does not have the shape that the symmetry expects.
         """
         bound = self.bind(params)
-        element = settled(element, bound.groups)
+        element = materialize(element, bound.groups)
         for name in bound.sites:
             params[name].copy_(bound._act_on(element, {name: params[name]})[name])
 
@@ -268,7 +261,8 @@ class Symmetry:
         example_kwargs: Mapping[str, Any] | None = None,
         *,
         generator: torch.Generator,
-        outputs: "Callable[[Any], Any] | str | Sequence[str] | None" = None,
+        outputs: Outputs = None,
+        each_group: bool = True,
     ) -> Check:
         """Prove the symmetry numerically: random elements must leave the module's outputs unchanged.
 
@@ -279,15 +273,26 @@ class Symmetry:
             module: The model, on a real device.
             example_inputs: Positional inputs; floating-point tensors are converted to float64.
             example_kwargs: Keyword inputs.
-            generator: Where the elements and the perturbation come from.
-            outputs: Which outputs count; give what was given to `discover`.
+            generator: Source of the elements and of the perturbation.
+            outputs: Outputs that are compared; give what was given to `discover`.
+            each_group: Whether every group is tried alone, too; otherwise two evaluations are enough.
 
         Returns:
             The largest relative change of the outputs, in total and per group.
         """
         state = dict(module.state_dict())
         bound = self.bind(state)
-        return verify(bound, module, example_inputs, dict(example_kwargs or {}), generator, outputs)
+        return verify(
+            bound.act,
+            bound.groups,
+            module,
+            example_inputs,
+            dict(example_kwargs or {}),
+            generator=generator,
+            outputs=outputs,
+            ones=self.ones,
+            each_group=each_group,
+        )
 
     def to_json(self) -> str:
         """The stable text form. Fields with default values are left out, so that people can edit it."""
@@ -301,7 +306,7 @@ class Symmetry:
             "tied": [list(names) for names in self.tied],
             **({"ones": list(self.ones)} if self.ones else {}),
         }
-        return text_form.write(self.groups, fields)
+        return symmetry_json.write(self.groups, fields)
 
     @classmethod
     def from_json(cls, text: str) -> "Symmetry":
@@ -310,7 +315,7 @@ class Symmetry:
         Raises:
             ValueError: The text is not a symmetry, or is of a newer version.
         """
-        groups, document = text_form.read(text)
+        groups, document = symmetry_json.read(text)
         return cls(
             groups,
             {name: tuple(shape) for name, shape in document.get("shapes", {}).items()},
@@ -359,7 +364,7 @@ class Symmetry:
         )
         return replace(self, groups=groups, tied=())
 
-    def _made(self, make: Make, batch: tuple[int, ...]) -> Element:
+    def _make(self, make: Make, batch: tuple[int, ...]) -> Element:
         return make(self.groups) if self.is_sized else DeferredElement(make, batch)
 
     def _require_sizes(self) -> None:

@@ -1,31 +1,18 @@
 """The numerical proof of a symmetry: random elements must leave the outputs unchanged."""
 
-import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
+from torch import nn
 
-from regauge.core.outputs import Outputs, SelectedOutputs
+from regauge.core import element as _element
+from regauge.core.element import Element
+from regauge.core.groups import Group
+from regauge.core.outputs import Outputs
 from regauge.core.params import Params
-
-if TYPE_CHECKING:
-    from regauge.core.symmetry import Symmetry
-
-TOLERANCE = 1e-9
-"""Largest relative error of a model that computes in float64."""
-TOLERANCE_SINGLE = 1e-5
-"""Largest relative error of a model that rounds to float32 inside, whatever its parameters' dtype."""
-TOLERANCE_FLOAT32 = 1e-4
-"""Largest relative error of a model that cannot run in float64 at all."""
-ROUNDED = 4
-"""Rounding errors of which parameters are off when it is tried what these errors do to the outputs."""
-STEADY = 1e-2
-"""What they may change, as a share of the tolerance."""
+from regauge.core.probe import away, exact_probe, relative_change
 
 
 @dataclass(frozen=True)
@@ -75,242 +62,47 @@ class Check:
 
 
 def verify(
-    symmetry: "Symmetry",
+    act: Callable[[Element, Params], Params],
+    groups: Sequence[Group],
     module: nn.Module,
     inputs: tuple[Any, ...],
     kwargs: dict[str, Any],
+    *,
     generator: torch.Generator,
     outputs: Outputs = None,
-    *,
+    ones: Collection[str] = (),
     each_group: bool = True,
 ) -> Check:
-    """See `Symmetry.verify`. Without `each_group` only all groups together are tried, which is two evaluations."""
+    """Compare outputs before and after an action; see `Symmetry.verify`.
+
+    Args:
+        act: The action of an element on parameters.
+        groups: The groups that it has values for, with every size known.
+        module: The model, on a real device.
+        inputs: Positional inputs.
+        kwargs: Keyword inputs.
+        generator: Source of the elements and of the perturbation of the parameters.
+        outputs: Outputs that are compared.
+        ones: Names of gains that are set to one.
+        each_group: Whether every group is tried alone, too; otherwise two evaluations are enough.
+    """
     if any(t.is_meta for t in module.state_dict().values()):
         raise ValueError(
             "the module is on the meta device, where nothing can be computed; verify a small configuration of the "
             "same architecture, or materialize the module with `module.to_empty(device='cpu')`"
         )
-    probe, params, reference, tolerance = _prepared(symmetry, module, inputs, kwargs, outputs, generator)
-    element = symmetry.random(generator)
-    total = relative_change(reference, probe(symmetry.act(element, params)))
-    blank = symmetry.identity()
-    per_group = {}
-    for group in symmetry.groups if each_group else ():
-        alone = blank.replace(group.name, element[group.name])
-        per_group[group.name] = relative_change(reference, probe(symmetry.act(alone, params)))
-    return Check(max([total, *per_group.values()]), per_group, tolerance)
-
-
-def _prepared(
-    symmetry: "Symmetry",
-    module: nn.Module,
-    inputs: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    outputs: Outputs,
-    generator: torch.Generator,
-) -> tuple["Probe", Params, list[Tensor], float]:
-    """A probe, parameters away from initialization, what they compute, and how exactly the model can compute it."""
     probe, tolerance = exact_probe(module, inputs, kwargs, outputs)
-    trial = away(probe.params, set(probe.buffers), symmetry.ones, generator, probe, tolerance)
+    trial = away(probe.params, set(probe.buffers), ones, generator, probe, tolerance)
     if not trial.is_finite:
         raise ValueError(
             "the model's outputs are NaN or Inf on these inputs, so nothing can be compared; give example inputs "
             "that it can handle"
         )
-    return probe, trial.params, trial.reference, tolerance
-
-
-class Trial(NamedTuple):
-    """A point at which a function is compared with itself.
-
-    Attributes:
-        params: Parameters and buffers.
-        reference: What the model computes with them.
-        is_finite: Whether all of that is finite.
-    """
-
-    params: Params
-    reference: list[Tensor]
-    is_finite: bool
-
-
-def away(
-    params: Params,
-    buffers: set[str],
-    ones: Collection[str],
-    generator: torch.Generator,
-    run: Callable[[Params], list[Tensor]],
-    tolerance: float,
-) -> Trial:
-    """Parameters away from initialization where the model is finite and keeps rounding errors small.
-
-    A chain of sines of high frequency multiplies them in every layer if its weights are as large as those of other
-    networks; it is compared at smaller ones. If it does so everywhere, it is compared where it does so least.
-    """
-    best: tuple[float, Trial] | None = None
-    infinite: Trial | None = None
-    for strength, is_raised in ((0.3, True), (0.1, True), (0.01, True), (0.3, False), (0.1, False), (0.01, False)):
-        point = perturbed(params, buffers, generator, strength, is_raised=is_raised)
-        point |= {name: torch.ones_like(point[name]) for name in ones}
-        trial = Trial(point, run(point), is_finite=True)
-        if not all(bool(t.isfinite().all()) for t in trial.reference):
-            infinite = trial._replace(is_finite=False) if is_raised else infinite
-            continue
-        error = relative_change(trial.reference, run(_rounded(point, generator)))
-        if error <= STEADY * tolerance:
-            return trial
-        if best is None or error < best[0]:
-            best = (error, trial)
-    chosen = infinite if best is None else best[1]
-    assert chosen is not None
-    return chosen
-
-
-def exact_probe(
-    module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs = None
-) -> tuple["Probe", float]:
-    """A probe that computes as exactly as the model can, and the relative error that its rounding allows."""
-    try:
-        probe = Probe(module, inputs, kwargs, outputs)
-        return probe, TOLERANCE_SINGLE if probe.rounds() else TOLERANCE
-    except RuntimeError:
-        # Some models make float32 tensors of their own and cannot run in float64.
-        return Probe(module, inputs, kwargs, outputs, dtype=torch.float32), TOLERANCE_FLOAT32
-
-
-class Probe:
-    """A float64 copy of a module in evaluation mode, run as a function of its parameters and buffers."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        inputs: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        outputs: Outputs,
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
-        def cast(value: Any) -> Any:
-            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-        self.module = SelectedOutputs(copy.deepcopy(module).to(dtype).eval(), outputs)
-        self.inputs, self.kwargs = pytree.tree_map(cast, (tuple(inputs), kwargs))
-        state = self.module.state_dict()
-        self.params: Params = {name.removeprefix("module."): t.detach() for name, t in state.items()}
-        self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
-
-    def rounds(self) -> bool:
-        """Whether something that depends on the parameters is computed in less than float64."""
-        named = self._named(self.params)
-        for name, tensor in named.items():
-            # Kernels of batch normalization have no derivatives with respect to running statistics.
-            is_parameter = name.removeprefix("module.") not in self.buffers
-            tensor.requires_grad_(is_parameter and tensor.is_floating_point())
-        with torch.enable_grad(), _Precision() as precision:
-            torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
-        is_lost: bool = precision.is_lost
-        return is_lost
-
-    def __call__(self, params: Mapping[str, Tensor]) -> list[Tensor]:
-        with torch.no_grad():
-            # Tied parameters are given under all their names.
-            named = self._named(params)
-            result = torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
-        return [t.detach() for t in result]
-
-    def _named(self, params: Mapping[str, Tensor]) -> Params:
-        """All tensors by their full names; buffers as copies, because a forward pass may write into them."""
-        named = {f"module.{name}": tensor.detach() for name, tensor in params.items()}
-        for name, tensor in self.module.named_buffers(remove_duplicate=False):
-            named[name] = named.get(name, tensor).clone()
-        return named
-
-
-def perturbed(
-    params: Params,
-    buffers: set[str],
-    generator: torch.Generator,
-    strength: float = 0.3,
-    *,
-    is_raised: bool = True,
-) -> Params:
-    """Parameters away from initialization: no zero biases, no unit gains, no vanishing weights.
-
-    Buffers that hold nothing negative (running variances) keep their signs; tied names stay tied.
-
-    Args:
-        params: Where to begin.
-        buffers: Names of those that are no parameters.
-        generator: Where chance comes from.
-        strength: Of the noise, relative to the values.
-        is_raised: Whether small weights are raised until a layer keeps the size of what it reads.
-    """
-    seen: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
-    result = {}
-    for name, tensor in params.items():
-        if not tensor.is_floating_point() or tensor.numel() == 0:
-            result[name] = tensor
-            continue
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if key not in seen:
-            seen[key] = _perturbed_one(tensor, name in buffers, generator, strength, is_raised=is_raised)
-        result[name] = seen[key]
-    return result
-
-
-def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
-    """Largest absolute difference of two lists of outputs, relative to the largest entry of each output."""
-    worst = 0.0
-    for a, b in zip(before, after, strict=True):
-        if a.numel() == 0:
-            continue
-        if not (a.is_floating_point() or a.is_complex()):
-            worst = worst if torch.equal(a, b) else float("inf")
-            continue
-        difference = float((a - b).abs().max()) / max(float(a.abs().max()), 1e-30)
-        worst = max(worst, difference if difference == difference else float("inf"))
-    return worst
-
-
-def _perturbed_one(
-    tensor: Tensor, is_buffer: bool, generator: torch.Generator, strength: float, *, is_raised: bool
-) -> Tensor:
-    def noise() -> Tensor:
-        drawn = torch.randn(tensor.shape, generator=generator, device=generator.device, dtype=torch.float64)
-        return drawn.to(device=tensor.device, dtype=tensor.dtype)
-
-    factor = torch.exp(strength * noise())
-    if is_buffer and bool((tensor >= 0).all()) and bool((tensor > 0).any()):
-        return tensor * factor
-    rms = float(tensor.square().mean().sqrt())
-    moved = tensor * factor + strength * (rms if rms > 1e-3 else 0.3) * noise()
-    if tensor.ndim >= 2 and not is_buffer and is_raised:
-        # Very small initializations make every test vacuous; bring the output of a layer to order one.
-        fan_in = tensor.numel() / tensor.shape[0]
-        moved = moved * max(1.0, 0.7 / (rms * fan_in**0.5 + 1e-12)) if rms > 1e-8 else moved
-    return moved
-
-
-def _rounded(params: Params, generator: torch.Generator) -> Params:
-    """Parameters with random rounding errors."""
-
-    def off(tensor: Tensor) -> Tensor:
-        noise = torch.randn(tensor.shape, generator=generator, device=generator.device).to(tensor)
-        return tensor * (1 + ROUNDED * torch.finfo(tensor.dtype).eps * noise)
-
-    return {name: off(tensor) if tensor.is_floating_point() else tensor for name, tensor in params.items()}
-
-
-class _Precision(TorchFunctionMode):
-    """Watches for results of single or half precision that depend on parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_lost = False
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.dtype in (torch.float32, torch.float16, torch.bfloat16):
-            self.is_lost |= result.requires_grad
-        return result
+    element = _element.random(tuple(groups), generator)
+    total = relative_change(trial.reference, probe(act(element, trial.params)))
+    blank = _element.identity(tuple(groups))
+    per_group = {}
+    for group in groups if each_group else ():
+        alone = blank.replace(group.name, element[group.name])
+        per_group[group.name] = relative_change(trial.reference, probe(act(alone, trial.params)))
+    return Check(max([total, *per_group.values()]), per_group, tolerance)

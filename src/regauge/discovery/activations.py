@@ -13,8 +13,8 @@ from regauge.core import act as _act
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
+from regauge.core.probe import away, relative_change
 from regauge.core.symmetry import Symmetry
-from regauge.core.verification import away, relative_change
 from regauge.discovery.angles import with_angles
 from regauge.discovery.correspond import carried_over
 from regauge.discovery.discover import traced
@@ -155,7 +155,7 @@ def _placed(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> S
 
 
 def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-    """Values that a random element moves otherwise than it should, at perturbed parameters."""
+    """Values that a random element moves otherwise than it should, at perturb parameters."""
     params = {name: t.detach() for name, t in found._values.module.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     element = symmetry.random(generator)

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from regauge.core import act as _act
 from regauge.core.element import random
 from regauge.core.groups import Group, Placement
-from regauge.core.verification import relative_change
+from regauge.core.probe import relative_change
 from regauge.discovery.emit import needed_bases
 from regauge.discovery.interpret import INLINED, Pass
 from regauge.discovery.layout import Atom, leaves

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from regauge.core.groups import Frozen
 from regauge.core.outputs import Outputs
-from regauge.core.symmetry import Frozen, Symmetry
-from regauge.core.verification import verify as verify_numerically
+from regauge.core.symmetry import Symmetry
 from regauge.discovery.angles import with_angles
 from regauge.discovery.emit import frozen_axes, groups_of
 from regauge.discovery.interpret import Pass, interpret
@@ -146,7 +146,7 @@ def _without_failures(
     """Freeze every group that the numbers contradict, and everything that is repeated within it."""
     generator = torch.Generator().manual_seed(0)
     try:
-        quick = verify_numerically(symmetry, module, inputs, kwargs, generator, outputs, each_group=False)
+        quick = symmetry.verify(module, inputs, kwargs, generator=generator, outputs=outputs, each_group=False)
     except (ValueError, RuntimeError) as error:
         return replace(symmetry, notes=(*symmetry.notes, f"not verified: {error}"))
     if quick.ok:

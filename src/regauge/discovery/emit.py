@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from regauge.core.groups import Group, Placement
-from regauge.core.symmetry import Frozen
+from regauge.core.groups import Frozen, Group, Placement
 from regauge.discovery.layout import Atom, leaves
 from regauge.discovery.record import Value
 from regauge.discovery.slots import Place, Slots

@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 from regauge.core.element import Element
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
+from regauge.core.probe import Probe, perturb
 from regauge.core.rotations import zero_sum_basis
 from regauge.core.symmetry import Symmetry
-from regauge.core.verification import Probe, perturbed
 from regauge.discovery.discover import discover
 
 LIMIT = 1500
@@ -114,7 +114,7 @@ def nullity(
         if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
             # The kernel has no derivatives with respect to the running statistics.
             layer.forward = partial(_batch_norm, layer)  # type: ignore[method-assign]
-    params = perturbed(probe.params, set(probe.buffers), generator)
+    params = perturb(probe.params, set(probe.buffers), generator)
     params |= {name: torch.ones_like(params[name]) for name in symmetry.ones}
     names = [name for name in _distinct(probe.params) if name not in symmetry.ones]
     total = sum(params[name].numel() for name in names)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
-from regauge.core.text import versioned
+from regauge.core.symmetry_json import read_versioned
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
 from regauge.storage.architecture import Architecture
@@ -191,7 +191,7 @@ class Inr:
         Raises:
             ValueError: The text is no INR, or of another version.
         """
-        document: dict[str, Any] = versioned(text, FORMAT, VERSION)
+        document: dict[str, Any] = read_versioned(text, FORMAT, VERSION)
         settings = {name: value for name, value in document.items() if name not in ("format", "version")}
         try:
             return cls(**settings)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regauge.core.text import versioned
+from regauge.core.symmetry_json import read_versioned
 
 FORMAT = "regauge.architecture"
 VERSION = 1
@@ -138,7 +138,7 @@ class Architecture:
         Raises:
             ValueError: The text is not an architecture, or is of another version.
         """
-        document = versioned(text, FORMAT, VERSION)
+        document = read_versioned(text, FORMAT, VERSION)
         try:
             layout = tuple(TensorSpec(name, tuple(shape), _dtype(dtype)) for name, shape, dtype in document["layout"])
             return cls(document["name"], document["factory"], document["settings"], layout)

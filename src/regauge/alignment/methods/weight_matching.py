@@ -15,7 +15,7 @@ from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching_pairs import match_in_portions
 from regauge.alignment.problem import Problem, batch_of_one
 from regauge.alignment.result import Results
-from regauge.core.deferred import settled
+from regauge.core.deferred import materialize
 from regauge.core.element import Element, stack
 from regauge.core.families import Tensors, compared, dot
 from regauge.core.symmetry import Symmetry
@@ -213,7 +213,7 @@ def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple
 
 def _isometric(symmetry: Symmetry, element: Element) -> Element:
     """What matching can choose of an element: without positive factors, matrices as their nearest rotations."""
-    element = settled(element, symmetry.groups)
+    element = materialize(element, symmetry.groups)
     result = symmetry.identity(element.batch)
     for group in symmetry.groups:
         if group.name not in element:

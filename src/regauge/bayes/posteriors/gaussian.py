@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from regauge.alignment.joint import role_symmetry
-from regauge.core.deferred import settled
+from regauge.core.deferred import materialize
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.params import Params
@@ -89,7 +89,7 @@ class GaussianPosterior(NamedTuple):
 def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element]:
     """Both with every size known, so that they also act on dictionaries that lack names of `params`."""
     bound = symmetry.bind(params)
-    return bound, settled(element, bound.groups)
+    return bound, materialize(element, bound.groups)
 
 
 def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:

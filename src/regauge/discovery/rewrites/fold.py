@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from regauge.core.act import covered
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
+from regauge.core.probe import exact_probe, relative_change
 from regauge.core.symmetry import Symmetry
-from regauge.core.verification import exact_probe, relative_change
 from regauge.discovery.discover import discover, traced
 from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.rewrites.flow import Flow

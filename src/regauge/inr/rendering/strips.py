@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regauge.connect.paths import Path, Straight
 from regauge.core.params import Params, require_same_shapes
-from regauge.core.text import versioned
+from regauge.core.symmetry_json import read_versioned
 from regauge.inr.architecture import Inr, Signal
 from regauge.inr.rendering.evaluation import evaluate as values_at
 from regauge.inr.rendering.image import render_image
@@ -181,7 +181,7 @@ def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
         arrays = dict(archive)
     if "about" not in arrays:
         raise ValueError(f"{str(path)!r} holds the arrays {sorted(arrays)[:5]}, but no strips")
-    document = versioned(str(arrays["about"]), FORMAT, VERSION)
+    document = read_versioned(str(arrays["about"]), FORMAT, VERSION)
     return tuple(_strip(str(s), own, arrays) for s, own in enumerate(document["strips"]))
 
 

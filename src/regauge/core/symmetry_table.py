@@ -3,17 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from regauge.core.groups import Group, Placement
-
-if TYPE_CHECKING:
-    from regauge.core.symmetry import Frozen
+from regauge.core.groups import Frozen, Group, Placement
 
 
 def render(
     groups: Sequence[Group],
-    frozen: Sequence["Frozen"],
+    frozen: Sequence[Frozen],
     unknown: Sequence[str],
     unused: Sequence[str],
     notes: Sequence[str],
@@ -24,7 +20,7 @@ def render(
     for group in groups:
         copies = math.prod(sizes[base] for base in group.within)
         size = f"{group.size or '?'}" + (f" x{copies}" if group.within else "")
-        rows.append((group.name, group.kind, size, _families(group), _where(group.placements)))
+        rows.append((group.name, group.kind, size, _name_families(group), _list_axes(group.placements)))
     widths = [max(len(row[k]) for row in rows) for k in range(4)]
     lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(4)), row[4]]).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
@@ -41,21 +37,21 @@ def render(
         for row in frozen:
             reasons.setdefault(row.reason, []).append(f"{row.parameter}[{row.axis}]")
         for reason, where in reasons.items():
-            lines.append(f"  {reason}: {_shortened(where)}")
+            lines.append(f"  {reason}: {_shorten(where)}")
     if unknown:
         lines.append("")
         lines.append("operators without a rule (they freeze what they touch; see `regauge.discovery.register_rule`):")
         lines.extend(f"  {name}" for name in unknown)
     if unused:
         lines.append("")
-        lines.append(f"parameters that do not influence the outputs: {_shortened(list(unused))}")
+        lines.append(f"parameters that do not influence the outputs: {_shorten(list(unused))}")
     for note in notes:
         lines.append("")
         lines.append(note)
     return "\n".join(lines)
 
 
-def _families(group: Group) -> str:
+def _name_families(group: Group) -> str:
     if group.keeps_ones:
         return "rotation, ones kept"
     if group.is_proper:
@@ -69,12 +65,12 @@ def _families(group: Group) -> str:
     return " ".join(parts) or "blocks only"
 
 
-def _where(placements: Sequence[Placement]) -> str:
+def _list_axes(placements: Sequence[Placement]) -> str:
     counts = Counter(f"{p.parameter}[{p.axis}]" for p in placements)
-    return _shortened(list(counts))
+    return _shorten(list(counts))
 
 
-def _shortened(items: list[str], limit: int = 4) -> str:
+def _shorten(items: list[str], limit: int = 4) -> str:
     if len(items) <= limit:
         return ", ".join(items)
     return ", ".join(items[:limit]) + f", and {len(items) - limit} more"

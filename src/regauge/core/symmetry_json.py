@@ -29,7 +29,7 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
     Raises:
         ValueError: The text is not a symmetry, or is of another version.
     """
-    document = versioned(text, FORMAT, VERSION)
+    document = read_versioned(text, FORMAT, VERSION)
     try:
         groups = tuple(
             Group(**{**_tuples(g), "placements": tuple(Placement(**_tuples(p)) for p in g["placements"])})
@@ -40,7 +40,7 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
     return groups, document
 
 
-def versioned(text: str, form: str, version: int) -> dict[str, Any]:
+def read_versioned(text: str, form: str, version: int) -> dict[str, Any]:
     """A JSON object that says of which form and version it is.
 
     Args:
