@@ -18,7 +18,7 @@ import regauge as rg
 from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.shards import Shard, Slot, joined, layout, write_index, write_shard
+from regauge.storage.checkpoints.shards import Shard, Slot, layout, write_index, write_shard
 from regauge.storage.checkpoints.staging import Staging, partial_of, replace_folder
 from regauge.storage.checkpoints.writing import save
 
@@ -97,7 +97,7 @@ def test_a_layout_written_again_is_the_same_file(pair: tuple[Path, Path], tmp_pa
             size, _ = write_shard(shard, tmp_path, lambda name: iter([lazy.read(name)]))
             assert (tmp_path / shard.file).read_bytes() == (pair[0] / shard.file).read_bytes()
             assert (tmp_path / shard.file).stat().st_size == size
-        (one,) = joined(layout(lazy), "all.safetensors")
+        (one,) = layout(lazy, "all.safetensors")
         write_shard(one, tmp_path, lambda name: iter([lazy.read(name)]))
     assert _equal(load(tmp_path / "all.safetensors"), _params(0))
 
@@ -163,10 +163,10 @@ def test_damage_is_named_before_anything_is_written(
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (("--restarts", "2"), "--restarts needs the networks in memory"),
+        (("--restarts", "2"), "restarts and init need the networks in memory"),
         (("--method", "frank-wolfe"), "streaming matches weights only"),
         (("--memory", "much"), "the memory 'much' cannot be read"),
-        (("--memory", "1MB"), "more than the 0.001 GB that --memory allows"),
+        (("--memory", "1MB"), "more than the 0.001 GB that memory allows"),
     ],
 )
 def test_what_cannot_stream_is_said(
@@ -293,14 +293,22 @@ def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
         Staging(tmp_path / "out", {}, resume=True, overwrite=False)
 
 
-def test_a_folder_is_replaced_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.storage.checkpoints.staging._exchange", lambda one, other: False)
+def test_a_folder_that_was_moved_aside_comes_back(tmp_path: Path) -> None:
     for name in ("new", "out"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
-    replace_folder(tmp_path / "new", tmp_path / "out", tmp_path / "aside")
+    (tmp_path / "out" / "model.safetensors").touch()
+    aside = partial_of(tmp_path / "out") / "replaced"
+    aside.parent.mkdir()
+    replace_folder(tmp_path / "new", tmp_path / "out", aside)
     assert (tmp_path / "out" / "file").read_text() == "new"
-    assert (tmp_path / "aside" / "file").read_text() == "out"
+    assert (aside / "file").read_text() == "out"
+    shutil.rmtree(tmp_path / "out")  # as if the process had been killed between the two steps
+    with pytest.raises(FileExistsError):
+        Staging(tmp_path / "out", {}, resume=False, overwrite=False)
+    Staging(tmp_path / "out", {}, resume=False, overwrite=True).close()
+    assert (tmp_path / "out" / "file").read_text() == "out"
+    assert not aside.exists()
 
 
 def _run(arguments: list[str], seconds: float | None = None) -> int:

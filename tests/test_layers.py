@@ -56,7 +56,6 @@ BEFORE_PARSING = (
     "cli/options.py",
     "cli/zoo_options.py",
     "cli/inr_options.py",
-    "cli/errors.py",
 )
 """What `regauge --help` imports."""
 
@@ -167,7 +166,6 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.options",
                 "regauge.cli.zoo_options",
                 "regauge.cli.inr_options",
-                "regauge.cli.errors",
             }
 
 

@@ -5,68 +5,42 @@ from rich.console import Console
 from rich.table import Table
 
 import regauge as rg
-from regauge.cli.matching import method_of, read_checkpoints, task_for
+from regauge.alignment.streamed.job import plan_job
+from regauge.alignment.streamed.pieces import measure_distances
+from regauge.cli.matching import method_of
 from regauge.cli.options import Align
-from regauge.cli.progress import show_progress
-from regauge.cli.streaming import (
-    is_streamed,
-    job_of,
-    matched,
-    report_lines,
-    require_output,
-    show_plan,
-    staging_of,
-    write,
-)
-from regauge.core.interpolation import distance
-from regauge.merging.streamed import moved_pieces
-from regauge.storage.checkpoints.alignments import IN_FOLDER, Alignment, alignment_path, save_alignment
-from regauge.storage.checkpoints.writing import SUFFIX, require_writable
+from regauge.cli.streaming import file_settings, read_job, show_plan, show_work
+from regauge.cli.tasks import matching_task
+from regauge.storage.checkpoints.alignments import alignment_path
 
 
 def run(options: Align) -> None:
     """Write the aligned checkpoint and its alignment, and print what they gained."""
-    console = Console(stderr=True)
-    if is_streamed(options, (options.a, options.b), options.output):
-        _run_streamed(options, console)
-        return
-    beside = alignment_path(options.output)
-    require_writable(options.output, overwrite=options.overwrite)
-    require_writable(beside, overwrite=options.overwrite)
-    symmetry, module, (a, b) = read_checkpoints(options, (options.a, options.b), console)
-    params_a, params_b = a.params, b.params
-    task = task_for(options, module, params_a, a)
-    method = method_of(options)
-    with console.status("aligning"):
-        generator = torch.Generator().manual_seed(options.seed)
-        result = rg.align(params_a, params_b, symmetry, method=method, task=task, generator=generator)
-    b.with_params(result.params).write(options.output, overwrite=options.overwrite)
-    save_alignment(Alignment(symmetry, result.element), beside, overwrite=options.overwrite)
+    console, method = Console(stderr=True), method_of(options)
+    paths = (options.a, options.b)
+    job, found = read_job(options, paths, source=1, beside=alignment_path, console=console)
+    if options.dry_run or job.is_streamed:
+        show_plan(plan_job(job, found.symmetry, method))
+        if options.dry_run:
+            return
+    a, b = found.checkpoints
+    task = matching_task(options, found)
+    with show_work(console, "aligning", is_streamed=job.is_streamed) as progress:
+        result = rg.align(
+            a,
+            b,
+            found.symmetry,
+            method=method,
+            task=task,
+            generator=torch.Generator().manual_seed(options.seed),
+            **file_settings(job, progress),
+        )
     table = Table("", "before", "after", box=None, pad_edge=False)
-    before, after = (distance(params_a, b, symmetry.buffers) for b in (params_b, result.params))
+    before, after = measure_distances(a, b, found.symmetry, result.element)
     table.add_row("distance between A and B", f"{before:.6g}", f"{after:.6g}")
     if task is not None:
-        before, after = (task.midpoint_loss(params_a, b) for b in (params_b, result.params))
+        before, after = (task.midpoint_loss(a.params, network) for network in (b.params, result.params))
         table.add_row("loss halfway", f"{before:.6g}", f"{after:.6g}")
     Console().print(table)
     print(result.report)
-    print(f"written: {options.output} and {beside.name}")
-
-
-def _run_streamed(options: Align, console: Console) -> None:
-    out = options.output
-    require_output(options, out)
-    with job_of(options, (options.a, options.b), out, source=1, console=console) as job:
-        show_plan(job, out)
-        if options.dry_run:
-            return
-        beside = IN_FOLDER if out.suffix != SUFFIX else alignment_path(out).name
-        with staging_of(options, job, out, {"command": "align"}) as staging:
-            with show_progress(console, is_counted=False) as progress:
-                element, report = matched(job, staging, 1, progress)
-            for line in report_lines(f"{options.b} to {options.a}", report):
-                print(line)
-            save_alignment(Alignment(job.symmetry, element), staging.content / beside, overwrite=True)
-            with console.status("writing"):
-                write(job, staging, moved_pieces(job.checkpoints[1], job.symmetry, element))
-    print(f"written: {out} and {beside}")
+    print(f"written: {options.output} and {alignment_path(options.output).name}")

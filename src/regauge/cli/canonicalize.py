@@ -3,14 +3,9 @@
 from rich.console import Console
 
 import regauge as rg
-from regauge.cli.discover import find
-from regauge.cli.errors import UsageError
-from regauge.cli.models import load_model, self_described
+from regauge.cli.networks import read_networks
 from regauge.cli.options import Canonicalize
-from regauge.core.params import require_same_shapes
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.names import match
 from regauge.storage.checkpoints.writing import require_writable
 
 
@@ -20,36 +15,14 @@ def run(options: Canonicalize) -> None:
     beside = alignment_path(options.output)
     require_writable(options.output, overwrite=options.overwrite)
     require_writable(beside, overwrite=options.overwrite)
-    name = options.model or (self_described(options.checkpoint) if options.symmetry is None else None)
-    if name is None and options.symmetry is None:
-        raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
-    with console.status("reading the checkpoints"):
-        checkpoint = Checkpoint.open(options.checkpoint)
-        params = checkpoint.params
-        reference = None if options.reference is None else load(options.reference)
-    if name is not None:
-        with console.status("building the model"):
-            model = load_model(name, options.inputs)
-        state = model.module.state_dict()
-        params = match(params, state, str(options.checkpoint))
-        reference = None if reference is None else match(reference, state, str(options.reference))
-    if reference is not None:
-        require_same_shapes(reference, params)
-    if options.symmetry is not None:
-        if not options.symmetry.is_file():
-            raise UsageError(
-                f"there is no symmetry {str(options.symmetry)!r}; `regauge discover MODEL -o {options.symmetry.name}` "
-                "writes one"
-            )
-        symmetry = rg.Symmetry.from_json(options.symmetry.read_text(encoding="utf-8"))
-    else:
-        with console.status("tracing the model"):
-            symmetry = find(model, options.inputs)
-    symmetry = symmetry.bind(params)
+    paths = [options.checkpoint, *([] if options.reference is None else [options.reference])]
+    found = read_networks(paths, model=options.model, symmetry=options.symmetry, inputs=options.inputs, console=console)
+    checkpoint, *references = found.checkpoints
     with console.status("canonicalizing"):
-        element = rg.canonical.canonical_element(params, symmetry, reference=reference)
-    canonical = symmetry.act(element, params)
-    checkpoint.with_params(canonical).write(options.output, overwrite=options.overwrite)
-    save_alignment(Alignment(symmetry, element), beside, overwrite=options.overwrite)
-    print(rg.canonical.canonical_manifold(symmetry))
+        reference = references[0].params if references else None
+        element = rg.canonical.canonical_element(checkpoint.params, found.symmetry, reference=reference)
+    canonical = checkpoint.with_params(found.symmetry.act(element, checkpoint.params))
+    canonical.write(options.output, overwrite=options.overwrite)
+    save_alignment(Alignment(found.symmetry, element), beside, overwrite=options.overwrite)
+    print(rg.canonical.canonical_manifold(found.symmetry))
     print(f"written: {options.output} and {beside.name}")

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 import regauge as rg
+from regauge.cli.demo_study import Case, fit, keep, study
 from regauge.cli.options import Demo
 from regauge.cli.progress import show_progress
-from regauge.cli.study import Case, fit, keep, study
 from regauge.data.images import ImageData, digits, has_mnist, mnist
 from regauge.nets.classification import Training
 from regauge.nets.cnn import CNN

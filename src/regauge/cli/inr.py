@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from regauge.cli.errors import UsageError
 from regauge.cli.inr_options import Inr as Options
 from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
+from regauge.cli.options import UsageError
 from regauge.cli.progress import show_progress
 from regauge.core.params import Params
 from regauge.data.shared_start import shared_start

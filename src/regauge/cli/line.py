@@ -9,21 +9,20 @@ from rich.console import Console
 from torch import Tensor
 
 import regauge as rg
-from regauge.cli.batches import dtype_of, with_reset
-from regauge.cli.errors import UsageError
-from regauge.cli.judging import (
+from regauge.cli.evaluation import (
     LOSSES,
     Judged,
+    judge_on,
     read,
     require_pictures,
     save_figure,
     save_rows,
     table_of,
     table_path,
-    task_on,
 )
-from regauge.cli.options import Line
+from regauge.cli.options import Line, UsageError
 from regauge.cli.progress import show_progress
+from regauge.cli.tasks import dtype_of, with_reset
 from regauge.connect import Path
 from regauge.core.params import Params
 from regauge.core.progress import Advance, Progress
@@ -86,7 +85,7 @@ def _trained(options: Line, judged: Judged, progress: Progress) -> Path:
     a, b = judged.networks
     task = replace(judged.task, prepare=None)
     if options.train is not None:
-        task = task_on(options, judged.module, options.train, dtype_of(a), options.a)
+        task = judge_on(options, judged.model, options.train, dtype_of(a))
     few = replace(task, batches=list(task.batches)[:STATISTICS_BATCHES])
     losses: list[float] = []
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import tyro
 
-from regauge.cli.errors import UsageError
 from regauge.cli.inr_options import Inr
 from regauge.cli.options import (
     Align,
@@ -23,6 +22,7 @@ from regauge.cli.options import (
     Plane,
     Repair,
     Reproduce,
+    UsageError,
 )
 from regauge.cli.zoo_options import Zoo
 

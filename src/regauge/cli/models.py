@@ -1,4 +1,4 @@
-"""What MODEL means: a factory, a folder in Hugging Face style, or an INR's checkpoint; and example inputs for it."""
+"""What MODEL means: a factory, a folder in Hugging Face style, or a checkpoint that says which network it holds."""
 
 import importlib
 import importlib.util
@@ -15,13 +15,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regauge.cli.errors import UsageError
-from regauge.cli.options import ExampleInputs
-from regauge.inr.architecture import Inr, load_inr, read_inr
+from regauge.cli.options import ExampleInputs, UsageError
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import SUFFIX
 
 MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""
+DESCRIBED = {"regauge.inr": "regauge.cli.inr_networks"}
+"""Kinds of networks of which checkpoints say in their header that they hold one, and the module that builds them.
+
+Each has `build`, from a checkpoint to a module and example inputs, and `find_task`, for data of that kind.
+"""
 TOKENS = 8
 """Length of the example sentence of a language model."""
 
@@ -31,14 +35,16 @@ class Model:
     """A module and what to call it with.
 
     Attributes:
-        module: In evaluation mode, possibly on the meta device.
+        module: The module in evaluation mode, possibly on the meta device.
         inputs: Positional example inputs.
         kwargs: Keyword example inputs.
+        checkpoint: The checkpoint that says which network it is, if one does.
     """
 
     module: nn.Module
     inputs: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint | None = None
 
     @property
     def is_meta(self) -> bool:
@@ -54,7 +60,8 @@ def load_model(text: str, options: ExampleInputs, *, values: Values = "if small"
     """Build the model that `text` names, with example inputs.
 
     Args:
-        text: `package.module:factory`, `file.py:factory`, a folder with config.json, or an INR's checkpoint.
+        text: `package.module:factory`, `file.py:factory`, a folder with config.json, or a checkpoint whose header says
+            which network it holds.
         options: Example inputs that replace those of the model.
         values: Whether it is built with values; "if small" leaves large folders without.
 
@@ -73,12 +80,11 @@ def load_model(text: str, options: ExampleInputs, *, values: Values = "if small"
 
 
 def load_module(text: str, *, values: Values = "if small") -> Model:
-    """The same where example inputs are not needed."""
-    folder = Path(text)
-    if folder.is_dir():
-        return _from_folder(folder, values)
-    if folder.suffix == SUFFIX:
-        return _from_inr(folder, values)
+    """Build the model that `text` names, which may have no example inputs; see `load_model`."""
+    if Path(text).is_dir():
+        return _from_folder(Path(text), values)
+    if text.endswith(SUFFIX):
+        return _from_header(Checkpoint.open(text), values)
     built = call_factory(text, "MODEL", torch.device("meta") if values == "never" else nullcontext())
     if isinstance(built, nn.Module):
         return Model(built.eval())
@@ -165,28 +171,34 @@ def _input(shape: str, dtype: str, generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, sizes, generator=generator).to(kind)
 
 
-def self_described(path: Path) -> str | None:
-    """A checkpoint as its own MODEL: a folder with config.json, or a file that says what INR it holds; else None."""
-    return str(path) if (path / "config.json").is_file() or inr_of(path) is not None else None
+def name_model(text: str | None, first: Checkpoint) -> str | None:
+    """MODEL, or the first checkpoint where that says itself what it is; None if the model is unknown."""
+    if text is not None:
+        return text
+    is_described = (Path(first.label) / "config.json").is_file() or first.header.get("kind") in DESCRIBED
+    return first.label if is_described else None
 
 
-def inr_of(text: str | Path | None) -> Inr | None:
-    """The INR that a checkpoint says it holds; None if it says nothing, or there is none."""
-    if text is None or Path(text).suffix != SUFFIX or not Path(text).is_file():
-        return None
-    try:
-        return read_inr(text)
-    except ValueError:  # another checkpoint; one that is damaged is told when it is read
-        return None
+def described_networks(checkpoint: Checkpoint) -> Any:
+    """The module of `DESCRIBED` that knows the network of a checkpoint.
+
+    Raises:
+        UsageError: The checkpoint does not say which network it holds.
+    """
+    kind = checkpoint.header.get("kind", "")
+    if kind not in DESCRIBED:
+        raise UsageError(
+            f"{checkpoint.label!r} does not say what network it holds; name the model as package.module:factory or "
+            "file.py:factory, or as a folder with config.json"
+        )
+    return importlib.import_module(DESCRIBED[kind])
 
 
-def _from_inr(path: Path, values: Values) -> Model:
-    params, inr = load_inr(path)
-    dtype = next(iter(params.values())).dtype
+def _from_header(checkpoint: Checkpoint, values: Values) -> Model:
+    networks = described_networks(checkpoint)
     with torch.device("meta") if values == "never" else nullcontext():
-        module = inr.module(None if values == "never" else params).to(dtype)
-        points = torch.linspace(-1, 1, 8 * inr.in_features, dtype=dtype).reshape(8, inr.in_features)
-    return Model(module.eval(), (points,))
+        module, inputs = networks.build(checkpoint, with_values=values != "never")
+    return Model(module.eval(), inputs, checkpoint=checkpoint)
 
 
 def _from_folder(folder: Path, values: Values) -> Model:
@@ -207,6 +219,8 @@ def _from_folder(folder: Path, values: Values) -> Model:
         ) from error
     names = getattr(config, "architectures", None) or []
     factory = getattr(transformers, names[0], None) if names else None
+    if getattr(config, "use_cache", False):
+        config.use_cache = False  # It is not part of the function of the weights, and tracing it costs a second export.
 
     automatic: Any = transformers.AutoModel
 

@@ -25,6 +25,10 @@ Output = Annotated[Path, arg(aliases=["-o"])]
 MaybeOutput = Annotated[Path | None, arg(aliases=["-o"])]
 
 
+class UsageError(Exception):
+    """A sentence about what the user typed and cannot be used; `main` prints it and exits."""
+
+
 @dataclass(frozen=True)
 class ExampleInputs:
     """Example inputs, for models that do not bring their own."""

@@ -7,9 +7,8 @@ from math import inf
 from rich.console import Console
 
 import regauge as rg
-from regauge.cli.errors import UsageError
-from regauge.cli.judging import LOSSES, Judged, read, require_pictures, save_figure, save_rows, table_of, table_path
-from regauge.cli.options import Plane
+from regauge.cli.evaluation import LOSSES, Judged, read, require_pictures, save_figure, save_rows, table_of, table_path
+from regauge.cli.options import Plane, UsageError
 from regauge.core.params import Params
 
 LABELS = ("A", "B", "C")
@@ -68,6 +67,6 @@ def _plane(options: Plane, judged: Judged) -> rg.connect.Plane:
 def _evaluated(
     options: Plane, judged: Judged, judge: rg.Task | Callable[[Params], Mapping[str, float]]
 ) -> rg.connect.Plane:
-    buffers = [name for name, _ in judged.module.named_buffers()]
+    buffers = [name for name, _ in judged.model.module.named_buffers()]
     a, b, c = judged.networks
     return rg.plane(a, b, c, judge, resolution=options.resolution, margin=options.margin, buffers=buffers)

@@ -6,9 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 import regauge as rg
-from regauge.cli.errors import UsageError
-from regauge.cli.judging import Judged, read, table_of
-from regauge.cli.options import Repair
+from regauge.cli.evaluation import Judged, read, table_of
+from regauge.cli.options import Repair, UsageError
 from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params
 from regauge.core.task import arguments
@@ -38,13 +37,13 @@ def run(options: Repair) -> None:
     if endpoints:
         _warn(merged, endpoints, shares)
         with console.status("repairing"):
-            before = rg.connect.variance_collapse(merged, judged.module, endpoints, inputs, weights=shares)
-            result = rg.repair(merged, judged.module, endpoints, inputs, weights=shares).params
-            after = rg.connect.variance_collapse(result, judged.module, endpoints, inputs, weights=shares)
+            before = rg.connect.variance_collapse(merged, judged.model.module, endpoints, inputs, weights=shares)
+            result = rg.repair(merged, judged.model.module, endpoints, inputs, weights=shares).params
+            after = rg.connect.variance_collapse(result, judged.model.module, endpoints, inputs, weights=shares)
         Console().print(_table(before, after))
     else:
         with console.status("recomputing statistics"):
-            result = rg.reset_batchnorm(merged, judged.module, inputs)
+            result = rg.reset_batchnorm(merged, judged.model.module, inputs)
     rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
     Console().print(table_of([{"": label, **judged.task.evaluate(params)} for label, params in rows]))
     judged.checkpoints[0].with_params(result).write(options.output, overwrite=options.overwrite)

@@ -9,8 +9,7 @@ from rich.table import Table as Printed
 
 import regauge as rg
 from regauge.cli.demo import one_thread
-from regauge.cli.errors import UsageError
-from regauge.cli.options import Reproduce
+from regauge.cli.options import Reproduce, UsageError
 from regauge.cli.progress import show_progress
 from regauge.inr.rendering.strips import load_strips
 from regauge.papers.experiment import Experiment, Run

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from regauge.cli import zoo_populations
-from regauge.cli.errors import UsageError
 from regauge.cli.models import call_factory, described_inputs
-from regauge.cli.options import ExampleInputs
+from regauge.cli.options import ExampleInputs, UsageError
 from regauge.cli.progress import show_progress
 from regauge.cli.zoo_common import conditions_of, executor_of, words
 from regauge.cli.zoo_options import Zoo, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regauge.cli.errors import UsageError
+from regauge.cli.options import UsageError
 from regauge.storage.store import Store
 from regauge.zoo.jobs import dask, processes
 from regauge.zoo.jobs.driver import MakeExecutor

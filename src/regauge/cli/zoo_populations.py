@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 import regauge as rg
-from regauge.cli.batches import load_batches, task_of, with_reset
-from regauge.cli.errors import UsageError
-from regauge.cli.judging import LOSSES, require_pictures, save_figure, save_rows, table_path
+from regauge.cli.evaluation import LOSSES, require_pictures, save_figure, save_rows, table_path
+from regauge.cli.options import UsageError
 from regauge.cli.progress import show_progress
+from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.zoo_common import conditions_of, executor_of, words
 from regauge.cli.zoo_matrices import Matrices
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap

@@ -15,7 +15,7 @@ from regauge.core.symmetry_json import read_versioned
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names import match
 from regauge.storage.checkpoints.writing import save
 
@@ -216,29 +216,31 @@ def header_of(inr: Inr) -> dict[str, str]:
     return {"kind": FORMAT, "inr": inr.to_json()}
 
 
-def load_inr(path: str | Path) -> tuple[Params, Inr]:
+def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
     """Read what `save_inr` wrote.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged, does not say what INR it is, or holds another network than it says.
     """
-    inr = read_inr(path)
-    return match(load(path), blank(inr), repr(str(path))), inr
+    with Checkpoint.open(path) as checkpoint:
+        inr = read_inr(checkpoint)
+        return match(checkpoint.params, blank(inr), repr(checkpoint.label)), inr
 
 
-def read_inr(path: str | Path) -> Inr:
+def read_inr(path: str | Path | Checkpoint) -> Inr:
     """What INR a file says it holds; only its header is read.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged, or does not say what INR it is.
     """
-    header = Checkpoint.open(path).header
+    checkpoint = Checkpoint.open(path)
+    header = checkpoint.header
     if header.get("kind") != FORMAT or "inr" not in header:
         raise ValueError(
-            f"{str(path)!r} does not say what INR it holds; `regauge inr fit` and `save_inr` write files that do, and "
-            "`save_inr` turns the parameters of another program into one"
+            f"{checkpoint.label!r} does not say what INR it holds; `regauge inr fit` and `save_inr` write files that "
+            "do, and `save_inr` turns the parameters of another program into one"
         )
     return Inr.from_json(header["inr"])
 

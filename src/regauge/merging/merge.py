@@ -1,52 +1,41 @@
 """Align networks with one another and make one of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
-from regauge.core.element import Element
+from regauge.alignment.streamed.job import FileJob, Network, open_job
 from regauge.core.interpolation import distance, mean
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.merging.record import MergeRecord
+from regauge.merging.record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rules import Average, MeanRule, Rule, VectorRule
-
-
-@dataclass(frozen=True)
-class MergeResult:
-    """One network made of many.
-
-    Attributes:
-        params: The merged parameters, with the dtypes, devices and integer buffers of the first network or the base.
-        elements: The element that moved each network before they were combined.
-        symmetry: The symmetry that the elements belong to, with every size known.
-        record: What was done, in numbers; prints as a model card.
-    """
-
-    params: Params
-    elements: tuple[Element, ...]
-    symmetry: Symmetry
-    record: MergeRecord
-
-    def __str__(self) -> str:
-        return self.record.card
+from regauge.merging.streamed import merge_streamed
+from regauge.storage.checkpoints.memory_limit import MemoryLimit
+from regauge.storage.checkpoints.writing import save_text
 
 
 def merge(
-    params: Sequence[Mapping[str, Tensor]],
+    params: Sequence[Network],
     symmetry: Symmetry,
     *,
     method: Method | None = None,
     weights: Sequence[float] | None = None,
     rule: Rule | None = None,
-    base: Mapping[str, Tensor] | None = None,
+    base: Network | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
     labels: Sequence[str] | None = None,
+    out: str | Path | None = None,
+    memory: int | str | MemoryLimit | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress = no_progress,
 ) -> MergeResult:
     """Make one network of many: align them with one another, then average them or combine them by another rule.
 
@@ -56,11 +45,15 @@ def merge(
     Sums are taken in float32 or float64. Until they are, all aligned networks are held in memory. With a task, every
     network, the result and (for means) the same mean without alignment are evaluated on it for the record.
 
+    Networks may be checkpoints on the disk. Those that need more than `memory`, and folders that are merged into a
+    folder, are streamed: weights are matched to the first network or the base, the result is combined entry by entry
+    (`Average` or `TaskArithmetic`), and its `params` are read from `out` when they are asked for.
+
     Args:
-        params: The networks, one at least; all of one architecture.
+        params: The networks, one at least, of one architecture: parameters by name, or paths of checkpoints.
         symmetry: The symmetry of that architecture.
-        method: How to align, as in `align_many`. `MergeMany()` unless given, and `WeightMatching()` with a base; a
-            method for pairs aligns every network to the first or to the base.
+        method: How to align, as in `align_many`. `MergeMany()` unless given, and `WeightMatching()` with a base or
+            where the networks are streamed; a method for pairs aligns every network to the first or to the base.
         weights: One for each network. For means they are shares, normalized to sum to one, equal unless given; for
             task vectors see the rule. The alignment does not depend on them.
         rule: How the aligned networks are combined; `Average()` unless given.
@@ -68,19 +61,83 @@ def merge(
             coordinates; without a base in those of the first network.
         task: Model, data and loss, for methods and rules that use them, and for the record.
         generator: Source of randomness for methods and rules that use one.
-        labels: Names of the networks in the record, the base last where there is one; numbers unless given.
+        labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
+        out: Where the result is written, with the names, dtypes and header of the base or the first network: a
+            `.safetensors` file, or a folder for networks in folders. The record is written beside it. For networks on
+            the disk only, as are the following.
+        memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        resume: Whether to continue what an interrupted run left.
+        overwrite: Whether the output may be replaced.
+        progress: Shows each pass over streamed files.
 
     Raises:
-        ValueError: There is no network, weights or labels do not fit, the networks cannot be aligned, or the rule needs
-            a base, a task or a generator that is not there, or has no use for the base.
+        FileExistsError: The output exists, and `overwrite` is false.
+        ValueError: There is no network, weights or labels do not fit, the networks cannot be aligned, the rule needs a
+            base, a task or a generator that is not there, or has no use for the base, or the memory does not suffice.
 
     References:
         Ainsworth et al. (2023), Git Re-Basin; Crisostomi et al. (2024), C2M3; those of the rules.
     """
     if not params:
         raise ValueError("there is no network to merge; give at least one")
-    names = _labels(labels, len(params), base is not None)
     rule = Average() if rule is None else rule
+    bases = [] if base is None else [base]
+    job = open_job(
+        [*bases, *params],
+        source=0,
+        out=out,
+        beside=card_path,
+        memory=memory,
+        resume=resume,
+        overwrite=overwrite,
+        progress=progress,
+    )
+    if job is not None:
+        return _merge_files(job, len(bases), symmetry, method, weights, rule, task, generator, labels)
+    starts, networks = ([one for one in part if isinstance(one, Mapping)] for part in (bases, params))
+    return _merge(networks, symmetry, method, weights, rule, starts[0] if starts else None, task, generator, labels)
+
+
+def _merge_files(
+    job: FileJob,
+    bases: int,
+    symmetry: Symmetry,
+    method: Method | None,
+    weights: Sequence[float] | None,
+    rule: Rule,
+    task: Task | None,
+    generator: torch.Generator | None,
+    labels: Sequence[str] | None,
+) -> MergeResult:
+    """Merge networks that are on the disk, in memory or streamed, and write the result."""
+    job.require_output()
+    if labels is None:
+        labels = [one.label for one in (*job.checkpoints[bases:], *job.checkpoints[:bases])]
+    if job.is_streamed:
+        return merge_streamed(
+            job, symmetry, method=method, rule=rule, weights=weights, has_base=bases > 0, task=task, labels=labels
+        )
+    networks, base = job.params[bases:], job.params[0] if bases else None
+    result = _merge(networks, symmetry, method, weights, rule, base, task, generator, labels)
+    if job.out is not None:
+        job.write(result.params)
+        save_text(result.record.card, card_path(job.out))
+    return result
+
+
+def _merge(
+    params: Sequence[Mapping[str, Tensor]],
+    symmetry: Symmetry,
+    method: Method | None,
+    weights: Sequence[float] | None,
+    rule: Rule,
+    base: Mapping[str, Tensor] | None,
+    task: Task | None,
+    generator: torch.Generator | None,
+    labels: Sequence[str] | None,
+) -> MergeResult:
+    """Merge networks that are in memory."""
+    names = require_labels(labels, len(params), has_base=base is not None)
     if isinstance(rule, MeanRule):
         if base is not None:
             raise ValueError(
@@ -126,14 +183,6 @@ def merge(
     first = 0 if base is None else 1
     elements = tuple(aligned.element.item(k + first) for k in range(len(params)))
     return MergeResult(merged, elements, aligned.symmetry, record)
-
-
-def _labels(labels: Sequence[str] | None, count: int, has_base: bool) -> list[str]:
-    if labels is None:
-        return [f"network {k + 1}" for k in range(count)] + (["base"] if has_base else [])
-    if len(labels) != count + has_base:
-        raise ValueError(f"labels are {list(labels)}, but {count + has_base} networks need one each (the base last)")
-    return list(labels)
 
 
 def _combine(

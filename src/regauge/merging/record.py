@@ -2,10 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from regauge.core.element import Element
 from regauge.core.markdown import markdown_table
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
 
 Metrics = Mapping[str, float]
+
+IN_FOLDER = "regauge.md"
+"""The card of a merged checkpoint that is a folder."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class MergeRecord:
         base_metrics: Metrics of the base.
         merged_metrics: Metrics of the result.
         unaligned_metrics: Metrics of the same mean without alignment; None for task vectors.
+        reports: How each alignment went, where the networks were streamed from the disk.
     """
 
     networks: tuple[str, ...]
@@ -42,6 +50,7 @@ class MergeRecord:
     base_metrics: Metrics | None = None
     merged_metrics: Metrics | None = None
     unaligned_metrics: Metrics | None = None
+    reports: tuple[str, ...] = ()
 
     def with_metrics(
         self, networks: Sequence[Metrics], *, merged: Metrics, base: Metrics | None, unaligned: Metrics | None
@@ -94,3 +103,46 @@ class MergeRecord:
 
 def _metric_cells(metrics: Metrics | None, names: list[str]) -> list[str]:
     return [f"{metrics[name]:.6g}" if metrics is not None and name in metrics else "" for name in names]
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """One network made of many.
+
+    Attributes:
+        params: The merged parameters, with the dtypes, devices and integer buffers of the first network or the base; of
+            streamed networks a mapping that reads them when they are asked for.
+        elements: The element that moved each network before they were combined.
+        symmetry: The symmetry that the elements belong to, with every size known.
+        record: What was done, in numbers; prints as a model card.
+    """
+
+    params: Params
+    elements: tuple[Element, ...]
+    symmetry: Symmetry
+    record: MergeRecord
+
+    def __str__(self) -> str:
+        return self.record.card
+
+
+def require_labels(labels: Sequence[str] | None, count: int, *, has_base: bool) -> list[str]:
+    """Labels of `count` networks, and of the base last; numbers unless given.
+
+    Raises:
+        ValueError: They are not as many.
+    """
+    if labels is None:
+        return [f"network {k + 1}" for k in range(count)] + ["base"] * has_base
+    if len(labels) != count + has_base:
+        raise ValueError(f"labels are {list(labels)}, but {count + has_base} networks need one each (the base last)")
+    return list(labels)
+
+
+def card_path(checkpoint: Path) -> Path:
+    """Where the card of a merged checkpoint is written: `out.safetensors` has `out.md` beside it.
+
+    In a folder it is one of the files.
+    """
+    is_file = checkpoint.suffix == ".safetensors"
+    return checkpoint.with_suffix(".md") if is_file else checkpoint / IN_FOLDER

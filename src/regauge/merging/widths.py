@@ -10,7 +10,8 @@ from regauge.core.params import Params
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.merging.merge import MergeResult, merge
+from regauge.merging.merge import merge
+from regauge.merging.record import MergeResult
 from regauge.merging.rules import Rule
 
 

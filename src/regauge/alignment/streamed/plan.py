@@ -16,6 +16,7 @@ from regauge.alignment.streamed.memory import Sizes, total_peak
 from regauge.core.families import Family, families
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.names import shorten
 
 MAX_SHARED = 4
 """Of the families of signs that act in several working sets, as many are chosen; others keep their signs."""
@@ -51,8 +52,9 @@ class Plan:
         spread: The groups that are chosen after a sweep, from costs that it summed up.
         rounds: The same, those together that share no tensor; each sweep chooses one round.
         sweep_bytes: What one sweep reads from both checkpoints.
-        peak: Bound on the memory that is held at once, in bytes, above the interpreter.
+        peak: Bound on the memory that is held at once, in bytes, with what is held already.
         sizes: What the bound was computed from.
+        held: Bytes in `peak` that the process held when the plan was made.
     """
 
     symmetry: Symmetry
@@ -64,6 +66,7 @@ class Plan:
     sweep_bytes: int
     peak: int
     sizes: Sizes
+    held: int = 0
 
     def shared_signs(self, group: Group) -> tuple[int, ...]:
         """The families of signs of a spread group that are chosen with its order."""
@@ -79,14 +82,16 @@ def make_plan(
     *,
     memory: int,
     is_balanced: bool,
+    held: int = 0,
 ) -> Plan:
     """The plan that holds at most `memory` bytes at once.
 
     Args:
-        symmetry: With every size known.
-        dtypes: Of every tensor, in both checkpoints.
-        memory: In bytes, above the interpreter.
+        symmetry: The symmetry, with every size known.
+        dtypes: The dtypes of every tensor in both checkpoints.
+        memory: Bytes that may be held.
         is_balanced: Whether the positive scales are balanced first.
+        held: Bytes of them that the process holds already, such as what tracing the model left behind.
 
     Raises:
         ValueError: No plan holds so little.
@@ -103,12 +108,12 @@ def make_plan(
     spread: list[str] = []
     while True:
         sets = _working_sets(symmetry, all_families, spread, sizes)
-        held = {name for one in sets for name in one.names}
+        together = {name for one in sets for name in one.names}
         plan = Plan(
             symmetry=symmetry,
             names=names,
             sets=sets,
-            loose=tuple(name for name in names if name not in held),
+            loose=tuple(name for name in names if name not in together),
             spread=tuple(spread),
             rounds=_rounds(all_families, spread),
             sweep_bytes=sum(bytes_of.values()),
@@ -118,14 +123,16 @@ def make_plan(
         shared = {name: len(plan.shared_signs(symmetry[name])) for name in spread}
         parts = [(one.names, [all_families[r] for r in one.roots]) for one in sets]
         peak, worst = total_peak(sizes, parts, plan.loose, shared, is_balanced=is_balanced)
+        peak += held
         if peak <= memory:
-            return replace(plan, peak=peak)
+            return replace(plan, peak=peak, held=held)
         found = _widest(all_families, sets[worst].roots if worst is not None else (), sizes)
         if found is None:
-            largest = "" if worst is None else f"; the tensors that are needed together are {_few(sets[worst].names)}"
+            needed = "" if worst is None else f"; together are needed {shorten(sets[worst].names, 3)}"
+            already = f", {held / 1e9:.3g} GB of them already" if held else ""
             raise ValueError(
-                f"aligning these checkpoints holds up to {peak / 1e9:.3g} GB at once, more than the {memory / 1e9:.3g} "
-                f"GB that --memory allows{largest}; allow {peak / 1e9:.3g} GB or more"
+                f"aligning these checkpoints holds up to {peak / 1e9:.3g} GB at once{already}, more than the "
+                f"{memory / 1e9:.3g} GB that memory allows{needed}; allow {peak / 1e9:.3g} GB or more"
             )
         spread.append(found)
 
@@ -208,8 +215,3 @@ def _widest(all_families: Mapping[str, Family], roots: Iterable[str], sizes: Siz
     plain = [all_families[root] for root in roots if not all_families[root].is_nested]
     widest = max(plain, key=lambda family: sizes.nbytes(family.sites), default=None)
     return None if widest is None else widest.root.name
-
-
-def _few(names: Sequence[str]) -> str:
-    listed = ", ".join(repr(name) for name in names[:3])
-    return listed if len(names) <= 3 else f"{listed} and {len(names) - 3} more"

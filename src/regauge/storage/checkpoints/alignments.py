@@ -41,7 +41,7 @@ def alignment_path(checkpoint: str | Path) -> Path:
     In a folder it is one of the files.
     """
     path = Path(checkpoint)
-    if path.is_dir():
+    if not path.name.endswith(".safetensors"):
         return path / IN_FOLDER
     return path if path.name.endswith(SUFFIX) else path.with_name(path.name.removesuffix(".safetensors") + SUFFIX)
 

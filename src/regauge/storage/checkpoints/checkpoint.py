@@ -153,8 +153,8 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def is_lazy(self) -> bool:
-        """Whether tensors can be read one by one: those of safetensors files."""
-        return all(tensor.start is not None for tensor in self.stored.values())
+        """Whether tensors are read from the disk one by one: those of safetensors files, until all are in memory."""
+        return self._params is None and all(tensor.start is not None for tensor in self.stored.values())
 
     @property
     def is_folder(self) -> bool:
@@ -194,7 +194,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return save(params, path, overwrite=overwrite, metadata=self.header)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """One tensor, or a range of its first axis, from the disk.
+        """A copy of one tensor, or of a range of its first axis.
 
         Args:
             name: The name of the tensor.
@@ -202,14 +202,15 @@ class Checkpoint(Mapping[str, Tensor]):
             dtype: Converts the values, piece by piece; that of the file unless given.
 
         Raises:
-            ValueError: The file has become shorter since it was opened, or its tensors cannot be read one by one.
+            ValueError: The file has become shorter since it was opened.
         """
+        if self._params is not None:
+            tensor = self._params[name]
+            part = tensor if rows is None else tensor[rows[0] : rows[1]]
+            return part.to(dtype or tensor.dtype, copy=True)
         stored = self.stored[name]
         shape, start, nbytes = stored.shape, stored.start, stored.nbytes
-        if start is None:
-            raise ValueError(
-                f"{self.label!r} cannot be read piece by piece; convert it to .safetensors, or give more --memory"
-            )
+        assert start is not None
         if rows is not None:
             first, end = rows
             row = nbytes // shape[0] if shape[0] else 0

@@ -4,7 +4,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -49,19 +49,21 @@ class Shard:
         return sum(slot.nbytes for slot in self.slots)
 
 
-def layout(checkpoint: Checkpoint) -> list[Shard]:
-    """The files of a checkpoint, to write another one of the same files, names, dtypes and order."""
-    shards = []
-    for file, metadata in checkpoint.metadata.items():
-        slots = tuple(Slot(one.name, one.dtype, one.shape) for one in checkpoint.stored.values() if one.file == file)
-        shards.append(Shard(file.name, slots, metadata))
-    return shards
+def layout(checkpoint: Checkpoint, file: str | None = None) -> list[Shard]:
+    """The files of a checkpoint, to write another one of the same files, names, dtypes and order.
 
-
-def joined(shards: Sequence[Shard], file: str) -> list[Shard]:
-    """The same tensors in a single file, wide dtypes first so that values stay aligned."""
-    slots = sorted((slot for shard in shards for slot in shard.slots), key=lambda slot: -slot.dtype.itemsize)
-    return [replace(shards[0], file=file, slots=tuple(slots))]
+    Args:
+        checkpoint: The checkpoint whose form is taken over.
+        file: The name of a single file for all tensors, wide dtypes first so that values stay aligned; as many files as
+            the checkpoint has unless given.
+    """
+    by_file: dict[Path, list[Slot]] = {path: [] for path in checkpoint.metadata}
+    for one in checkpoint.stored.values():
+        by_file[one.file].append(Slot(one.name, one.dtype, one.shape))
+    if file is None and len(by_file) > 1:
+        return [Shard(path.name, tuple(slots), checkpoint.metadata[path]) for path, slots in by_file.items()]
+    every = sorted((slot for slots in by_file.values() for slot in slots), key=lambda slot: -slot.dtype.itemsize)
+    return [Shard(file or "model.safetensors", tuple(every), checkpoint.header)]
 
 
 def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:

@@ -5,9 +5,6 @@ of the output in one step, so that whoever looks sees the old output or the new 
 was made from, is kept in `OUT.partial/run.json`.
 """
 
-import ctypes
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -16,11 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from regauge.storage.checkpoints.shards import Pieces, Shard, crc_of, write_index, write_shard
-from regauge.storage.checkpoints.writing import flush, save_text
+from filelock import FileLock, Timeout
 
-_EXCHANGE = 2
-_HERE = -100
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.shards import Pieces, Shard, crc_of, write_index, write_shard
+from regauge.storage.checkpoints.writing import SUFFIX, flush, save_text
+
+NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", ".md")
+"""Files of a folder that are not copied beside new weights."""
 
 
 class Staging:
@@ -49,12 +49,16 @@ class Staging:
                 "anew"
             )
         self.folder.mkdir(exist_ok=True)
-        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+        self._lock = FileLock(self.folder / "lock", timeout=0)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
+            self._lock.acquire()
+        except Timeout as error:
             raise ValueError(f"another process is writing {str(out)!r}; wait for it, or end it") from error
+        if self._replaced.exists():  # A run ended within `replace_folder`, or right after it.
+            if out.exists():
+                shutil.rmtree(self._replaced)
+            else:
+                os.rename(self._replaced, out)
         self._shards: dict[str, list[int]] = {}
         if resume and self._ledger.exists():
             try:
@@ -100,11 +104,11 @@ class Staging:
         """Put the output in its place.
 
         Args:
-            shards: Of the checkpoint.
-            index: Name of the index file; none for a single file in a folder.
+            shards: The files of the checkpoint.
+            index: The name of the index file; none for a single file in a folder.
             extras: Files to copy beside the shards of a folder.
         """
-        if self.out.suffix == ".safetensors":
+        if self.out.suffix == SUFFIX:
             # The checkpoint comes last: what lies beside it belongs to it.
             names = sorted(p.name for p in self.content.iterdir() if p.name != self.out.name)
             for name in [*names, self.out.name]:
@@ -118,16 +122,27 @@ class Staging:
             for path in self.content.iterdir():
                 flush(path)
             flush(self.content)
-            replace_folder(self.content, self.out, self.folder / "replaced")
+            replace_folder(self.content, self.out, self._replaced)
         flush(self.out.parent)
         shutil.rmtree(self.folder)
         self.close()
 
+    def publish_like(self, source: Checkpoint, shards: Sequence[Shard]) -> None:
+        """Put the output in its place, with the index and the further files of another checkpoint."""
+        is_sharded = source.path.name.endswith(".index.json") and len(shards) > 1
+        extras = []
+        if self.out.suffix != SUFFIX and (source.path.parent / "config.json").is_file():
+            beside = sorted(file for file in source.path.parent.iterdir() if file.is_file())
+            extras = [f for f in beside if not f.name.endswith(NOT_COPIED) and not f.name.startswith(".")]
+        self.publish(shards, index=source.path.name if is_sharded else None, extras=extras)
+
     def close(self) -> None:
-        """Let others at it; what is there stays for a later run."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        """Release the lock; partial output is kept for `--resume`."""
+        self._lock.release()
+
+    @property
+    def _replaced(self) -> Path:
+        return self.folder / "replaced"
 
     @property
     def _ledger(self) -> Path:
@@ -183,25 +198,7 @@ def require_place(out: Path, *, overwrite: bool) -> None:
 
 
 def replace_folder(new: Path, out: Path, aside: Path) -> None:
-    """Put a folder where another may be, in one step where the system can exchange two names.
-
-    Elsewhere the old folder is moved aside first; between the two steps nothing is there.
-    """
-    if not out.exists():
-        os.rename(new, out)
-    elif not _exchange(new, out):
+    """Put a folder where another may be, which is moved aside first; between the two steps nothing is there."""
+    if out.exists():
         os.rename(out, aside)
-        os.rename(new, out)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names at once; whether the system could."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    if rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
+    os.rename(new, out)

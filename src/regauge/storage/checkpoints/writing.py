@@ -139,6 +139,8 @@ def _separate(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def flush(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows does not open folders.
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,22 +1,20 @@
 """What commands that judge networks have in common: the checkpoints, the task, and files of numbers and pictures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import regauge as rg
-from regauge.cli.batches import dtype_of, load_batches, task_of, with_reset
-from regauge.cli.errors import UsageError
-from regauge.cli.models import inr_of, load_module, self_described
-from regauge.cli.options import Judging
-from regauge.cli.signals import is_signal_data, signal_task
+from regauge.cli.models import Model, load_module, name_model
+from regauge.cli.options import Judging, UsageError
+from regauge.cli.tasks import dtype_of, task_on, with_reset
 from regauge.core.params import Params
 from regauge.core.task import arguments
 from regauge.storage.checkpoints.checkpoint import Checkpoint
@@ -36,12 +34,12 @@ class Judged:
     """Checkpoints of one architecture, and the task that judges them.
 
     Attributes:
-        module: How to run them.
+        model: How to run them.
         checkpoints: In the order of the command line, with the names of the model.
         task: On the data; it recomputes the statistics of batch normalization where the model has any.
     """
 
-    module: nn.Module
+    model: Model
     checkpoints: tuple[Checkpoint, ...]
     task: rg.Task
 
@@ -57,47 +55,38 @@ class Judged:
         Raises:
             UsageError: The model cannot be traced.
         """
-        dtype = dtype_of(self.module.state_dict())
+        dtype = dtype_of(self.model.module.state_dict())
         inputs = next(iter(self.task.batches))[0]
         args, kwargs = pytree.tree_map_only(
             Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, arguments(inputs)
         )
         try:
-            return rg.discover(self.module, args, kwargs, outputs=self.task.outputs).bind(self.networks[0])
+            return rg.discover(self.model.module, args, kwargs, outputs=self.task.outputs).bind(self.networks[0])
         except rg.TraceError as error:
             raise UsageError(str(error)) from error
 
 
 def read(options: Judging, paths: Sequence[Path], console: Console) -> Judged:
-    """Build the model and read the checkpoints and the data."""
-    with console.status("building the model and reading the checkpoints"):
-        name = model_of(options, paths[0])
-        module = load_module(name, values="always").module
-        state = module.state_dict()
-        found = [Checkpoint.open(path) for path in paths]
-        checkpoints = tuple(one.with_params(match(one.params, state, one.label)) for one in found)
-        task = task_on(options, module, options.data, dtype_of(checkpoints[0].params), paths[0])
-    return Judged(module, checkpoints, with_reset(task))
-
-
-def model_of(options: Judging, first: Path) -> str:
-    """MODEL, or the first checkpoint where that says itself what it is.
+    """Build the model and read the checkpoints and the data.
 
     Raises:
-        UsageError: There is neither.
+        UsageError: The model is unknown, or cannot be built.
     """
-    name = options.model or self_described(first)
-    if name is None:
-        raise UsageError(f"{str(first)!r} does not say what network it holds: name the model with --model")
-    return name
+    with console.status("building the model and reading the checkpoints"):
+        opened = [Checkpoint.open(path) for path in paths]
+        name = name_model(options.model, opened[0])
+        if name is None:
+            raise UsageError(f"{opened[0].label!r} does not say what network it holds: name the model with --model")
+        model = load_module(name, values="always")
+        state = model.module.state_dict()
+        checkpoints = tuple(one.with_params(match(one.params, state, one.label)) for one in opened)
+        judged = Judged(model, checkpoints, judge_on(options, model, options.data, dtype_of(checkpoints[0].params)))
+    return replace(judged, task=with_reset(judged.task))
 
 
-def task_on(options: Judging, module: nn.Module, data: str, dtype: torch.dtype, first: Path) -> rg.Task:
-    """The task of the model on some data; signals are data of an INR."""
-    inr = inr_of(options.model or first)
-    if inr is not None and is_signal_data(data):
-        return signal_task(inr, module, data, loss=options.loss, dtype=dtype)
-    return task_of(module, load_batches(data, options.batch), loss=options.loss, outputs=options.outputs, dtype=dtype)
+def judge_on(options: Judging, model: Model, data: str, dtype: torch.dtype) -> rg.Task:
+    """The task of the model on some data."""
+    return task_on(model, data, loss=options.loss, batch=options.batch, outputs=options.outputs, dtype=dtype)
 
 
 def require_pictures(path: Path, *, overwrite: bool) -> None:

@@ -1,4 +1,4 @@
-"""What DATA means: batches from a factory or a file, and the task of a model on them."""
+"""What DATA means: batches from a factory or a file, or a signal, and the task of a model on them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,8 +15,9 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import regauge as rg
-from regauge.cli.errors import UsageError
-from regauge.cli.models import call_factory
+from regauge.cli.models import Model, call_factory, described_networks
+from regauge.cli.networks import Networks
+from regauge.cli.options import Matching, UsageError
 from regauge.core.task import Batch, arguments, cross_entropy
 
 FILE_SUFFIXES = (".npz", ".safetensors")
@@ -49,6 +50,46 @@ def load_batches(text: str, size: int) -> list[Batch]:
     if not batches:
         raise UsageError(f"the factory {text!r} returned no batches")
     return batches
+
+
+def task_on(model: Model, data: str, *, loss: str, batch: int, outputs: tuple[str, ...], dtype: torch.dtype) -> rg.Task:
+    """The task of a model on some data.
+
+    Args:
+        model: With values.
+        data: What the user gave for DATA; for networks that are signals also a signal.
+        loss: "cross-entropy" or "mse".
+        batch: Examples per batch, for a file.
+        outputs: The outputs that count.
+        dtype: The dtype of the parameters, to which floating-point inputs are converted.
+
+    Raises:
+        UsageError: There is no such data, or it does not fit the loss.
+    """
+    if model.checkpoint is not None:
+        task: rg.Task | None = described_networks(model.checkpoint).find_task(
+            model.checkpoint, model.module, data, loss=loss, dtype=dtype
+        )
+        if task is not None:
+            return task
+    return task_of(model.module, load_batches(data, batch), loss=loss, outputs=outputs, dtype=dtype)
+
+
+def matching_task(options: Matching, networks: Networks) -> rg.Task | None:
+    """The model on the data of a command that aligns, if there are any, with statistics recomputed for averages."""
+    if options.data is None:
+        return None
+    if networks.model is None:
+        raise UsageError("--data needs the model that runs on them: name it with --model")
+    task = task_on(
+        networks.model,
+        options.data,
+        loss=options.loss,
+        batch=options.batch,
+        outputs=options.inputs.outputs,
+        dtype=dtype_of(networks.checkpoints[0].params),
+    )
+    return with_reset(task)
 
 
 def task_of(

@@ -1,0 +1,266 @@
+"""Networks in files: whether they are aligned in memory or streamed, and where the result goes.
+
+In memory, networks are read as a whole and the result is written. Where they need more than the memory that is allowed,
+they stay on the disk: a plan says what will be read and held, everything is made in a folder beside the output, and an
+interrupted run can be resumed.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.streamed.climb import StreamedAlignment, Timing, align_streamed
+from regauge.alignment.streamed.plan import Plan, make_plan
+from regauge.alignment.streamed.state import load_state, save_state
+from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
+from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
+from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
+from regauge.storage.checkpoints.shards import Pieces, Shard, layout
+from regauge.storage.checkpoints.staging import Staging, require_place
+from regauge.storage.checkpoints.writing import SUFFIX, require_writable
+
+HELD = 5
+"""Copies in float32 of one network that aligning in memory holds."""
+
+Network: TypeAlias = Mapping[str, Tensor] | str | Path
+"""Parameters by name, or a checkpoint: its path, or opened (which is a mapping, too)."""
+
+
+@dataclass(frozen=True)
+class FileJob:
+    """Checkpoints that are aligned or merged.
+
+    Attributes:
+        checkpoints: The networks, opened; the first one stays where it is.
+        source: The number of the checkpoint whose names, dtypes and files the output takes over.
+        out: Where the result goes, a `.safetensors` file or a folder; None if it is not written.
+        beside: What else is written, beside a `.safetensors` file or in a folder.
+        limit: How much may be held in memory.
+        resume: Whether to go on with what an interrupted run left.
+        overwrite: Whether the output may be replaced.
+        progress: Shows each pass over the checkpoints, in bytes.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    source: int
+    out: Path | None
+    beside: Path | None
+    limit: MemoryLimit
+    resume: bool = False
+    overwrite: bool = False
+    progress: Progress = no_progress
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the networks stay on the disk: to resume, to make a folder of folders, or because they are large."""
+        is_folder = self.out is not None and self.out.suffix != SUFFIX and all(c.is_folder for c in self.checkpoints)
+        if self.resume or is_folder:
+            return True
+        if not all(checkpoint.is_lazy for checkpoint in self.checkpoints):
+            return False
+        values = sum(one.nbytes // one.dtype.itemsize for one in self.checkpoints[0].stored.values())
+        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + 4 * HELD * values > self.limit.nbytes
+
+    @property
+    def params(self) -> list[Params]:
+        """All networks, in memory."""
+        return [checkpoint.params for checkpoint in self.checkpoints]
+
+    def require_output(self) -> None:
+        """Refuse an output that cannot be written, before any work is done for it.
+
+        Raises:
+            FileExistsError: It, or what is written beside it, exists and may not be replaced.
+            FileNotFoundError: Its folder does not exist.
+            ValueError: The network is written to another kind of file than `.safetensors`.
+        """
+        if self.out is None:
+            return
+        if self.is_streamed:
+            require_place(self.out, overwrite=self.overwrite)
+        else:
+            require_writable(self.out, overwrite=self.overwrite)
+        if self.beside is not None and not self.resume and self.out.suffix == SUFFIX:
+            require_writable(self.beside, overwrite=self.overwrite, suffixes=(self.beside.suffix,))
+
+    def write(self, params: Mapping[str, Tensor]) -> None:
+        """Write a result that is in memory, if it is to be written."""
+        if self.out is not None:
+            self.checkpoints[self.source].with_params(params).write(self.out, overwrite=self.overwrite)
+
+
+def open_job(
+    networks: Sequence[Network],
+    *,
+    source: int,
+    out: str | Path | None,
+    beside: Callable[[Path], Path],
+    memory: int | str | MemoryLimit | None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress = no_progress,
+) -> FileJob | None:
+    """Open networks that are in files, and read their headers; None if they are dictionaries.
+
+    Args:
+        networks: All in files, or all as dictionaries.
+        source: The number of the network whose names, dtypes and files the output takes over.
+        out: Where the result goes.
+        beside: What else is written, by the name of the output.
+        memory: Bytes or text such as "2GB"; half of the machine's memory unless given.
+        resume: Whether to go on with what an interrupted run left.
+        overwrite: Whether the output may be replaced.
+        progress: Shows each pass over the checkpoints.
+
+    Raises:
+        TypeError: Some networks are in files, and others are dictionaries, or all are and the result is to be written.
+        FileNotFoundError: A checkpoint is not there.
+        ValueError: A checkpoint is damaged, or the memory cannot be read.
+    """
+    opened = [Checkpoint.open(one) if isinstance(one, str | Path | Checkpoint) else None for one in networks]
+    checkpoints = tuple(one for one in opened if one is not None)
+    if not checkpoints and out is None and memory is None and not resume:
+        return None
+    if len(checkpoints) < len(networks):
+        raise TypeError(
+            "networks with `out`, `memory` or `resume` must all be checkpoints, given by their paths; save the "
+            "dictionaries as .safetensors, or give all networks as dictionaries and save the result yourself"
+        )
+    path = None if out is None else Path(out)
+    limit = MemoryLimit.of(memory)
+    return FileJob(
+        checkpoints, source, path, None if path is None else beside(path), limit, resume, overwrite, progress
+    )
+
+
+@dataclass(frozen=True)
+class StreamedJob:
+    """Checkpoints that are aligned to the first one while all of them stay on the disk.
+
+    Attributes:
+        job: The checkpoints, and where the result goes.
+        symmetry: The symmetry of all of them, with every size known.
+        method: How they are matched.
+        plans: What is read and held, for each checkpoint that moves.
+        shards: The files of the output.
+    """
+
+    job: FileJob
+    symmetry: Symmetry
+    method: WeightMatching
+    plans: tuple[Plan, ...]
+    shards: tuple[Shard, ...]
+
+    def begin(self, settings: Mapping[str, Any]) -> Staging:
+        """The folder in which the output is made; a run is resumed only from the same inputs and settings.
+
+        Raises:
+            ValueError: There is no output, or what is to be resumed was made from other inputs.
+        """
+        if self.job.out is None:
+            raise ValueError(
+                "these networks do not fit in the memory that is allowed: say with `out` where the result is to be "
+                "written, a .safetensors file or a folder, or allow more memory"
+            )
+        files = {
+            str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns]
+            for checkpoint in self.job.checkpoints
+            for file in checkpoint.metadata
+        }
+        inputs = {"files": files, "symmetry": self.symmetry.to_json(), "method": repr(self.method), **settings}
+        return Staging(self.job.out, inputs, resume=self.job.resume, overwrite=self.job.overwrite)
+
+    def match(self, k: int, staging: Staging) -> StreamedAlignment:
+        """Align checkpoint k to the first one; what an earlier run found is used."""
+        found, numbers = staging.folder / f"{k}.alignment.safetensors", staging.folder / f"{k}.json"
+        if found.exists() and numbers.exists():
+            known = json.loads(numbers.read_text(encoding="utf-8"))
+            timings = tuple(Timing(**timing) for timing in known.pop("timings"))
+            history = tuple(known.pop("history"))
+            return StreamedAlignment(load_alignment(found).element, history=history, timings=timings, **known)
+        kept = staging.progress.with_name(f"{k}.{staging.progress.name}")
+        result = align_streamed(
+            self.job.checkpoints[0],
+            self.job.checkpoints[k],
+            self.plans[k - 1],
+            self.method,
+            state=load_state(kept, [group.name for group in self.symmetry.groups]) if kept.exists() else None,
+            keep=lambda state: save_state(state, kept),
+            progress=self.job.progress,
+        )
+        report: dict[str, Any] = {
+            key: getattr(result, key) for key in ("initial", "objective", "history", "is_converged")
+        }
+        report["timings"] = [asdict(timing) for timing in result.timings]
+        numbers.write_text(json.dumps(report), encoding="utf-8")
+        save_alignment(Alignment(self.symmetry, result.element), found, overwrite=True)
+        return result
+
+    def publish(self, staging: Staging, pieces: Pieces) -> Checkpoint:
+        """Write what is not there yet and put the output in its place; it is returned, opened."""
+        staging.write(self.shards, pieces)
+        staging.publish_like(self.job.checkpoints[self.job.source], self.shards)
+        for checkpoint in self.job.checkpoints:
+            checkpoint.close()
+        return Checkpoint.open(staging.out)
+
+
+def plan_job(job: FileJob, symmetry: Symmetry, method: object = None) -> StreamedJob:
+    """Check the checkpoints and plan what is read and held, before anything is written.
+
+    Args:
+        job: The checkpoints.
+        symmetry: The symmetry of all of them.
+        method: `WeightMatching` without restarts and `init`; its defaults unless given.
+
+    Raises:
+        ValueError: The checkpoints differ in their tensors, the method needs networks in memory, or no plan holds as
+            little as is allowed.
+    """
+    method = WeightMatching() if method is None else method
+    if not isinstance(method, WeightMatching):
+        raise ValueError(
+            f"{method} needs the networks in memory; streaming matches weights only: take WeightMatching(), or allow "
+            "more memory and write to a .safetensors file"
+        )
+    if method.restarts or method.init is not None:
+        raise ValueError("restarts and init need the networks in memory; leave them out, or allow more memory")
+    checkpoints = job.checkpoints
+    require_alike(checkpoints)
+    first = checkpoints[0].stored
+    symmetry = symmetry.bind(checkpoints[0].on_meta())
+    for checkpoint in checkpoints:
+        symmetry.require_ones({name: checkpoint[name] for name in symmetry.ones if name in first})
+    is_balanced = method.scales == "balance" and any(group.scales for group in symmetry.groups)
+    held = job.limit.held()
+    plans = []
+    for checkpoint in checkpoints[1:]:
+        dtypes = {name: (first[name].dtype, one.dtype) for name, one in checkpoint.stored.items()}
+        plans.append(make_plan(symmetry, dtypes, memory=job.limit.nbytes, is_balanced=is_balanced, held=held))
+    file = None if job.out is None or job.out.suffix != SUFFIX else job.out.name
+    shards = layout(checkpoints[job.source], file)
+    return StreamedJob(job, symmetry, method, tuple(plans), tuple(shards))
+
+
+def describe(result: StreamedAlignment, label: str) -> str:
+    """What an alignment gained, and how fast it read."""
+    lines = [
+        f"{label}: objective {result.initial:.6g} -> {result.objective:.6g} in {len(result.history)} sweeps"
+        + ("" if result.is_converged else "; it was still moving when it stopped")
+    ]
+    for timing in result.timings:
+        if timing.nbytes:
+            speed = timing.nbytes / max(timing.read_seconds, 1e-9)
+            lines.append(
+                f"  {timing.label}: {timing.seconds:.1f} s ({timing.cpu_seconds:.1f} s of processor time), of which "
+                f"{timing.read_seconds:.2f} s reading {size_text(timing.nbytes)} ({size_text(speed)}/s)"
+            )
+    return "\n".join(lines)

@@ -1,0 +1,100 @@
+"""Checkpoints on the command line: read under the names of their model, with its symmetry."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+import regauge as rg
+from regauge.cli.models import Model, Values, load_model, name_model
+from regauge.cli.options import ExampleInputs, UsageError
+from regauge.core.params import require_same_shapes
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.names import match
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Checkpoints of one architecture.
+
+    Attributes:
+        checkpoints: In the order of the command line; in memory they have the names of the model.
+        symmetry: The symmetry of all of them, with every size known.
+        model: How to run them, where it is known.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    symmetry: rg.Symmetry
+    model: Model | None
+
+
+def read_networks(
+    paths: Sequence[Path | Checkpoint],
+    *,
+    model: str | None,
+    symmetry: Path | None,
+    inputs: ExampleInputs,
+    console: Console,
+    values: Values = "if small",
+    is_streamed: bool = False,
+) -> Networks:
+    """Read checkpoints of one architecture, or their headers if they stay on the disk, and find their symmetry.
+
+    Args:
+        paths: The checkpoints.
+        model: MODEL; the first checkpoint may say itself what it is.
+        symmetry: A file of the symmetry, which is that of the model unless given.
+        inputs: Example inputs of the model.
+        console: Shows what is going on.
+        values: Whether the model is built with values.
+        is_streamed: Whether the checkpoints stay on the disk.
+
+    Raises:
+        UsageError: The symmetry is unknown, or the model cannot be built or traced.
+        ValueError: The checkpoints are not of the model, or differ from one another.
+    """
+    checkpoints = [Checkpoint.open(path) for path in paths]
+    name = name_model(model, checkpoints[0]) if symmetry is None else model
+    if name is None and symmetry is None:
+        raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
+    if not is_streamed:
+        with console.status("reading the checkpoints"):
+            checkpoints = [one.with_params(one.params) for one in checkpoints]
+    built = None
+    if name is not None:
+        with console.status("building the model"):
+            built = load_model(name, inputs, values="never" if is_streamed else values)
+        state = built.module.state_dict()
+        if is_streamed:
+            match(checkpoints[0].on_meta(), state, checkpoints[0].label)
+        else:
+            checkpoints = [one.with_params(match(one.params, state, one.label)) for one in checkpoints]
+    for other in [] if is_streamed else checkpoints[1:]:
+        require_same_shapes(checkpoints[0].params, other.params)
+    if symmetry is not None:
+        found = read_symmetry(symmetry)
+    else:
+        assert built is not None
+        with console.status("tracing the model"):
+            found = find_symmetry(built, inputs.outputs)
+    return Networks(tuple(checkpoints), found.bind(checkpoints[0].on_meta()), built)
+
+
+def find_symmetry(model: Model, outputs: Sequence[str], *, verify: bool | None = None) -> rg.Symmetry:
+    """The symmetry of a model whose outputs were chosen on the command line.
+
+    Raises:
+        UsageError: The model cannot be traced.
+    """
+    try:
+        return rg.discover(model.module, model.inputs, model.kwargs, outputs=tuple(outputs) or None, verify=verify)
+    except rg.TraceError as error:
+        raise UsageError(str(error)) from error
+
+
+def read_symmetry(path: Path) -> rg.Symmetry:
+    """The symmetry that `regauge discover -o` wrote."""
+    if not path.is_file():
+        raise UsageError(f"there is no symmetry {str(path)!r}; `regauge discover MODEL -o {path.name}` writes one")
+    return rg.Symmetry.from_json(path.read_text(encoding="utf-8"))

@@ -1,0 +1,72 @@
+"""How much memory work may hold, and how much the process holds already."""
+
+import gc
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+PAGES = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """Bytes that work may hold.
+
+    Attributes:
+        nbytes: The limit.
+        base: What the process held when the limit began to count, such as the interpreter and its libraries; what it
+            holds when work begins, unless given.
+    """
+
+    nbytes: int
+    base: int | None = None
+
+    @classmethod
+    def of(cls, memory: "int | str | MemoryLimit | None") -> "MemoryLimit":
+        """A limit from bytes, or from text such as "2GB"; half of the machine's memory if None.
+
+        Raises:
+            ValueError: The text cannot be read, or nothing is given and the machine does not tell its memory.
+        """
+        if isinstance(memory, MemoryLimit):
+            return memory
+        if isinstance(memory, int):
+            return cls(memory)
+        if memory is None:
+            if not hasattr(os, "sysconf"):
+                raise ValueError("this system does not tell how much memory it has; say how much may be held: --memory")
+            return cls(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?", memory.strip().lower())
+        if found is None or found[2] not in UNITS:
+            raise ValueError(f"the memory {memory!r} cannot be read; write for example 3GB or 500MB")
+        return cls(int(float(found[1]) * UNITS[found[2]]))
+
+    def held(self) -> int:
+        """Bytes of the limit that the process holds already, such as what tracing the model left behind."""
+        if self.base is None:
+            return 0
+        gc.collect()
+        return max(0, resident() - self.base)
+
+
+def resident() -> int:
+    """Bytes of memory that the process holds; where only its peak is known, the peak; zero where nothing is."""
+    if PAGES.exists():
+        return int(PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def size_text(nbytes: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} GB"
