@@ -19,12 +19,12 @@ def run(options: Align) -> None:
     console, method = Console(stderr=True), method_of(options)
     paths = (options.a, options.b)
     job, found = read_job(options, paths, source=1, beside=alignment_path, console=console)
+    task = matching_task(options, found)
     if options.dry_run or job.is_streamed:
         show_plan(plan_job(job, found.symmetry, method))
         if options.dry_run:
             return
     a, b = found.checkpoints
-    task = matching_task(options, found)
     with show_work(console, "aligning", is_streamed=job.is_streamed) as progress:
         result = rg.align(
             a,
@@ -36,7 +36,8 @@ def run(options: Align) -> None:
             **file_settings(job, progress),
         )
     table = Table("", "before", "after", box=None, pad_edge=False)
-    before, after = measure_distances(a, b, found.symmetry, result.element)
+    with console.status("measuring distances"):
+        before, after = measure_distances(a, b, found.symmetry, result.element)
     table.add_row("distance between A and B", f"{before:.6g}", f"{after:.6g}")
     if task is not None:
         before, after = (task.midpoint_loss(a.params, network) for network in (b.params, result.params))

@@ -131,11 +131,11 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
             when: distance(a, end, symmetry.buffers) for when, end in (("before", b), ("after", result.params))
         },
         "units": min(UNITS, len(a[case.first])),
-        "symmetry": described(symmetry, check),
+        "symmetry": describe(symmetry, check),
     }
     kept = {f"{case.key}-{letter}": params for letter, params in zip("abc", networks, strict=True)}
     kept |= {f"{case.key}-b-aligned": result.params, f"{case.key}-merged": merged["aligned"]}
-    return Outcome(numbers, pictures(case, a, b, result), kept, Alignment(symmetry, result.element))
+    return Outcome(numbers, draw(case, a, b, result), kept, Alignment(symmetry, result.element))
 
 
 def keep(outcome: Outcome, folder: Path) -> None:
@@ -147,7 +147,7 @@ def keep(outcome: Outcome, folder: Path) -> None:
     (folder / f"{key}-symmetry.json").write_text(outcome.alignment.symmetry.to_json() + "\n", encoding="utf-8")
 
 
-def pictures(case: Case, a: Params, b: Params, result: rg.Result[Params]) -> dict[str, Tensor]:
+def draw(case: Case, a: Params, b: Params, result: rg.Result[Params]) -> dict[str, Tensor]:
     """The permutations, and the incoming weights of the units of A's first layer with the largest norm."""
     drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
     chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]
@@ -158,7 +158,7 @@ def pictures(case: Case, a: Params, b: Params, result: rg.Result[Params]) -> dic
     return drawn
 
 
-def described(symmetry: rg.Symmetry, check: Check) -> dict[str, Any]:
+def describe(symmetry: rg.Symmetry, check: Check) -> dict[str, Any]:
     """The symmetry as the report shows it."""
     groups = [
         {

@@ -45,15 +45,15 @@ def run(options: Line) -> None:
     console = Console(stderr=True)
     judged = read(options, (options.a, options.b), console)
     with show_progress(console, is_transient=True) as progress:
-        path, (a, b) = _path(options, judged, progress)
+        path, (a, b) = _make_path(options, judged, progress)
         advance = progress("evaluating", options.points)
 
-        def counted(params: Mapping[str, Tensor]) -> dict[str, float]:
+        def evaluate(params: Mapping[str, Tensor]) -> dict[str, float]:
             values = judged.task.evaluate(params)
             advance()
             return values
 
-        curve = rg.line(a, b, counted, points=options.points, path=path, prepare=judged.task.prepare)
+        curve = rg.line(a, b, evaluate, points=options.points, path=path, prepare=judged.task.prepare)
     Console().print(table_of(curve.table))
     print(curve)
     if judged.task.prepare is not None:
@@ -66,7 +66,7 @@ def run(options: Line) -> None:
         print(f"written: {options.output} and {table_path(options.output).name}")
 
 
-def _path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequence[Params]]:
+def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequence[Params]]:
     """The path, and the networks between which it goes."""
     if options.path == "straight":
         return rg.connect.Straight(), judged.networks
@@ -77,10 +77,10 @@ def _path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequ
             f"both networks were brought to scales of one, which changes no function; on the way there are:\n{manifold}"
         )
         return rg.connect.Geodesic(manifold), [rg.canonicalize(p, symmetry, parts=("scale",)) for p in judged.networks]
-    return _trained(options, judged, progress), judged.networks
+    return _train_path(options, judged, progress), judged.networks
 
 
-def _trained(options: Line, judged: Judged, progress: Progress) -> Path:
+def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
     """A path whose control points are trained."""
     a, b = judged.networks
     task = replace(judged.task, prepare=None)

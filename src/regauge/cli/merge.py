@@ -24,7 +24,7 @@ def run(options: Merge) -> None:
     bases = [] if options.base is None else [options.base]
     job, found = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path, console=console)
     is_streamed = options.dry_run or job.is_streamed
-    method = _method(options, is_streamed=is_streamed)
+    method, task = _method(options, is_streamed=is_streamed), matching_task(options, found)
     if is_streamed:
         show_plan(plan_job(job, found.symmetry, method))
         if options.dry_run:
@@ -38,7 +38,7 @@ def run(options: Merge) -> None:
             weights=options.weights or None,
             rule=rule,
             base=base,
-            task=matching_task(options, found),
+            task=task,
             generator=torch.Generator().manual_seed(options.seed),
             **file_settings(job, progress),
         )

@@ -70,7 +70,7 @@ def load_model(text: str, options: ExampleInputs, *, values: Values = "if small"
     """
     model = load_module(text, values=values)
     if options.input_shape:
-        model = replace(model, inputs=described_inputs(options, "meta" if model.is_meta else "cpu"), kwargs=None)
+        model = replace(model, inputs=describe_inputs(options, "meta" if model.is_meta else "cpu"), kwargs=None)
     if not model.inputs and not model.kwargs:
         raise UsageError(
             f"{text!r} gives no example inputs: let the factory return (module, example_inputs), "
@@ -146,7 +146,7 @@ def _module(place: str, text: str, what: str) -> ModuleType:
     return imported
 
 
-def described_inputs(options: ExampleInputs, device: str) -> tuple[Tensor, ...]:
+def describe_inputs(options: ExampleInputs, device: str) -> tuple[Tensor, ...]:
     """Noise of the shapes and dtypes that the user typed."""
     dtypes = options.input_dtype or ("float32",)
     if len(dtypes) == 1:

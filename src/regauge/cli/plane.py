@@ -22,7 +22,7 @@ def run(options: Plane) -> None:
     console = Console(stderr=True)
     judged = read(options, (options.a, options.b, options.c), console)
     with console.status("evaluating the plane"):
-        found = _plane(options, judged)
+        found = _run_plane(options, judged)
     networks: list[dict[str, float | str]] = [
         {"network": label, "x": x, "y": y, **{name: float(values[k]) for name, values in found.at_points.items()}}
         for k, (label, (x, y)) in enumerate(zip(LABELS, found.points.tolist(), strict=True))
@@ -53,9 +53,9 @@ def run(options: Plane) -> None:
     print(f"written: {options.output} and {table_path(options.output).name}")
 
 
-def _plane(options: Plane, judged: Judged) -> rg.connect.Plane:
+def _run_plane(options: Plane, judged: Judged) -> rg.connect.Plane:
     """Many networks at a time where the model allows it, else one by one."""
-    evaluated = functools.partial(_evaluated, options, judged)
+    evaluated = functools.partial(_evaluate_plane, options, judged)
     try:
         return evaluated(judged.task)
     except RuntimeError as error:
@@ -64,7 +64,7 @@ def _plane(options: Plane, judged: Judged) -> rg.connect.Plane:
         return evaluated(judged.task.evaluate)
 
 
-def _evaluated(
+def _evaluate_plane(
     options: Plane, judged: Judged, judge: rg.Task | Callable[[Params], Mapping[str, float]]
 ) -> rg.connect.Plane:
     buffers = [name for name, _ in judged.model.module.named_buffers()]

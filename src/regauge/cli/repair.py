@@ -32,7 +32,7 @@ def run(options: Repair) -> None:
             "checkpoints that were merged with --endpoints"
         )
     if options.align:
-        endpoints = _aligned(judged, console)
+        endpoints = _align_endpoints(judged, console)
     inputs = [kwargs or args for args, kwargs in (arguments(batch) for batch, _ in judged.task.batches)]
     if endpoints:
         _warn(merged, endpoints, shares)
@@ -50,7 +50,7 @@ def run(options: Repair) -> None:
     print(f"written: {options.output}")
 
 
-def _aligned(judged: Judged, console: Console) -> tuple[Params, ...]:
+def _align_endpoints(judged: Judged, console: Console) -> tuple[Params, ...]:
     """The endpoints next to the merged checkpoint."""
     merged, *endpoints = judged.networks
     with console.status("aligning the endpoints"):

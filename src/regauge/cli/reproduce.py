@@ -26,7 +26,7 @@ UNLIMITED = 10_000
 def run(options: Reproduce) -> None:
     """Run the experiment, print its table and write it, its numbers and its picture; or print the list."""
     if not options.experiment and options.paper in ("", *EXPERIMENTS):
-        print(listing(options.paper))
+        print(list_experiments(options.paper))
         return
     experiment = choose(options.paper, options.experiment)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -35,8 +35,8 @@ def run(options: Reproduce) -> None:
         name = f"{options.paper}-{options.experiment}-{options.scale}"
         result = Run(options.scale, options.seed, options.out, progress, name)
         table = experiment(result)
-    table = replace(table, notes=(f"`{command(options)}`, regauge {rg.__version__}", *table.notes))
-    show(printed(table))
+    table = replace(table, notes=(f"`{command_line(options)}`, regauge {rg.__version__}", *table.notes))
+    show(render(table))
     for note in table.notes:
         print(f"- {note}")
     write(table, result, options)
@@ -49,18 +49,18 @@ def choose(paper: str, name: str) -> Experiment:
         UsageError: There is none; the sentence names those that there are.
     """
     if paper not in EXPERIMENTS:
-        raise UsageError(f"there are no experiments of paper {paper!r}; there are: {named()}")
+        raise UsageError(f"there are no experiments of paper {paper!r}; there are: {name_all()}")
     if name not in EXPERIMENTS[paper]:
-        raise UsageError(f"paper {paper!r} has no experiment {name!r}; there are: {named()}")
+        raise UsageError(f"paper {paper!r} has no experiment {name!r}; there are: {name_all()}")
     return EXPERIMENTS[paper][name]
 
 
-def named() -> str:
+def name_all() -> str:
     """All experiments in one sentence."""
     return "; ".join(f"{paper} {name}" for paper, experiments in EXPERIMENTS.items() for name in experiments)
 
 
-def listing(paper: str) -> str:
+def list_experiments(paper: str) -> str:
     """One line for each experiment, of one paper or of all."""
     rows = [
         (f"{key} {name}", experiment.summary)
@@ -72,7 +72,7 @@ def listing(paper: str) -> str:
     return "\n".join(f"regauge reproduce {name:<{width}}  {summary}" for name, summary in rows)
 
 
-def command(options: Reproduce) -> str:
+def command_line(options: Reproduce) -> str:
     """What to type for the same numbers."""
     words = ["regauge", "reproduce", options.paper, options.experiment, "--scale", options.scale]
     return shlex.join([*words, "--seed", str(options.seed)])
@@ -86,7 +86,7 @@ def show(table: Printed) -> None:
     console.print(table)
 
 
-def printed(table: Table) -> Printed:
+def render(table: Table) -> Printed:
     """The table for the terminal."""
     result = Printed(title=table.title, title_justify="left")
     for title in table.header():

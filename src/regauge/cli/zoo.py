@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from regauge.cli import zoo_populations
-from regauge.cli.models import call_factory, described_inputs
+from regauge.cli.models import call_factory, describe_inputs
 from regauge.cli.options import ExampleInputs, UsageError
 from regauge.cli.progress import show_progress
 from regauge.cli.zoo_common import conditions_of, executor_of, words
@@ -182,7 +182,7 @@ def source_of(options: ZooImport) -> formats.Source:
         "template": options.template,
         "beside": options.beside or None,
         "architecture": architecture_of(options),
-        "inputs": described_inputs(shapes, "cpu") if options.input_shape else None,
+        "inputs": describe_inputs(shapes, "cpu") if options.input_shape else None,
         "activation": options.activation,
         "dataset": options.dataset,
     }

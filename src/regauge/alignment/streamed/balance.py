@@ -32,7 +32,7 @@ def balance_streamed(plan: Plan, checkpoint: Checkpoint, advance: Callable[[int]
     for part in balanced_parts(symmetry, buffers="keep"):
         before = checkpoint.read_so_far.nbytes
         params = {name: checkpoint.read(name) for name in sorted(buffers)}
-        params |= {name: _reduced(plan, checkpoint, name) for name in sorted(part)}
+        params |= {name: _reduce(plan, checkpoint, name) for name in sorted(part)}
         sub = restricted(symmetry, part | buffers)
         sub = replace(sub, shapes={name: tuple(params[name].shape) for name in sub.shapes})
         found = balance(params, sub, buffers="keep")
@@ -45,7 +45,7 @@ def balance_streamed(plan: Plan, checkpoint: Checkpoint, advance: Callable[[int]
     return element
 
 
-def _reduced(plan: Plan, checkpoint: Checkpoint, name: str) -> Tensor:
+def _reduce(plan: Plan, checkpoint: Checkpoint, name: str) -> Tensor:
     rows = plan.sizes.rows_of(name)
     if rows is None:
         tensor = checkpoint.read(name)

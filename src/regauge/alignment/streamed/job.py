@@ -6,7 +6,7 @@ interrupted run can be resumed.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -206,7 +206,15 @@ class StreamedJob:
 
     def publish(self, staging: Staging, pieces: Pieces) -> Checkpoint:
         """Write what is not there yet and put the output in its place; it is returned, opened."""
-        staging.write(self.shards, pieces)
+        advance = self.job.progress("writing", sum(shard.nbytes for shard in self.shards))
+
+        def count(name: str) -> Iterator[Tensor]:
+            for piece in pieces(name):
+                yield piece
+                advance(piece.nbytes)
+
+        kept = staging.write(self.shards, count)
+        advance(sum(shard.nbytes for shard in self.shards if shard.file in kept))
         staging.publish_like(self.job.checkpoints[self.job.source], self.shards)
         for checkpoint in self.job.checkpoints:
             checkpoint.close()

@@ -59,20 +59,20 @@ class Stream:
             require_finite({name: x}, str(self._a.path))
             require_finite({name: y}, str(self._b.path))
         if state.left is not None:
-            x = self._moved(name, x, state.left)
+            x = self._move(name, x, state.left)
         start = 0.0
         if self._is_shifting(name) or (is_first and state.left is not None):
-            balanced = y if state.right is None else self._moved(name, y, state.right)
+            balanced = y if state.right is None else self._move(name, y, state.right)
             start = dot(balanced, balanced)
         if is_first:
-            there = y if state.left is None else self._moved(name, y, state.left)
+            there = y if state.left is None else self._move(name, y, state.left)
             self.crossed += dot(x, there)
             self.identity += dot(x, there)
             sites = self._symmetry.sites[name]
             if state.left is not None and any(any((*s.placement.scale, *s.placement.shift)) for s in sites):
                 self.identity -= (dot(there, there) - start) / 2
         self.scale += float(torch.linalg.vector_norm(x)) * float(torch.linalg.vector_norm(y))
-        return x, self._moved(name, y, self._total), start
+        return x, self._move(name, y, self._total), start
 
     def objective(self, name: str, x: Tensor, y: Tensor, start: float) -> float:
         """What a loaded tensor contributes: `<x, y> - (|y|^2 - start) / 2`; only shifts change the second part."""
@@ -94,7 +94,7 @@ class Stream:
         readings = (self._a.read_so_far, self._b.read_so_far)
         return sum(r.nbytes for r in readings), sum(r.seconds for r in readings)
 
-    def _moved(self, name: str, tensor: Tensor, element: Element) -> Tensor:
+    def _move(self, name: str, tensor: Tensor, element: Element) -> Tensor:
         """A tensor moved by an element; groups for which it is the identity are passed over."""
         if id(element) not in self._active:
             self._active[id(element)] = active_groups(element)
