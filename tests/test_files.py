@@ -118,7 +118,7 @@ def test_what_does_not_fit_says_what_helps(paths: list[Path], tmp_path: Path) ->
         rg.align(a, b, SYMMETRY, memory="150MB", resume=True)
     with pytest.raises(ValueError, match=r"GB that memory allows; allow 0\.1.* GB or more"):
         rg.align(a, b, SYMMETRY, memory=1000, out=out)
-    with pytest.raises(ValueError, match="needs the networks in memory: streaming matches weights only"):
+    with pytest.raises(ValueError, match="needs the networks in memory; streaming matches weights only"):
         rg.align(a, b, SYMMETRY, memory=1000, out=out, method=rg.FrankWolfe())
     with pytest.raises(ValueError, match="restarts and init need the networks in memory"):
         rg.merge([a, b], SYMMETRY, memory=1000, out=out, method=rg.WeightMatching(restarts=1))

@@ -73,5 +73,7 @@ def distance(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], buf
     squares = 0.0
     for name, tensor in params_a.items():
         if tensor.is_floating_point() and name not in buffers:
-            squares += float((tensor.double() - params_b[name].to(tensor.device).double()).square().sum())
+            difference = tensor.to(torch.float64, copy=True)
+            difference -= params_b[name].to(difference)
+            squares += float(difference.square_().sum())
     return math.sqrt(squares)

@@ -46,20 +46,22 @@ def measure_distances(
     for name, blank in checkpoint.on_meta().items():
         if name in symmetry.buffers or not blank.is_floating_point():
             continue
-        for rows in row_ranges(tuple(blank.shape), symmetry, name):
+        for rows in row_ranges(tuple(blank.shape), symmetry, name, CHUNK // 4):
             x, y = ({name: one.read(name, rows=rows)} for one in (reference, checkpoint))
             moved = {name: move_tensor(symmetry, element, name, y[name])}
             squares = [total + distance(x, other) ** 2 for total, other in zip(squares, (y, moved), strict=True)]
     return math.sqrt(squares[0]), math.sqrt(squares[1])
 
 
-def row_ranges(shape: tuple[int, ...], symmetry: Symmetry, name: str) -> list[tuple[int, int] | None]:
-    """Ranges of axis 0 in which a tensor may be moved; None for all of it."""
+def row_ranges(
+    shape: tuple[int, ...], symmetry: Symmetry, name: str, chunk: int = CHUNK
+) -> list[tuple[int, int] | None]:
+    """Ranges of axis 0 in which a tensor may be moved, of `chunk` bytes as float32; None for all of it."""
     sites = symmetry.sites.get(name, [])
     used = {s.placement.axis for s in sites} | {axis for s in sites for axis, _ in s.bases}
     if not shape or 0 in used or 0 in shape:
         return [None]
-    rows = max(1, CHUNK // (4 * torch.Size(shape[1:]).numel()))
+    rows = max(1, chunk // (4 * torch.Size(shape[1:]).numel()))
     return [(first, min(first + rows, shape[0])) for first in range(0, shape[0], rows)]
 
 
