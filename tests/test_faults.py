@@ -71,9 +71,6 @@ def _arguments(command: str, pair: tuple[Path, Path], out: Path, *more: str) -> 
     return [command, *inputs, "-o", str(out), "--symmetry", str(pair[0].parent / "symmetry.json"), *more]
 
 
-# --- reading ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_reading_in_pieces_gives_the_bits_of_the_file(dtype: torch.dtype, tmp_path: Path) -> None:
     params = {**_params(0, dtype=dtype), "long": torch.randn(700, 900).to(dtype), "empty": torch.zeros(0, 3).to(dtype)}
@@ -108,9 +105,6 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
         os.truncate(tmp_path / "a.safetensors", 1000)
         with pytest.raises(ValueError, match=r"a\.safetensors' ended inside 'a'"):
             lazy.read("a")
-
-
-# --- damage is named before anything is written ----------------------------------------------------------------
 
 
 def _truncate(folder: Path) -> str:
@@ -188,9 +182,6 @@ def test_rules_that_look_at_whole_tensors_cannot_stream(pair: tuple[Path, Path],
     assert "needs the networks in memory" in refused(*arguments)
 
 
-# --- outputs ---------------------------------------------------------------------------------------------------
-
-
 def _merged_in_memory() -> Params:
     return rg.merge([_params(0), _params(1)], SYMMETRY, method=rg.WeightMatching()).params
 
@@ -245,9 +236,6 @@ def test_what_is_there_is_kept(pair: tuple[Path, Path], refused: Callable[..., s
     assert "exists already" in refused(*_arguments("merge", pair, out))
     assert "holds files but no checkpoint" in refused(*_arguments("merge", pair, out, "--overwrite"))
     assert (out / "thesis.txt").read_text() == "years of work"
-
-
-# --- interrupts ------------------------------------------------------------------------------------------------
 
 
 def _shards(count: int = 3) -> list[Shard]:

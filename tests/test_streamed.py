@@ -2,6 +2,9 @@
 
 import importlib
 import itertools
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,9 +193,6 @@ def test_restarts_need_the_networks_in_memory(tmp_path: Path) -> None:
         align_streamed(*pair.files, pair.smaller(), rg.WeightMatching(restarts=1))
 
 
-# --- costs of spread groups ------------------------------------------------------------------------------------
-
-
 def _signed_group() -> Group:
     """Signs like those of a residual stream with two norms: shared, of one norm, of the other norm."""
     rows = {"writer": (1, 0, 0), "gain1": (1, 1, 0), "reader1": (0, 1, 0), "gain2": (1, 0, 1), "reader2": (0, 0, 1)}
@@ -235,9 +235,6 @@ def test_a_total_is_the_maximum_over_all_orders_and_all_signs() -> None:
     assert sum(chosen) == pytest.approx(best)
 
 
-# --- memory ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def resident() -> Callable[[str], int]:
     """Resets the peak of the resident memory; what it returns reads peak and current in bytes."""
@@ -278,7 +275,45 @@ def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], in
     assert held <= plan.peak
 
 
-# --- what others make of it ------------------------------------------------------------------------------------
+COMMAND = """
+import resource, sys
+import regauge.cli.align, regauge.cli.merge
+from regauge.cli.main import main
+from regauge.storage.checkpoints.memory_limit import resident
+base = resident()
+main(sys.argv[1:])
+print("held", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base)
+"""
+LARGER = """
+import torch
+from regauge.nets.transformer import Llama
+
+
+def model():
+    return Llama(12000, width=192, layers=3, heads=6, kv_heads=3), torch.zeros(2, 4, dtype=torch.long)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the resident memory")
+@pytest.mark.parametrize("command", ["align", "merge"])
+def test_a_command_holds_no_more_than_it_tells(command: str, tmp_path: Path) -> None:
+    """With all that is imported and traced since it began."""
+    (tmp_path / "larger_nets.py").write_text(LARGER)
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        shapes = {n: t.shape for n, t in Llama(12000, width=192, layers=3, heads=6, kv_heads=3).state_dict().items()}
+    for letter in "ab":
+        save({n: torch.randn(s, generator=generator) for n, s in shapes.items()}, tmp_path / f"{letter}.safetensors")
+    pair = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "larger_nets.py:model"]
+    arguments = [sys.executable, "-c", COMMAND, command, *pair, "--memory", "2GB", "--resume"]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = re.search(r"at most (\d+) MB, (\d+(?:\.\d+)?) MB of them already", done.stdout)
+    assert told is not None, done.stdout
+    held = re.search(r"held (\d+)", done.stdout)
+    assert held is not None
+    assert float(told[2]) > 10
+    assert int(held[1]) <= 1e6 * (float(told[1]) + 1)
 
 
 def test_transformers_takes_the_output_as_it_is(tmp_path: Path) -> None:

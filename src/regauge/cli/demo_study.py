@@ -1,4 +1,4 @@
-"""What the demo does with one architecture: train, find the symmetry, align, measure, merge."""
+"""One architecture of the demo: train, find the symmetry, align, measure, merge."""
 
 import copy
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from regauge.storage.checkpoints.writing import save
 
 POINTS = 17
 UNITS = 12
-"""How many units of the first layer are drawn."""
+"""Units of the first layer that are drawn."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
-    """One trained network; safe to run in several threads."""
+    """Train one network; safe to run in several threads."""
     generator = torch.Generator().manual_seed(seed)
     module = copy.deepcopy(case.module)  # a module must not run with two sets of parameters at the same time
     images, labels = data.train_images[: case.examples], data.train_labels[: case.examples]
@@ -89,7 +89,7 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
         case: The architecture.
         networks: Trained from `seed`, `seed + 1`, ...
         data: Its test images give the numbers.
-        seed: Where the verification's and the matching's chance comes from.
+        seed: Seed of the verification and of the matching.
         progress: Shows the evaluations.
     """
     advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * POINTS + len(networks) + 2)
@@ -148,7 +148,7 @@ def keep(outcome: Outcome, folder: Path) -> None:
 
 
 def draw(case: Case, a: Params, b: Params, result: rg.Result[Params]) -> dict[str, Tensor]:
-    """The permutations, and the incoming weights of the units of A's first layer with the largest norm."""
+    """Tensors to draw: permutations, and incoming weights of the units of A's first layer with the largest norm."""
     drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
     chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]
     for label, params in {"a": a, "before": b, "after": result.params}.items():
@@ -159,7 +159,7 @@ def draw(case: Case, a: Params, b: Params, result: rg.Result[Params]) -> dict[st
 
 
 def describe(symmetry: rg.Symmetry, check: Check) -> dict[str, Any]:
-    """The symmetry as the report shows it."""
+    """Describe the symmetry for the report."""
     groups = [
         {
             "name": group.name,

@@ -1,4 +1,4 @@
-"""What commands that judge networks have in common: the checkpoints, the task, and files of numbers and pictures."""
+"""Commands that evaluate networks: their checkpoints and task, and files of numbers and pictures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 LOSSES = {"cross-entropy": "cross entropy (nats)", "mse": "mean squared error"}
-"""What plots call the losses."""
+"""Names of the losses in plots."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Judged:
 
     @property
     def symmetry(self) -> rg.Symmetry:
-        """Of the model, traced with the first batch.
+        """The symmetry of the model, traced with the first batch.
 
         Raises:
             UsageError: The model cannot be traced.
@@ -90,13 +90,13 @@ def judge_on(options: Judging, model: Model, data: str, dtype: torch.dtype) -> r
 
 
 def require_pictures(path: Path, *, overwrite: bool) -> None:
-    """Refuse names of a plot and of the table beside it that cannot be written."""
+    """Raise unless a plot and the table beside it can be written."""
     require_writable(path, overwrite=overwrite, suffixes=PLOT_SUFFIXES)
     require_writable(table_path(path), overwrite=overwrite, suffixes=(".csv",))
 
 
 def table_path(picture: Path) -> Path:
-    """Where the numbers of a plot are written: `line.svg` has `line.csv` beside it."""
+    """The path of the numbers of a plot: `line.svg` has `line.csv` beside it."""
     return picture.with_suffix(".csv")
 
 
@@ -114,7 +114,7 @@ def save_rows(rows: Sequence[Mapping[str, float | str]], path: Path) -> None:
 
 
 def table_of(rows: Sequence[Mapping[str, float | str]]) -> Table:
-    """Rows for the terminal."""
+    """A table for the terminal."""
     table = Table(box=None, pad_edge=False)
     for name in rows[0]:
         table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")

@@ -34,7 +34,7 @@ RESOLUTION = 128
 
 
 def run(options: Options) -> None:
-    """One of the commands."""
+    """Run one of the commands."""
     command = options.command
     try:
         if isinstance(command, InrFit):

@@ -1,4 +1,4 @@
-"""What the commands on networks that are signals can be told. Nothing here imports torch."""
+"""Options of the commands on networks that are signals. Nothing here imports torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ class InrFit:
     lr: float = 1e-4
     """Learning rate."""
     seed: int = 0
-    """Where all chance comes from."""
+    """Seed of all random numbers."""
     overwrite: bool = False
     """Replace the output if it exists."""
 
@@ -84,7 +84,7 @@ class InrOrbit:
     reach: int = 1
     """Largest shift of a sine's bias, in half periods."""
     seed: int = 0
-    """Where all chance comes from."""
+    """Seed of all random numbers."""
 
 
 InrCommand = (

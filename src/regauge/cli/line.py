@@ -33,7 +33,7 @@ TRAINED: dict[str, type[rg.connect.Bezier] | type[rg.connect.PolygonalChain]] = 
     "chain": rg.connect.PolygonalChain,
 }
 STATISTICS_BATCHES = 2
-"""Statistics of batch normalization are recomputed from so many batches in every step of a path's training."""
+"""Batches from which statistics of batch normalization are recomputed in every step of a path's training."""
 
 
 def run(options: Line) -> None:
@@ -67,7 +67,7 @@ def run(options: Line) -> None:
 
 
 def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequence[Params]]:
-    """The path, and the networks between which it goes."""
+    """Make the path, and the networks that it connects."""
     if options.path == "straight":
         return rg.connect.Straight(), judged.networks
     if options.path == "geodesic":
@@ -81,7 +81,7 @@ def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path,
 
 
 def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
-    """A path whose control points are trained."""
+    """Train the control points of a path."""
     a, b = judged.networks
     task = replace(judged.task, prepare=None)
     if options.train is not None:

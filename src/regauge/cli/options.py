@@ -1,4 +1,4 @@
-"""What the commands can be told. Nothing here imports torch, so that `--help` answers at once."""
+"""Options of the commands. Nothing here imports torch, so that `--help` answers at once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ class ExampleInputs:
     input_dtype: tuple[str, ...] = ()
     """Their dtypes, for example float32 or int64; float32 where left out."""
     outputs: tuple[str, ...] = ()
-    """Names of the model's outputs that count, for example logits; all tensors where left out."""
+    """Names of the model's outputs that must not change, for example logits; all tensors where left out."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Demo:
     out: Path = Path("out/demo")
     """Folder for the report, the checkpoints and the numbers; files of an earlier demo are replaced."""
     seed: int = 0
-    """Where all chance comes from."""
+    """Seed of all random numbers."""
     data: Literal["auto", "digits", "mnist"] = "auto"
     """Digits ship with scikit-learn; MNIST is taken from the folder that REGAUGE_DATA names, if it is there."""
     quick: bool = False
@@ -82,7 +82,7 @@ class Matching:
     """How to match; docs/alignment.md tells them apart. By itself: mixed where there is data, else weights; `merge`
     matches the weights of each network to the mean of the others, or to the base."""
     refine: bool = False
-    """Go on from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
+    """Continue from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
     restarts: int = 0
     """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
     scales: Literal["balance", "keep"] = "balance"
@@ -90,19 +90,19 @@ class Matching:
     all scales, so that values are moved and never multiplied (but by signs)."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
     loss: Literal["cross-entropy", "mse"] = "cross-entropy"
-    """What the data are judged by."""
+    """The loss on the data."""
     batch: int = 512
     """Examples per batch, for data from a file."""
     overwrite: bool = False
     """Replace the output and what is written beside it if they exist."""
     seed: int = 0
-    """Where all chance comes from."""
+    """Seed of all random numbers."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed(Matching):
-    """What is done with checkpoints that do not fit in memory; shared by the commands that can stream."""
+    """How checkpoints that do not fit in memory are streamed; shared by the commands that can."""
 
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
@@ -110,7 +110,7 @@ class Streamed(Matching):
     dry_run: bool = False
     """Print what would be read, held and written, and stop."""
     resume: bool = False
-    """Go on with what an interrupted run left in OUT.partial."""
+    """Continue what an interrupted run left in OUT.partial."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Merge(Streamed):
     base: Annotated[Path | None, arg(metavar="CHECKPOINT")] = None
     """What the checkpoints were trained from; needed for task vectors."""
     scale: float = 1.0
-    """Of the task vectors."""
+    """Factor of the task vectors."""
     density: float | None = None
     """Share of the entries of each tensor that ties keeps; 0.2, and all after dare, unless given."""
     drop: float = 0.5
@@ -194,7 +194,7 @@ class Judging:
     model: Model = None
     data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
     loss: Literal["cross-entropy", "mse"] = "cross-entropy"
-    """What is measured; accuracy too for the cross entropy."""
+    """The loss that is measured; accuracy too for the cross entropy."""
     batch: int = 512
     """Examples per batch, for data from a file."""
     outputs: tuple[str, ...] = ()
@@ -226,7 +226,7 @@ class Line(Judging):
     lr: float = 1e-2
     """Its learning rate at the start."""
     seed: int = 0
-    """Where its chance comes from."""
+    """Seed of its random numbers."""
     output: MaybeOutput = None
     """Write the plot to this file, .svg, .png or .pdf, and the table to the same name with .csv."""
 
@@ -275,7 +275,7 @@ class Repair(Judging):
 class Reproduce:
     """Run an experiment of a paper: a table with the paper's numbers beside ours, and a picture.
 
-    Without an experiment: the list of all. An interrupted run goes on where it stopped, and the same command in a
+    Without an experiment: the list of all. An interrupted run continues where it stopped, and the same command in a
     second terminal takes a share of the steps.
     """
 
@@ -284,7 +284,7 @@ class Reproduce:
     scale: Literal["smoke", "cpu", "paper"] = "smoke"
     """To see that it works, in seconds; what a laptop does in minutes or hours; everything that the paper did."""
     seed: int = 0
-    """Where all chance comes from."""
+    """Seed of all random numbers."""
     out: Path = Path("out/reproduce")
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
 

@@ -54,7 +54,7 @@ def run(options: Plane) -> None:
 
 
 def _run_plane(options: Plane, judged: Judged) -> rg.connect.Plane:
-    """Many networks at a time where the model allows it, else one by one."""
+    """Evaluate the plane, many networks at a time where the model allows it, else one by one."""
     evaluated = functools.partial(_evaluate_plane, options, judged)
     try:
         return evaluated(judged.task)

@@ -14,11 +14,11 @@ from regauge.core.task import arguments
 from regauge.storage.checkpoints.writing import require_writable
 
 FAR = 0.05
-"""Endpoints are suspicious whose mean is further from the merged checkpoint than this share of their distance."""
+"""A note is printed if the mean of the endpoints is this share of their distance away from the merged checkpoint."""
 
 
 def run(options: Repair) -> None:
-    """Write the repaired checkpoint, and print what became of every layer's variance and of the loss."""
+    """Write the repaired checkpoint, and print the variances of every layer and the losses, before and after."""
     require_writable(options.output, overwrite=options.overwrite)
     if not options.endpoints and (options.weights or options.align):
         raise UsageError("--weights and --align are for endpoints: name them with --endpoints")
@@ -51,7 +51,7 @@ def run(options: Repair) -> None:
 
 
 def _align_endpoints(judged: Judged, console: Console) -> tuple[Params, ...]:
-    """The endpoints next to the merged checkpoint."""
+    """Align the endpoints to the merged checkpoint."""
     merged, *endpoints = judged.networks
     with console.status("aligning the endpoints"):
         symmetry = judged.symmetry
@@ -59,7 +59,7 @@ def _align_endpoints(judged: Judged, console: Console) -> tuple[Params, ...]:
 
 
 def _warn(merged: Params, endpoints: Sequence[Params], shares: Sequence[float]) -> None:
-    """Say where the endpoints do not look like what the checkpoint was merged from."""
+    """Print a note if the mean of the endpoints is far from the merged checkpoint."""
     off = distance(merged, mean(endpoints, shares))
     spread = max(distance(endpoints[0], end) for end in endpoints)
     if off > FAR * spread:

@@ -20,7 +20,7 @@ from regauge.report.strips import strips_figure
 from regauge.storage.checkpoints.writing import save_text
 
 UNLIMITED = 10_000
-"""Characters in a line."""
+"""Characters in a line where no terminal limits it."""
 
 
 def run(options: Reproduce) -> None:
@@ -56,12 +56,12 @@ def choose(paper: str, name: str) -> Experiment:
 
 
 def name_all() -> str:
-    """All experiments in one sentence."""
+    """List all experiments in one sentence."""
     return "; ".join(f"{paper} {name}" for paper, experiments in EXPERIMENTS.items() for name in experiments)
 
 
 def list_experiments(paper: str) -> str:
-    """One line for each experiment, of one paper or of all."""
+    """List experiments of one paper or of all, one in a line."""
     rows = [
         (f"{key} {name}", experiment.summary)
         for key, experiments in EXPERIMENTS.items()
@@ -73,13 +73,13 @@ def list_experiments(paper: str) -> str:
 
 
 def command_line(options: Reproduce) -> str:
-    """What to type for the same numbers."""
+    """The command that gives the same numbers."""
     words = ["regauge", "reproduce", options.paper, options.experiment, "--scale", options.scale]
     return shlex.join([*words, "--seed", str(options.seed)])
 
 
 def show(table: Printed) -> None:
-    """Print a table: as wide as it needs to be where no terminal limits it."""
+    """Print a table, as wide as it needs to be where no terminal limits it."""
     console = Console()
     if not console.is_terminal:
         console.width = Console(width=UNLIMITED).measure(table).maximum
@@ -87,7 +87,7 @@ def show(table: Printed) -> None:
 
 
 def render(table: Table) -> Printed:
-    """The table for the terminal."""
+    """Render the table for the terminal."""
     result = Printed(title=table.title, title_justify="left")
     for title in table.header():
         result.add_column(title, justify="right" if result.columns else "left")

@@ -24,7 +24,7 @@ FILE_SUFFIXES = (".npz", ".safetensors")
 
 
 def load_batches(text: str, size: int) -> list[Batch]:
-    """The batches that `text` names.
+    """Load the batches that `text` names.
 
     Args:
         text: `package.module:factory` or `file.py:factory` that returns batches (inputs, targets), or an .npz or
@@ -101,7 +101,7 @@ def task_of(
 
 
 def with_reset(task: rg.Task) -> rg.Task:
-    """The task, with the statistics of batch normalization recomputed for every average of networks."""
+    """A task that recomputes the statistics of batch normalization for every average of networks."""
     if not any(name.endswith("running_mean") for name in task.module.state_dict()):
         return task
     calls = [arguments(inputs) for inputs, _ in task.batches]

@@ -14,13 +14,14 @@ from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 
 def balance_streamed(plan: Plan, checkpoint: Checkpoint, advance: Callable[[int], object]) -> Element:
-    """`regauge.core.scales.balance(..., buffers="keep")` of a checkpoint, reading what depends on one another at once.
+    """Balance the positive scales of a checkpoint: `regauge.core.scales.balance(..., buffers="keep")` from the disk.
 
-    Of tensors on whose first axis nothing acts only the sums of squares over that axis are kept.
+    Tensors whose scales depend on one another are read together. Of those on whose first axis nothing acts only the
+    sums of squares over that axis are kept.
 
     Args:
-        plan: Of the alignment.
-        checkpoint: Of one network.
+        plan: The plan of the alignment.
+        checkpoint: The network.
         advance: Advances by the bytes that were read.
 
     Raises:

@@ -13,16 +13,16 @@ from regauge.core.symmetry import Symmetry
 CHUNK = 1 << 25
 """Bytes, as float32, of the pieces in which tensors are read that need not be there as a whole."""
 SLACK = 1.15
-"""What the allocator may hold beyond what is in use."""
+"""Factor for memory that the allocator holds without using it."""
 BASE = 96 << 20
-"""Buffers, of matrix products in every thread too, indices, the graph of the symmetry."""
+"""Buffers (of matrix products also, in every thread), indices, and the graph of the symmetry."""
 
 ASSIGNING = 3.5
-"""Matrices that choosing a permutation takes besides its costs."""
+"""Matrices that an assignment holds besides its costs."""
 ROTATING = 10.0
-"""Matrices that a singular value decomposition takes."""
+"""Matrices that a singular value decomposition holds."""
 PAIRED = 8
-"""Copies of the blocks of a nested group, for all pairs of blocks, that solving it takes."""
+"""Copies of the blocks of a nested group, for all pairs of blocks, that its exact step holds."""
 
 Part = tuple[Sequence[str], Sequence[Family]]
 """A working set: its tensors and its families."""
@@ -32,8 +32,8 @@ class Sizes:
     """Sizes of tensors in the precision of the computation.
 
     Args:
-        symmetry: With every size known.
-        itemsizes: Bytes of a value of each tensor that counts.
+        symmetry: The symmetry, with every size known.
+        itemsizes: Bytes of a value of each compared tensor.
     """
 
     def __init__(self, symmetry: Symmetry, itemsizes: Mapping[str, int]) -> None:
@@ -41,7 +41,7 @@ class Sizes:
         self._itemsizes = itemsizes
 
     def has(self, name: str) -> bool:
-        """Whether a tensor counts."""
+        """Whether a tensor is compared."""
         return name in self._itemsizes
 
     def numel(self, name: str) -> int:
@@ -57,7 +57,7 @@ class Sizes:
         return max((self.nbytes([name]) for name in names), default=0)
 
     def rows_of(self, name: str) -> int | None:
-        """How many indices of axis 0 make a piece; None where a group acts on that axis, or it is short."""
+        """Rows of a piece of a tensor; None where a group acts on axis 0, or it is short."""
         shape = self.symmetry.shapes[name]
         sites = self.symmetry.sites[name]
         used = {s.placement.axis for s in sites} | {axis for s in sites for axis, _ in s.bases if axis is not None}
@@ -106,7 +106,7 @@ class Sizes:
         return (len({character(p) for p in places}) + 4) * _matrix(group)
 
     def _solving(self, family: Family) -> int:
-        """Bytes that the exact step of a family takes."""
+        """Bytes that the exact step of a family holds."""
         root = family.root
         if not family.is_nested:
             return self.spread_peak(root, 0)[1]

@@ -19,19 +19,19 @@ from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.names import shorten
 
 MAX_SHARED = 4
-"""Of the families of signs that act in several working sets, as many are chosen; others keep their signs."""
+"""How many of the families of signs that act in several working sets are chosen; the others keep their signs."""
 MARGIN = 1.1
-"""Signs of a spread group may join what makes no working set this much larger than the largest one."""
+"""Signs of a spread group join working sets as long as none becomes larger than the largest one by this factor."""
 
 
 @dataclass(frozen=True)
 class WorkingSet:
-    """Tensors that are in memory together, and what is chosen while they are.
+    """Tensors that are in memory together, and the groups that are chosen meanwhile.
 
     Attributes:
         names: The tensors.
-        roots: Groups that act here alone, those that are repeated within them not counted.
-        signs: Of each spread group, the families of signs that act here alone.
+        roots: Groups that act on these tensors alone, without those that are repeated within them.
+        signs: The families of signs of each spread group that act on these tensors alone.
     """
 
     names: tuple[str, ...]
@@ -44,16 +44,15 @@ class Plan:
     """How an alignment streams.
 
     Attributes:
-        symmetry: With every size known, on the names of the checkpoints.
-        names: What is compared.
+        symmetry: The symmetry, with every size known, on the names of the checkpoints.
+        names: The tensors that are compared.
         sets: The working sets, in the order of the parameters.
-        loose: Tensors on which only spread groups act, and nothing that is chosen in a working set; they are read in
-            pieces.
-        spread: The groups that are chosen after a sweep, from costs that it summed up.
-        rounds: The same, those together that share no tensor; each sweep chooses one round.
-        sweep_bytes: What one sweep reads from both checkpoints.
+        loose: Tensors on which only spread groups act; they are read in pieces.
+        spread: The groups that are chosen after a sweep, from the costs that it summed up.
+        rounds: The spread groups in rounds that share no tensor; each sweep chooses one round.
+        sweep_bytes: Bytes that one sweep reads from both checkpoints.
         peak: Bound on the memory that is held at once, in bytes, with what is held already.
-        sizes: What the bound was computed from.
+        sizes: The sizes from which the bound was computed.
         held: Bytes in `peak` that the process held when the plan was made.
     """
 
@@ -150,7 +149,7 @@ def restricted(symmetry: Symmetry, names: Collection[str], groups: Collection[st
 
 
 def sign_group(group: Group, chosen: Sequence[int], names: Collection[str]) -> Group:
-    """A spread group as what a working set can choose of it: some families of signs, without its order."""
+    """The part of a spread group that a working set chooses: some families of signs, without its order."""
     placements = []
     for place in group.placements:
         sign = tuple(place.sign[f] for f in chosen)
@@ -162,7 +161,7 @@ def sign_group(group: Group, chosen: Sequence[int], names: Collection[str]) -> G
 def _working_sets(
     symmetry: Symmetry, all_families: Mapping[str, Family], spread: Collection[str], sizes: Sizes
 ) -> tuple[WorkingSet, ...]:
-    """Components of the groups that are not spread, joined by the signs of spread ones where that fits."""
+    """Connected components of the groups that are not spread, joined by signs of spread ones where memory allows."""
     parts: list[tuple[set[str], set[str], set[tuple[str, int]]]] = []
 
     def join(names: set[str], roots: set[str], signs: set[tuple[str, int]]) -> None:
@@ -211,7 +210,7 @@ def _rounds(all_families: Mapping[str, Family], spread: Iterable[str]) -> tuple[
 
 
 def _widest(all_families: Mapping[str, Family], roots: Iterable[str], sizes: Sizes) -> str | None:
-    """Of some families the one with the largest tensors, if its cost can be summed up over a sweep."""
+    """The family with the largest tensors among those whose costs can be summed up over a sweep."""
     plain = [all_families[root] for root in roots if not all_families[root].is_nested]
     widest = max(plain, key=lambda family: sizes.nbytes(family.sites), default=None)
     return None if widest is None else widest.root.name

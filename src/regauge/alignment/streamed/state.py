@@ -14,12 +14,12 @@ from regauge.storage.checkpoints.writing import save
 
 @dataclass
 class State:
-    """Everything that a streamed alignment knows between two readings.
+    """Everything that a streamed alignment has found between two readings.
 
     Attributes:
-        element: Of the balanced networks, so far.
-        left: What balances the first network; None before that, or if scales are kept.
-        right: What balances the second network.
+        element: The element so far, between the balanced networks.
+        left: The element that balances the first network; None before that, or if scales are kept.
+        right: The element that balances the second network.
         is_anchored: Whether the spread groups have their first values.
         is_from_identity: Whether this climb began at the identity because the first one ended below it.
         matched: Working sets in which something was chosen already.
@@ -49,7 +49,7 @@ ELEMENTS = ("element", "left", "right", "before")
 
 
 def save_state(state: State, path: Path) -> None:
-    """Write a state; it replaces an earlier one at once."""
+    """Write a state in place of an earlier one."""
     tensors: dict[str, Tensor] = {}
     for kind in ELEMENTS:
         element = getattr(state, kind)

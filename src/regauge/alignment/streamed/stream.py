@@ -20,8 +20,8 @@ class Stream:
     Args:
         a: The network that stays.
         b: The network that moves.
-        plan: Made for both.
-        state: Of the alignment; what it says when `refresh` is called moves the tensors from then on.
+        plan: The plan of the alignment.
+        state: The state of the alignment; tensors are moved by the elements that it has when `refresh` is called.
 
     Attributes:
         scale: `sum |a| |b|` over what was loaded since `begin_sweep`.
@@ -41,7 +41,7 @@ class Stream:
         self.scale = self.identity = self.crossed = 0.0
 
     def refresh(self) -> None:
-        """What moves the second network's values as they are in the file: balance, then the element so far."""
+        """Take over the elements of the state: the second network is balanced, then moved by the element so far."""
         self._active.clear()
         right, element = self._state.right, self._state.element
         self._total = element if right is None else self._symmetry.compose(element, right)
@@ -79,7 +79,7 @@ class Stream:
         return dot(x, y) - ((dot(y, y) - start) / 2 if self._is_shifting(name) else 0.0)
 
     def pieces(self, name: str) -> list[tuple[int, int] | None]:
-        """The rows in which a tensor is read that need not be there as a whole; None for all at once."""
+        """Ranges of rows in which a tensor can be read piece by piece; None for all at once."""
         rows, length = self._plan.sizes.rows_of(name), (*self._symmetry.shapes[name], 1)[0]
         if rows is None:
             return [None]

@@ -18,7 +18,7 @@ INDEX = "model.safetensors.index.json"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Pieces = Callable[[str], Iterator[Tensor]]
-"""The values of a tensor in the dtype of the output, in pieces along axis 0."""
+"""From the name of a tensor to its values in the dtype of the output, in pieces along axis 0."""
 
 
 @dataclass(frozen=True)

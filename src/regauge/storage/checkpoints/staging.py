@@ -1,8 +1,7 @@
-"""An output that appears whole or not at all, and that an interrupted run can go on with.
+"""An output that appears whole or not at all, and that an interrupted run can resume.
 
 Everything is written into a folder beside the output, `OUT.partial`. When all of it is on the disk it takes the place
-of the output in one step, so that whoever looks sees the old output or the new one. What is there already, and what it
-was made from, is kept in `OUT.partial/run.json`.
+of the output. The finished shards, and what they were made from, are listed in `OUT.partial/run.json`.
 """
 
 import json
@@ -28,8 +27,8 @@ class Staging:
 
     Args:
         out: The output: a `.safetensors` file, or a folder.
-        inputs: Everything that the output depends on, ready for JSON: a run goes on only with the same.
-        resume: Whether to go on with what an interrupted run left.
+        inputs: Everything that the output depends on, ready for JSON: a run is resumed only with the same.
+        resume: Whether to continue what an interrupted run left.
         overwrite: Whether the output, and what an interrupted run left, may be replaced.
 
     Raises:
