@@ -16,7 +16,7 @@ from regauge.inr.architecture import Inr
 from regauge.inr.orbits.orbit import Orbit, orbit, write_orbit
 from regauge.inr.orbits.recovery import lines, recovery
 from regauge.nets.siren import Siren
-from regauge.papers.symmetries import permutations_only, without_shifts
+from regauge.papers.ways import permutations_only, without_shifts
 from regauge.zoo import Architecture, Store
 
 PARTS = [("permutation",), ("sign",), ("permutation", "sign"), None]

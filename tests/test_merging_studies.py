@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regauge.nets.classification import Training
-from regauge.papers import classifiers, merging, resnets
+from regauge.papers import classifiers, one_classifier, resnets
 from regauge.papers.experiment import Run
 from regauge.papers.table import Table
 from regauge.training.optimizers import Adam
@@ -25,19 +25,19 @@ def numbers(table: Table, name: str) -> dict[str, list[float]]:
 
 
 def test_merging_trained_networks(tmp_path: Path) -> None:
-    config = merging.mnist_config("smoke")
+    config = one_classifier.mnist_config("smoke")
     population = replace(config.population, training=Training(epochs=20, batch=32, optimizer=Adam(5e-3)))
-    table = merging.measure(replace(config, population=population, sets=1), Run("smoke", 0, tmp_path))
+    table = one_classifier.measure(replace(config, population=population, sets=1), Run("smoke", 0, tmp_path))
     (loss,), (accuracy,) = (zip(*numbers(table, name).values(), strict=True) for name in ("loss", "accuracy"))
     labels = list(numbers(table, "loss"))
     losses = dict(zip(labels, loss, strict=True))
     assert losses["ensemble: mean of the probabilities"] <= losses["the networks, mean"]  # Jensen's inequality
-    for label in merging.METHODS:
+    for label in one_classifier.METHODS:
         if label != "mean as trained":
             assert losses[label] < losses["mean as trained"]
             assert numbers(table, "CPU s")[label][0] > 0
     assert max(accuracy) == dict(zip(labels, accuracy, strict=True))["ensemble: mean of the probabilities"]
-    assert len(table.rows) == 2 + 2 * len(merging.METHODS)
+    assert len(table.rows) == 2 + 2 * len(one_classifier.METHODS)
 
 
 def test_equal_networks_are_merged_into_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +45,8 @@ def test_equal_networks_are_merged_into_themselves(tmp_path: Path, monkeypatch: 
         return [[network] * 6 for (network, *_) in trained(*args)]
 
     trained = classifiers.networks
-    monkeypatch.setattr(merging, "networks", equal)
-    table = merging.measure(merging.cifar10_config("smoke"), Run("smoke", 0, tmp_path))
+    monkeypatch.setattr(one_classifier, "networks", equal)
+    table = one_classifier.measure(one_classifier.cifar10_config("smoke"), Run("smoke", 0, tmp_path))
     losses = numbers(table, "loss")
     for values in losses.values():
         assert values == pytest.approx(losses["the networks, mean"], rel=1e-4)

@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from regauge.nets.classification import Training
+from regauge.papers.bayesian import (
+    barrier_figures,
+    between_posteriors,
+    mirrored_gaussians,
+    one_gaussian,
+    posterior_barriers,
+    regression,
+)
+from regauge.papers.bayesian.inference import Family, batches, posteriors
 from regauge.papers.experiment import Run
-from regauge.papers.posteriors import barriers, between, configs, ensembles, regression, toy
-from regauge.papers.posteriors.families import Family, batches, posteriors
 from regauge.papers.table import Row, Table, summarize
 
 
@@ -27,7 +34,7 @@ def mean(table: Table, label: str, quantity: str) -> float:
 
 
 def test_posteriors_are_inferred_once_and_points_have_no_standard_deviations(run: Run) -> None:
-    family = configs.tiny(configs.figure4("cpu").cases[0].family)
+    family = barrier_figures.tiny(barrier_figures.figure4("cpu").cases[0].family)
     first, again = posteriors(family, 1, run), posteriors(family, 1, run)
     assert all(torch.equal(first[0].mean[name], again[0].mean[name]) for name in first[0].mean)
     assert first[0].std.keys() == first[0].mean.keys()
@@ -44,9 +51,9 @@ def test_judged_images_come_in_batches(run: Run) -> None:
 
 
 def test_barriers_are_tabled_for_every_case_and_arm(run: Run) -> None:
-    config = configs.figure9("smoke")
+    config = barrier_figures.figure9("smoke")
     config = replace(config, cases=(config.cases[0], config.cases[5]))
-    table = barriers.measure(config, run)
+    table = posterior_barriers.measure(config, run)
     assert len(table.rows) == 4
     posterior, point = (f"{case.label}, as inferred" for case in config.cases)
     assert "KL per example" in row(table, posterior).values
@@ -62,22 +69,22 @@ def test_barriers_are_tabled_for_every_case_and_arm(run: Run) -> None:
 
 
 def test_alignment_never_moves_the_ends(run: Run) -> None:
-    config = configs.figure11("smoke")
-    config = replace(config, cases=config.cases[:1], arms=(barriers.NAIVE, barriers.BALANCED))
+    config = barrier_figures.figure11("smoke")
+    config = replace(config, cases=config.cases[:1], arms=(posterior_barriers.NAIVE, posterior_barriers.BALANCED))
     (naive, aligned) = (
-        next(iter(barriers.measure(replace(config, arms=(arm,)), run).pictures["lines"])).series[0].y
+        next(iter(posterior_barriers.measure(replace(config, arms=(arm,)), run).pictures["lines"])).series[0].y
         for arm in config.arms
     )
     assert aligned[-1] == pytest.approx(naive[-1], abs=1e-4)
 
 
 def test_a_mixture_has_no_barrier(run: Run) -> None:
-    table = between.mixtures(between.mixture_config("smoke"), run)
+    table = between_posteriors.mixtures(between_posteriors.mixture_config("smoke"), run)
     assert mean(table, "mixture, as inferred", "barrier") == 0
 
 
 def test_planes_pass_through_the_three_networks(run: Run) -> None:
-    table = between.planes(between.plane_config("smoke"), run)
+    table = between_posteriors.planes(between_posteriors.plane_config("smoke"), run)
     assert mean(table, "means: q1", "loss") == pytest.approx(mean(table, "means: P#q1", "loss"), abs=1e-4)
     assert mean(table, "samples: q1", "loss") == pytest.approx(mean(table, "samples: P#q1", "loss"), abs=1e-4)
     for picture in table.pictures.values():
@@ -85,15 +92,15 @@ def test_planes_pass_through_the_three_networks(run: Run) -> None:
 
 
 def test_means_alone_leave_a_mirror_image_and_distributions_swap_it(run: Run) -> None:
-    table = toy.measure(toy.config("smoke"), run)
+    table = mirrored_gaussians.measure(mirrored_gaussians.config("smoke"), run)
     assert [row.values["swapped"][0][0] for row in table.rows] == [0, 1, 1]
     assert [row.values["squared distance left"][0][0] for row in table.rows] == pytest.approx([0.72, 0, 0])
 
 
 def test_one_gaussian_of_many_copies_is_the_member(run: Run) -> None:
-    config = ensembles.config("smoke")
+    config = one_gaussian.config("smoke")
     config = replace(config, members=replace(config.members, inference=Training(epochs=3, batch=20)))
-    table = ensembles.measure(config, run)
+    table = one_gaussian.measure(config, run)
     labels = [row.label for row in table.rows]
     assert len(labels) == len(set(labels)) == 4 + 3 * 6
     member = mean(table, "a member", "loss")
@@ -110,7 +117,7 @@ def test_functions_are_pictured_with_bands(run: Run) -> None:
 
 
 def test_only_the_papers_scale_has_its_residual_networks() -> None:
-    for name, config in configs.CONFIGS.items():
+    for name, config in barrier_figures.CONFIGS.items():
         paper, cpu = config("paper"), config("cpu")
         assert (paper.points, paper.samples) == (25, 128)
         assert all(case.pairs == 5 for case in paper.cases)

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from regauge.cli.main import main
 from regauge.core.progress import Advance, Progress
 from regauge.nets.siren import Siren
 from regauge.papers import classifiers
-from regauge.papers.classifiers import mean_curve
+from regauge.papers.curves import mean_curve
 from regauge.papers.experiment import Run
 from regauge.papers.registry import EXPERIMENTS
-from regauge.papers.symmetries import permutations_only, without_shifts
 from regauge.papers.table import Quantity, Row, Table, summarize
+from regauge.papers.ways import permutations_only, without_shifts
 from regauge.storage.checkpoints.writing import save_text
 
 NAMES = [(paper, name) for paper, experiments in EXPERIMENTS.items() for name in experiments]
@@ -109,8 +110,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
 ) -> None:
     experiment = EXPERIMENTS["001"]["table1"]
     config = experiment.config("smoke")
-    entries = config.comparison.entries[:2]
-    config = type(config)(type(config.comparison)(**{**vars(config.comparison), "entries": entries}), config.notes)
+    config = replace(config, ways=config.ways[:2])
     whole = experiment.measure(config, Run("smoke", 0, tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
         experiment.measure(config, Run("smoke", 0, tmp_path / "cut", progress=interrupting(part, after)))
@@ -215,10 +215,20 @@ def test_a_table_as_markdown() -> None:
 
 
 def test_mean_curves() -> None:
-    curves = [
-        rg.connect.Curve(({"t": 0.0, "loss": x}, {"t": 0.5, "loss": 2 * x}, {"t": 1.0, "loss": x})) for x in (1.0, 3.0)
-    ]
-    assert [row["loss"] for row in mean_curve(curves)] == [2.0, 4.0, 2.0]
+    lines = [[{"t": 0.0, "loss": x}, {"t": 0.5, "loss": 2 * x}, {"t": 1.0, "loss": x}] for x in (1.0, 3.0)]
+    assert [row["loss"] for row in mean_curve(lines)] == [2.0, 4.0, 2.0]
+
+
+def test_rows_leave_out_what_a_record_lacks() -> None:
+    records = [[{"loss": 1.0, "CPU s": None}, {"loss": 3.0, "CPU s": None}]]
+    quantities = (Quantity("loss"), Quantity("double", of=lambda record: 2 * record["loss"]), Quantity("CPU s"))
+    assert Row.of("a", records, quantities).values == {"loss": [[1.0, 3.0]], "double": [[2.0, 6.0]]}
+
+
+def test_a_grid_is_nested_as_its_axes(tmp_path: Path) -> None:
+    found = Run("smoke", 0, tmp_path).grid("products", lambda a, b: a * b, [1, 2], [3, 4, 5])
+    assert found == [[3, 4, 5], [6, 8, 10]]
+    assert Run("smoke", 0, tmp_path).grid("none", lambda a, b: a, [1, 2], []) == [[], []]
 
 
 def test_smaller_symmetries_are_subgroups() -> None:

@@ -10,7 +10,7 @@ from regauge.inr.rendering.strips import load_strips
 from regauge.papers.experiment import Run
 from regauge.papers.shapes import alignment, reconstructions
 from regauge.papers.shapes.alignment import joint_ranges, own_ranges
-from regauge.papers.shapes.pairs import clouds, networks, starts, study
+from regauge.papers.shapes.study import clouds, networks, starts, study
 from regauge.papers.table import Table, summarize
 
 

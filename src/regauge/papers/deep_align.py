@@ -5,7 +5,6 @@ References:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import regauge as rg
@@ -13,9 +12,18 @@ from regauge.alignment import Method
 from regauge.nets.classification import Training
 from regauge.nets.mlp import mlp
 from regauge.nets.vgg import VGG
-from regauge.papers.classifiers import Comparison, DataName, Entry, Population, compare, small_images
+from regauge.papers.classifiers import (
+    SECONDS,
+    ClassifierWay,
+    Comparison,
+    DataName,
+    Population,
+    compare,
+    small_images,
+)
+from regauge.papers.curves import AREA, BARRIER
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.table import Quantity, Table
+from regauge.papers.table import Table
 from regauge.training.optimizers import Adam
 from regauge.training.schedules import Constant
 
@@ -66,55 +74,42 @@ REFINING = 10_000
 """Training images for the refinement of a mixed matching."""
 
 
-@dataclass(frozen=True)
-class Classifiers:
-    """One half of table 1 or 2.
-
-    Attributes:
-        comparison: Networks, methods, pairs.
-        notes: What the scale changes.
-    """
-
-    comparison: Comparison
-    notes: tuple[str, ...] = ()
-
-
-def table1_config(scale: Scale) -> Classifiers:
+def table1_config(scale: Scale) -> Comparison:
     """MLPs on MNIST, 7 pairs for each of three seeds; the paper's scale has 500, its 1,000 test networks."""
     if scale == "smoke":
         return _smoke(small_images(), TABLE_1_MNIST)
     population = mlps("MNIST")
     pairs = 7 if scale == "cpu" else 500
-    return Classifiers(Comparison(population, _entries(TABLE_1_MNIST), pairs, seeds=3, points=25))
+    return Comparison(population, _ways(TABLE_1_MNIST), pairs, seeds=3, points=25)
 
 
-def table1_cifar10_config(scale: Scale) -> Classifiers:
+def table1_cifar10_config(scale: Scale) -> Comparison:
     """MLPs on CIFAR-10, 5 pairs; the paper's scale has 500 for each of three seeds."""
     if scale == "smoke":
         return _smoke("digits", TABLE_1_CIFAR10)
     population = mlps("CIFAR-10")
     pairs, seeds = (5, 1) if scale == "cpu" else (500, 3)
-    return Classifiers(Comparison(population, _entries(TABLE_1_CIFAR10), pairs, seeds=seeds, points=25))
+    return Comparison(population, _ways(TABLE_1_CIFAR10), pairs, seeds=seeds, points=25)
 
 
-def table2_config(scale: Scale) -> Classifiers:
+def table2_config(scale: Scale) -> Comparison:
     """The CNN of table 4 on CIFAR-10; on a CPU with half the channels, trained shortly on a fifth of the images."""
     if scale == "smoke":
         quick = Training(epochs=1, batch=128, optimizer=Adam(1e-3), schedule=Constant())
         population = cnns("digits", quick, examples=500, narrow=8)
-        entries = _entries(TABLE_2_CIFAR10, iterations=2)
-        return Classifiers(Comparison(population, entries, pairs=1, seeds=1, points=3, test=100), (_SMOKE,))
+        ways = _ways(TABLE_2_CIFAR10, iterations=2)
+        return Comparison(population, ways, pairs=1, seeds=1, points=3, test=100, notes=(_SMOKE,))
     if scale == "cpu":
         short = Training(epochs=4, batch=128, optimizer=Adam(1e-3), schedule=Constant())
         population = cnns("CIFAR-10", short, examples=10_000, narrow=2)
-        entries = _entries(TABLE_2_CIFAR10, iterations=100)
+        ways = _ways(TABLE_2_CIFAR10, iterations=100)
         notes = (
             "reduced: half the channels, 10,000 training images, 4 epochs of Adam with 1e-3 (the paper: 20 epochs with "
             "1e-4 on all), 100 iterations of Sinkhorn (1,000), 2,000 test images, 2 pairs",
         )
-        return Classifiers(Comparison(population, entries, pairs=2, seeds=1, points=11, test=2000), notes)
+        return Comparison(population, ways, pairs=2, seeds=1, points=11, test=2000, notes=notes)
     population = cnns("CIFAR-10", CNN_TRAINING, examples=EXAMPLES["CIFAR-10"])
-    return Classifiers(Comparison(population, _entries(TABLE_2_CIFAR10), pairs=125, seeds=3, points=25))
+    return Comparison(population, _ways(TABLE_2_CIFAR10), pairs=125, seeds=3, points=25)
 
 
 def mlps(data: DataName, *, width: int = 128, training: Training = MLP_TRAINING) -> Population:
@@ -137,52 +132,41 @@ def cnns(data: DataName, training: Training, *, examples: int, narrow: int = 1) 
     return Population(data, f"CNN {'-'.join(map(str, plan))}", make, training, examples, NORMALIZATION[data])
 
 
-def measure(config: Classifiers, run: Run) -> Table:
+def measure(config: Comparison, run: Run) -> Table:
     """Every method on every pair."""
-    comparison = config.comparison
-    population = comparison.population
+    population, training = config.population, config.population.training
     data = population.images()
-    rows = compare(comparison, data, run)
-    training = population.training
-    networks = 2 * comparison.pairs
     notes = (
         f"{population.architecture} on {data.name}, pixels normalized as in the published code; "
         f"{population.examples:,} images for training, "
         f"{training.epochs} epochs of Adam with {training.optimizer.lr:g}, batches of {training.batch}",
-        f"{comparison.seeds} x {comparison.pairs} pairs of {networks} networks each, none in two pairs; losses are "
-        f"cross entropies in nats on {min(comparison.test, len(data.test_labels)):,} test images, at "
-        f"{comparison.points} equally spaced points of each line",
+        f"{config.seeds} x {config.pairs} pairs of {2 * config.pairs} networks each, none in two pairs; losses are "
+        f"cross entropies in nats on {min(config.test, len(data.test_labels)):,} test images, at {config.points} "
+        "equally spaced points of each line",
         "barrier: largest excess of the loss over the straight line between the losses of the two networks; AUC: its "
         "integral, not below zero",
         f"Sinkhorn reads batches of {SINKHORN_BATCH} images, with the paper's learning rate {SINKHORN_LR:g}, which "
         f"decays here. Mixed Matching and its refinement, on {REFINING:,} images, are not in the paper",
-        *config.notes,
     )
-    return Table(
-        f"{population.architecture} on {data.name}",
-        notes,
-        (Quantity("barrier"), Quantity("AUC"), Quantity("CPU s", 2)),
-        rows,
-        "test cross entropy (nats)",
-    )
+    return compare(config, data, run, (BARRIER, AREA, SECONDS), notes)
 
 
 _SMOKE = "a test run on small networks, which are hardly trained: these numbers say nothing about the methods"
 
 
-def _smoke(data: DataName, printed: Printed) -> Classifiers:
+def _smoke(data: DataName, printed: Printed) -> Comparison:
     quick = Training(epochs=2, batch=128, optimizer=Adam(5e-3), schedule=Constant())
     population = mlps(data, width=16, training=quick)
-    comparison = Comparison(population, _entries(printed, iterations=3), pairs=2, seeds=1, points=5, test=500)
-    return Classifiers(comparison, (_SMOKE,))
+    ways = _ways(printed, iterations=3)
+    return Comparison(population, ways, pairs=2, seeds=1, points=5, test=500, notes=(_SMOKE,))
 
 
-def _entries(printed: Printed, *, iterations: int = 1000) -> tuple[Entry, ...]:
+def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, ...]:
     """The rows that need no learning, and what this library does by itself where there are data."""
 
-    def entry(label: str, method: Method | None, batch: int = 1000) -> Entry:
+    def way(label: str, method: Method | None, batch: int = 1000) -> ClassifierWay:
         barrier, auc = printed[label]
-        return Entry(label, method, batch, paper={"barrier": barrier, "AUC": auc})
+        return ClassifierWay(label, method, batch=batch, paper={"barrier": barrier, "AUC": auc})
 
     def sinkhorn(init: Method | None) -> rg.Sinkhorn:
         return rg.Sinkhorn(loss="random", init=init, steps=iterations, lr=SINKHORN_LR)
@@ -190,13 +174,13 @@ def _entries(printed: Printed, *, iterations: int = 1000) -> tuple[Entry, ...]:
     mixed = rg.MixedMatching()
     refined = rg.Sinkhorn(loss="midpoint", init=mixed, steps=min(iterations, rg.Sinkhorn.steps))
     return (
-        entry("Naive", None),
-        entry("Weight Matching", rg.WeightMatching()),
-        entry("Activation Matching", rg.ActivationMatching()),
-        entry("Sinkhorn", sinkhorn(None), SINKHORN_BATCH),
-        entry("WM + Sinkhorn", sinkhorn(rg.WeightMatching()), SINKHORN_BATCH),
-        Entry("Mixed Matching", mixed),
-        Entry("Mixed + Sinkhorn, midpoint", refined, SINKHORN_BATCH, examples=REFINING),
+        way("Naive", None),
+        way("Weight Matching", rg.WeightMatching()),
+        way("Activation Matching", rg.ActivationMatching()),
+        way("Sinkhorn", sinkhorn(None), SINKHORN_BATCH),
+        way("WM + Sinkhorn", sinkhorn(rg.WeightMatching()), SINKHORN_BATCH),
+        ClassifierWay("Mixed Matching", mixed),
+        ClassifierWay("Mixed + Sinkhorn, midpoint", refined, batch=SINKHORN_BATCH, examples=REFINING),
     )
 
 

@@ -4,14 +4,11 @@ References:
     Paper 002, section 5 (INR interpolation), appendices A (the generalized matching) and D.1 (without noise).
 """
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch.nn.functional import mse_loss
 
 import regauge as rg
-from regauge.alignment import Method
 from regauge.connect import Curve
 from regauge.core.params import Params
 from regauge.data.images import digits, has_mnist, mnist
@@ -20,13 +17,12 @@ from regauge.inr.fitting.fit import Fit
 from regauge.inr.fitting.population import fit_images, image_inr
 from regauge.inr.orbits.orbit import orbit
 from regauge.inr.orbits.recovery import recovery
-from regauge.papers.classifiers import mean_curve
+from regauge.papers.curves import mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.symmetries import permutations_only, without_shifts
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.ways import Way, permutations_only, without_shifts
 from regauge.training import Adam
 
-Narrow = Callable[[rg.Symmetry], rg.Symmetry]
 Parts = tuple[str, ...] | None
 ORBITS: dict[str, Parts] = {
     "permutations": ("permutation",),
@@ -34,7 +30,7 @@ ORBITS: dict[str, Parts] = {
     "permutations and signs": ("permutation", "sign"),
     "the whole symmetry": None,
 }
-"""What moved the copies; the paper calls signs scaling, and has no half periods."""
+"""The parts of the symmetry that moved the copies; the paper calls signs scaling, and has no half periods."""
 PUBLISHED = ("permutations", "signs", "permutations and signs")
 """Those of `ORBITS` that the paper has."""
 
@@ -49,38 +45,19 @@ QUANTITIES = (
 """At the noise whose curves are shown."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One way to align the copies.
-
-    Attributes:
-        label: Its name.
-        method: None for the copies as they are.
-        within: The symmetry that it knows.
-    """
-
-    label: str
-    method: Method | None
-    within: Narrow
-
-
-def _whole(symmetry: rg.Symmetry) -> rg.Symmetry:
-    return symmetry
-
-
-ENTRIES = (
-    Entry("naive", None, _whole),
-    Entry("weight matching, permutations", rg.WeightMatching(), permutations_only),
-    Entry("generalized Git Re-Basin", rg.WeightMatching(start="identity"), without_shifts),
-    Entry("weight matching, permutations and signs", rg.WeightMatching(), without_shifts),
-    Entry("weight matching, the whole symmetry", rg.WeightMatching(), _whole),
+WAYS = (
+    Way("naive"),
+    Way("weight matching, permutations", rg.WeightMatching(), permutations_only),
+    Way("generalized Git Re-Basin", rg.WeightMatching(start="identity"), without_shifts),
+    Way("weight matching, permutations and signs", rg.WeightMatching(), without_shifts),
+    Way("weight matching, the whole symmetry", rg.WeightMatching()),
 )
 """Git Re-Basin as the paper generalizes it begins at the identity."""
 PAPER = {
     "naive": "high",
     "generalized Git Re-Basin": "near 0, scattered",
 }
-"""What the paper says of its figures, which have no numbers."""
+"""The paper's words on its figures, which have no numbers."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +65,14 @@ class Orbits:
     """The settings.
 
     Attributes:
-        images: Digits, each fitted by one network.
-        copies: Of each network, for every kind of orbit and every noise.
+        images: Number of digits, each fitted by one network.
+        copies: Number of copies of each network, for every kind of orbit and every noise.
         noises: Standard deviations, as shares of those of each tensor.
         shown: The noise of the curves along the line.
-        fit: How networks are fitted.
+        fit: Settings of the fits.
         line: Points on each line.
         reach: Largest shift, in half periods.
-        notes: What the scale changes.
+        notes: Departures of the scale.
     """
 
     images: int
@@ -125,31 +102,28 @@ def measure(config: Orbits, run: Run) -> Table:
     images = data.train_images[: config.images]
     inr = image_inr(*images.shape[2:])
 
-    def fitted() -> Params:
+    def fit() -> Params:
         seed = int(run.generator("networks").initial_seed() % 2**31)
         return fit_images(images, inr, config.fit, bias="siren", seed=seed)
 
-    networks = run.network((config.images, config.fit, data.name), "digits", fitted)
+    networks = run.network((config.images, config.fit, data.name), "digits", fit)
     module = inr.module()
-    whole = rg.discover(module, (image_samples(images[0]).points,))
+    symmetry = rg.discover(module, (image_samples(images[0]).points,))
 
-    def one(parts: Parts, entry: Entry, noise: float, image: int) -> Record:
+    def one(kind: str, way: Way, noise: float, image: int) -> Record:
+        parts = ORBITS[kind]
+
         def make() -> Record:
             original = {name: tensor[image] for name, tensor in networks.items()}
             samples = image_samples(images[image])
             task = rg.Task(module, [(samples.points, samples.labels)], mse_loss)
             chance = run.generator("copies", parts, noise, image)
             copies = orbit(
-                original, whole, config.copies, generator=chance, parts=parts, noise=noise, reach=config.reach
+                original, symmetry, config.copies, generator=chance, parts=parts, noise=noise, reach=config.reach
             )
+            allowed = way.restrict(symmetry)
             found = recovery(
-                original,
-                copies,
-                whole,
-                method=entry.method,
-                within=entry.within(whole),
-                task=task,
-                points=config.line,
+                original, copies, symmetry, method=way.method, within=allowed, task=task, points=config.line
             )
             return {
                 "lines": [list(curve.table) for curve in found.curves],
@@ -158,17 +132,13 @@ def measure(config: Orbits, run: Run) -> Table:
                 "seconds": found.seconds / config.copies,
             }
 
-        return run.record((config, data.name, parts, entry.label), f"{noise}-{image}", make)
+        return run.record((config, data.name, parts, way.label), f"{noise}-{image}", make)
 
-    cells = [(label, entry) for label in ORBITS for entry in ENTRIES]
-    keys = [(label, entry, noise, k) for label, entry in cells for noise in config.noises for k in range(config.images)]
-    steps = [functools.partial(one, ORBITS[label], entry, noise, k) for label, entry, noise, k in keys]
-    records: dict[tuple[str, str, float], list[Record]] = {}
-    for (label, entry, noise, _), record in zip(keys, run.each("aligning", steps), strict=True):
-        records.setdefault((label, entry.label, noise), []).append(record)
+    found = run.grid("aligning", one, list(ORBITS), WAYS, config.noises, range(config.images))
     rows = [
-        _row(label, entry, {noise: records[label, entry.label, noise] for noise in config.noises}, config.shown)
-        for label, entry in cells
+        _row(kind, way, dict(zip(config.noises, records, strict=True)), config.shown)
+        for kind, ways in zip(ORBITS, found, strict=True)
+        for way, records in zip(WAYS, ways, strict=True)
     ]
     quantities = tuple(
         Quantity(f"{what}, {noise:g}", digits)
@@ -203,24 +173,23 @@ def measure(config: Orbits, run: Run) -> Table:
     )
 
 
-def _row(label: str, entry: Entry, found: dict[float, list[Record]], shown: float) -> Row:
+def _row(kind: str, way: Way, found: dict[float, list[Record]], shown: float) -> Row:
     """One orbit and one way of aligning its copies, at every noise."""
     values: dict[str, list[list[float]]] = {}
-    curves: list[Curve] = []
     for noise, records in found.items():
-        lines = [Curve(tuple(table)) for record in records for table in record["lines"]]
         which = "" if noise == shown else f", {noise:g}"
-        values[f"barrier{which}"] = [[curve.barrier for curve in lines]]
-        values[f"distance{which}"] = [[value for record in records for value in record["distances"]]]
-        values[f"recovered{which}"] = [[value for record in records for value in record["recovered"]]]
+        curves = [Curve(tuple(line)) for record in records for line in record["lines"]]
+        values[f"barrier{which}"] = [[curve.barrier for curve in curves]]
+        for name, key in (("distance", "distances"), ("recovered", "recovered")):
+            values[f"{name}{which}"] = [[value for record in records for value in record[key]]]
         if noise == shown:
-            curves = lines
-    values["AUC"] = [[max(0.0, curve.auc) for curve in curves]]
-    values["end loss"] = [[curve.table[-1]["loss"] for curve in curves]]
-    if entry.method is not None:
+            values["AUC"] = [[max(0.0, curve.auc) for curve in curves]]
+            values["end loss"] = [[curve.table[-1]["loss"] for curve in curves]]
+    if way.method is not None:
         values["CPU ms"] = [[1000 * record["seconds"] for record in found[shown]]]
-    paper = {"barrier": PAPER[entry.label]} if label in PUBLISHED and entry.label in PAPER else {}
-    return Row(f"{label}: {entry.label}", values, paper, mean_curve(curves))
+    paper = {"barrier": PAPER[way.label]} if kind in PUBLISHED and way.label in PAPER else {}
+    lines = [line for record in found[shown] for line in record["lines"]]
+    return Row(f"{kind}: {way.label}", values, paper, mean_curve(lines))
 
 
 EXPERIMENTS = {

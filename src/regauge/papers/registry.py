@@ -1,15 +1,25 @@
 """All experiments, by paper."""
 
-from regauge.papers import deep_align, merging, orbits, posteriors, residual, resnets, shapes, sine_waves, transformers
+from regauge.papers import (
+    bayesian,
+    deep_align,
+    one_classifier,
+    orbits,
+    residual,
+    resnets,
+    shapes,
+    sine_waves,
+    transformers,
+)
 from regauge.papers.experiment import Experiments
 
 EXPERIMENTS: dict[str, Experiments] = {
     "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS,
     "002": orbits.EXPERIMENTS,
     "003": shapes.EXPERIMENTS,
-    "004": posteriors.EXPERIMENTS,
+    "004": bayesian.EXPERIMENTS,
     "extra": residual.EXPERIMENTS,
-    "merging": merging.EXPERIMENTS | resnets.EXPERIMENTS,
+    "merging": one_classifier.EXPERIMENTS | resnets.EXPERIMENTS,
     "transformers": transformers.EXPERIMENTS,
 }
 """Papers by number; "extra", "merging" and "transformers" hold what belongs to none of them."""

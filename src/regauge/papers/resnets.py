@@ -1,4 +1,4 @@
-"""ResNet20 with batch normalization on CIFAR-10: what alignment and recomputed statistics are worth, by width.
+"""ResNet20 with batch normalization on CIFAR-10: gains of alignment and of recomputed statistics, by width.
 
 References:
     Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, sections 5.2 and 5.4; Jordan et al. (2023), REPAIR, section 4.
@@ -14,18 +14,21 @@ from torch import nn
 
 import regauge as rg
 from regauge.alignment import Method
-from regauge.connect import Curve, interpolate
+from regauge.connect import interpolate
 from regauge.core.params import Params
 from regauge.data.images import ImageData
-from regauge.nets.classification import Training, split_batches
+from regauge.nets.classification import Training
 from regauge.nets.resnet import resnet20
-from regauge.papers.classifiers import DataName, Population, align, mean_curve, networks, small_images
+from regauge.papers.classifiers import DataName, Population, networks, small_images
+from regauge.papers.curves import AREA, BARRIER, halfway, mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.ways import align
 from regauge.training.optimizers import AdamW
 
 BATCH = 250
 """Images in one evaluation."""
+QUANTITIES = (BARRIER, AREA, Quantity("accuracy halfway", of=halfway("accuracy")))
 METHODS: dict[str, Method | None] = {
     "as trained": None,
     "weight matching": rg.WeightMatching(),
@@ -40,11 +43,11 @@ class Resnets:
     Attributes:
         widths: Multipliers of the 16, 32 and 64 channels.
         populations: The networks of each width.
-        pairs: Independent pairs of each width.
+        pairs: Number of independent pairs of each width.
         points: Networks on each line, both ends included.
-        read: Training images for methods that read data, and for statistics.
-        test: The first so many test images are evaluated.
-        notes: What the scale changes.
+        read: Number of training images for methods that read data, and for statistics.
+        test: Number of test images.
+        notes: Departures of the scale.
     """
 
     widths: tuple[int, ...]
@@ -74,28 +77,38 @@ def config(scale: Scale) -> Resnets:
 def measure(config: Resnets, run: Run) -> Table:
     """Train pairs of every width, align each by every method, evaluate the lines with and without new statistics."""
     data = config.populations[0].images()
-    ends = range(2 * config.pairs)
     # A cache of converted weights would keep those of the first step.
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-        trained = [networks(population, data, 1, len(ends), run)[0] for population in config.populations]
-    columns = range(len(config.widths))
-    judged = run.each(
-        "evaluating networks",
-        [functools.partial(_end, config, k, end, trained[k][end], data, run) for k in columns for end in ends],
-    )
-    rows = [(label, is_reset) for label in METHODS for is_reset in (False, True)]
-    cells = [(k, pair, row) for k in columns for pair in range(config.pairs) for row in rows]
-    inner = run.each(
-        "aligning",
-        [functools.partial(_inner, config, k, pair, *row, trained[k], data, run) for k, pair, row in cells],
-    )
-    curves: dict[tuple[int, tuple[str, bool]], list[Curve]] = {}
-    for (k, pair, row), record in zip(cells, inner, strict=True):
-        first, last = judged[len(ends) * k + 2 * pair : len(ends) * k + 2 * pair + 2]
-        curve = Curve(({"t": 0.0, **first}, *record["points"], {"t": 1.0, **last}))
-        curves.setdefault((k, row), []).append(curve)
+        trained = [networks(population, data, 1, 2 * config.pairs, run)[0] for population in config.populations]
+    columns, pairs = range(len(config.widths)), range(config.pairs)
+
+    def judge_end(k: int, end: int) -> Record:
+        population = config.populations[k]
+        settings = (population, config.test)
+        judge = population.judge(data, config.test, BATCH)
+        return run.record(settings, f"end-{end}", lambda: dict(judge.evaluate(trained[k][end])))
+
+    def judge_line(k: int, label: str, is_reset: bool, pair: int) -> Record:
+        ends = trained[k][2 * pair : 2 * pair + 2]
+        inner = _judge_inner(config, config.populations[k], label, is_reset, pair, ends, data, run)["points"]
+        first, last = judged[k][2 * pair : 2 * pair + 2]
+        return {"line": [{"t": 0.0, **first}, *inner, {"t": 1.0, **last}]}
+
+    judged = run.grid("evaluating networks", judge_end, columns, range(2 * config.pairs))
+    found = run.grid("aligning", judge_line, columns, list(METHODS), (False, True), pairs)
     population = config.populations[0]
-    accuracies = [fmean(one["accuracy"] for one in judged[len(ends) * k : len(ends) * (k + 1)]) for k in columns]
+    accuracies = [fmean(one["accuracy"] for one in ends) for ends in judged]
+    rows = [
+        Row.of(
+            f"x{config.widths[k]}: {label}" + (", new statistics" if is_reset else ""),
+            [found[k][m][is_reset]],
+            QUANTITIES,
+            curve=mean_curve([record["line"] for record in found[k][m][is_reset]]) if k == columns[-1] else (),
+        )
+        for k in columns
+        for m, label in enumerate(METHODS)
+        for is_reset in (False, True)
+    ]
     notes = (
         f"{population.examples:,} training images, {population.training.epochs} epochs of AdamW in bfloat16 (weights "
         f"and their updates in float32), learning rate up to {population.training.optimizer.lr:g} and down again, "
@@ -111,8 +124,8 @@ def measure(config: Resnets, run: Run) -> Table:
     return Table(
         f"{population.architecture.removesuffix(f', width x{config.widths[0]}')} on {data.name}",
         notes,
-        (Quantity("barrier"), Quantity("AUC"), Quantity("accuracy halfway")),
-        tuple(_row(config, k, row, curves[k, row]) for k in columns for row in rows),
+        QUANTITIES,
+        tuple(rows),
         f"test cross entropy (nats), width x{config.widths[-1]}",
     )
 
@@ -137,36 +150,25 @@ def _populations(
     )
 
 
-def _judge(config: Resnets, column: int, data: ImageData) -> rg.Task:
-    test = split_batches(data.test_images[: config.test], data.test_labels[: config.test], BATCH)
-    return rg.Task(config.populations[column].make(), test)
-
-
-def _end(config: Resnets, column: int, index: int, params: Params, data: ImageData, run: Run) -> Record:
-    """One trained network on the test images."""
-    settings = (config.populations[column], config.test)
-    return run.record(settings, f"end-{index}", lambda: dict(_judge(config, column, data).evaluate(params)))
-
-
-def _inner(
+def _judge_inner(
     config: Resnets,
-    column: int,
-    pair: int,
+    population: Population,
     label: str,
     is_reset: bool,
-    trained: Sequence[Params],
+    pair: int,
+    ends: Sequence[Params],
     data: ImageData,
     run: Run,
 ) -> Record:
-    """The networks between the ends of a pair."""
+    """Evaluate the networks between the ends of a pair."""
 
     def make() -> Record:
-        judge = _judge(config, column, data)
-        read = split_batches(data.train_images[: config.read], data.train_labels[: config.read], BATCH)
+        judge = population.judge(data, config.test, BATCH)
+        read = population.batches(data, config.read, BATCH)
         symmetry = rg.discover(judge.module, (data.test_images[:4],))
-        a, b = trained[2 * pair : 2 * pair + 2]
+        a, b = ends
         generator = run.generator("alignment", METHODS[label], pair)
-        moved = align(METHODS[label], a, b, symmetry, rg.Task(judge.module, read), generator)
+        moved, _ = align(METHODS[label], a, b, symmetry, rg.Task(judge.module, read), generator)
         points = []
         for k in range(1, config.points - 1):
             t = k / (config.points - 1)
@@ -176,22 +178,8 @@ def _inner(
             points.append({"t": t, **judge.evaluate(params)})
         return {"points": points}
 
-    settings = (config.populations[column], METHODS[label], is_reset, config.points, config.read, config.test)
+    settings = (population, METHODS[label], is_reset, config.points, config.read, config.test)
     return run.record(settings, str(pair), make)
-
-
-def _row(config: Resnets, column: int, row: tuple[str, bool], curves: Sequence[Curve]) -> Row:
-    """One method at one width; the picture shows the last width."""
-    label, is_reset = row
-    middle = config.points // 2
-    values = {
-        "barrier": [[curve.barrier for curve in curves]],
-        "AUC": [[max(0.0, curve.auc) for curve in curves]],
-        "accuracy halfway": [[curve.table[middle]["accuracy"] for curve in curves]],
-    }
-    is_last = column == len(config.widths) - 1
-    name = f"x{config.widths[column]}: {label}" + (", new statistics" if is_reset else "")
-    return Row(name, values, curve=mean_curve(curves) if is_last else ())
 
 
 EXPERIMENTS = {

@@ -5,7 +5,6 @@ References:
 """
 
 import functools
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,15 +12,14 @@ import torch
 
 import regauge as rg
 from regauge.alignment import Method
-from regauge.connect import Curve
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.data.waves import Waves, waves
 from regauge.nets.siren import Siren, plain_population
-from regauge.papers.classifiers import align, mean_curve
+from regauge.papers.curves import AREA, BARRIER, mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.symmetries import permutations_only, without_shifts
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.ways import Way, align, permutations_only, whole, without_shifts
 from regauge.training.descent import Descent
 from regauge.training.optimizers import Adam
 from regauge.training.signals import fit_signals
@@ -37,11 +35,11 @@ class SineWaves:
     """The settings.
 
     Attributes:
-        pairs: Waves, each fitted by two networks.
-        points: Where the networks are fitted; they are judged halfway between these.
+        pairs: Number of waves, each fitted by two networks.
+        points: Number of points where the networks are fitted; they are judged halfway between these.
         fitting: Steps and learning rate.
         line: Points on each line.
-        notes: What the scale changes.
+        notes: Departures of the scale.
     """
 
     pairs: int
@@ -66,60 +64,58 @@ def config(scale: Scale) -> SineWaves:
 SYMMETRIES: Mapping[str, Callable[[rg.Symmetry], rg.Symmetry]] = {
     "permutations": permutations_only,
     "permutations and signs": without_shifts,
-    "all that discovery finds": lambda symmetry: symmetry,
+    "all that discovery finds": whole,
 }
 METHODS: Mapping[str, Method] = {
     "weight matching": rg.WeightMatching(),
     "activation matching": rg.ActivationMatching(),
     "mixed matching": rg.MixedMatching(),
 }
+WAYS = (
+    Way("as fitted"),
+    *(Way(f"{name}, {part}", method, SYMMETRIES[part]) for name, method in METHODS.items() for part in SYMMETRIES),
+)
+QUANTITIES = (
+    Quantity("weight distance", 2),
+    BARRIER,
+    AREA,
+    Quantity("copies recovered", 2),
+    Quantity("CPU s", 4),
+)
 
 
 def measure(config: SineWaves, run: Run) -> Table:
     """Align the two networks of each wave, and copies of the first that a random element has moved."""
     module = Siren(1, 32, 1)
     data = waves(config.pairs, config.points, generator=run.generator("waves"))
-    networks = fitted(config, module, data, run)
-    whole = rg.discover(module, (data.inputs,))
-    cells: list[tuple[str, Method | None, str]] = [("as fitted", None, "all that discovery finds")]
-    cells += [(f"{name}, {part}", method, part) for name, method in METHODS.items() for part in SYMMETRIES]
+    networks = fit_pairs(config, module, data, run)
+    symmetry = rg.discover(module, (data.inputs,))
 
-    def one(method: Method | None, part: str, pair: int) -> Record:
+    def one(way: Way, pair: int) -> Record:
+        part = next(name for name, restrict in SYMMETRIES.items() if restrict is way.restrict)
+
         def make() -> Record:
-            symmetry = SYMMETRIES[part](whole)
+            allowed = way.restrict(symmetry)
             a, b = ({name: t[2 * pair + k] for name, t in networks.items()} for k in (0, 1))
-            copy = whole.act(whole.random(run.generator("copy", pair)), a)
+            copy = symmetry.act(symmetry.random(run.generator("copy", pair)), a)
             task = rg.Task(module, [(data.inputs, data.targets[pair])], torch.nn.functional.mse_loss)
             judge = rg.Task(module, [(data.test_inputs, data.test_targets[pair])], torch.nn.functional.mse_loss)
-            chance = run.generator("alignment", method, part, pair)
-            began = time.thread_time()
-            moved = align(method, a, b, symmetry, task, chance)
-            seconds = time.thread_time() - began
-            curve = rg.line(a, moved, judge, points=config.line)
+            chance = run.generator("alignment", way.method, part, pair)
+            moved, seconds = align(way.method, a, b, allowed, task, chance)
+            found, _ = align(way.method, a, copy, allowed, task, chance)
             return {
-                "line": list(curve.table),
-                "distance": distance(a, moved),
-                "recovered": is_recovered(a, align(method, a, copy, symmetry, task, chance)),
-                "seconds": seconds,
+                "line": list(rg.line(a, moved, judge, points=config.line).table),
+                "weight distance": distance(a, moved),
+                "copies recovered": float(is_recovered(a, found)),
+                "CPU s": seconds if way.method else None,
             }
 
-        return run.record((config, method, part), f"{pair}", make)
+        return run.record((config, way.method, part), f"{pair}", make)
 
-    steps = [functools.partial(one, method, part, pair) for _, method, part in cells for pair in range(config.pairs)]
-    records = run.each("aligning", steps)
-    rows = []
-    for k, (label, method, _) in enumerate(cells):
-        found = records[k * config.pairs : (k + 1) * config.pairs]
-        curves = [Curve(tuple(record["line"])) for record in found]
-        values = {
-            "weight distance": [[record["distance"] for record in found]],
-            "barrier": [[curve.barrier for curve in curves]],
-            "AUC": [[max(0.0, curve.auc) for curve in curves]],
-            "copies recovered": [[float(record["recovered"]) for record in found]],
-        }
-        if method is not None:
-            values["CPU s"] = [[record["seconds"] for record in found]]
-        rows.append(Row(label, values, curve=mean_curve(curves)))
+    rows = [
+        Row.of(way.label, [records], QUANTITIES, curve=mean_curve([record["line"] for record in records]))
+        for way, records in zip(WAYS, run.grid("aligning", one, WAYS, range(config.pairs)), strict=True)
+    ]
     ends = [row["loss"] for row in (rows[0].curve[0], rows[0].curve[-1])]
     notes = (
         f"{config.pairs} waves sin(a x) on [-pi, pi] with a uniform in [0.5, 10], each fitted by two networks "
@@ -133,17 +129,10 @@ def measure(config: SineWaves, run: Run) -> Table:
         "the paper shows this experiment as a figure, without numbers",
         *config.notes,
     )
-    quantities = (
-        Quantity("weight distance", 2),
-        Quantity("barrier"),
-        Quantity("AUC"),
-        Quantity("copies recovered", 2),
-        Quantity("CPU s", 4),
-    )
-    return Table("Networks of sine waves", notes, quantities, tuple(rows), "test mean squared error")
+    return Table("Networks of sine waves", notes, QUANTITIES, tuple(rows), "test mean squared error")
 
 
-def fitted(config: SineWaves, module: Siren, data: Waves, run: Run) -> Params:
+def fit_pairs(config: SineWaves, module: Siren, data: Waves, run: Run) -> Params:
     """Both networks of every wave, next to each other along the model axis."""
     targets = data.targets.repeat_interleave(2, dim=0)
 

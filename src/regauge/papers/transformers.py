@@ -15,21 +15,22 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.alignment import Method
-from regauge.connect import Curve, Path
+from regauge.connect import Path
 from regauge.core.params import Params
 from regauge.data.images import digits, mnist
 from regauge.data.text import help_topics, windows
 from regauge.nets.classification import Training, split_batches, train
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
-from regauge.papers.classifiers import align, mean_curve
+from regauge.papers.classifiers import name_training
+from regauge.papers.curves import AREA, BARRIER, MIDPOINT, halfway, mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.symmetries import permutations_only, without_matrices
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.ways import align, permutations_only, without_matrices
 from regauge.training.optimizers import AdamW
 
 Family = Literal["vit", "gpt", "llama"]
 Part = Literal["permutations", "discrete", "all"]
-"""What of the symmetry is used: orders; orders, signs and scales; rotations and invertible matrices too."""
+"""The part of the symmetry that is used: orders; orders, signs and scales; rotations and invertible matrices too."""
 
 FAMILIES: Mapping[Family, str] = {
     "vit": "vision transformers",
@@ -37,9 +38,16 @@ FAMILIES: Mapping[Family, str] = {
     "llama": "Llama style language models",
 }
 REPAIR_BATCHES = 4
-"""Of those that methods read."""
+"""Batches for repair, among those that methods read."""
 DESCENT_LR = 0.02
-"""Of the descent on rotations."""
+"""Learning rate of the descent on rotations."""
+QUANTITIES = (
+    BARRIER,
+    AREA,
+    MIDPOINT,
+    Quantity("accuracy", of=halfway("accuracy")),
+    Quantity("CPU s", 1),
+)
 
 
 @dataclass(frozen=True)
@@ -59,14 +67,14 @@ class Examples:
     test_targets: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Population:
     """Transformers of one architecture, trained on the same data from different seeds.
 
     Attributes:
-        data: Its name.
+        data: Name of the data.
         architecture: In words; networks are stored under it.
-        training: How each is trained.
+        training: Settings of the training of each.
         make: Builds the module.
         load: Reads the data.
     """
@@ -74,18 +82,22 @@ class Population:
     data: str
     architecture: str
     training: Training
-    make: Callable[[], GPT | Llama | ViT] = field(repr=False, compare=False)
-    load: Callable[[], Examples] = field(repr=False, compare=False)
+    make: Callable[[], GPT | Llama | ViT] = field(compare=False)
+    load: Callable[[], Examples] = field(compare=False)
+
+    def __repr__(self) -> str:
+        training = name_training(self.training)
+        return f"Population(data={self.data!r}, architecture={self.architecture!r}, training={training})"
 
 
 @dataclass(frozen=True)
-class Entry:
+class TransformerWay:
     """One row of the table.
 
     Attributes:
         label: Its name.
-        part: What of the symmetry the method may use; None leaves the second network as it is.
-        method: How it is aligned.
+        part: The part of the symmetry that the method may use; None leaves the second network as it is.
+        method: The method of alignment.
         after: The row whose aligned network it starts from; the trained one unless given.
         is_folded: Whether the gains of both networks are folded first, so that the stream can be rotated.
         is_repaired: Whether the networks between the ends are repaired.
@@ -105,17 +117,17 @@ class Transformers:
 
     Attributes:
         population: The networks.
-        entries: The rows.
-        pairs: How many.
+        ways: The rows.
+        pairs: Number of pairs.
         points: Networks on each line, both ends included.
-        read: Training examples for methods that read data, and for repair.
-        batch: Of these.
-        test: The first so many test examples are evaluated.
-        notes: What the scale changes.
+        read: Number of training examples for methods that read data, and for repair.
+        batch: Size of the batches of these.
+        test: Number of test examples.
+        notes: Departures of the scale.
     """
 
     population: Population
-    entries: tuple[Entry, ...]
+    ways: tuple[TransformerWay, ...]
     pairs: int
     points: int
     read: int
@@ -136,7 +148,7 @@ def vision(scale: Scale) -> Population:
         return Examples(data.train_images, data.train_labels, data.test_images, data.test_labels)
 
     name = "digits" if is_smoke else "MNIST"
-    return Population(name, described(make()), _training(is_smoke, epochs=8, batch=128), make, load)
+    return Population(name, describe(make()), _training(is_smoke, epochs=8, batch=128), make, load)
 
 
 def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
@@ -158,10 +170,10 @@ def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
         return Examples(*windows(train, context), *windows(test, context))
 
     training = _training(is_smoke, epochs=10, batch=64)
-    return Population(f"{text.name}, pieces of {context}", described(make()), training, make, load)
+    return Population(f"{text.name}, pieces of {context}", describe(make()), training, make, load)
 
 
-def described(module: nn.Module) -> str:
+def describe(module: nn.Module) -> str:
     """Family and size of a transformer."""
     assert isinstance(module, GPT | Llama | ViT)
     name = {GPT: "GPT-2 style", Llama: "Llama style", ViT: "ViT"}[type(module)]
@@ -170,7 +182,7 @@ def described(module: nn.Module) -> str:
 
 
 def networks(population: Population, data: Examples, count: int, run: Run) -> list[Params]:
-    """That many trained networks."""
+    """Train `count` networks."""
 
     def one(index: int) -> Params:
         def make() -> Params:
@@ -182,8 +194,7 @@ def networks(population: Population, data: Examples, count: int, run: Run) -> li
 
         return run.network(population, str(index), make)
 
-    label = f"training {population.architecture}"
-    return run.each(label, [functools.partial(one, index) for index in range(count)])
+    return run.grid(f"training {population.architecture}", one, range(count))
 
 
 def config(family: Family, scale: Scale) -> Transformers:
@@ -192,13 +203,13 @@ def config(family: Family, scale: Scale) -> Transformers:
     is_text = family != "vit"
     if scale == "smoke":
         notes = ("a test run on tiny networks, which are hardly trained and say nothing about the methods",)
-        return Transformers(population, _entries(4), 1, points=3, read=40, batch=20, test=60, notes=notes)
+        return Transformers(population, _ways(4), 1, points=3, read=40, batch=20, test=60, notes=notes)
     read, batch, test = (3000, 50, 300) if is_text else (20_000, 250, 2000)
     pairs, steps = (2, 200) if scale == "cpu" else (5, 1000)
-    return Transformers(population, _entries(steps), pairs, points=25, read=read, batch=batch, test=test)
+    return Transformers(population, _ways(steps), pairs, points=25, read=read, batch=batch, test=test)
 
 
-def _entries(steps: int) -> tuple[Entry, ...]:
+def _ways(steps: int) -> tuple[TransformerWay, ...]:
     rotated = "rotations, mixed matching"
     descent = rg.ContinuousDescent(init=None, steps=steps, lr=DESCENT_LR)
     soft, straight = (
@@ -206,18 +217,18 @@ def _entries(steps: int) -> tuple[Entry, ...]:
         rg.StraightThrough(init=None, steps=steps // 2, checks=2),
     )
     return (
-        Entry("as trained"),
-        Entry("permutations, weight matching", "permutations", rg.WeightMatching()),
-        Entry("permutations, mixed matching", "permutations", rg.MixedMatching()),
-        Entry("all discrete kinds, mixed matching", "discrete", rg.MixedMatching()),
-        Entry("rotations, weight matching", "all", rg.WeightMatching(), is_folded=True),
-        Entry("rotations, activation matching", "all", rg.ActivationMatching(), is_folded=True),
-        Entry(rotated, "all", rg.MixedMatching(), is_folded=True),
-        Entry("then continuous descent", "all", descent, after=rotated, is_folded=True),
-        Entry("the same, repaired", after="then continuous descent", is_folded=True, is_repaired=True),
-        Entry("mixed matching, then straight-through", "all", straight, after=rotated, is_folded=True),
-        Entry("mixed matching, then Sinkhorn", "all", soft, after=rotated, is_folded=True),
-        Entry("Sinkhorn, then descent", "all", descent, after="mixed matching, then Sinkhorn", is_folded=True),
+        TransformerWay("as trained"),
+        TransformerWay("permutations, weight matching", "permutations", rg.WeightMatching()),
+        TransformerWay("permutations, mixed matching", "permutations", rg.MixedMatching()),
+        TransformerWay("all discrete kinds, mixed matching", "discrete", rg.MixedMatching()),
+        TransformerWay("rotations, weight matching", "all", rg.WeightMatching(), is_folded=True),
+        TransformerWay("rotations, activation matching", "all", rg.ActivationMatching(), is_folded=True),
+        TransformerWay(rotated, "all", rg.MixedMatching(), is_folded=True),
+        TransformerWay("then continuous descent", "all", descent, after=rotated, is_folded=True),
+        TransformerWay("the same, repaired", after="then continuous descent", is_folded=True, is_repaired=True),
+        TransformerWay("mixed matching, then straight-through", "all", straight, after=rotated, is_folded=True),
+        TransformerWay("mixed matching, then Sinkhorn", "all", soft, after=rotated, is_folded=True),
+        TransformerWay("Sinkhorn, then descent", "all", descent, after="mixed matching, then Sinkhorn", is_folded=True),
     )
 
 
@@ -225,11 +236,12 @@ def measure(config: Transformers, run: Run) -> Table:
     """Train the networks, align each pair in every way, and evaluate the line between the two."""
     population, data = config.population, config.population.load()
     trained = networks(population, data, 2 * config.pairs, run)
-    pairs = [Pair(config, data, trained[2 * k], trained[2 * k + 1], k, run) for k in range(config.pairs)]
-    steps = [functools.partial(pair.line, entry) for pair in pairs for entry in config.entries]
-    records = run.each("aligning", steps)
-    count = len(config.entries)
-    rows = tuple(_row(entry, records[k::count]) for k, entry in enumerate(config.entries))
+    pairs = [TransformerPair(config, data, trained[2 * k], trained[2 * k + 1], k, run) for k in range(config.pairs)]
+    found = run.grid("aligning", lambda way, pair: pair.line(way), config.ways, pairs)
+    rows = [
+        Row.of(way.label, [records], QUANTITIES, curve=mean_curve([record["line"] for record in records]))
+        for way, records in zip(config.ways, found, strict=True)
+    ]
     training = population.training
     notes = (
         f"{population.architecture}, on {population.data}; {training.epochs} epochs of AdamW over "
@@ -240,59 +252,54 @@ def measure(config: Transformers, run: Run) -> Table:
         f"{min(config.read, len(data.train_targets)):,} training examples; CPU seconds include those of earlier rows",
         *config.notes,
     )
-    quantities = tuple(
-        Quantity(*of) for of in (("barrier", 3), ("AUC", 3), ("midpoint", 3), ("accuracy", 3), ("CPU s", 1))
-    )
-    return Table(
-        f"{population.architecture}, on {population.data}", notes, quantities, rows, "test cross entropy (nats)"
-    )
+    title = f"{population.architecture}, on {population.data}"
+    return Table(title, notes, QUANTITIES, tuple(rows), "test cross entropy (nats)")
 
 
-class Pair:
+class TransformerPair:
     """Two networks, and every way to align the second one."""
 
     def __init__(self, config: Transformers, data: Examples, a: Params, b: Params, index: int, run: Run) -> None:
         self._config, self._data, self._index, self._run = config, data, index, run
         self._networks, self._module = (a, b), config.population.make()
-        self._entries = {entry.label: entry for entry in config.entries}
+        self._ways = {way.label: way for way in config.ways}
         # Drawn from all of them: a text's beginning tells little about the rest.
         chosen = torch.randperm(len(data.train_targets), generator=run.generator("read", index))[: config.read]
         self._read = split_batches(data.train_inputs[chosen], data.train_targets[chosen], config.batch)
 
-    def line(self, entry: Entry) -> Record:
+    def line(self, way: TransformerWay) -> Record:
         """Loss and accuracy along the line to the second network, and what the alignment cost."""
         config = self._config
 
         def make() -> Record:
-            a, _ = self._ends(entry.is_folded)
-            b, seconds = self._aligned(entry)
+            a, _ = self._ends(way.is_folded)
+            b, seconds = self._align(way)
             test = split_batches(self._data.test_inputs[: config.test], self._data.test_targets[: config.test])
             judge = rg.Task(self._module, test)
             path: Path = rg.connect.Straight()
-            if entry.is_repaired:
+            if way.is_repaired:
                 path = rg.connect.Repaired(judge.module, [inputs for inputs, _ in self._read[:REPAIR_BATCHES]])
             curve = rg.line(a, b, judge, points=config.points, path=path)
-            return {"seconds": seconds, "line": list(curve.table)}
+            return {"CPU s": seconds if way.part else None, "line": list(curve.table)}
 
-        evaluation = (config.points, config.test, entry.is_repaired)
-        return self._run.record((*self._settings(entry), evaluation), str(self._index), make)
+        evaluation = (config.points, config.test, way.is_repaired)
+        return self._run.record((*self._settings(way), evaluation), str(self._index), make)
 
-    def _aligned(self, entry: Entry) -> tuple[Params, float]:
+    def _align(self, way: TransformerWay) -> tuple[Params, float]:
         """The second network as a row leaves it, and the CPU seconds that led there."""
-        begin, before = self._ends(entry.is_folded)[1], 0.0
-        if entry.after is not None:
-            begin, before = self._aligned(self._entries[entry.after])
-        part, key = entry.part, str(self._index)
+        begin, before = self._ends(way.is_folded)[1], 0.0
+        if way.after is not None:
+            begin, before = self._align(self._ways[way.after])
+        part, key = way.part, str(self._index)
         if part is None:
             return begin, before
-        settings = self._settings(entry)
+        settings = self._settings(way)
 
         def move() -> Params:
             task = rg.Task(self._module, self._read)
             generator = self._run.generator("alignment", *settings, self._index)
-            return align(
-                entry.method, self._ends(entry.is_folded)[0], begin, self._symmetry(part, entry), task, generator
-            )
+            first, symmetry = self._ends(way.is_folded)[0], self._symmetry(part, way)
+            return align(way.method, first, begin, symmetry, task, generator)[0]
 
         def timed() -> Record:
             began = time.thread_time()
@@ -302,15 +309,15 @@ class Pair:
         seconds = self._run.record(settings, key, timed)["seconds"]
         return self._run.network(settings, key, move), before + seconds
 
-    def _settings(self, entry: Entry) -> tuple[object, ...]:
+    def _settings(self, way: TransformerWay) -> tuple[object, ...]:
         """What the alignment of a row depends on, the rows before it included."""
         config = self._config
-        before = () if entry.after is None else self._settings(self._entries[entry.after])
-        own = () if entry.part is None else (entry.part, entry.method)
-        return (*(before or (config.population, config.read, config.batch, entry.is_folded)), *own)
+        before = () if way.after is None else self._settings(self._ways[way.after])
+        own = () if way.part is None else (way.part, way.method)
+        return (*(before or (config.population, config.read, config.batch, way.is_folded)), *own)
 
-    def _symmetry(self, part: Part, entry: Entry) -> rg.Symmetry:
-        whole = self._rotated if entry.is_folded else self._plain
+    def _symmetry(self, part: Part, way: TransformerWay) -> rg.Symmetry:
+        whole = self._rotated if way.is_folded else self._plain
         if part == "all":
             return whole
         return permutations_only(whole) if part == "permutations" else without_matrices(whole)
@@ -339,20 +346,6 @@ class Pair:
     @property
     def _example(self) -> tuple[Tensor]:
         return (self._data.test_inputs[:4],)
-
-
-def _row(entry: Entry, records: list[Record]) -> Row:
-    curves = [Curve(tuple(record["line"])) for record in records]
-    middle = [curve.table[len(curve.table) // 2] for curve in curves]
-    values = {
-        "barrier": [[curve.barrier for curve in curves]],
-        "AUC": [[max(0.0, curve.auc) for curve in curves]],
-        "midpoint": [[row["loss"] for row in middle]],
-        "accuracy": [[row["accuracy"] for row in middle]],
-    }
-    if entry.part is not None:
-        values["CPU s"] = [[record["seconds"] for record in records]]
-    return Row(entry.label, values, curve=mean_curve(curves))
 
 
 def _training(is_smoke: bool, *, epochs: int, batch: int) -> Training:

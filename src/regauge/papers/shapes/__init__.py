@@ -7,8 +7,8 @@ References:
 import functools
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.shapes import alignment, basin, embeddings, reconstructions
-from regauge.papers.shapes.pairs import study
+from regauge.papers.shapes import alignment, embeddings, reconstructions, straightening
+from regauge.papers.shapes.study import study
 
 EXPERIMENTS = {
     "alignment": Experiment(
@@ -22,7 +22,7 @@ EXPERIMENTS = {
     "reconstructions": Experiment(
         "figures 3.9 to 3.11, what networks on the path show", reconstructions.config, reconstructions.measure
     ),
-    "basin": Experiment("section 3.4, lines made flat by training", basin.config, basin.measure),
+    "basin": Experiment("section 3.4, lines made flat by training", straightening.config, straightening.measure),
     "embeddings": Experiment(
         "figure 3.4, distances of embeddings by an encoder trained here", embeddings.config, embeddings.measure
     ),
@@ -31,7 +31,7 @@ EXPERIMENTS = {
     ),
     "basin-512": Experiment(
         "section 3.4 at the paper's width, without hypernetwork",
-        functools.partial(basin.config, width=512),
-        basin.measure,
+        functools.partial(straightening.config, width=512),
+        straightening.measure,
     ),
 }

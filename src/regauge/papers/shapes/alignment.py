@@ -1,9 +1,9 @@
-"""Figures 3.1 to 3.3 and section 3.3 of paper 003, and what the whole symmetry of sine units adds to them."""
+"""Figures 3.1 to 3.3 and section 3.3 of paper 003, with the whole symmetry of sine units in addition."""
 
 import functools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
@@ -11,51 +11,39 @@ import torch
 from torch import Tensor
 
 import regauge as rg
-from regauge.alignment import Method
-from regauge.connect import Curve, Path
+from regauge.connect import Path
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
-from regauge.papers.classifiers import mean_curve
+from regauge.papers.curves import AREA, BARRIER, halfway, mean_curve
 from regauge.papers.experiment import Run
-from regauge.papers.shapes.pairs import Shape, Study, networks, pairs, samples, task
-from regauge.papers.symmetries import permutations_only, without_shifts
+from regauge.papers.shapes.study import Shape, Study, networks, samples, task
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.ways import Way, permutations_only, without_shifts
 
 READ = 10_000
 """Samples that methods and repair read."""
 QUANTITIES = (
-    Quantity("barrier"),
-    Quantity("AUC"),
-    Quantity("highest loss"),
-    Quantity("loss halfway"),
+    BARRIER,
+    AREA,
+    Quantity("highest loss", of=lambda record: max(row["loss"] for row in record["line"])),
+    Quantity("loss halfway", of=halfway("loss")),
     Quantity("weight distance", 2),
     Quantity("units that stay"),
     Quantity("CPU s", 2),
 )
 
 
-def whole(symmetry: rg.Symmetry) -> rg.Symmetry:
-    """All of the symmetry."""
-    return symmetry
-
-
 @dataclass(frozen=True)
-class Way:
-    """One row.
+class ShapeWay(Way):
+    """A row of a comparison of networks of shapes.
 
     Attributes:
-        label: In words.
-        method: What aligns the second network; None leaves it.
-        restrict: Takes the symmetry to the part of it that is used.
         second: Which second network: from the same start, the same moved by a hidden element, or from another start.
         is_repaired: Whether networks between the ends are repaired.
-        view: What the method sees of two networks; what it finds moves the network itself.
-        pruned: Share of the parameters of both networks, the smallest ones, that are zero.
+        view: The form in which the method sees two networks; the element that it finds moves the network itself.
+        pruned: Share of the parameters of both networks, the smallest ones, that are set to zero.
     """
 
-    label: str
-    method: Method | None = None
-    restrict: Callable[[rg.Symmetry], rg.Symmetry] = field(default=whole)
     second: Literal["same", "hidden", "other"] = "other"
     is_repaired: bool = False
     view: Callable[[Params, Params], tuple[Params, Params]] | None = None
@@ -64,19 +52,19 @@ class Way:
 
 def own_ranges(a: Params, b: Params) -> tuple[Params, Params]:
     """Every tensor of either network stretched to [0, 1] by its own least and largest value."""
-    first, second = ({name: _stretched(tensor, tensor) for name, tensor in params.items()} for params in (a, b))
+    first, second = ({name: _stretch(tensor, tensor) for name, tensor in params.items()} for params in (a, b))
     return first, second
 
 
 def joint_ranges(a: Params, b: Params) -> tuple[Params, Params]:
     """Every tensor stretched by the least and the largest value of both networks."""
     both = {name: torch.stack([tensor, b[name]]) for name, tensor in a.items()}
-    first, second = ({name: _stretched(tensor, both[name]) for name, tensor in params.items()} for params in (a, b))
+    first, second = ({name: _stretch(tensor, both[name]) for name, tensor in params.items()} for params in (a, b))
     return first, second
 
 
-def _stretched(tensor: Tensor, span: Tensor) -> Tensor:
-    """The range of `span` becomes [0, 1]; what has no range becomes 0."""
+def _stretch(tensor: Tensor, span: Tensor) -> Tensor:
+    """Map the range of `span` to [0, 1], and constants to 0."""
     low, width = span.min(), span.max() - span.min()
     return (tensor - low) / torch.where(width > 0, width, 1.0)
 
@@ -84,34 +72,34 @@ def _stretched(tensor: Tensor, span: Tensor) -> Tensor:
 WEIGHTS = rg.WeightMatching()
 ACTIVATIONS = rg.ActivationMatching()
 WAYS = (
-    Way("same start", second="same"),
-    Way("same start, weights, permutations", WEIGHTS, permutations_only, "same"),
-    Way("same start, hidden copy, weights, permutations", WEIGHTS, permutations_only, "hidden"),
-    Way("same start, hidden copy, weights, and signs", WEIGHTS, without_shifts, "hidden"),
-    Way("same start, hidden copy, weights, whole group", WEIGHTS, second="hidden"),
-    Way("different starts"),
-    Way("weights, permutations", WEIGHTS, permutations_only),
-    Way("weights, permutations and signs", WEIGHTS, without_shifts),
-    Way("weights, whole group", WEIGHTS),
-    Way("activations, permutations", ACTIVATIONS, permutations_only),
-    Way("activations, permutations and signs", ACTIVATIONS, without_shifts),
-    Way("activations, whole group", ACTIVATIONS),
-    Way("weights, permutations, repaired", WEIGHTS, permutations_only, is_repaired=True),
-    Way("weights, whole group, repaired", WEIGHTS, is_repaired=True),
-    Way("activations, permutations, repaired", ACTIVATIONS, permutations_only, is_repaired=True),
-    Way("activations, whole group, repaired", ACTIVATIONS, is_repaired=True),
-    Way("activations, whole group, then Sinkhorn", rg.Sinkhorn(init=ACTIVATIONS)),
+    ShapeWay("same start", second="same"),
+    ShapeWay("same start, weights, permutations", WEIGHTS, permutations_only, second="same"),
+    ShapeWay("same start, hidden copy, weights, permutations", WEIGHTS, permutations_only, second="hidden"),
+    ShapeWay("same start, hidden copy, weights, and signs", WEIGHTS, without_shifts, second="hidden"),
+    ShapeWay("same start, hidden copy, weights, whole group", WEIGHTS, second="hidden"),
+    ShapeWay("different starts"),
+    ShapeWay("weights, permutations", WEIGHTS, permutations_only),
+    ShapeWay("weights, permutations and signs", WEIGHTS, without_shifts),
+    ShapeWay("weights, whole group", WEIGHTS),
+    ShapeWay("activations, permutations", ACTIVATIONS, permutations_only),
+    ShapeWay("activations, permutations and signs", ACTIVATIONS, without_shifts),
+    ShapeWay("activations, whole group", ACTIVATIONS),
+    ShapeWay("weights, permutations, repaired", WEIGHTS, permutations_only, is_repaired=True),
+    ShapeWay("weights, whole group, repaired", WEIGHTS, is_repaired=True),
+    ShapeWay("activations, permutations, repaired", ACTIVATIONS, permutations_only, is_repaired=True),
+    ShapeWay("activations, whole group, repaired", ACTIVATIONS, is_repaired=True),
+    ShapeWay("activations, whole group, then Sinkhorn", rg.Sinkhorn(init=ACTIVATIONS)),
 )
 VARIANTS = (
-    Way("weights, permutations", WEIGHTS, permutations_only),
-    Way("minmax1, permutations", WEIGHTS, permutations_only, view=own_ranges),
-    Way("minmax2, permutations", WEIGHTS, permutations_only, view=joint_ranges),
-    Way("half pruned, different starts", pruned=0.5),
-    Way("half pruned, permutations", WEIGHTS, permutations_only, pruned=0.5),
-    Way("half pruned, whole group", WEIGHTS, pruned=0.5),
-    Way("80% pruned, different starts", pruned=0.8),
-    Way("80% pruned, permutations", WEIGHTS, permutations_only, pruned=0.8),
-    Way("80% pruned, whole group", WEIGHTS, pruned=0.8),
+    ShapeWay("weights, permutations", WEIGHTS, permutations_only),
+    ShapeWay("minmax1, permutations", WEIGHTS, permutations_only, view=own_ranges),
+    ShapeWay("minmax2, permutations", WEIGHTS, permutations_only, view=joint_ranges),
+    ShapeWay("half pruned, different starts", pruned=0.5),
+    ShapeWay("half pruned, permutations", WEIGHTS, permutations_only, pruned=0.5),
+    ShapeWay("half pruned, whole group", WEIGHTS, pruned=0.5),
+    ShapeWay("80% pruned, different starts", pruned=0.8),
+    ShapeWay("80% pruned, permutations", WEIGHTS, permutations_only, pruned=0.8),
+    ShapeWay("80% pruned, whole group", WEIGHTS, pruned=0.8),
 )
 """Section 3.3 of the paper."""
 PICTURED = (
@@ -133,24 +121,26 @@ CLAIMS = {
 }
 
 
-def measure(study: Study, run: Run, ways: tuple[Way, ...] = WAYS) -> Table:
+def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
     """Fit the networks, align every pair in every way, and evaluate the lines."""
     found = networks(study, run)
-    cells = [
-        (way, one, k)
-        for way in ways
-        for one, k in pairs(found, study.pairs)
-        if way.second == "other" or k == 0  # One network from the same start for each shape.
-    ]
-    records = run.each("aligning", [functools.partial(_record, study, *cell, run) for cell in cells])
+    # One network from the same start for each shape, but several from starts of their own.
+    counts = {way: study.pairs if way.second == "other" else 1 for way in ways}
+    cells = {way: [(one, k) for one in found for k in range(counts[way])] for way in ways}
+    steps = [functools.partial(_record, study, way, *cell, run) for way, own in cells.items() for cell in own]
+    records = iter(run.each("aligning", steps))
     rows = []
     for way in ways:
-        of = [(one, k, record) for (other, one, k), record in zip(cells, records, strict=True) if other is way]
-        rows.append(_row(way, study, of))
+        by_shape: dict[str, list[Record]] = {}
+        for one, _ in cells[way]:
+            by_shape.setdefault(one.name, []).append(next(records))
+        lines = [record["line"] for own in by_shape.values() for record in own]
+        curve = mean_curve(lines) if way.label in PICTURED or way in VARIANTS else ()
+        rows.append(Row.of(way.label, list(by_shape.values()), QUANTITIES, curve=curve))
     constant = fmean(_constant(study, one, run) for one in found)
     notes = (
         CLAIMS[ways],
-        f"{study.described()}; ± is the standard error over shapes and pairs, 'over seeds' the standard deviation of "
+        f"{study.description}; ± is the standard error over shapes and pairs, 'over seeds' the standard deviation of "
         "the means of the shapes",
         f"loss: cross entropy in nats on 10,000 samples of both samplings; the best constant prediction has "
         f"{constant:.3f}. Methods and repair read {READ:,} samples of the second sampling",
@@ -167,10 +157,10 @@ def measure(study: Study, run: Run, ways: tuple[Way, ...] = WAYS) -> Table:
     )
 
 
-def moved(
-    way: Way, study: Study, one: Shape, k: int, symmetry: rg.Symmetry, judge: rg.Task, run: Run
+def move_second(
+    way: ShapeWay, study: Study, one: Shape, k: int, symmetry: rg.Symmetry, judge: rg.Task, run: Run
 ) -> tuple[Params, rg.Element | None, float]:
-    """The second network of a pair, aligned; how; and the CPU seconds of that."""
+    """Align the second network of a pair; return it, the element, and the CPU seconds of the alignment."""
     second = one.others[k] if way.second == "other" else one.same
     if way.second == "hidden":
         second = symmetry.act(symmetry.random(run.generator("hidden", one.name)), second)
@@ -188,7 +178,7 @@ def moved(
     return part.act(element, second), element, time.thread_time() - began
 
 
-def path_of(way: Way, study: Study, one: Shape, judge: rg.Task, run: Run) -> Path:
+def path_of(way: ShapeWay, study: Study, one: Shape, judge: rg.Task, run: Run) -> Path:
     """The straight line, or that with its networks repaired."""
     if not way.is_repaired:
         return rg.connect.Straight()
@@ -197,54 +187,35 @@ def path_of(way: Way, study: Study, one: Shape, judge: rg.Task, run: Run) -> Pat
     return rg.connect.Repaired(judge.module, [read.points[order]])
 
 
-def _record(study: Study, way: Way, one: Shape, k: int, run: Run) -> Record:
+def _record(study: Study, way: ShapeWay, one: Shape, k: int, run: Run) -> Record:
     one = one.pruned(way.pruned)
 
     def make() -> Record:
         judge = task(study, one.name, run)
         symmetry = rg.discover(judge.module, (torch.zeros(2, study.inr.in_features),))
-        second, element, seconds = moved(way, study, one, k, symmetry, judge, run)
+        second, element, seconds = move_second(way, study, one, k, symmetry, judge, run)
         path = path_of(way, study, one, judge, run)
         curve = rg.line(one.first, second, judge, points=study.points, path=path)
-        record: Record = {"line": list(curve.table), "distance": distance(one.first, second), "seconds": seconds}
-        if element is not None:
-            record["stay"] = _staying(element, symmetry)
-        return record
+        return {
+            "line": list(curve.table),
+            "weight distance": distance(one.first, second),
+            "units that stay": None if element is None else _share_fixed(element, symmetry),
+            "CPU s": None if element is None else seconds,
+        }
 
     settings = (study.inr, study.fit, study.queries, study.points, way.method, way.restrict.__name__, way.second)
     more = (way.view.__name__ if way.view else "", way.pruned)
     return run.record((*settings, way.is_repaired, *(more if any(more) else ())), f"{one.name}-{k}", make)
 
 
-def _staying(element: rg.Element, symmetry: rg.Symmetry) -> float:
-    """Share of units that stay where they are."""
+def _share_fixed(element: rg.Element, symmetry: rg.Symmetry) -> float:
+    """Share of units that the permutation leaves in their places."""
     stay = total = 0
     for group in symmetry.groups:
         perm = element[group.name].perm
         total += group.size
         stay += group.size if perm is None else int((perm == torch.arange(len(perm))).sum())
     return stay / total
-
-
-def _row(way: Way, study: Study, of: Sequence[tuple[Shape, int, Record]]) -> Row:
-    curves = [Curve(tuple(record["line"])) for _, _, record in of]
-    by_shape = {one.name: [j for j, (other, _, _) in enumerate(of) if other.name == one.name] for one, _, _ in of}
-
-    def grouped(values: Sequence[float]) -> list[list[float]]:
-        return [[values[j] for j in group] for group in by_shape.values()]
-
-    values = {
-        "barrier": grouped([curve.barrier for curve in curves]),
-        "AUC": grouped([max(0.0, curve.auc) for curve in curves]),
-        "highest loss": grouped([max(row["loss"] for row in curve.table) for curve in curves]),
-        "loss halfway": grouped([curve.table[study.points // 2]["loss"] for curve in curves]),
-        "weight distance": grouped([record["distance"] for _, _, record in of]),
-    }
-    if way.method is not None:
-        values["units that stay"] = grouped([record["stay"] for _, _, record in of])
-        values["CPU s"] = grouped([record["seconds"] for _, _, record in of])
-    is_drawn = way.label in PICTURED or way in VARIANTS
-    return Row(way.label, values, curve=mean_curve(curves) if is_drawn else ())
 
 
 def _constant(study: Study, one: Shape, run: Run) -> float:

@@ -15,8 +15,8 @@ from regauge.inr.fields.queries import Queries
 from regauge.inr.fields.samples import Samples, field_samples
 from regauge.inr.fitting.fit import Fit, fit
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.shapes.alignment import WAYS, moved
-from regauge.papers.shapes.pairs import Study, clouds, networks, starts, study, task
+from regauge.papers.shapes.alignment import WAYS, move_second
+from regauge.papers.shapes.study import Study, clouds, networks, starts, study, task
 from regauge.papers.table import Quantity, Row, Table
 from regauge.training import Adam, AdamW
 
@@ -65,7 +65,7 @@ def measure(config: Embeddings, run: Run) -> Table:
     """Fit the population, train the encoder on it, and compare codes of pairs."""
     steps = [functools.partial(_member, config, k, run) for k in range(config.count)]
     population = run.each("fitting the population", steps)
-    embedding = _trained(config, population, run)
+    embedding = _train(config, population, run)
     found = networks(config.study, run)
     ways = [way for way in WAYS if way.label in COMPARED]
     rows = []
@@ -76,9 +76,9 @@ def measure(config: Embeddings, run: Run) -> Table:
             symmetry = rg.discover(judge.module, (torch.zeros(2, config.study.inr.in_features),))
             of_shape, errors_of_shape = [], []
             for k in range(config.study.pairs if way.second == "other" else 1):
-                second, _, _ = moved(way, config.study, one, k, symmetry, judge, run)
+                second, _, _ = move_second(way, config.study, one, k, symmetry, judge, run)
                 of_shape.append(embedding.distance(one.first, second))
-                errors_of_shape.append(_decoded(embedding, second, judge))
+                errors_of_shape.append(_decode(embedding, second, judge))
             distances.append(of_shape)
             errors.append(errors_of_shape)
         rows.append(Row(way.label, {"distance of codes": distances, "loss of the decoded": errors}))
@@ -93,7 +93,7 @@ def measure(config: Embeddings, run: Run) -> Table:
         f"encoder of {config.training.widths}, code of {config.training.code}, decoder {config.training.width} wide, "
         f"{config.training.epochs} epochs on {config.count} networks from the shared start, of shapes stretched by "
         f"2/3 to 3/2 along each axis; its last losses have a mean of {float(embedding.losses[-20:].mean()):.3f}",
-        config.study.described(),
+        config.study.description,
         "loss of the decoded: cross entropy of what the decoder says from the second network's code, on 10,000 samples",
         *config.study.notes,
     )
@@ -101,7 +101,7 @@ def measure(config: Embeddings, run: Run) -> Table:
     return Table("Distances of embeddings", notes, quantities, tuple(rows))
 
 
-def _stretched(config: Embeddings, k: int, run: Run) -> Tensor:
+def _stretch_shape(config: Embeddings, k: int, run: Run) -> Tensor:
     """The points of the k-th member's shape, in the unit ball."""
     name = config.study.shapes[k % len(config.study.shapes)]
     generator = run.generator("stretch", k)
@@ -113,7 +113,7 @@ def _stretched(config: Embeddings, k: int, run: Run) -> Tensor:
 
 
 def _of(config: Embeddings, k: int, run: Run) -> Samples:
-    field = CloudField(_stretched(config, k, run))
+    field = CloudField(_stretch_shape(config, k, run))
     return field_samples(field, config.study.inr, config.queries, generator=run.generator("member samples", k))
 
 
@@ -126,7 +126,7 @@ def _member(config: Embeddings, k: int, run: Run) -> Params:
     return run.network((config.study.inr, config.study.fit, config.queries, "population"), str(k), make)
 
 
-def _trained(config: Embeddings, population: list[Params], run: Run) -> Embedding:
+def _train(config: Embeddings, population: list[Params], run: Run) -> Embedding:
     stack = {name: torch.stack([one[name] for one in population]) for name in population[0]}
     samples = [_of(config, k, run) for k in range(config.count)]
     generator = run.generator("embedding")
@@ -135,6 +135,6 @@ def _trained(config: Embeddings, population: list[Params], run: Run) -> Embeddin
     )
 
 
-def _decoded(embedding: Embedding, params: Params, judge: rg.Task) -> float:
+def _decode(embedding: Embedding, params: Params, judge: rg.Task) -> float:
     (points, labels), *_ = judge.batches
     return float(judge.criterion(embedding.decode(embedding.codes(params), points), labels))

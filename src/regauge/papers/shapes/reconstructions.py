@@ -1,6 +1,5 @@
-"""Figures 3.9 to 3.11 of paper 003: what the networks between two others show, for several alignments."""
+"""Figures 3.9 to 3.11 of paper 003: pictures of the networks between two others, for several alignments."""
 
-import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,12 +9,17 @@ from regauge.inr.rendering.metrics import compare_points
 from regauge.inr.rendering.points import PointCloud, Projection
 from regauge.inr.rendering.strips import Detail, Strip, render_strip, save_strips
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.shapes.alignment import PICTURED, WAYS, Way, moved, path_of
-from regauge.papers.shapes.pairs import Study, clouds, networks, study, task
+from regauge.papers.shapes.alignment import PICTURED, WAYS, ShapeWay, move_second, path_of
+from regauge.papers.shapes.study import Shape, Study, clouds, networks, study, task
 from regauge.papers.table import Quantity, Row, Table
 
 REPAIRED = "weights, whole group, repaired"
-"""Shown too."""
+"""Shown in addition."""
+QUANTITIES = (
+    Quantity("loss halfway"),
+    Quantity("places with a surface", 0),
+    Quantity("largest Chamfer distance", 4),
+)
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,14 @@ def config(scale: Scale, width: int = 128) -> Reconstructions:
 
 
 def measure(config: Reconstructions, run: Run) -> Table:
-    """Show every row, and say how far the middle is from the shape."""
+    """Render the networks along every line, and measure how far they are from the shape."""
     found = networks(config.study, run)
     ways = [way for way in WAYS if way.label in (*PICTURED, REPAIRED)]
-    cells = [(one, way) for one in found for way in ways]
 
-    def strip(one_index: int, way: Way) -> Strip:
-        one = found[one_index]
+    def render(one: Shape, way: ShapeWay) -> Strip:
         judge = task(config.study, one.name, run)
         symmetry = rg.discover(judge.module, (torch.zeros(2, config.study.inr.in_features),))
-        second, _, _ = moved(way, config.study, one, 0, symmetry, judge, run)
+        second, _, _ = move_second(way, config.study, one, 0, symmetry, judge, run)
         (points, _), *_ = judge.batches
         return render_strip(
             config.study.inr,
@@ -67,42 +69,33 @@ def measure(config: Reconstructions, run: Run) -> Table:
             generator=run.generator("rendering", one.name),
         )
 
-    strips = run.each("rendering", [functools.partial(strip, found.index(one), way) for one, way in cells])
+    strips: list[list[Strip]] = run.grid("rendering", render, found, ways)
     rows = []
-    for (one, way), drawn in zip(cells, strips, strict=True):
+    for one, strips_of_one in zip(found, strips, strict=True):
         reference = torch.cat(clouds(one.name))
-        chamfers = [_chamfer(picture, reference) for picture in drawn.pictures]
-        shown = [chamfer for chamfer in chamfers if chamfer is not None]
-        values = {
-            "loss halfway": [[drawn.losses[config.points // 2]]],
-            "places with a surface": [[float(len(shown))]],
-        }
-        if shown:
-            values["largest Chamfer distance"] = [[max(shown)]]
-        rows.append(Row(f"{one.name}: {way.label}", values))
+        for strip in strips_of_one:
+            chamfers = [_chamfer(picture, reference) for picture in strip.pictures]
+            shown = [chamfer for chamfer in chamfers if chamfer is not None]
+            record = {
+                "loss halfway": strip.losses[config.points // 2],
+                "places with a surface": float(len(shown)),
+                "largest Chamfer distance": max(shown, default=None),
+            }
+            rows.append(Row.of(f"{one.name}: {strip.label}", [[record]], QUANTITIES))
+    files = {
+        one.name: save_strips(strips_of_one, run.file(f"-{one.name}.npz"), overwrite=True)
+        for one, strips_of_one in zip(found, strips, strict=True)
+    }
     notes = (
         "the paper: from one start every place shows the shape; from two starts only the ends and their neighbors do; "
         "matched by permutations the shape fades more smoothly",
-        config.study.described(),
+        config.study.description,
         f"{config.points} places; {config.detail.projection.count:,} points each by projection along the gradient; "
         "Chamfer distance (squared, sum of both directions) from 4,096 points of the surface; a cross where no surface "
         "was found",
         *config.study.notes,
     )
-    quantities = (
-        Quantity("loss halfway"),
-        Quantity("places with a surface", 0),
-        Quantity("largest Chamfer distance", 4),
-    )
-    files = {
-        one.name: save_strips(
-            [drawn for (other, _), drawn in zip(cells, strips, strict=True) if other is one],
-            run.file(f"-{one.name}.npz"),
-            overwrite=True,
-        )
-        for one in found
-    }
-    return Table("Reconstructions along the path", notes, quantities, tuple(rows), strips=files)
+    return Table("Reconstructions along the path", notes, QUANTITIES, tuple(rows), strips=files)
 
 
 def _chamfer(picture: object, reference: torch.Tensor) -> float | None:

@@ -16,9 +16,9 @@ from regauge.core.params import Params
 from regauge.data.curves import CurveData, has_snelson, snelson
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import MLP, mlp
+from regauge.papers.bayesian.inference import kept
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
-from regauge.papers.posteriors.families import kept
 from regauge.papers.table import Quantity, Row, Table
 from regauge.training import Adam
 

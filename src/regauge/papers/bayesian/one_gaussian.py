@@ -13,9 +13,9 @@ from regauge.bayes.posteriors import GaussianPosterior, ParticlePosterior, Poste
 from regauge.bayes.prediction import predict
 from regauge.core.params import Params
 from regauge.nets.classification import Training
+from regauge.papers.bayesian.barrier_figures import converged, tiny
+from regauge.papers.bayesian.inference import Family, batches, posteriors
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.posteriors.configs import converged, tiny
-from regauge.papers.posteriors.families import Family, batches, posteriors
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.training.optimizers import Adam
 

@@ -1,9 +1,21 @@
-"""Smaller symmetries, to compare what each family of a larger one is worth."""
+"""Ways to align the second network of a pair: a method, and the part of the symmetry that it may use."""
 
-from dataclasses import replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import torch
+
+import regauge as rg
+from regauge.alignment import Method
 from regauge.core.groups import Group
+from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+
+
+def whole(symmetry: Symmetry) -> Symmetry:
+    """All of the symmetry."""
+    return symmetry
 
 
 def without_shifts(symmetry: Symmetry) -> Symmetry:
@@ -22,6 +34,31 @@ def without_matrices(symmetry: Symmetry) -> Symmetry:
 def permutations_only(symmetry: Symmetry) -> Symmetry:
     """The subgroup of permutations, also of those groups that act by matrices."""
     return replace(symmetry, groups=tuple(_permutations(group) for group in symmetry.groups))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row of a table: how the second network of a pair is aligned.
+
+    Attributes:
+        label: Its name in the table.
+        method: The method of alignment; None leaves the network as it is.
+        restrict: Takes the symmetry to the part of it that is used.
+    """
+
+    label: str
+    method: Method | None = None
+    restrict: Callable[[Symmetry], Symmetry] = whole
+
+
+def align(
+    method: Method | None, a: Params, b: Params, symmetry: Symmetry, task: rg.Task, generator: torch.Generator
+) -> tuple[Params, float]:
+    """Align the second network, unless there is no method; return it and the CPU seconds that this took."""
+    began = time.thread_time()
+    if method is not None:
+        b = rg.align(a, b, symmetry, method=method, task=task, generator=generator).params
+    return b, time.thread_time() - began
 
 
 def _without_shifts(group: Group) -> Group:

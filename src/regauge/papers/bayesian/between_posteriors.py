@@ -10,10 +10,10 @@ from regauge.bayes.prediction import posterior_collapse, posterior_line, posteri
 from regauge.bayes.transport import geodesic, mixture
 from regauge.connect import Curve, interpolate
 from regauge.core.params import Params
+from regauge.papers.bayesian.barrier_figures import as_published, residual, small_residual, tiny
+from regauge.papers.bayesian.inference import Family, batches, posteriors
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series, Surface
-from regauge.papers.posteriors.configs import as_published, residual, small_residual, tiny
-from regauge.papers.posteriors.families import Family, batches, posteriors
 from regauge.papers.table import Quantity, Record, Row, Table
 
 SIGN = "loss: negative log predictive likelihood per example, in nats; the paper draws the positive log likelihood"

@@ -15,6 +15,7 @@ from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist
 from regauge.nets.classification import Training, initialize, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
+from regauge.papers.classifiers import name_training
 from regauge.papers.experiment import Run
 
 DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]
@@ -30,16 +31,16 @@ IMAGES: dict[DataName, Callable[[], ImageData]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Family:
     """Posteriors of networks of one architecture on the same images, inferred from different seeds.
 
     Attributes:
         data: The images, with pixels in [0, 1] unless they are normalized.
-        kind: Of the networks.
+        kind: Kind of the networks.
         width: Units of each of the three hidden layers of an MLP, or channels in units of 16 of a residual network.
-        inference: How a posterior is found; `Training` finds a point instead.
-        examples: The first so many training images are used.
+        inference: Settings of variational inference; `Training` finds a point instead.
+        examples: Number of training images: the first of the data set.
         blocks: Residual blocks of each stage.
     """
 
@@ -49,6 +50,11 @@ class Family:
     inference: Variational | Training
     examples: int
     blocks: int = 3
+
+    def __repr__(self) -> str:
+        inference = name_training(self.inference) if isinstance(self.inference, Training) else self.inference
+        fields = f"data={self.data!r}, kind={self.kind!r}, width={self.width}, inference={inference}"
+        return f"Family({fields}, examples={self.examples}, blocks={self.blocks})"
 
     @property
     def name(self) -> str:

@@ -4,7 +4,6 @@ References:
     Crisostomi et al. (2024), C2M3: Cycle-Consistent Multi-Model Merging, section 5; Jordan et al. (2023), REPAIR.
 """
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from regauge.alignment import Method
 from regauge.core.interpolation import mean
 from regauge.core.params import Params
 from regauge.data.images import ImageData
-from regauge.nets.classification import Training, split_batches
+from regauge.nets.classification import Training
 from regauge.nets.mlp import mlp
 from regauge.nets.vgg import VGG
 from regauge.papers.classifiers import Population, networks
@@ -29,6 +28,7 @@ from regauge.training.optimizers import Adam
 
 BATCH = 1000
 """Images in one evaluation."""
+QUANTITIES = (Quantity("accuracy", 4), Quantity("loss"), Quantity("CPU s", 1))
 METHODS: dict[str, Method | None] = {
     "mean as trained": None,
     "weight matching to the first": rg.WeightMatching(),
@@ -45,11 +45,11 @@ class Merging:
 
     Attributes:
         population: The networks.
-        networks: How many are merged.
-        sets: Independent sets of so many.
-        read: Training images for methods that read data, and for repair.
-        test: The first so many test images are evaluated.
-        notes: What the scale changes.
+        networks: Number of networks that are merged.
+        sets: Number of independent sets of networks.
+        read: Number of training images for methods that read data, and for repair.
+        test: Number of test images.
+        notes: Departures of the scale.
     """
 
     population: Population
@@ -97,31 +97,25 @@ def measure(config: Merging, run: Run) -> Table:
     data = population.images()
     trained = networks(population, data, 1, config.sets * count, run)[0]
     sets = [trained[k * count : (k + 1) * count] for k in range(config.sets)]
-    judged = run.each(
-        "evaluating networks", [functools.partial(_ends, config, k, sets[k], data, run) for k in range(config.sets)]
+    judged = run.grid("evaluating networks", lambda k: _judge_set(config, k, sets[k], data, run), range(config.sets))
+    merged = run.grid(
+        "merging", lambda label, k: _merge(config, label, k, sets[k], data, run), list(METHODS), range(config.sets)
     )
-    cells = [(label, k) for label in METHODS for k in range(config.sets)]
-    found = run.each(
-        "merging", [functools.partial(_merged, config, label, k, sets[k], data, run) for label, k in cells]
-    )
-    of = dict(zip(cells, found, strict=True))
-    rows = [_row("the networks, mean", [record["networks"] for record in judged])]
-    for label, method in METHODS.items():
-        records = [of[label, k] for k in range(config.sets)]
-        seconds = None if method is None else [record["seconds"] for record in records]
-        rows.append(_row(label, [record["plain"] for record in records], seconds))
-        rows.append(_row(f"{label}, repaired", [record["repaired"] for record in records]))
-    rows.append(_row("ensemble: mean of the probabilities", [record["ensemble"] for record in judged]))
-    training = population.training
+
+    def row(label: str, records: Sequence[Record], key: str) -> Row:
+        return Row.of(label, [[record[key] for record in records]], QUANTITIES)
+
+    rows = [row("the networks, mean", judged, "networks")]
+    for label, records in zip(METHODS, merged, strict=True):
+        rows += [row(label, records, "plain"), row(f"{label}, repaired", records, "repaired")]
+    rows.append(row("ensemble: mean of the probabilities", judged, "ensemble"))
     notes = (
-        f"{count} networks in each of {config.sets} set(s), {population.examples:,} training images, {training.epochs} "
-        f"epochs of Adam, learning rate up to {training.optimizer.lr:g} and down again, batches of {training.batch}",
+        f"{count} networks in each of {config.sets} set(s), {population.description}",
         f"accuracy and cross entropy (nats) on {min(config.test, len(data.test_labels)):,} test images; methods that "
         f"read data, and repair, read the first {config.read:,} training images",
         *config.notes,
     )
-    quantities = (Quantity("accuracy", 4), Quantity("loss"), Quantity("CPU s", 1))
-    return Table(f"{count} networks made one: {population.architecture} on {data.name}", notes, quantities, tuple(rows))
+    return Table(f"{count} networks made one: {population.architecture} on {data.name}", notes, QUANTITIES, tuple(rows))
 
 
 def _smoke(architecture: str, make: Callable[[], nn.Module]) -> Merging:
@@ -132,16 +126,11 @@ def _smoke(architecture: str, make: Callable[[], nn.Module]) -> Merging:
     return Merging(population, networks=3, sets=2, read=200, test=300, notes=notes)
 
 
-def _judge(config: Merging, data: ImageData) -> rg.Task:
-    test = split_batches(data.test_images[: config.test], data.test_labels[: config.test], BATCH)
-    return rg.Task(config.population.make(), test)
-
-
-def _ends(config: Merging, index: int, trained: Sequence[Params], data: ImageData, run: Run) -> Record:
-    """The networks themselves, and all of them together."""
+def _judge_set(config: Merging, index: int, trained: Sequence[Params], data: ImageData, run: Run) -> Record:
+    """Evaluate the networks themselves, and all of them together."""
 
     def make() -> Record:
-        judge = _judge(config, data)
+        judge = config.population.judge(data, config.test)
         metrics = [judge.evaluate(params) for params in trained]
         loss = correct = 0.0
         with torch.no_grad():
@@ -158,29 +147,24 @@ def _ends(config: Merging, index: int, trained: Sequence[Params], data: ImageDat
     return run.record((config.population, config.networks, config.test), f"networks-{index}", make)
 
 
-def _merged(config: Merging, label: str, index: int, trained: Sequence[Params], data: ImageData, run: Run) -> Record:
-    """The mean of the aligned networks."""
+def _merge(config: Merging, label: str, index: int, trained: Sequence[Params], data: ImageData, run: Run) -> Record:
+    """Evaluate the mean of the aligned networks."""
     method = METHODS[label]
 
     def make() -> Record:
-        judge = _judge(config, data)
-        images, labels = data.train_images[: config.read], data.train_labels[: config.read]
-        task = rg.Task(judge.module, split_batches(images, labels, BATCH))
+        judge = config.population.judge(data, config.test)
+        batches = config.population.batches(data, config.read, BATCH)
+        task = rg.Task(judge.module, batches)
         symmetry = rg.discover(judge.module, (data.test_images[:4],)) if method is not None else rg.Symmetry(())
         began = time.thread_time()
         generator = run.generator("merging", method, index)
         aligned = rg.align_many(trained, symmetry, method=method, task=task, generator=generator).params
-        seconds = time.thread_time() - began
+        seconds = {} if method is None else {"CPU s": time.thread_time() - began}
         center = mean(aligned)
-        repaired = rg.repair(center, judge.module, aligned, torch.split(images, BATCH)).params
-        return {"seconds": seconds, "plain": judge.evaluate(center), "repaired": judge.evaluate(repaired)}
+        repaired = rg.repair(center, judge.module, aligned, [images for images, _ in batches]).params
+        return {"plain": judge.evaluate(center) | seconds, "repaired": judge.evaluate(repaired)}
 
     return run.record((config.population, config.networks, method, config.read, config.test), str(index), make)
-
-
-def _row(label: str, metrics: Sequence[dict[str, float]], seconds: Sequence[float] | None = None) -> Row:
-    values = {name: [[one[name] for one in metrics]] for name in ("accuracy", "loss")}
-    return Row(label, values if seconds is None else values | {"CPU s": [list(seconds)]})
 
 
 EXPERIMENTS = {

@@ -6,8 +6,8 @@ from typing import Literal
 
 from regauge.bayes.variational.training import Variational
 from regauge.nets.classification import Training
-from regauge.papers.experiment import Scale
-from regauge.papers.posteriors.barriers import (
+from regauge.papers.bayesian.inference import DataName, Family
+from regauge.papers.bayesian.posterior_barriers import (
     ALIGNED,
     BALANCED,
     NAIVE,
@@ -17,7 +17,7 @@ from regauge.papers.posteriors.barriers import (
     Barriers,
     Case,
 )
-from regauge.papers.posteriors.families import DataName, Family
+from regauge.papers.experiment import Scale
 from regauge.training import SGD, Adam, Constant
 
 Norm = Literal["filter", "layer"]

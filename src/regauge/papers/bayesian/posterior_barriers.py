@@ -1,9 +1,9 @@
 """Functional loss barriers between posteriors, with and without alignment: figures 4, 5, 7 to 9 and 11 of paper 004."""
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, stdev
 
 import regauge as rg
@@ -14,12 +14,12 @@ from regauge.bayes.transport import distance
 from regauge.bayes.variational.diagnostics import diagnose
 from regauge.connect import Curve
 from regauge.core.task import Batch
-from regauge.papers.classifiers import mean_curve
+from regauge.papers.bayesian.inference import Family, batches, posteriors
+from regauge.papers.curves import curve_of, mean_curve
 from regauge.papers.experiment import Run
 from regauge.papers.pictures import Chart, Picture, Series
-from regauge.papers.posteriors.families import Family, batches, posteriors
-from regauge.papers.symmetries import permutations_only
 from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.ways import permutations_only
 
 SPLITS = {"train": False, "test": True}
 QUANTITIES = (
@@ -41,8 +41,8 @@ class Arm:
     """A way to align the second posterior of a pair.
 
     Attributes:
-        label: In words.
-        method: None leaves the posterior as it was inferred.
+        label: Its name in the table.
+        method: The method of alignment; None leaves the posterior as it was inferred.
         restrict: Takes the symmetry to the part of it that is used.
     """
 
@@ -63,11 +63,11 @@ class Case:
     """Pairs of posteriors of one kind.
 
     Attributes:
-        label: Its name in the table; its chart goes by it.
+        label: Its name in the table and of its chart.
         family: The posteriors.
-        pairs: How many; no posterior is in two of them.
-        position: Where it is on the axis of a chart over cases.
-        series: To which curve of that chart it belongs.
+        pairs: Number of pairs; no posterior is in two of them.
+        position: Its position on the axis of a chart over cases.
+        series: The curve of that chart that it belongs to.
     """
 
     label: str
@@ -82,16 +82,16 @@ class Barriers:
     """One comparison.
 
     Attributes:
-        title: Of the table.
+        title: Title of the table.
         cases: The rows, each with every arm.
-        arms: The first leaves the posteriors as they are.
-        points: On each line, both ends included.
-        samples: Of each posterior.
-        train: The first so many training images are judged.
-        test: And so many test images.
-        axis: What the positions of the cases are, for a chart over them.
-        claim: What the paper says, and what comes out here, for the reader of the table.
-        notes: What the scale changes.
+        arms: Ways to align; the first leaves the posteriors as they are.
+        points: Points of each line, both ends included.
+        samples: Samples of each posterior.
+        train: Number of training images that are evaluated.
+        test: Number of test images.
+        axis: Label of the cases' positions, for a chart over them.
+        claim: The paper's claim and our finding, for the reader of the table.
+        notes: Departures of the scale.
     """
 
     title: str
@@ -108,24 +108,17 @@ class Barriers:
 
 def measure(config: Barriers, run: Run) -> Table:
     """Infer the posteriors, align each pair in every way, and evaluate the geodesics."""
-    found = [posteriors(case.family, 2 * case.pairs, run) for case in config.cases]
-    cells = [(k, pair, arm) for k, case in enumerate(config.cases) for pair in range(case.pairs) for arm in config.arms]
-    lines = run.each(
-        "evaluating geodesics",
-        [functools.partial(_line, config, config.cases[k], pair, arm, found[k], run) for k, pair, arm in cells],
-    )
+    inferred = [posteriors(case.family, 2 * case.pairs, run) for case in config.cases]
+    cells = [(k, arm, pair) for k, case in enumerate(config.cases) for arm in config.arms for pair in range(case.pairs)]
+    steps = [partial(_line, config, config.cases[k], pair, arm, inferred[k], run) for k, arm, pair in cells]
+    lines = iter(run.each("evaluating geodesics", steps))
     rows, curves = [], {}
-    for k, case in enumerate(config.cases):
-        states = [_state(case.family, index, posterior, run) for index, posterior in enumerate(found[k])]
-        of_arm = {
-            arm.label: [r for (j, _, other), r in zip(cells, lines, strict=True) if j == k and other is arm]
-            for arm in config.arms
-        }
-        naive = of_arm[config.arms[0].label]
-        for arm in config.arms:
-            records = of_arm[arm.label]
-            rows.append(_row(case, arm, records, naive, states))
-            curves[case.label, arm.label] = mean_curve([Curve(tuple(r["test"])) for r in records])
+    for case, found in zip(config.cases, inferred, strict=True):
+        states = [_state(case.family, index, posterior, run) for index, posterior in enumerate(found)]
+        records = [[next(lines) for _ in range(case.pairs)] for _ in config.arms]
+        for arm, own in zip(config.arms, records, strict=True):
+            rows.append(_row(case, arm, own, records[0], states))
+            curves[case.label, arm.label] = mean_curve([record["test"] for record in own])
     notes = (
         *([config.claim] if config.claim else []),
         "loss: negative log predictive likelihood per example, in nats (the paper's L is the positive log likelihood, "
@@ -134,13 +127,13 @@ def measure(config: Barriers, run: Run) -> Table:
         f"{config.points} points, {config.samples} samples of each posterior with common random numbers, the first "
         f"{config.train:,} training and {config.test:,} test images; ± is the standard error over pairs, and 'Monte "
         "Carlo error' that of one barrier",
-        *(_described(case) for case in config.cases),
+        *(_describe(case) for case in config.cases),
         *config.notes,
     )
     return Table(config.title, notes, QUANTITIES, tuple(rows), pictures=_pictures(config, curves, rows))
 
 
-def _described(case: Case) -> str:
+def _describe(case: Case) -> str:
     family = case.family
     return f"{case.label}: {family.name}, {case.pairs} pair(s), {family.examples:,} training images, {family.inference}"
 
@@ -201,9 +194,9 @@ def _state(family: Family, index: int, posterior: GaussianPosterior, run: Run) -
 
 
 def _row(case: Case, arm: Arm, records: Sequence[Record], naive: Sequence[Record], states: Sequence[Record]) -> Row:
-    curves = {split: [Curve(tuple(record[split])) for record in records] for split in SPLITS}
-    before = [Curve(tuple(record["test"])).barrier for record in naive]
+    curves = {split: [curve_of(record, split) for record in records] for split in SPLITS}
     test = [curve.barrier for curve in curves["test"]]
+    before = [curve_of(record, "test").barrier for record in naive]
     ends = [end for curve in curves["test"] for end in (curve.table[0], curve.table[-1])]
     values = {
         "barrier, train": [[curve.barrier for curve in curves["train"]]],

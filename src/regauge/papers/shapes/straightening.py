@@ -1,7 +1,6 @@
 """Section 3.4 of paper 003: networks trained onto a flat line, with a hypernetwork and without."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,8 +11,8 @@ from regauge.connect.line_training import FlatLine
 from regauge.connect.straighten import Straighten, straighten
 from regauge.learn.hyper_match import HyperMatching, hyper_match
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.shapes.alignment import WAYS, Way, moved
-from regauge.papers.shapes.pairs import WIDE, Shape, Study, networks, samples, study, task
+from regauge.papers.shapes.alignment import WAYS, ShapeWay, move_second
+from regauge.papers.shapes.study import WIDE, Shape, Study, networks, samples, study, task
 from regauge.papers.table import Quantity, Record, Row, Table
 
 Kind = Literal["direct", "hypernetwork", "residual hypernetwork"]
@@ -51,15 +50,6 @@ class Basin:
     hyper_shapes: int
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What is trained, from where, on which shape."""
-
-    kind: Kind
-    way: Way
-    shape: Shape
-
-
 def config(scale: Scale, width: int = 128) -> Basin:
     """Four shapes, one pair of each; two of wide networks, without the hypernetwork, which takes hours there."""
     whole = replace(study(scale, width), pairs=1)
@@ -77,12 +67,19 @@ def measure(config: Basin, run: Run) -> Table:
     """Straighten from every alignment; hyper-match from the network as it is."""
     found = networks(config.study, run)
     ways = {way.label: way for way in WAYS}
-    cells = [Cell("direct", ways[start], one) for start in STARTS for one in found]
-    cells += [Cell(kind, ways[start], one) for kind, start in HYPER for one in found[: config.hyper_shapes]]
-    records = run.each("straightening", [functools.partial(_record, config, cell, run) for cell in cells])
-    together: dict[str, list[Record]] = {}
-    for cell, record in zip(cells, records, strict=True):
-        together.setdefault(f"{cell.kind}, from: {cell.way.label}", []).append(record)
+    starts: list[tuple[Kind, str]] = [("direct", start) for start in STARTS]
+    cells: dict[tuple[Kind, str], list[Shape]] = dict.fromkeys(starts, found)
+    cells |= dict.fromkeys(HYPER, found[: config.hyper_shapes]) if config.hyper_shapes else {}
+    steps = [
+        functools.partial(_record, config, kind, ways[start], one, run)
+        for (kind, start), shapes in cells.items()
+        for one in shapes
+    ]
+    records = iter(run.each("straightening", steps))
+    rows = [
+        Row.of(f"{kind}, from: {start}", [[next(records) for _ in shapes]], QUANTITIES)
+        for (kind, start), shapes in cells.items()
+    ]
     hyper = config.hyper
     told: tuple[str, ...] = ()
     if config.hyper_shapes:
@@ -94,7 +91,7 @@ def measure(config: Basin, run: Run) -> Table:
         )
     notes = (
         "the paper: hyper-matching makes lines flat, at 1,000 steps for one pair; it gives no numbers",
-        config.study.described(),
+        config.study.description,
         f"direct: {config.straighten.steps} steps of AdamW on the weights, one-cycle learning rate up to "
         f"{config.straighten.optimizer.lr:g}, {config.straighten.batch:,} samples in each; the loss is the mean of "
         "those at the network and at one point in each quarter of the line",
@@ -103,11 +100,10 @@ def measure(config: Basin, run: Run) -> Table:
         "collapsed onto it would have none",
         *config.study.notes,
     )
-    return Table("Into one basin", notes, QUANTITIES, tuple(_row(label, of) for label, of in together.items()))
+    return Table("Into one basin", notes, QUANTITIES, tuple(rows))
 
 
-def _record(config: Basin, cell: Cell, run: Run) -> Record:
-    kind, way, one = cell.kind, cell.way, cell.shape
+def _record(config: Basin, kind: Kind, way: ShapeWay, one: Shape, run: Run) -> Record:
     settings = (config.study.inr, config.study.fit, config.study.queries, kind)
     hyper = replace(config.hyper, is_residual=kind == "residual hypernetwork")
     how = config.straighten if kind == "direct" else hyper
@@ -115,7 +111,7 @@ def _record(config: Basin, cell: Cell, run: Run) -> Record:
     def make() -> Record:
         judge = task(config.study, one.name, run)
         symmetry = rg.discover(judge.module, (torch.zeros(2, config.study.inr.in_features),))
-        second, _, _ = moved(way, config.study, one, 0, symmetry, judge, run)
+        second, _, _ = move_second(way, config.study, one, 0, symmetry, judge, run)
         read = samples(config.study, one.name, run)
         order = torch.randperm(len(read), generator=run.generator("straightening", one.name))
         count = min(len(read), 50_000)
@@ -138,7 +134,3 @@ def _record(config: Basin, cell: Cell, run: Run) -> Record:
         }
 
     return run.record((*settings, how), f"{one.name}-{way.label.replace(' ', '-').replace(',', '')}", make)
-
-
-def _row(label: str, records: Sequence[Record]) -> Row:
-    return Row(label, {quantity.name: [[record[quantity.name] for record in records]] for quantity in QUANTITIES})

@@ -1,7 +1,6 @@
 """Pairs of implicit representations of one shape, from one start or from two, as in chapter 3 of paper 003."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,12 +38,12 @@ class Study:
 
     Attributes:
         shapes: Their names.
-        pairs: Starts of second networks, for each shape.
-        inr: What every network is.
-        fit: How it is fitted.
-        queries: Samples that it is fitted to.
+        pairs: Number of starts of second networks, for each shape.
+        inr: The architecture of every network.
+        fit: Settings of the fits.
+        queries: Samples that the networks are fitted to.
         points: Networks on each line, both ends included.
-        notes: What the scale changes.
+        notes: Departures of the scale.
     """
 
     shapes: tuple[str, ...]
@@ -55,8 +54,9 @@ class Study:
     points: int = 25
     notes: tuple[str, ...] = ()
 
-    def described(self) -> str:
-        """The protocol, in a sentence."""
+    @property
+    def description(self) -> str:
+        """The protocol in a sentence."""
         widths = "-".join(map(str, self.inr.widths))
         return (
             f"SIREN {widths}, omega {self.inr.omega:g}, fitted to unsigned distances from {CLOUD:,} points (clipped at "
@@ -86,7 +86,7 @@ class Shape:
         """The networks with their smallest parameters at zero: that share of all of a network."""
         if not share:
             return self
-        first, same, *others = (_pruned(params, share) for params in (self.first, self.same, *self.others))
+        first, same, *others = (_prune(params, share) for params in (self.first, self.same, *self.others))
         return Shape(self.name, first, same, tuple(others))
 
 
@@ -106,17 +106,11 @@ def study(scale: Scale, width: int) -> Study:
 
 def networks(study: Study, run: Run) -> list[Shape]:
     """All networks, fitted unless an earlier run did."""
-    keys = [(name, kind) for name in study.shapes for kind in ("first", "same", *map(str, range(study.pairs)))]
-    found = run.each("fitting", [functools.partial(_network, study, name, kind, run) for name, kind in keys])
-    by_key = dict(zip(keys, found, strict=True))
+    kinds = ("first", "same", *map(str, range(study.pairs)))
+    found = run.grid("fitting", functools.partial(_network, study, run), study.shapes, kinds)
     return [
-        Shape(
-            name,
-            by_key[name, "first"],
-            by_key[name, "same"],
-            tuple(by_key[name, str(k)] for k in range(study.pairs)),
-        )
-        for name in study.shapes
+        Shape(name, first, same, tuple(others))
+        for name, (first, same, *others) in zip(study.shapes, found, strict=True)
     ]
 
 
@@ -155,17 +149,11 @@ def starts(study: Study, kind: str, name: str, run: Run) -> Params:
     return study.inr.start(run.generator("start", name, kind))
 
 
-def _network(study: Study, name: str, kind: str, run: Run) -> Params:
+def _network(study: Study, run: Run, name: str, kind: str) -> Params:
     def make() -> Params:
         half = 0 if kind == "first" else 1
-        start = starts(study, kind, name, run)
-        return fit(
-            study.inr,
-            _samples(study, name, half, run),
-            study.fit,
-            start=start,
-            generator=run.generator("fit", name, kind),
-        ).params
+        start, seen = starts(study, kind, name, run), _samples(study, name, half, run)
+        return fit(study.inr, seen, study.fit, start=start, generator=run.generator("fit", name, kind)).params
 
     return run.network((study.inr, study.fit, study.queries), f"{name}-{kind}", make)
 
@@ -175,7 +163,7 @@ def _samples(study: Study, name: str, half: int, run: Run) -> Samples:
     return field_samples(CloudField(clouds(name)[half]), study.inr, study.queries, generator=generator)
 
 
-def _pruned(params: Params, share: float) -> Params:
+def _prune(params: Params, share: float) -> Params:
     sizes = torch.cat([tensor.abs().flatten() for tensor in params.values()])
     limit = sizes.kthvalue(max(1, round(share * len(sizes)))).values
     return {name: torch.where(tensor.abs() <= limit, 0.0, tensor) for name, tensor in params.items()}
@@ -183,8 +171,3 @@ def _pruned(params: Params, share: float) -> Params:
 
 def _mean_bce(outputs: Tensor, labels: Tensor) -> Tensor:
     return bce(outputs, labels).mean()
-
-
-def pairs(found: Sequence[Shape], count: int) -> list[tuple[Shape, int]]:
-    """Every shape with every start of a second network."""
-    return [(one, k) for one in found for k in range(count)]
