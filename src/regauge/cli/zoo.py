@@ -3,6 +3,7 @@
 import inspect
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,17 @@ from regauge.cli.models import call_factory, describe_inputs
 from regauge.cli.options import ExampleInputs, UsageError
 from regauge.cli.progress import show_progress
 from regauge.cli.zoo_common import conditions_of, executor_of, words
-from regauge.cli.zoo_options import Zoo, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify
+from regauge.cli.zoo_options import (
+    Zoo,
+    ZooAlign,
+    ZooCompare,
+    ZooExport,
+    ZooImport,
+    ZooInfo,
+    ZooMap,
+    ZooTrain,
+    ZooVerify,
+)
 from regauge.core.progress import Advance
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
@@ -28,23 +39,21 @@ from regauge.zoo.training import Config
 
 
 def run(options: Zoo) -> None:
-    """One of the commands."""
+    """Run the command."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # packages in the folder where the command is typed
-    command = options.command
+    commands: dict[type, Callable[[Any], None]] = {
+        ZooTrain: train,
+        ZooInfo: info,
+        ZooImport: import_,
+        ZooExport: export,
+        ZooVerify: check,
+        ZooAlign: zoo_populations.align,
+        ZooCompare: zoo_populations.compare,
+        ZooMap: zoo_populations.draw,
+    }
     try:
-        if isinstance(command, ZooTrain):
-            train(command)
-        elif isinstance(command, ZooInfo):
-            info(command)
-        elif isinstance(command, ZooImport):
-            import_(command)
-        elif isinstance(command, ZooExport):
-            export(command)
-        elif isinstance(command, ZooVerify):
-            check(command)
-        else:
-            zoo_populations.run(command)
+        commands[type(options.command)](options.command)
     except (ImportError, JobsError) as error:
         raise UsageError(str(error)) from error
 
@@ -66,7 +75,7 @@ def train(options: ZooTrain) -> None:
 
 
 def info(options: ZooInfo) -> None:
-    """What a store holds."""
+    """Print what a store holds."""
     store = Store.open(options.store)
     print(f"{options.store}: {words(store)}")
     size = sum(shard.size for shard in store.shards)
@@ -128,11 +137,7 @@ def check(options: ZooVerify) -> None:
 
 
 def config_of(options: ZooTrain) -> Config:
-    """The population that was named, with the number and the seed that were typed.
-
-    Raises:
-        UsageError: There is none of that name.
-    """
+    """The population that was named, with the number and the seed that were typed."""
     if options.config in PRESETS:
         config: Any = PRESETS[options.config]()
     elif ":" in options.config:
@@ -151,11 +156,7 @@ def config_of(options: ZooTrain) -> Config:
 
 
 def require_device(options: ZooTrain) -> None:
-    """Refuse a device that is none, or that this machine does not have and that is not another machine's.
-
-    Raises:
-        UsageError: It is.
-    """
+    """Refuse a device that is none, or that this machine does not have and that is not another machine's."""
     try:
         device = torch.device(options.device)
         if not options.on.startswith("tcp://"):
@@ -168,11 +169,7 @@ def require_device(options: ZooTrain) -> None:
 
 
 def source_of(options: ZooImport) -> formats.Source:
-    """What is imported, by an importer that takes the options that were given.
-
-    Raises:
-        UsageError: There is no such format, or it does not take an option.
-    """
+    """What is imported, by an importer that takes the options that were given."""
     try:
         read = formats.importer(options.format)
     except ValueError as error:
@@ -195,11 +192,7 @@ def source_of(options: ZooImport) -> formats.Source:
 
 
 def architecture_of(options: ZooImport) -> Architecture | None:
-    """The model that was named.
-
-    Raises:
-        UsageError: It cannot be built later from its name.
-    """
+    """The model that was named."""
     if options.model is None:
         return None
     if ".py:" in options.model:

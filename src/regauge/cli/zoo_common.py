@@ -14,11 +14,7 @@ from regauge.zoo.jobs.driver import MakeExecutor
 
 
 def executor_of(on: str) -> MakeExecutor | None:
-    """Where jobs run.
-
-    Raises:
-        UsageError: It names no such place.
-    """
+    """Where jobs run."""
     if on == "here":
         return None
     if re.match(r"(tcp|tls|ucx|ws|wss)://", on):
@@ -33,11 +29,7 @@ def executor_of(on: str) -> MakeExecutor | None:
 
 
 def conditions_of(where: tuple[str, ...]) -> dict[str, Any]:
-    """Columns and values; numbers and truth values where they read as such.
-
-    Raises:
-        UsageError: There is no "=".
-    """
+    """Columns and values; numbers and truth values where they read as such."""
     conditions: dict[str, Any] = {}
     for text in where:
         name, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""What the commands on populations can be told. Nothing here imports torch."""
+"""Options of the commands on populations. Nothing here imports torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,24 @@ COMPARE_DATA_HELP = (
     "with the arrays inputs and targets; or a set that populations are trained on, such as breast-cancer or mnist: the "
     "examples that are kept from training."
 )
-Storage = Literal["float16", "bfloat16"] | None
+Storage = Annotated[
+    Literal["float16", "bfloat16"] | None,
+    arg(help="Keep the weights rounded to this, in half the bytes; as they are where left out."),
+]
 Output = Annotated[Path, arg(aliases=["-o"])]
+StoreFolder = Annotated[Positional[Path], arg(help="Folder of the store.")]
+NewStore = Annotated[
+    Path, arg(aliases=["-o"], help="Folder of the store that is written; one that is there is continued.")
+]
+Where = Annotated[
+    tuple[str, ...], arg(metavar="COLUMN=VALUE", help="Only networks with these values, for example step=86.")
+]
+Seed = Annotated[int, arg(help="The seed of all random numbers.")]
 
 
 @dataclass(frozen=True)
 class ZooTrain:
-    """Train a population and store it; the same command goes on where an interrupted one stopped.
+    """Train a population and store it; the same command continues an interrupted one.
 
     Under torchrun (RANK, WORLD_SIZE) or in a job array of Slurm, each process takes its share of the shards.
     """
@@ -35,27 +46,24 @@ class ZooTrain:
             "Config.",
         ),
     ]
-    output: Output
-    """Folder of the store."""
+    output: NewStore
     networks: int | None = None
-    """How many; as the config says where left out."""
+    """Number of networks; as the config says where left out."""
     seed: int | None = None
-    """Where all chance comes from; as the config says where left out."""
+    """The seed of all random numbers; as the config says where left out."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"
     shard: int | None = None
     """Networks of a shard, which one worker trains; by itself at most 512, and what is trained in some minutes."""
     device: str = "cpu"
     """Where they are trained: cpu, cuda or another device of torch."""
     storage: Storage = None
-    """Keep the weights rounded to this, in half the bytes; as they are where left out."""
 
 
 @dataclass(frozen=True)
 class ZooInfo:
     """Print what a store holds: networks, columns, symmetry, bytes."""
 
-    store: Positional[Path]
-    """Folder of the store."""
+    store: StoreFolder
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,7 @@ class ZooImport:
 
     source: Positional[Path]
     """Folder, zip file or HDF5 file."""
-    output: Output
-    """Folder of the store."""
+    output: NewStore
     format: Annotated[str, arg(metavar="FORMAT")] = "folder"
     """Layout of the source: folder, dwsnets, deep-align, small-cnn-zoo, model-zoo-dataset or hdf5, or one that another
     package adds."""
@@ -81,25 +88,22 @@ class ZooImport:
     input_shape: tuple[str, ...] = ()
     """Shapes of the model's inputs, for example 2x784."""
     activation: str | None = None
-    """Of the networks to take from the small CNN zoo, where there are several."""
+    """Activation of the networks to take from the small CNN zoo, where there are several."""
     dataset: str | None = None
     """Name of the data set in an HDF5 file, "dataset" unless given."""
     storage: Storage = None
-    """Keep the weights rounded to this, in half the bytes; as they are where left out."""
 
 
 @dataclass(frozen=True)
 class ZooExport:
     """Write networks of a store as files that other programs read."""
 
-    store: Positional[Path]
-    """Folder of the store."""
+    store: StoreFolder
     output: Output
     """A new folder."""
     format: Literal["safetensors", "npy", "small-cnn-zoo", "dwsnets"] = "safetensors"
     """One file for each network; one array for all with a layout; or the layout of a public zoo."""
-    where: Annotated[tuple[str, ...], arg(metavar="COLUMN=VALUE")] = ()
-    """Only networks with these values, for example step=86."""
+    where: Where = ()
     final: bool = False
     """Only the last checkpoint of each trajectory that was not discarded."""
 
@@ -108,47 +112,40 @@ class ZooExport:
 class ZooVerify:
     """Read every byte of a store and compare the checksums; exit code 1 if a shard is damaged."""
 
-    store: Positional[Path]
-    """Folder of the store."""
+    store: StoreFolder
 
 
 @dataclass(frozen=True)
 class ZooAlign:
-    """Align all networks of a store to one, into another store; the same command goes on where it was interrupted.
+    """Align all networks of a store to one, into another store; the same command continues an interrupted one.
 
     The network that they are aligned to is written into the folder of the new store.
     """
 
-    store: Positional[Path]
-    """Folder of the store."""
-    output: Output
-    """Folder of the new store."""
+    store: StoreFolder
+    output: NewStore
     to: Annotated[str, arg(metavar="ID|medoid|universe")] = "medoid"
     """The trajectory with this id, at its end; the medoid: the network nearest to all others; or the universe: the mean
     of networks that were aligned with one another."""
     sample: int = 64
-    """Among so many networks the medoid is looked for, or the universe is made of them."""
+    """Number of networks among which the medoid is found, or of which the universe is made."""
     on: Annotated[str, arg(help="Where the shards are aligned, as for `regauge zoo train`.")] = "here"
-    seed: int = 0
-    """Where all chance comes from."""
+    seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
     """Some networks of a store, and where a picture of them goes; shared by the commands that compare networks."""
 
-    store: Positional[Path]
-    """Folder of the store."""
+    store: StoreFolder
     output: Output
     """The picture, .svg, .png or .pdf; the table goes to the same name with .csv."""
     networks: int = 100
-    """How many, drawn at random: from the last checkpoints of all trajectories, or from those that --where names."""
-    where: Annotated[tuple[str, ...], arg(metavar="COLUMN=VALUE")] = ()
-    """Only networks with these values, for example step=86."""
+    """Number of networks, drawn at random from the last checkpoints of all trajectories, or as --where says."""
+    where: Where = ()
     overwrite: bool = False
-    """Replace the output and the table beside it if they exist."""
-    seed: int = 0
-    """Where all chance comes from."""
+    """Replace the output and its table if they exist."""
+    seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +173,7 @@ class ZooMap(Sampled):
     """Distances of orbits, every pair aligned by itself; of networks aligned to the mean of their universe, for many
     networks; or of the weights as they are."""
     clusters: int = 1
-    """Into so many the networks are divided, by the mean distance between clusters."""
+    """Number of clusters into which the networks are divided, by the mean distance between clusters."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None
     """Color the networks by this column, for example validation_loss, instead of by their clusters."""
     on: Annotated[str, arg(help="Where the pairs of --by orbits are aligned, as for `regauge zoo train`.")] = "here"

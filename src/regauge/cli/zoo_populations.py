@@ -34,16 +34,6 @@ from regauge.zoo.training.examples import SETS, load_examples
 Indices = NDArray[np.int64]
 
 
-def run(options: ZooAlign | ZooCompare | ZooMap) -> None:
-    """One of the commands."""
-    if isinstance(options, ZooAlign):
-        align(options)
-    elif isinstance(options, ZooCompare):
-        compare(options)
-    else:
-        draw(options)
-
-
 def align(options: ZooAlign) -> None:
     """Align what is missing of a store."""
     to = target_of(options.to)
@@ -62,7 +52,7 @@ def align(options: ZooAlign) -> None:
 
 
 def compare(options: ZooCompare) -> None:
-    """Barriers before and after alignment."""
+    """Measure barriers before and after alignment."""
     console = Console(stderr=True)
     require_pictures(options.output, overwrite=options.overwrite)
     store, chosen, params = networks_of(options)
@@ -98,7 +88,7 @@ def compare(options: ZooCompare) -> None:
 
 
 def draw(options: ZooMap) -> None:
-    """Networks in the plane."""
+    """Draw networks as points in the plane."""
     console = Console(stderr=True)
     require_pictures(options.output, overwrite=options.overwrite)
     store, chosen, params = networks_of(options)
@@ -108,40 +98,32 @@ def draw(options: ZooMap) -> None:
     distances = distances_of(options, store, params, matrix_of)
     shown, member = flat_map(distances), clusters(distances, options.clusters)
     rows = store.rows.dicts(chosen)
-    known = [] if options.color is None else [row.get(options.color) for row in rows]
     table: list[dict[str, float | str]] = []
-    for k, row in enumerate(rows):
-        x, y = shown.points[k].tolist()
-        table.append({"id": row["id"], "step": row["step"], "x": x, "y": y, "cluster": int(member[k])})
-        if options.color is not None:
-            table[-1][options.color] = _cell(known[k])
+    for row, (x, y), cluster in zip(rows, shown.points.tolist(), member.tolist(), strict=True):
+        color = {} if options.color is None else {options.color: _cell(row.get(options.color))}
+        table.append({"id": row["id"], "step": row["step"], "x": x, "y": y, "cluster": cluster, **color})
     from regauge.report.populations import map_figure
 
-    counts = np.bincount(member)
+    labels, values = member.tolist(), None
+    if options.color is not None:
+        known = [row.get(options.color) for row in rows]
+        labels = [str(value) for value in known]
+        if all(map(_is_number, known)):
+            labels, values = member.tolist(), np.array([np.nan if value is None else float(value) for value in known])
     title = f"{len(rows)} networks, {100 * shown.share:.0f}% of their squared distances"
-    is_number = options.color is not None and all(_is_number(value) for value in known)
-    if is_number:
-        values = np.array([np.nan if value is None else float(value) for value in known])
-        figure = map_figure(shown.points, member.tolist(), title=title, values=values, what=str(options.color))
-    elif options.color is not None:
-        figure = map_figure(shown.points, [str(value) for value in known], title=title, what=options.color)
-    else:
-        figure = map_figure(shown.points, [int(k) for k in member], title=title, what="cluster")
+    figure = map_figure(shown.points, labels, title=title, values=values, what=options.color or "cluster")
     save_figure(figure, options.output)
     save_rows(table, table_path(options.output))
     if options.clusters > 1:
-        print(f"{len(counts)} clusters of {', '.join(map(str, counts.tolist()))} networks")
+        counts = np.bincount(member).tolist()
+        print(f"{len(counts)} clusters of {', '.join(map(str, counts))} networks")
     matrix_of.clear()
     print(f"two dimensions show {100 * shown.share:.1f}% of the squared distances")
     print(f"written: {options.output} and {table_path(options.output).name}")
 
 
 def networks_of(options: Sampled) -> tuple[Store, Indices, Params]:
-    """The store, the numbers of the networks that are looked at, and these.
-
-    Raises:
-        UsageError: There are fewer than three.
-    """
+    """The store, the numbers of the networks that are looked at, and these."""
     store = Store.open(options.store)
     among = store.rows.where(**conditions_of(options.where)) if options.where else None
     chosen = sample(store, options.networks, seed=options.seed, among=among)
@@ -172,11 +154,7 @@ def together(params: Params, symmetry: rg.Symmetry, options: ZooCompare, matrix_
 
 
 def task_on(options: ZooCompare, store: Store) -> rg.Task:
-    """The networks' task on the data of the options.
-
-    Raises:
-        UsageError: The set has a signal for each network instead of examples.
-    """
+    """The networks' task on the data of the options."""
     dtype = next((spec.dtype for spec in store.architecture.layout if spec.dtype.is_floating_point), torch.float32)
     batches: list[Batch]
     if options.data in SETS:
@@ -191,22 +169,14 @@ def task_on(options: ZooCompare, store: Store) -> rg.Task:
 
 
 def symmetry_of(store: Store, folder: Any) -> rg.Symmetry:
-    """That of a store.
-
-    Raises:
-        UsageError: It is not known.
-    """
+    """That of a store."""
     if store.symmetry is None:
         raise UsageError(f"the symmetry of the store {str(folder)!r} is not known; import it with --input-shape")
     return store.symmetry
 
 
 def target_of(text: str) -> int | Literal["medoid", "universe"]:
-    """What `--to` says.
-
-    Raises:
-        UsageError: It is neither an id nor one of the names.
-    """
+    """What `--to` says."""
     if text == "medoid":
         return "medoid"
     if text == "universe":

@@ -4,13 +4,14 @@ What a paper does not say is marked in the function's text.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from regauge.storage.architecture import Architecture
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import SGD, Adam, AdamW
 from regauge.training.settings import Choice, LogUniform
-from regauge.zoo.training.config import Checkpoints, ClassHalves, Config, Fraction, Subset
+from regauge.zoo.training.config import Checkpoints, ClassHalves, Config, Fraction
 from regauge.zoo.training.examples import WAVE_POINTS, WAVES
 
 TABLE_4 = [16, 32, 32, "pool", 64, 64, "pool", 128, 128, "pool"]
@@ -73,16 +74,23 @@ def mnist_tiny_mlps(count: int = 50, seed: int = 0) -> Config:
     References:
         Paper 000, section 7.3 and its appendix.
     """
-    return _tiny_mlps("mnist", count, seed)
+    return Config(
+        mlp_architecture(784, 10, 10),
+        "mnist",
+        count,
+        seed,
+        epochs=25,
+        batch=128,
+        optimizer=SGD(lr=0.1, momentum=0.9, weight_decay=1e-5),
+        initialization=Initialization(("isotropic",), TINY_SCALE),
+        # 54,000 examples: 422 steps an epoch.
+        checkpoints=Checkpoints(every=10, warmup=2110),
+    )
 
 
 def fashion_tiny_mlps(count: int = 50, seed: int = 0) -> Config:
-    """As `mnist_tiny_mlps`, on Fashion-MNIST.
-
-    References:
-        Paper 000, section 7.4.
-    """
-    return _tiny_mlps("fashion-mnist", count, seed)
+    """As `mnist_tiny_mlps`, on Fashion-MNIST; paper 000, section 7.4."""
+    return replace(mnist_tiny_mlps(count, seed), data="fashion-mnist")
 
 
 def mnist_mlps(count: int = 10_000, seed: int = 0) -> Config:
@@ -93,21 +101,18 @@ def mnist_mlps(count: int = 10_000, seed: int = 0) -> Config:
     References:
         Navon et al. (2024), appendix, MLP classifiers.
     """
-    return _mlps("mnist", 784, count, seed)
+    architecture = mlp_architecture(784, 128, 128, 128, 10)
+    return Config(architecture, "mnist", count, seed, epochs=5, batch=128, optimizer=Adam(lr=5e-3))
 
 
 def fashion_mlps(count: int = 10_000, seed: int = 0) -> Config:
     """As `mnist_mlps`, on Fashion-MNIST."""
-    return _mlps("fashion-mnist", 784, count, seed)
+    return replace(mnist_mlps(count, seed), data="fashion-mnist")
 
 
 def cifar10_mlps(count: int = 10_000, seed: int = 0) -> Config:
-    """As `mnist_mlps`, 3072-128-128-128-10 on CIFAR-10.
-
-    References:
-        Navon et al. (2024), appendix, MLP classifiers.
-    """
-    return _mlps("cifar10", 3072, count, seed)
+    """As `mnist_mlps`, 3072-128-128-128-10 on CIFAR-10."""
+    return replace(mnist_mlps(count, seed), data="cifar10", architecture=mlp_architecture(3072, 128, 128, 128, 10))
 
 
 def cifar10_cnns(count: int = 5000, seed: int = 0) -> Config:
@@ -116,21 +121,16 @@ def cifar10_cnns(count: int = 5000, seed: int = 0) -> Config:
     References:
         Navon et al. (2024), appendix, CNN classifiers.
     """
-    return _table4(None, count, seed)
+    return Config(table4_architecture(), "cifar10", count, seed, epochs=20, batch=128, optimizer=Adam(lr=1e-4))
 
 
 def cifar10_halves(count: int = 5000, seed: int = 0) -> Config:
-    """The same, half of the groups on 95% of the classes 0-4 and 5% of the others, half on the rest.
+    """As `cifar10_cnns`: half of the groups on 95% of the classes 0-4 and 5% of the others, half on the rest.
 
     References:
         Navon et al. (2024), section 6, merging networks trained on disjoint data sets.
     """
-    return _table4(ClassHalves(0.95), count, seed)
-
-
-def small_cnns_relu(count: int = 10_000, seed: int = 0) -> Config:
-    """The small CNN zoo with ReLU, see `small_cnns_tanh`."""
-    return _small_cnns("relu", count, seed)
+    return replace(cifar10_cnns(count, seed), subset=ClassHalves(0.95))
 
 
 def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> Config:
@@ -143,7 +143,22 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> Config:
     References:
         Unterthiner et al. (2020), section 3 and appendix.
     """
-    return _small_cnns("tanh", count, seed)
+    return Config(
+        cnn_architecture("tanh", in_channels=1),
+        "cifar10-gray",
+        count,
+        seed,
+        steps=20_000,
+        batch=128,
+        optimizer=AdamW(lr=LogUniform(5e-4, 5e-2), weight_decay=LogUniform(1e-8, 1e-2)),
+        initialization=Initialization(("normal", "he", "glorot", "orthogonal"), LogUniform(0.1, 1.0)),
+        subset=Fraction(Choice((0.1, 0.25, 0.5, 1.0))),
+    )
+
+
+def small_cnns_relu(count: int = 10_000, seed: int = 0) -> Config:
+    """As `small_cnns_tanh`, with ReLU."""
+    return replace(small_cnns_tanh(count, seed), architecture=cnn_architecture("relu", in_channels=1))
 
 
 def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> Config:
@@ -187,13 +202,11 @@ def cifar10_inrs(count: int = 250_000, seed: int = 0) -> Config:
     References:
         Navon et al. (2024), section 6.1 and appendix.
     """
-    return Config(
-        siren_architecture(2, 32, 3, depth=4),
-        "cifar10-signals",
-        count,
-        seed,
+    return replace(
+        mnist_inrs(count, seed),
+        architecture=siren_architecture(2, 32, 3, depth=4),
+        data="cifar10-signals",
         steps=10_000,
-        batch=None,
         optimizer=Adam(lr=1e-4),
         copies=5,
     )
@@ -214,44 +227,4 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "mnist-inrs": mnist_inrs,
     "cifar10-inrs": cifar10_inrs,
 }
-"""By name, as the command line knows them; every one takes `count` and `seed`."""
-
-
-def _tiny_mlps(data: str, count: int, seed: int) -> Config:
-    return Config(
-        mlp_architecture(784, 10, 10),
-        data,
-        count,
-        seed,
-        epochs=25,
-        batch=128,
-        optimizer=SGD(lr=0.1, momentum=0.9, weight_decay=1e-5),
-        initialization=Initialization(("isotropic",), TINY_SCALE),
-        # 54,000 examples: 422 steps an epoch.
-        checkpoints=Checkpoints(every=10, warmup=2110),
-    )
-
-
-def _mlps(data: str, pixels: int, count: int, seed: int) -> Config:
-    architecture = mlp_architecture(pixels, 128, 128, 128, 10)
-    return Config(architecture, data, count, seed, epochs=5, batch=128, optimizer=Adam(lr=5e-3))
-
-
-def _table4(subset: Subset | None, count: int, seed: int) -> Config:
-    return Config(
-        table4_architecture(), "cifar10", count, seed, epochs=20, batch=128, optimizer=Adam(lr=1e-4), subset=subset
-    )
-
-
-def _small_cnns(activation: Literal["relu", "tanh"], count: int, seed: int) -> Config:
-    return Config(
-        cnn_architecture(activation, in_channels=1),
-        "cifar10-gray",
-        count,
-        seed,
-        steps=20_000,
-        batch=128,
-        optimizer=AdamW(lr=LogUniform(5e-4, 5e-2), weight_decay=LogUniform(1e-8, 1e-2)),
-        initialization=Initialization(("normal", "he", "glorot", "orthogonal"), LogUniform(0.1, 1.0)),
-        subset=Fraction(Choice((0.1, 0.25, 0.5, 1.0))),
-    )
+"""The populations by the names of the command line; every function takes `count` and `seed`."""
