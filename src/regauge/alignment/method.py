@@ -4,6 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeAlias
 
+import torch
+from torch import Tensor
+
 from regauge.alignment.joint import Role
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
 from regauge.alignment.result import ManyResult, Results, join
@@ -83,3 +86,13 @@ def start_of(start: Start, problem: Problem) -> Element:
     if isinstance(start, Method):
         return start.match(problem).element
     return start if start.batch else start.expand(problem.pairs)
+
+
+def are_alike(x: Element, y: Element) -> Tensor:
+    """Where two batches of elements have the same order and the same signs, bool `[*batch]`."""
+    same = torch.ones(x.batch, dtype=torch.bool)
+    for name in x:
+        for left, right in ((x[name].perm, y[name].perm), (x[name].sign, y[name].sign)):
+            if left is not None and right is not None:
+                same = same & (left == right).flatten(len(x.batch)).all(-1)
+    return same

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from regauge.alignment.descent import repeated
 from regauge.connect.line import Curve, line
 from regauge.core.interpolation import combine, distance
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.core.task import Batch, Task
 from regauge.training import Descent, Minimum, OneCycle, Schedule, differentiate, minimize
+from regauge.training.descent import cycle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ def minibatches(task: Task, examples: int | None, generator: torch.Generator) ->
     Raises:
         ValueError: There are no batches, or tensors of a batch have different numbers of rows.
     """
-    for batch in repeated(task):
+    for batch in cycle(task):
         if examples is None:
             yield batch
             continue

@@ -6,13 +6,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from regauge.alignment.descent import repeated
 from regauge.connect.paths import ControlledPath
 from regauge.core.interpolation import combine
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Batch, Task
 from regauge.training import Adam, Cosine, Optimizer, Schedule, differentiate, minimize
+from regauge.training.descent import cycle
 
 Trained = TypeVar("Trained", bound=ControlledPath)
 
@@ -91,7 +91,7 @@ def train_path(
     found = minimize(
         differentiate(loss),
         learned,
-        repeated(task),
+        cycle(task),
         steps=steps,
         optimizer=optimizer or Adam(1e-2),
         schedule=schedule or Cosine(),

@@ -5,7 +5,7 @@ the plan of the blocks. Positive scales, shifts and rotations stay at the identi
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -77,9 +77,15 @@ class SoftElement:
         self._potentials: dict[int, Tensor] = {}
 
     @property
-    def parameters(self) -> list[Tensor]:
-        """What an optimizer changes."""
-        return [*self.logits.values(), *self.signs.values()]
+    def parameters(self) -> dict[str, Tensor]:
+        """The tensors that an optimizer changes."""
+        plans = {f"plans of {n}": logits for n, logits in self.logits.items()}
+        return plans | {f"signs of {name}": signs for name, signs in self.signs.items()}
+
+    def load(self, parameters: Mapping[str, Tensor]) -> None:
+        """Take other tensors for `parameters`."""
+        self.logits = {n: parameters[f"plans of {n}"] for n in self.logits}
+        self.signs = {name: parameters[f"signs of {name}"] for name in self.signs}
 
     def matrices(self) -> Matrices:
         """The matrices of all keys, `[pair, N, N]`, differentiable."""

@@ -5,6 +5,7 @@ the parameters of one network or of anything else, `regauge.training.stacks.Stac
 runs a plain program to its end, or as long as the time allows.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
+from regauge.core.task import Batch, Task
 from regauge.training.optimizers import SGD, Adam, Optimizer, require_numbers
 from regauge.training.schedules import Constant, Schedule
 
@@ -95,7 +97,8 @@ class PlainProgram(Generic[B]):
         lrs: Mapping[str, float] | None = None,
     ) -> None:
         self._gradient = gradient
-        self._params = {name: tensor.detach().clone() for name, tensor in params.items()}
+        # The fused kernels run over memory, so parameters and gradients have the same strides.
+        self._params = {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in params.items()}
         settings = require_numbers(optimizer)
         self._lrs = [(lrs or {}).get(name, settings["lr"]) for name in self._params]
         self._optimizer = optimizer.make(
@@ -111,7 +114,6 @@ class PlainProgram(Generic[B]):
         """Take a step with the learning rates times `factor`, and return the loss before it."""
         loss, gradients = self._gradient(self._params, batch)
         for param, gradient in zip(self._params.values(), gradients, strict=True):
-            # The fused kernels run over memory: a gradient with other strides than its parameter would be misread.
             param.grad = None if gradient is None else gradient.contiguous()
         for group, lr in zip(self._optimizer.param_groups, self._lrs, strict=False):
             group["lr"] = lr * factor
@@ -250,6 +252,21 @@ def minimize(
 def check_steps(steps: int, checks: int) -> set[int]:
     """The steps after which something is judged: `checks` of them, evenly spaced; the last is `steps`."""
     return {math.ceil(steps * (k + 1) / checks) for k in range(checks)}
+
+
+def cycle(task: Task) -> Iterator[Batch]:
+    """The batches of a task over and over.
+
+    Raises:
+        ValueError: There are none.
+    """
+    batches = iter(task.batches)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("the task has no batches to optimize on")
+    yield from itertools.chain([first], batches)
+    while True:
+        yield from task.batches
 
 
 def shuffle(examples: int, batch: int | None, generator: torch.Generator) -> Iterator[Tensor]:

@@ -1,14 +1,12 @@
 """Continuous descent: rotations, invertible matrices and scales by gradients of the loss between the networks."""
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from regauge.alignment.descent import repeated
 from regauge.alignment.method import Method, Start, match_each, start_of
 from regauge.alignment.methods.activation_matching import MixedMatching
 from regauge.alignment.problem import Problem
@@ -16,9 +14,12 @@ from regauge.alignment.result import Results
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.interpolation import interpolate
+from regauge.core.params import Params
 from regauge.core.rotations import keeping_ones
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch, Task
+from regauge.training import Adam, Cosine, PlainProgram, descend, differentiate
+from regauge.training.descent import check_steps, cycle
 
 CHANGE = 1e-3
 """The loss counts as settled when the last stretch between two checks changed it by less than this share."""
@@ -89,21 +90,16 @@ class ContinuousDescent(Method):
         freedom = {group.name: _generators(group, symmetry) for group in symmetry.groups if _is_continuous(group)}
         if not freedom:
             return problem.result(best, objective=history[-1], initial=initial, history=history, is_converged=True)
-        optimizer = torch.optim.Adam(freedom.values(), lr=self.lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
-        batches = repeated(task)
-        checked = {math.ceil(self.steps * (k + 1) / self.checks) for k in range(self.checks)}
-        is_converged = False
-        for step in range(1, self.steps + 1):
+
+        def loss(freedom: Params, batch: Batch) -> Tensor:
             moved = symmetry.act(_exponential(symmetry, freedom), at_start)
-            loss = self._loss(params_a, moved, symmetry, task, batches, generator)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            if step in checked:
-                with torch.no_grad():
-                    candidate = symmetry.compose(_exponential(symmetry, freedom), start)
+            return self._loss(params_a, moved, symmetry, task, batch, generator)
+
+        program = PlainProgram(differentiate(loss), freedom, Adam(self.lr))
+        checked, is_converged = check_steps(self.steps, self.checks), False
+        for state in descend(program, cycle(task), steps=self.steps, schedule=Cosine()):
+            if state.step in checked:
+                candidate = symmetry.compose(_exponential(symmetry, program.params()), start)
                 here = -task.midpoint_loss(params_a, symmetry.act(candidate, params_b))
                 is_converged = abs(here - judged) <= CHANGE * abs(judged)
                 judged = here
@@ -117,7 +113,7 @@ class ContinuousDescent(Method):
         moved: Mapping[str, Tensor],
         symmetry: Symmetry,
         task: Task,
-        batches: Iterator[Batch],
+        batch: Batch,
         generator: torch.Generator | None,
     ) -> Tensor:
         t = 0.5
@@ -125,7 +121,7 @@ class ContinuousDescent(Method):
             t = float(torch.rand((), generator=generator, device=generator.device))
         # Operators do not differentiate with respect to running statistics.
         there = {name: y.detach() if name in symmetry.buffers else y for name, y in moved.items()}
-        return task.loss(interpolate(params_a, there, t), next(batches))
+        return task.loss(interpolate(params_a, there, t), batch)
 
 
 def _is_continuous(group: Group) -> bool:
@@ -137,7 +133,7 @@ def _generators(group: Group, symmetry: Symmetry) -> Tensor:
     blocks = tuple(symmetry[base].size for base in group.within)
     n = group.size - group.keeps_ones
     shape = (*blocks, n, n) if group.matrix != "none" else (*blocks, group.scales, n)
-    return torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    return torch.zeros(shape, dtype=torch.float64)
 
 
 def _exponential(symmetry: Symmetry, freedom: Mapping[str, Tensor]) -> Element:

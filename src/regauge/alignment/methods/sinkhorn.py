@@ -1,25 +1,27 @@
 """Sinkhorn re-basin: permutations relaxed to doubly stochastic plans and optimized by gradients."""
 
-import math
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from regauge.alignment.descent import are_alike, repeated
-from regauge.alignment.method import Method, Start, start_of
+from regauge.alignment.method import Method, Start, are_alike, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
 from regauge.core.element import Element
 from regauge.core.families import compared
 from regauge.core.interpolation import interpolate
+from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch, Task
 from regauge.relaxed.action import RelaxedAction
 from regauge.relaxed.soft_elements import SoftElement, movable
+from regauge.training import Adam, PlainProgram, descend, differentiate
+from regauge.training.descent import check_steps, cycle
 
 PROGRAM = 1 << 24
 """About how many parameters of second networks are optimized in one program; more pairs take turns."""
@@ -110,20 +112,21 @@ class Sinkhorn(Method):
         soft = SoftElement(
             *(symmetry, action.keys, count), confidence=self.confidence, temperature=self.temperature, like=like
         )
-        optimizer = torch.optim.Adam([p.requires_grad_() for p in soft.parameters], lr=self.lr * self.temperature)
-        batches = None if task is None else repeated(task)
-        checked = {math.ceil(self.steps * (k + 1) / self.checks) for k in range(self.checks)}
-        last: Element | None = None
-        for step in range(1, self.steps + 1):
+
+        def losses(parameters: Params, batch: Batch) -> Tensor:
+            soft.load(parameters)
             moved = action(soft.matrices(), b)
             # Running statistics follow the plans, but operators do not differentiate with respect to them.
             moved = {name: t.detach() if name in symmetry.buffers else t for name, t in moved.items()}
-            loss = self._loss(params_a, a, moved, task, batches, problem.generator)
-            gradients = torch.autograd.grad(loss, soft.parameters, allow_unused=True)
-            for parameter, gradient in zip(soft.parameters, gradients, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
-            if step in checked:
+            return self._losses(params_a, a, moved, task, batch, problem.generator)
+
+        program = PlainProgram(differentiate(losses), soft.parameters, Adam(self.lr * self.temperature))
+        batches: Iterator[Any] = itertools.repeat(None) if task is None else cycle(task)
+        checked = check_steps(self.steps, self.checks)
+        last: Element | None = None
+        for state in descend(program, batches, steps=self.steps):
+            if state.step in checked:
+                soft.load(program.params())
                 hard = soft.hard()
                 is_converged = torch.zeros_like(is_converged) if last is None else are_alike(hard, last)
                 last = hard
@@ -136,28 +139,27 @@ class Sinkhorn(Method):
             best, objective=reached, initial=initial, history=torch.stack(history), is_converged=is_converged
         )
 
-    def _loss(
+    def _losses(
         self,
         params_a: Mapping[str, Tensor],
         a: Mapping[str, Tensor],
         moved: Mapping[str, Tensor],
         task: Task | None,
-        batches: Iterator[Batch] | None,
+        batch: Batch,
         generator: torch.Generator | None,
     ) -> Tensor:
-        """The sum over pairs of what falls; pairs do not touch one another."""
-        if task is None or batches is None:
-            return torch.stack([(a[name] - moved[name]).square().sum() for name in a]).sum()
+        """The loss of each pair."""
+        if task is None:
+            return torch.stack([(a[name] - moved[name]).square().flatten(1).sum(1) for name in a]).sum(0)
         count = len(next(iter(moved.values())))
         where = torch.full((count,), 0.5)
         if self.loss == "random" and generator is not None:
             where = torch.rand(count, generator=generator, device=generator.device)
         between = {**params_a, **interpolate(a, moved, where)}
         between = {name: tensor.to(params_a[name].dtype) for name, tensor in between.items()}
-        batch = next(batches)
         if count == 1:
-            return task.loss({name: t[0] for name, t in between.items()}, batch)
-        return torch.func.vmap(lambda params: task.loss(params, batch))(between).sum()
+            return task.loss({name: t[0] for name, t in between.items()}, batch).reshape(1)
+        return torch.func.vmap(lambda params: task.loss(params, batch))(between)
 
     def _judged(
         self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], symmetry: Symmetry, task: Task | None

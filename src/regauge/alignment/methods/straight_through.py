@@ -1,18 +1,21 @@
 """Straight-through matching: weight matching toward a target that gradients of the midpoint loss move."""
 
-import math
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
-from regauge.alignment.descent import are_alike, repeated
 from regauge.alignment.engine.ascent import Ascent
-from regauge.alignment.method import Method, Start, match_each, start_of
+from regauge.alignment.method import Method, Start, are_alike, match_each, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core.families import compared
 from regauge.core.interpolation import interpolate
+from regauge.core.params import Params
+from regauge.core.task import Batch
+from regauge.training import SGD, PlainProgram, descend
+from regauge.training.descent import check_steps, cycle
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,13 @@ class StraightThrough(Method):
         best = start if reached >= initial else symmetry.identity()
         history, starts, last = [max(initial, reached)], [reached], start
         a, b = compared([params_a, params_b], symmetry)
-        is_converged = not a
+        is_converged = False
         ascent = Ascent(symmetry, a, b, start=start)
-        theta, speed = a, {name: torch.zeros_like(t) for name, t in a.items()}
         rest = symmetry.act(start, params_b, skip=a.keys())
-        batches = repeated(task)
-        checked = {math.ceil(self.steps * (k + 1) / self.checks) for k in range(self.checks)}
-        for step in range(1, self.steps + 1 if a else 1):
-            ascent.aim_at(theta)
+
+        def gradient(theta: Params, batch: Batch) -> tuple[Tensor, list[Tensor | None]]:
+            nonlocal rest
+            ascent.aim_at({name: tensor.clone() for name, tensor in theta.items()})
             for _ in range(self.sweeps):
                 if not ascent.sweep():
                     break
@@ -86,13 +88,16 @@ class StraightThrough(Method):
             middle = interpolate({name: t for name, t in params_a.items() if name not in a}, rest)
             between = {name: t.requires_grad_() for name, t in interpolate(a, ascent.second).items()}
             middle |= {name: t.to(params_a[name].dtype) for name, t in between.items()}
-            loss = task.loss(middle, next(batches))
-            gradients = torch.autograd.grad(loss, list(between.values()), allow_unused=True)
-            for name, gradient in zip(a, gradients, strict=True):
-                if gradient is not None:
-                    speed[name] = self.momentum * speed[name] + gradient / 2
-            theta = {name: t - self.lr * speed[name] for name, t in theta.items()}
-            if step in checked:
+            loss = task.loss(middle, batch)
+            found = torch.autograd.grad(loss, list(between.values()), allow_unused=True)
+            return loss.detach(), [None if g is None else g / 2 for g in found]
+
+        if not a:
+            return problem.result(best, objective=history[-1], initial=initial, history=history, is_converged=True)
+        program = PlainProgram(gradient, a, SGD(self.lr, momentum=self.momentum))
+        checked = check_steps(self.steps, self.checks)
+        for state in descend(program, cycle(task), steps=self.steps):
+            if state.step in checked:
                 is_converged = bool(are_alike(ascent.element, last))
                 last = ascent.element
                 starts.append(-task.midpoint_loss(params_a, symmetry.act(last, params_b)))
