@@ -1,11 +1,18 @@
 """Every public method with settings, and networks to match."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
 import torch
 from symmetries import drawn, generator
-from torch import nn
+from torch import Tensor, nn
 
 import regauge as rg
 from regauge import Params, Symmetry
+from regauge.alignment import METHODS, Method
+from regauge.alignment.joint import role_symmetry
 
 
 def two_students(seed: int, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Symmetry, Params, Params, rg.Task]:
@@ -19,3 +26,146 @@ def two_students(seed: int, dtype: torch.dtype = torch.float64) -> tuple[nn.Modu
     targets = torch.func.functional_call(module, a, (inputs,)).detach()
     batches = list(zip(inputs.split(10), targets.split(10), strict=True))
     return module, symmetry, a, b, rg.Task(module, batches, nn.functional.mse_loss)
+
+
+class Parameters(rg.Task):
+    """A task without a model: the outputs of a network are its parameters."""
+
+    def run(self, params: Mapping[str, Tensor], inputs: object) -> Tensor:
+        return torch.cat([params[name].flatten() for name in sorted(params)])
+
+
+def distance_task(target: Params) -> rg.Task:
+    """The mean squared distance from a network, for methods that descend on a loss under any symmetry."""
+    task = Parameters(nn.Identity(), [], nn.functional.mse_loss)
+    return replace(task, batches=[(torch.zeros(1), task.run(target, None))])
+
+
+class Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+class Heads(nn.Module):
+    """Attention with two heads of three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys, self.values, self.out = (nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (2, 3)).transpose(1, 2) for f in (self.queries, self.keys, self.values))
+        mixed: Tensor = self.out(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return mixed
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "permutation": lambda: mlp(nn.GELU()),
+    "scaled": lambda: mlp(nn.ReLU()),
+    "signed": lambda: mlp(nn.Tanh()),
+    "dihedral": lambda: mlp(Sine()),
+    "linear": lambda: mlp(nn.Identity()),
+    "nested": lambda: Heads(),
+}
+"""Modules with a group of every kind that their input of 6 features allows."""
+
+
+def mlp(activation: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 9), activation, nn.Linear(9, 2))
+
+
+@cache
+def module_case(name: str) -> tuple[nn.Module, Tensor, Symmetry]:
+    """A module, inputs and its symmetry, in float64."""
+    torch.manual_seed(0)
+    module = MODULES[name]().double().eval()
+    inputs = torch.randn(5, 4, 6, dtype=torch.float64) if name == "nested" else torch.randn(40, 6, dtype=torch.float64)
+    return module, inputs, rg.discover(module, (inputs[:3],))
+
+
+def outputs(module: nn.Module, params: Params, inputs: Tensor) -> Tensor:
+    return torch.func.functional_call(module, params, (inputs,))
+
+
+def teacher_task(module: nn.Module, params: Params, inputs: Tensor) -> rg.Task:
+    """The task of computing what a network computes."""
+    batches = [(x, outputs(module, params, x).detach()) for x in inputs.split(len(inputs) // 2)]
+    return rg.Task(module, batches, nn.functional.mse_loss)
+
+
+EVERY: dict[str, Method] = {
+    "weights": rg.WeightMatching(),
+    "weights as they are": rg.WeightMatching(scales="keep", start="identity"),
+    "weights from many starts": rg.WeightMatching(restarts=2),
+    "activations": rg.ActivationMatching(),
+    "activations by covariance": rg.ActivationMatching(statistic="covariance"),
+    "mixed": rg.MixedMatching(),
+    "frank-wolfe": rg.FrankWolfe(max_steps=5),
+    "frank-wolfe from many starts": rg.FrankWolfe(max_steps=3, restarts=1, scales="keep"),
+    "straight-through": rg.StraightThrough(steps=4, checks=2),
+    "sinkhorn": rg.Sinkhorn(steps=4),
+    "sinkhorn on the distance": rg.Sinkhorn(loss="l2", init=None, steps=4),
+    "sinkhorn on the line": rg.Sinkhorn(loss="random", steps=4),
+    "continuous descent": rg.ContinuousDescent(init=rg.WeightMatching(), steps=4, checks=2),
+    "best of two": rg.BestOf((rg.WeightMatching(), rg.FrankWolfe(max_steps=2))),
+    "merge many": rg.MergeMany(),
+    "gaussians": rg.GaussianMatching(),
+    "gaussians by divergence": rg.GaussianMatching(cost="symmetric kl"),
+    "three dictionaries": rg.JointMatching(("parameters", "magnitudes", "parameters"), weights=(1.0, 0.5, 0.0)),
+}
+"""Every public method with settings under which it is fast; those that are not named here with their defaults."""
+EVERY |= {
+    name: row.load()() for name, row in METHODS.items() if row.load() not in {type(method) for method in EVERY.values()}
+}
+CHANCE = ("weights from many starts", "frank-wolfe from many starts", "sinkhorn on the line")
+"""Methods that need a generator."""
+
+
+def needs_data(method: Method) -> bool:
+    row = next(row for row in METHODS.values() if row.load() is type(method))
+    return row.needs_data and not (row.without_data and row.without_data.items() <= vars(method).items())
+
+
+def reads_activations(method: Method) -> bool:
+    """Whether the task must be one of a module that has the symmetry."""
+    inner = [one for value in vars(method).values() for one in (value if isinstance(value, tuple) else (value,))]
+    matching = (rg.ActivationMatching, rg.MixedMatching)
+    return isinstance(method, matching) or any(reads_activations(one) for one in inner if isinstance(one, Method))
+
+
+def task_for(method: Method, target: Params) -> rg.Task | None:
+    return distance_task(target) if needs_data(method) else None
+
+
+def network_for(method: Method, params: Params) -> Any:
+    """A network as the method takes it: as it is, or a tuple of dictionaries."""
+    if not method.joint_roles:
+        return params
+    parts = [params, *({n: t.roll(k) for n, t in params.items()} for k in range(1, len(method.joint_roles)))]
+    roles = zip(method.joint_roles, parts, strict=True)
+    return tuple(p if role == "parameters" else {n: t.abs() + 0.1 for n, t in p.items()} for role, p in roles)
+
+
+def moved_by(method: Method, symmetry: Symmetry, element: rg.Element, network: Any) -> Any:
+    """The network moved by an element, each dictionary of it according to its role."""
+    if not method.joint_roles:
+        return symmetry.act(element, network)
+    roles = zip(method.joint_roles, network, strict=True)
+    return tuple(role_symmetry(symmetry, role, params).act(element, params) for role, params in roles)
+
+
+def tensors_of(network: Any) -> dict[str, Tensor]:
+    """All tensors of a network or of a tuple of dictionaries."""
+    if isinstance(network, tuple):
+        return {f"{k}/{name}": tensor for k, params in enumerate(network) for name, tensor in params.items()}
+    return dict(network)
+
+
+def are_close(a: Any, b: Any, atol: float = 1e-9) -> bool:
+    a, b = tensors_of(a), tensors_of(b)
+    return a.keys() == b.keys() and all(torch.allclose(a[n], b[n], rtol=0, atol=atol) for n in a)
+
+
+def are_equal(a: Any, b: Any) -> bool:
+    a, b = tensors_of(a), tensors_of(b)
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)

@@ -6,7 +6,7 @@ from rich.console import Console
 import regauge as rg
 from regauge.alignment import Method
 from regauge.alignment.streamed.job import plan_job
-from regauge.cli.matching import method_of
+from regauge.cli.matching import configure, method_of
 from regauge.cli.options import Merge, UsageError
 from regauge.cli.streaming import file_settings, read_job, show_plan, show_work
 from regauge.cli.tasks import matching_task
@@ -81,5 +81,5 @@ def _method(options: Merge, *, is_streamed: bool) -> Method:
     if options.method != "auto" or options.refine:
         return chosen
     if options.base is None and not is_streamed:
-        return rg.MergeMany(inner=rg.WeightMatching(scales=options.scales), restarts=options.restarts)
-    return rg.WeightMatching(restarts=options.restarts, scales=options.scales)
+        return configure(rg.MergeMany(), options)
+    return configure(rg.WeightMatching(), options)

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
+from tyro.extras import literal_type_from_choices
+
+from regauge.alignment.table import METHODS
 
 MODEL_HELP = (
     "package.module:factory, file.py:factory, a folder with config.json in Hugging Face style, or a checkpoint that "
@@ -18,6 +21,11 @@ DATA_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
     "with the arrays inputs and targets; for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
 )
+
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    MethodName = literal_type_from_choices(["auto", *(name for name, row in METHODS.items() if row.takes != "joint")])
 
 Model = Annotated[str | None, arg(metavar="MODEL", help=MODEL_HELP)]
 Checkpoint = Annotated[Positional[Path], arg(help=CHECKPOINT_HELP)]
@@ -78,7 +86,7 @@ class Matching:
     model: Model = None
     symmetry: Path | None = None
     """Use this symmetry (JSON that `regauge discover -o` wrote) instead of discovering that of MODEL."""
-    method: Literal["auto", "weights", "activations", "mixed", "frank-wolfe", "straight-through", "sinkhorn"] = "auto"
+    method: MethodName = "auto"
     """How to match; docs/alignment.md tells them apart. By itself: mixed where there is data, else weights; `merge`
     matches the weights of each network to the mean of the others, or to the base."""
     refine: bool = False

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from regauge.alignment.method import Method, match_each
+from regauge.alignment.methods.activation_matching import MixedMatching
+from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem, batch_of_one, item
 from regauge.alignment.result import Results
 
@@ -17,10 +19,10 @@ class BestOf(Method):
     identity takes part, so the result is never worse than no alignment.
 
     Attributes:
-        methods: In the order in which they are tried; the first of equally good ones is kept.
+        methods: The methods in the order in which they are tried; the first of equally good ones is kept.
     """
 
-    methods: tuple[Method, ...]
+    methods: tuple[Method, ...] = (WeightMatching(), MixedMatching())
 
     def __post_init__(self) -> None:
         if not self.methods:

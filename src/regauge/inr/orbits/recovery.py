@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.alignment import Method
-from regauge.alignment.align_pairs import align_pairs
+from regauge.alignment import Method, align_pairs
 from regauge.connect.line import Curve
 from regauge.core.interpolation import interpolate
 from regauge.core.params import Params

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from regauge.alignment.align_pairs import align_pairs
+from regauge.alignment import align_pairs
 from regauge.alignment.method import Method
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.store import Store, path_of

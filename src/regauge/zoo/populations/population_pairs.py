@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regauge.alignment.align_pairs import align_pairs
+from regauge.alignment import align_pairs
 from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.core.params import Params, count_models, require_same_shapes, select

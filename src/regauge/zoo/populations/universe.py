@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.align_many import align_many
-from regauge.alignment.align_pairs import align_pairs
+from regauge.alignment import align_many, align_pairs
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.core.element import Element, stack

@@ -1,0 +1,269 @@
+"""`align`, `align_pairs` and `align_many`: what moves networks close to one another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.joint import Dictionaries, JointView, require_dictionaries
+from regauge.alignment.method import Method
+from regauge.alignment.methods.activation_matching import MixedMatching
+from regauge.alignment.methods.merge_many import MergeMany
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
+from regauge.alignment.result import Result, Results
+from regauge.alignment.streamed.aligning import align_streamed_files
+from regauge.alignment.streamed.job import FileJob, Network, open_job
+from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.storage.checkpoints.memory_limit import MemoryLimit
+
+Joined = TypeVar("Joined", bound=Dictionaries)
+POPULATIONS = "these are populations; align them with `regauge.align_pairs`, all pairs at once"
+SINGLE = "give a list of single networks, not populations"
+
+
+@overload
+def align(
+    params_a: Network,
+    params_b: Network,
+    symmetry: Symmetry,
+    *,
+    method: Method | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+    out: str | Path | None = None,
+    memory: int | str | MemoryLimit | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress = no_progress,
+) -> Result[Params]: ...
+
+
+@overload
+def align(
+    params_a: Joined,
+    params_b: Joined,
+    symmetry: Symmetry,
+    *,
+    method: Method,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> Result[Joined]: ...
+
+
+def align(
+    params_a: Network | Dictionaries,
+    params_b: Network | Dictionaries,
+    symmetry: Symmetry,
+    *,
+    method: Method | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+    out: str | Path | None = None,
+    memory: int | str | MemoryLimit | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress = no_progress,
+) -> Result[Any]:
+    """Move the second network along its orbit, as close to the first as the method gets.
+
+    The result is never worse than the identity on the method's own objective, and `params` computes the same
+    function as `params_b`.
+
+    Networks may be checkpoints on the disk. Those that need more than `memory`, and folders of which the result is a
+    folder, are streamed: weights are matched, and `params` are read from `out` when they are asked for.
+
+    Args:
+        params_a: The network that stays: parameters by name, or the path of a checkpoint; a tuple of dictionaries for
+            methods that move several together (`GaussianMatching`, `JointMatching`).
+        params_b: The network that moves, unchanged itself. Buffers move with it.
+        symmetry: The symmetry of both networks.
+        method: `MixedMatching()` unless given where there is a task, else `WeightMatching()`.
+        task: Model, data and loss, for methods that use them.
+        generator: The source of chance, for methods that use it. The same generator state gives the same result.
+        out: Where the moved network is written, with the names, dtypes and header of the second one: a `.safetensors`
+            file, or a folder for networks in folders. The alignment is written beside it. For networks on the disk
+            only, as are the following.
+        memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        resume: Whether to continue what an interrupted run left.
+        overwrite: Whether the output may be replaced.
+        progress: Shows each pass over streamed files.
+
+    Raises:
+        FileExistsError: The output exists, and `overwrite` is false.
+        KeyError: A parameter that the symmetry moves is missing.
+        TypeError: The method takes tuples of dictionaries and got single ones, or the other way around.
+        ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
+            populations; the method needs a task or a generator; or the memory does not suffice.
+    """
+    if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
+        job = open_job(
+            (params_a, params_b),
+            source=1,
+            out=out,
+            beside=alignment_path,
+            memory=memory,
+            resume=resume,
+            overwrite=overwrite,
+            progress=progress,
+        )
+        if job is not None:
+            return _align_files(job, symmetry, method, task, generator)
+    if method is None:
+        method = WeightMatching() if task is None else MixedMatching()
+    roles = method.joint_roles
+    networks = [require_dictionaries(method, roles, network) for network in (params_a, params_b)]
+    symmetry = bind_networks([network[0] for network in networks], symmetry, POPULATIONS)
+    view = JointView.of(roles, symmetry, networks)
+    a, b = (batch_of_one(view.join(network)) for network in networks)
+    found = method.match(Problem(a, b, view.symmetry, task, generator)).item(0)
+    if not roles:
+        return found
+    params = view.split(found.params, params_b)
+    return replace(found, symmetry=symmetry, element=view.element(found.element), params=params)
+
+
+def align_pairs(
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    *,
+    method: Method | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> Results:
+    """Move every network of a population along its orbit, as close to its partner as the method gets.
+
+    Pair k is network k of the first population and network k of the second; a single first network is the
+    partner of all. For every pair the outcome is as from `align`: never worse than the identity on the method's
+    own objective, computing the same function. Methods that work on tensors with a leading axis of pairs (such as
+    `WeightMatching`) take all pairs at once, which for small networks is many times faster than a loop; others run
+    pair by pair.
+
+    Args:
+        params_a: The networks that stay, with one leading model axis on every tensor, or a single one without.
+        params_b: The networks that move, with one leading model axis on every tensor, unchanged themselves.
+            Buffers move with them.
+        symmetry: The symmetry of all networks.
+        method: `WeightMatching()` unless given.
+        task: Model, data and loss, for methods that use them.
+        generator: The source of chance, for methods that use it.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        TypeError: The method takes tuples of dictionaries.
+        ValueError: The networks have different parameters, do not fit the symmetry or one another in number, or
+            hold NaN or Inf; or the method needs a task or a generator.
+    """
+    method = WeightMatching() if method is None else method
+    if method.joint_roles:
+        raise TypeError(f"{type(method).__name__} aligns tuples of dictionaries; align them one by one with `align`")
+    params_a, symmetry = bind_pairs(params_a, params_b, symmetry)
+    return method.match(Problem(params_a, dict(params_b), symmetry, task, generator))
+
+
+@overload
+def align_many(
+    params: Sequence[Mapping[str, Tensor]],
+    symmetry: Symmetry,
+    *,
+    method: Method | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> Result[tuple[Params, ...]]: ...
+
+
+@overload
+def align_many(
+    params: Sequence[Joined],
+    symmetry: Symmetry,
+    *,
+    method: Method,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> Result[tuple[Joined, ...]]: ...
+
+
+def align_many(
+    params: Sequence[Mapping[str, Tensor]] | Sequence[Dictionaries],
+    symmetry: Symmetry,
+    *,
+    method: Method | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+) -> Result[Any]:
+    """Move networks along their orbits into one universe, where all of them are close to one another.
+
+    Aligning every network to the first makes the first a special one, and aligning every pair by itself is not
+    consistent: going from A to B to C differs from going to C directly. In a universe each network has one
+    element, and what lies between two networks is their quotient.
+
+    `MergeMany` is the default: on five MNIST networks its objective is within 1.2% of `FrankWolfe`'s for plain MLPs
+    and 2% above it for residual ones, in a sixth of the time, and the mean network's loss is alike (0.27 and 0.26;
+    0.27 and 0.28); aligned to the first network it is 0.35 and 0.43.
+
+    The universe is determined up to one element that moves all networks alike; it is chosen such that the first
+    network stays as it is.
+
+    Args:
+        params: The networks, one at least; unchanged themselves. Buffers move with them. Tuples of
+            dictionaries for methods that move several together (`GaussianMatching`, `JointMatching`).
+        symmetry: The symmetry of all networks.
+        method: `MergeMany()` unless given. A method for pairs aligns every network to the first.
+        task: Model, data and loss, for methods that use them.
+        generator: The source of chance, for methods that use it. The same generator state gives the same result.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        TypeError: The method takes tuples of dictionaries and got single ones, or the other way around.
+        ValueError: There is no network, or the networks have different parameters, do not fit the symmetry,
+            hold NaN or Inf, or are populations; or the method needs a task or a generator.
+
+    References:
+        Crisostomi et al. (2024), C2M3, for the universe; Ainsworth et al. (2023), Git Re-Basin, for MergeMany.
+    """
+    if not params:
+        raise ValueError("there is no network to align; give at least one")
+    method = MergeMany() if method is None else method
+    roles = method.joint_roles
+    networks = [require_dictionaries(method, roles, network) for network in params]
+    symmetry = bind_networks([network[0] for network in networks], symmetry, SINGLE)
+    view = JointView.of(roles, symmetry, networks)
+    problem = ManyProblem([view.join(network) for network in networks], view.symmetry, task, generator)
+    if len(networks) > 1:
+        found = method.match_many(problem)
+    else:
+        alone = [view.symmetry.identity()]
+        found = problem.result(alone, objective=0.0, initial=0.0, history=[0.0], is_converged=True)
+    if not roles:
+        return found
+    first: Any = params[0]
+    moved = [view.split(one, like) for one, like in zip(found.params[1:], params[1:], strict=True)]
+    return replace(found, symmetry=symmetry, element=view.element(found.element), params=(first, *moved))
+
+
+def _align_files(
+    job: FileJob,
+    symmetry: Symmetry,
+    method: Method | None,
+    task: Task | None,
+    generator: torch.Generator | None,
+) -> Result[Params]:
+    """Align networks that are on the disk, in memory or streamed, and write the result."""
+    job.require_output()
+    if job.is_streamed:
+        return align_streamed_files(job, symmetry, method=method, task=task)
+    params_a, params_b = job.params
+    result = align(params_a, params_b, symmetry, method=method, task=task, generator=generator)
+    if job.out is not None:
+        job.write(result.params)
+        alignment = Alignment(result.symmetry, result.element)
+        save_alignment(alignment, alignment_path(job.out), overwrite=job.overwrite)
+    return result

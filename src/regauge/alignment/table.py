@@ -1,0 +1,51 @@
+"""The table of methods, which the command line, the docs and the tests read. It imports nothing heavy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from regauge.alignment.method import Method
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a method is, and what it takes and needs.
+
+    Attributes:
+        module: Its module; a name without dots is a file in `alignment/methods`.
+        name: The name of its class.
+        takes: Whether it aligns "pairs" of networks, "many" networks at once, or networks that are each several
+            dictionaries ("joint").
+        needs_data: Whether it needs a task.
+        without_data: Settings under which it needs none, where there are any.
+    """
+
+    module: str
+    name: str
+    takes: Literal["pairs", "many", "joint"] = "pairs"
+    needs_data: bool = False
+    without_data: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> "type[Method]":
+        """Import the class."""
+        module = self.module if "." in self.module else f"regauge.alignment.methods.{self.module}"
+        method: type[Method] = getattr(import_module(module), self.name)
+        return method
+
+
+METHODS = {
+    "weights": Row("weight_matching", "WeightMatching"),
+    "activations": Row("activation_matching", "ActivationMatching", needs_data=True),
+    "mixed": Row("activation_matching", "MixedMatching", needs_data=True),
+    "frank-wolfe": Row("frank_wolfe", "FrankWolfe", takes="many"),
+    "straight-through": Row("straight_through", "StraightThrough", needs_data=True),
+    "sinkhorn": Row("sinkhorn", "Sinkhorn", needs_data=True, without_data={"loss": "l2"}),
+    "continuous-descent": Row("continuous_descent", "ContinuousDescent", needs_data=True),
+    "best-of": Row("best_of", "BestOf", needs_data=True),
+    "merge-many": Row("merge_many", "MergeMany", takes="many"),
+    "gaussian": Row("gaussian_matching", "GaussianMatching", takes="joint"),
+    "joint": Row("joint_matching", "JointMatching", takes="joint"),
+}
+"""Every public method, by its name on the command line; those that are "joint" have no command."""
