@@ -23,7 +23,7 @@ from regauge.storage.architecture import Architecture, TensorSpec
 from regauge.storage.checkpoints import writing
 from regauge.storage.checkpoints.writing import whole_file
 from regauge.storage.store import Store, shard_file, verify
-from regauge.storage.store.columns import concatenate, decode, encode, listed
+from regauge.storage.store.columns import concatenate, decode, encode
 from regauge.storage.store.splits import split
 
 SMALL = Architecture("MLP 4-3-2", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
@@ -182,7 +182,7 @@ def test_columns_of_several_shards_are_joined_without_loss() -> None:
     encoded = [(encode(part), len(part)) for part in parts]
     for name in ("a", "b", "c"):
         joined = concatenate([(columns.get(name), count) for columns, count in encoded])
-        assert listed(joined, np.arange(5)) == [row.get(name) for part in parts for row in part]
+        assert decode(joined).tolist() == [row.get(name) for part in parts for row in part]
     assert decode(concatenate([(None, 2)])).mask.all()
 
 

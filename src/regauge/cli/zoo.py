@@ -130,7 +130,7 @@ def check(options: ZooVerify) -> None:
     for sentence in report.damaged.values():
         print(sentence)
     if report.leftovers:
-        print(f"{len(report.leftovers)} files were not completed; delete them when nobody writes to the store")
+        print(f"{len(report.leftovers)} files were not completed; delete them when no process writes to the store")
     print(f"{report.shards} shards with {report.networks} networks are whole, {len(report.damaged)} are damaged")
     if not report.ok:
         sys.exit(1)
@@ -169,7 +169,7 @@ def require_device(options: ZooTrain) -> None:
 
 
 def source_of(options: ZooImport) -> formats.Source:
-    """What is imported, by an importer that takes the options that were given."""
+    """The source to import, from an importer that takes the options that were given."""
     try:
         read = formats.importer(options.format)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What the commands on populations share: where jobs run, which networks are chosen, a store in words."""
+"""Shared parts of the commands on populations: executors, conditions on networks, a store in words."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def conditions_of(where: tuple[str, ...]) -> dict[str, Any]:
 
 
 def words(store: Store) -> str:
-    """How many networks of what."""
+    """The content of a store in words."""
     count = len(store)
     trajectories = len(np.unique(store.rows.column("id").values)) if count else 0
     return f"{count} networks of {store.architecture.name!r} on {trajectories} trajectories"

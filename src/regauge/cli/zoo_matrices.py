@@ -27,13 +27,13 @@ class Matrices:
     """Computes matrices for one command.
 
     What is done already is kept in the folder `OUT.parts` until the command has written its output; the same command
-    goes on there.
+    continues there.
 
     Args:
-        options: Of the command.
-        store: That the networks are of.
+        options: The options of the command.
+        store: The store of the networks.
         chosen: Their numbers.
-        console: Where the progress is shown.
+        console: The console that shows progress.
     """
 
     def __init__(self, options: ZooCompare | ZooMap, store: Store, chosen: Any, console: Console) -> None:

@@ -154,12 +154,12 @@ class ZooCompare(Sampled):
 
     data: Annotated[str, arg(metavar="DATA", help=COMPARE_DATA_HELP)]
     align: Literal["pairs", "medoid", "universe", "no"] = "pairs"
-    """What comes after: each pair aligned with one another, or all networks aligned to their medoid or to the mean of
+    """The alignment: each pair aligned with one another, or all networks aligned to their medoid or to the mean of
     their universe; or nothing, for a store that is aligned already."""
     points: int = 3
     """Networks on each line, both ends included; three are the midpoint alone."""
     loss: Literal["cross-entropy", "mse"] = "cross-entropy"
-    """What the barrier is one of."""
+    """The loss whose barrier is measured."""
     batch: int = 512
     """Examples per batch, for data from a file or a set."""
     on: Annotated[str, arg(help="Where pairs are compared, as for `regauge zoo train`.")] = "here"

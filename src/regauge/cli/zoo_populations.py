@@ -133,7 +133,7 @@ def networks_of(options: Sampled) -> tuple[Store, Indices, Params]:
 
 
 def distances_of(options: ZooMap, store: Store, params: Params, matrix_of: Matrices) -> NDArray[np.float64]:
-    """What the map is made of, `[networks, networks]`."""
+    """The distances that the map shows, `[networks, networks]`."""
     if options.by == "orbits":
         compare = OrbitDistances(symmetry_of(store, options.store), seed=options.seed)
         return matrix_of("distances of orbits", params, compare).numpy()
@@ -176,7 +176,7 @@ def symmetry_of(store: Store, folder: Any) -> rg.Symmetry:
 
 
 def target_of(text: str) -> int | Literal["medoid", "universe"]:
-    """What `--to` says."""
+    """The value of `--to`."""
     if text == "medoid":
         return "medoid"
     if text == "universe":

@@ -1,4 +1,4 @@
-"""What lies on disk: checkpoints, populations, architectures."""
+"""Files on the disk: checkpoints, populations, architectures."""
 
 from regauge.names import attach
 

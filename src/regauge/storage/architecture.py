@@ -1,4 +1,4 @@
-"""What the networks of a population are: how to build their module, and the tensors that each of them has."""
+"""The architecture of a population: how to build its module, and the tensors of each network."""
 
 import inspect
 import json
@@ -22,8 +22,8 @@ class TensorSpec(NamedTuple):
 
     Attributes:
         name: Its key in the state dictionary.
-        shape: Of one network, without a model axis.
-        dtype: Of its values.
+        shape: Its shape in one network, without a model axis.
+        dtype: The dtype of its values.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Architecture:
     architecture that somebody else wrote only if you trust what it names.
 
     Attributes:
-        name: In words.
+        name: The name in words.
         factory: `package.module:name` of a function or class that returns a `torch.nn.Module`; None for networks that
             came without one, whose tensors are known and whose module is not.
         settings: Arguments of the factory by name.
@@ -105,12 +105,12 @@ class Architecture:
             raise ValueError(
                 f"architecture {self.name!r} is known by its tensors only; build one with a factory to run its networks"
             )
-        function = imported(self.factory)
+        function = import_object(self.factory)
         if not callable(function):
             raise ValueError(
                 f"{self.factory!r} is a {type(function).__name__}, not a function or class; name a factory"
             )
-        settings = {key: _objects(value) for key, value in self.settings.items()}
+        settings = {key: _resolve(value) for key, value in self.settings.items()}
         try:
             module = _call(function, settings)
         except (TypeError, ValueError) as error:
@@ -133,7 +133,7 @@ class Architecture:
 
     @classmethod
     def from_json(cls, text: str) -> "Architecture":
-        """What `to_json` wrote.
+        """Read the text form.
 
         Raises:
             ValueError: The text is not an architecture, or is of another version.
@@ -151,7 +151,7 @@ def layout_of(params: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in params.items())
 
 
-def imported(text: str) -> Any:
+def import_object(text: str) -> Any:
     """The object `package.module:name`."""
     place, colon, name = text.rpartition(":")
     if not (place and colon and name):
@@ -165,13 +165,13 @@ def imported(text: str) -> Any:
     return getattr(module, name)
 
 
-def _objects(value: Any) -> Any:
+def _resolve(value: Any) -> Any:
     """A setting with the objects that it names in their places."""
     if isinstance(value, dict):
         if value.keys() == {"import"}:
-            return imported(value["import"])
-        return {key: _objects(inner) for key, inner in value.items()}
-    return [_objects(inner) for inner in value] if isinstance(value, list) else value
+            return import_object(value["import"])
+        return {key: _resolve(inner) for key, inner in value.items()}
+    return [_resolve(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from regauge.storage.store import Store
 Networks = Store | Mapping[str, Tensor]
 """A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""
 BLOCK_BYTES = 64 * 2**20
-"""Networks are read in blocks of so many bytes where statistics are taken."""
+"""Bytes of the blocks in which networks are read for statistics."""
 
 
 class Batch(NamedTuple):
@@ -53,12 +53,12 @@ class Loader:
         indices: Numbers of the networks to take, such as `store.split()["train"]`; all unless given.
         augment: Parts of the random element that moves each network, anew in every batch: some of "permutation",
             "sign", "scale", "shift" and "linear". The networks still compute the same functions.
-        symmetry: Of the architecture, for `augment`; that of the store unless given.
-        statistics: What the networks are standardized by, after they were moved; see `Statistics.of`.
+        symmetry: The symmetry of the architecture, for `augment`; that of the store unless given.
+        statistics: Statistics by which the networks are standardized after they were moved; see `Statistics.of`.
         is_last_dropped: Whether a last batch with fewer networks is left out.
         rank: Which share of the batches this loader gives: those whose number is `rank` modulo `world`.
-        world: How many loaders share the batches.
-        generator: Where chance comes from; one number is drawn from it.
+        world: Number of loaders that share the batches.
+        generator: The source of chance, from which one number is drawn.
 
     Raises:
         IndexError: There is no network of some number.

@@ -37,10 +37,10 @@ class Column:
     """The values of one name in some rows.
 
     Attributes:
-        kind: How the values are to be read.
+        kind: The kind of the values.
         values: `[rows]`; codes for kind `json`; one entry where all rows have the same value.
         null: Whether a row has no value, `[rows]`; None where all have one.
-        distinct: What the codes of kind `json` stand for.
+        distinct: The values that codes of kind `json` stand for.
     """
 
     kind: Kind
@@ -60,7 +60,7 @@ def encode(rows: Sequence[Row]) -> dict[str, Column]:
 
 
 def describe(column: Column) -> dict[str, Any]:
-    """What the header says of a column besides its tensors."""
+    """The entry of a column in the header, without its tensors."""
     return {"kind": column.kind} | ({"distinct": list(column.distinct)} if column.kind == "json" else {})
 
 
@@ -113,12 +113,6 @@ def decode(column: Column, rows: Array | slice = slice(None)) -> Array:
     if column.null is None:
         return values
     return np.ma.MaskedArray(values, column.null[rows])
-
-
-def listed(column: Column, rows: Array) -> list[Any]:
-    """The values as Python objects, None where a row has none."""
-    values: list[Any] = decode(column, rows).tolist()
-    return values
 
 
 def _column(name: str, values: list[Any]) -> Column:

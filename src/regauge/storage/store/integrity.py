@@ -13,13 +13,13 @@ from regauge.storage.store.shard_file import FOLDER, SUFFIX
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found in a store.
+    """The outcome of a verification.
 
     Attributes:
         shards: Number of whole shards.
         networks: Number of networks in them.
-        damaged: For each other shard, what is wrong with it.
-        leftovers: Files that writers did not complete. They do no harm; delete them when nobody writes.
+        damaged: The damage of each other shard, in a sentence.
+        leftovers: Files that writers did not complete. They do no harm; delete them when no process writes.
     """
 
     shards: int
@@ -37,7 +37,7 @@ def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verificat
     """Read every shard of a store and compare the checksums; a damaged one does not stop it.
 
     Args:
-        folder: Of the store.
+        folder: Folder of the store.
         progress: Shows how many shards are checked.
 
     Raises:

@@ -35,7 +35,7 @@ class Listing:
     """Shards in the order of the networks' numbers.
 
     Attributes:
-        shards: What their headers say.
+        shards: Their headers.
         files: Their bytes.
     """
 
@@ -76,7 +76,7 @@ class Listing:
         first = {shard.path.stem: int(start) for shard, start in zip(self.shards, self.starts[:-1], strict=True)}
         return np.array([first[shard] + row for shard, row in places], np.int64)
 
-    def checked(self, indices: Iterable[int] | slice | Array) -> Indices:
+    def resolve(self, indices: Iterable[int] | slice | Array) -> Indices:
         """Numbers of networks from numbers, a slice or a mask, `[networks]`.
 
         Raises:

@@ -21,7 +21,7 @@ MANIFEST = "store.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a store is made of; see `Store` for the attributes.
+    """The settings of a store; see `Store` for the attributes.
 
     Raises:
         ValueError: The storage is unknown, or `about` is not plain JSON.
@@ -122,5 +122,5 @@ def _differences(first: Any, second: Any, path: str = "") -> list[str]:
 
 
 def _groups(symmetry: Symmetry | None) -> Any:
-    """What a symmetry does; its notes, such as the error with which it was verified, may differ."""
+    """The groups of a symmetry, without its notes, such as the error with which it was verified."""
     return None if symmetry is None else symmetry.groups

@@ -5,14 +5,14 @@ import threading
 import torch
 
 from regauge.storage.store.columns import Array
-from regauge.storage.store.shard_file import Shard, damaged
+from regauge.storage.store.shard_file import Shard, damage_message
 
 MAPPED_SHARDS = 4096
 """Shards that a reader keeps mapped. No file stays open, but a process has 65,530 mappings on Linux."""
 
 
 class MappedShards:
-    """The bytes of listed shards, for any number of threads; a forked process may go on using them."""
+    """The bytes of listed shards, for any number of threads; a forked process may use them too."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -45,9 +45,9 @@ def _map(shard: Shard) -> Array:
     try:
         tensor = torch.from_file(str(shard.path), shared=False, size=shard.size, dtype=torch.uint8)
     except RuntimeError as error:
-        raise ValueError(damaged(shard.path, f"it cannot be mapped ({str(error).splitlines()[0]})")) from error
+        raise ValueError(damage_message(shard.path, f"it cannot be mapped ({str(error).splitlines()[0]})")) from error
     content: Array = tensor.numpy()
     content.flags.writeable = False
     if shard.checksum.encode() not in content[: shard.start].tobytes():
-        raise ValueError(damaged(shard.path, "it was replaced by another file after it was listed"))
+        raise ValueError(damage_message(shard.path, "it was replaced by another file after it was listed"))
     return content

@@ -1,4 +1,4 @@
-"""How networks lie in the rows of a shard: a segment for each dtype, and in it one tensor after the other."""
+"""The rows of a shard: a segment for each dtype, and in it one tensor after the other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

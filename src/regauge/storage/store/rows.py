@@ -1,4 +1,4 @@
-"""What a store knows about its networks, as a table that is queried by columns and read when asked for."""
+"""The table of what is known about networks: queried by columns, which are read when they are asked for."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regauge.storage.store.columns import Array, Column, decode, listed
+from regauge.storage.store.columns import Array, Column, decode
 
 Indices = NDArray[np.int64]
 
@@ -22,7 +22,7 @@ class Rows:
 
     Args:
         count: Number of rows.
-        names: Of the columns.
+        names: Names of the columns.
         load: Reads one column.
     """
 
@@ -62,7 +62,7 @@ class Rows:
         """
         chosen = np.ones(len(self), bool)
         for name, condition in conditions.items():
-            chosen &= _met(self.column(name), condition)
+            chosen &= _meet(self.column(name), condition)
         return np.flatnonzero(chosen)
 
     def final(self) -> Indices:
@@ -76,7 +76,7 @@ class Rows:
     def dicts(self, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
         """Some rows as dictionaries of plain values; what a row does not have is left out."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(list(indices), np.int64)
-        columns = {name: listed(self.column(name), chosen) for name in self.names}
+        columns = {name: decode(self.column(name), chosen).tolist() for name in self.names}
         return [
             {name: values[k] for name, values in columns.items() if values[k] is not None} for k in range(len(chosen))
         ]
@@ -86,7 +86,7 @@ class Rows:
         return {name: _words(self.column(name), len(self)) for name in self.names}
 
 
-def _met(column: Column, condition: Any) -> Array:
+def _meet(column: Column, condition: Any) -> Array:
     there = np.ones(len(column.values), bool) if column.null is None else ~column.null
     if condition is None:
         return ~there

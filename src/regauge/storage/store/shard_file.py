@@ -32,7 +32,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]*")
 LARGEST_HEADER = 100_000_000
 """Bytes; the limit of safetensors itself."""
 BLANK = "0" * 64
-"""What stands in the place of the checksum while it is computed."""
+"""The text in the place of the checksum while it is computed."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -58,14 +58,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What the header of a shard says.
+    """The header of a shard.
 
     Attributes:
         path: Its file.
         count: Number of networks.
         columns: Kind and constant value or distinct values of each column, by name.
-        places: Where its tensors are, by name.
-        checksum: Of the whole file.
+        places: Places of its tensors by name.
+        checksum: The checksum of the whole file.
         start: Position of the first byte behind the header.
         size: Bytes of the whole file.
     """
@@ -96,11 +96,11 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
     Args:
         path: Its final name.
         weights: Rows of values by the names of their tensors, `[networks, values]`.
-        columns: What is known about each network.
+        columns: The known values of the networks, by name.
         count: Number of networks.
 
     Raises:
-        FileExistsError: Somebody else wrote a shard of that name; it stays, because shards never change.
+        FileExistsError: Another writer has written a shard of that name; it stays, because shards never change.
     """
     tensors = dict(weights)
     described: dict[str, Any] = {}
@@ -143,7 +143,7 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
 
 
 def read_header(path: Path) -> Shard:
-    """What the header of a shard says.
+    """Read the header of a shard.
 
     Raises:
         ValueError: The file is no shard, is cut off, or is of another version.
@@ -153,12 +153,12 @@ def read_header(path: Path) -> Shard:
         first = file.read(16384)
         (length,) = struct.unpack("<Q", first[:8]) if len(first) >= 8 else (0,)
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
-            raise ValueError(damaged(path, "its header is cut off"))
+            raise ValueError(damage_message(path, "its header is cut off"))
         text = first[8 : 8 + length]
         while len(text) < length:
             more = file.read(length - len(text))
             if not more:
-                raise ValueError(damaged(path, "its header is cut off"))
+                raise ValueError(damage_message(path, "its header is cut off"))
             text += more
     try:
         header = json.loads(text)
@@ -183,7 +183,7 @@ def read_header(path: Path) -> Shard:
         return Shard(path, count, columns, places, metadata["checksum"], 8 + length, size)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         reason = str(error) if type(error) is ValueError else f"its header is malformed: {type(error).__name__} {error}"
-        raise ValueError(damaged(path, reason)) from error
+        raise ValueError(damage_message(path, reason)) from error
 
 
 def require_segments(shard: Shard, segments: Iterable[Segment]) -> None:
@@ -216,7 +216,7 @@ def check(path: Path) -> Shard:
         while piece := file.read(1 << 22):
             digest.update(piece)
     if digest.hexdigest() != shard.checksum:
-        raise ValueError(damaged(path, "its checksum does not agree with its bytes"))
+        raise ValueError(damage_message(path, "its checksum does not agree with its bytes"))
     return shard
 
 
@@ -245,8 +245,8 @@ def _bytes(tensor: Tensor) -> Array:
     return flat
 
 
-def damaged(path: Path, reason: str) -> str:
-    """What is said of a file that cannot be read as a shard."""
+def damage_message(path: Path, reason: str) -> str:
+    """The sentence about a file that cannot be read as a shard."""
     return (
         f"{str(path)!r} cannot be read as a shard: {reason}; `regauge zoo verify` lists all such files, and without "
         "them the store is whole"

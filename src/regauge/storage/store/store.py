@@ -30,15 +30,15 @@ class Store:
 
     Open one with `Store.create` or `Store.open`. The networks are numbered in the order of the shards' names; a store
     that is refreshed while others write keeps its numbers and adds the new networks at the end. Reading is safe in
-    many threads and processes at once, beside any number of writers.
+    many threads and processes at once, with any number of writers.
 
     Attributes:
-        folder: Where it is.
-        architecture: Of all its networks.
-        symmetry: Of the architecture, if it is known.
+        folder: Its folder.
+        architecture: The architecture of all its networks.
+        symmetry: The symmetry of the architecture, if it is known.
         storage: Name of the dtype in which floating-point values are kept; None for that of the architecture.
-        about: What else was said when the store was created: plain JSON, such as the settings of the training.
-        key: What tells this store from all others, wherever it is moved.
+        about: Plain JSON that was given when the store was created, such as the settings of the training.
+        key: A text that no other store has, and that it keeps wherever it is moved.
 
     References:
         docs/store.md specifies the files.
@@ -70,12 +70,12 @@ class Store:
         """A new store, or the one that is there already if it was created with the same arguments.
 
         Args:
-            folder: Is made if it does not exist.
-            architecture: Of all networks.
-            symmetry: Of the architecture.
+            folder: Its folder, which is made if it does not exist.
+            architecture: The architecture of all networks.
+            symmetry: The symmetry of the architecture.
             storage: "float16" or "bfloat16" keeps floating-point values in half the bytes, rounded; as they are unless
                 given.
-            about: Anything else to remember, as plain JSON.
+            about: Anything else to keep, as plain JSON.
 
         Raises:
             FileExistsError: The folder holds another store, or other files.
@@ -143,9 +143,9 @@ class Store:
 
         Args:
             params: The networks, with one leading model axis on every tensor.
-            rows: What is known about each: plain JSON values by name, among them "id" (an integer: the trajectory) and
+            rows: For each network plain JSON values by name, among them "id" (an integer: the trajectory) and
                 "step" (an integer: how far it was trained). The column "is_finite" is added.
-            name: Of the shard; one that no other writer uses unless given.
+            name: Name of the shard; one that no other writer uses unless given.
 
         Returns:
             The new file.
@@ -182,7 +182,7 @@ class Store:
 
     def places(self, indices: Iterable[int] | Array) -> list[Place]:
         """Where some networks are, which stays so for good: their numbers may differ between readers."""
-        return self._now.places(self._now.checked(indices))
+        return self._now.places(self._now.resolve(indices))
 
     def numbers(self, places: Iterable[Place]) -> Indices:
         """The numbers that networks have here; the opposite of `places`.
@@ -220,7 +220,7 @@ class Store:
             ValueError: `out` is of another number of networks, or values are not stored as they are.
         """
         listing = self._now
-        wanted = listing.checked(indices)
+        wanted = listing.resolve(indices)
         params: Params = {}
         for segment in self._segments:
             total = len(wanted) * segment.width

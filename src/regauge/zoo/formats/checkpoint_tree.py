@@ -61,7 +61,7 @@ class Tree:
             raise ValueError(f"{name!r} in {str(self.path)!r} is damaged ({error}); fetch it again") from error
 
     def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
-        """A state dictionary, and what lies beside its tensors: these entries, and the row that `export` wrote.
+        """A state dictionary, and what else the file says: some entries, and the row that `export` wrote.
 
         Args:
             name: Of a safetensors or torch file; whatever does not end in `.safetensors` is read as the latter, with
@@ -79,9 +79,7 @@ class Tree:
         params = {str(key): value for key, value in content.items() if key not in beside}
         strange = [key for key, value in params.items() if not isinstance(value, Tensor)]
         if strange:
-            raise ValueError(
-                f"{label!r} has entries that are no tensors ({strange[:4]}); name them as lying beside the parameters"
-            )
+            raise ValueError(f"{label!r} has entries that are no tensors ({strange[:4]}); name them with --beside")
         extras = {key: _plain(content[key]) for key in beside if key in content}
         return {key: value.detach() for key, value in params.items()}, known | extras
 

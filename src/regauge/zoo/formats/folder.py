@@ -32,8 +32,8 @@ def read_folder(
 
     Args:
         path: Folder or zip file.
-        template: Of the names below it.
-        architecture: Of all networks, with the names of its parameters; known by its tensors only unless given.
+        template: The pattern of the names below it.
+        architecture: The architecture of all networks; known by its tensors only unless given.
         inputs: Example inputs of its module.
         beside: Entries of the checkpoints that are no parameters, such as "label"; they become columns.
 
@@ -57,7 +57,7 @@ def read_folder(
         tree.path,
         architecture,
         rows,
-        reader_of_files(tree, rows, architecture, beside=beside, fitted=_fitted(architecture)),
+        reader_of_files(tree, rows, architecture, beside=beside, convert=_converter(architecture)),
         inputs,
         {"imported": "folder", "template": template},
     )
@@ -68,8 +68,8 @@ def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any
 
     Args:
         tree: The files.
-        template: Of their names.
-        what: What is missing if there is none, in words.
+        template: The pattern of their names.
+        what: The files in words, for the error.
 
     Raises:
         FileNotFoundError: No name fits.
@@ -123,12 +123,12 @@ def _reader(values: list[str]) -> type:
     return float if all(re.fullmatch(r"-?\d*\.?\d+([eE]-?\d+)?", value) for value in values) else str
 
 
-def _fitted(architecture: Architecture) -> Callable[[Params, str], Params]:
-    """Gives the tensors of a file the names of the architecture."""
+def _converter(architecture: Architecture) -> Callable[[Params, str], Params]:
+    """A function that gives the tensors of a file the names of the architecture."""
     names = {spec.name for spec in architecture.layout}
     meta = {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in architecture.layout}
 
-    def fitted(params: Params, name: str) -> Params:
+    def convert(params: Params, name: str) -> Params:
         return params if architecture.factory is None or params.keys() == names else match(params, meta, name)
 
-    return fitted
+    return convert

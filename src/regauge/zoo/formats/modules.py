@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
 }
 MIDDLE = 0.5
-"""Of the gray values: what `ImageSiren` adds."""
+"""The middle of the gray values, which `ImageSiren` adds."""
 
 
 class ImageSiren(Siren):

@@ -19,7 +19,7 @@ from regauge.zoo.formats.source import Source, reader_of_files
 
 CHECKPOINT = re.compile(r"(?P<trial>.*)/checkpoint_(?P<epoch>\d+)/checkpoints")
 IGNORED = ("config", "hist_stats")
-"""What repeats the settings, or is no single value."""
+"""Entries of a result that repeat the settings or are no single value."""
 
 
 def read_ray_tune(path: str | Path) -> Source:

@@ -22,7 +22,7 @@ from regauge.zoo.formats.source import Source, reader_of_files
 DWSNETS = "**_{split}_{label}_{number}/checkpoints/model_final.pth"
 DEEP_ALIGN = "**.pth"
 LABEL = ("label",)
-"""What lies beside the parameters."""
+"""Entries of a file that are no parameters."""
 OMEGA = 30.0
 """Frequency of the published sine networks."""
 
@@ -99,8 +99,8 @@ def _read(tree: Tree, template: str, what: str) -> Source:
     architecture, names = chain_architecture(tree.checkpoint(first, LABEL)[0], repr(first))
     inputs = examples(architecture.layout[0].shape[1])
 
-    def fitted(params: Params, name: str) -> Params:
+    def rename(params: Params, name: str) -> Params:
         return {names.get(own, own): tensor for own, tensor in params.items()}
 
-    read = reader_of_files(tree, rows, architecture, beside=LABEL, fitted=fitted)
+    read = reader_of_files(tree, rows, architecture, beside=LABEL, convert=rename)
     return Source(tree.path, architecture, rows, read, inputs, {"imported": what})

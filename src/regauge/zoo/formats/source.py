@@ -1,4 +1,4 @@
-"""What an importer finds: networks in blocks, with a row for each, and how to build their module."""
+"""The outcome of an importer, networks in blocks with a row for each, and its way into a store."""
 
 import hashlib
 import json
@@ -38,12 +38,12 @@ class Source:
     """A population that comes from somewhere else.
 
     Attributes:
-        path: Where it is.
-        architecture: Of all its networks.
-        rows: What is known of each network before it is read, "id" and "step" at least.
-        read: Networks by their numbers in `rows`, which increase.
+        path: The folder or file that it is read from.
+        architecture: The architecture of all networks.
+        rows: Known values of each network before it is read, "id" and "step" at least.
+        read: A function from increasing numbers in `rows` to networks.
         inputs: Example inputs of the module, with which its symmetry is found; None if they are not known.
-        about: What is known of the whole, as plain JSON.
+        about: Facts about the whole, as plain JSON.
         named_by: The column with the source's own name of a network or of its trajectory, if it has any.
 
     Raises:
@@ -81,15 +81,15 @@ def import_zoo(
 ) -> Store:
     """Write a population into a store; a second call reads what is missing: the rest, or what the source gained since.
 
-    What is there is told by its id and step, and is not read again. A network with NaN or Inf is kept and marked in
+    Networks whose id and step are in the store are not read again. A network with NaN or Inf is kept and marked in
     the column "is_finite".
 
     Args:
-        source: From one of the importers.
-        folder: Of the store.
-        symmetry: Of the architecture; it is discovered unless given, where the architecture has a module and example
-            inputs.
-        storage: As for `Store.create`.
+        source: The outcome of an importer.
+        folder: Folder of the store.
+        symmetry: The symmetry of the architecture; it is discovered unless given, where the architecture has a module
+            and example inputs.
+        storage: The dtype of `Store.create`.
         progress: Shows how many networks are imported now.
 
     Raises:
@@ -125,16 +125,16 @@ def reader_of_files(
     architecture: Architecture,
     *,
     beside: Collection[str] = (),
-    fitted: Callable[[Params, str], Params] = lambda params, name: params,
+    convert: Callable[[Params, str], Params] = lambda params, name: params,
 ) -> Callable[[Sequence[int]], Block]:
-    """Reads networks that lie each in the "file" of its row.
+    """A function that reads networks, each from the "file" of its row.
 
     Args:
-        tree: Of the files.
-        rows: Of all networks.
-        architecture: Of all networks.
-        beside: As for `Tree.checkpoint`.
-        fitted: From the tensors and the name of a file to the tensors of the architecture.
+        tree: The files.
+        rows: The rows of all networks.
+        architecture: The architecture of all networks.
+        beside: Entries of the files that are no parameters.
+        convert: A function from the tensors and the name of a file to the tensors of the architecture.
 
     Returns:
         As in `Source`; raises ValueError where a network has not the tensors of the architecture.
@@ -145,7 +145,7 @@ def reader_of_files(
         networks, known = [], []
         for row in (rows[k] for k in numbers):
             network, extras = tree.checkpoint(row["file"], beside)
-            network = fitted(network, row["file"])
+            network = convert(network, row["file"])
             found = {spec.name: (spec.shape, spec.dtype) for spec in layout_of(network)}
             if found != layout:
                 name = next(n for n in (*layout, *found) if layout.get(n) != found.get(n))
@@ -161,7 +161,7 @@ def reader_of_files(
 
 
 def _missing(source: Source, store: Store) -> list[bool]:
-    """Which networks of a source the store lacks."""
+    """Whether the store lacks a network, for each network of a source."""
     there: dict[tuple[int, int], Any] = {}
     if len(store):
         ids, steps = (store.rows[name].tolist() for name in ("id", "step"))
@@ -182,7 +182,7 @@ def _missing(source: Source, store: Store) -> list[bool]:
 
 
 def _digest(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Of the networks of a block, so that nothing else goes by the name of its shard."""
+    """A digest of the networks of a block, for the name of its shard."""
     text = json.dumps([(row["id"], row["step"]) for row in rows])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

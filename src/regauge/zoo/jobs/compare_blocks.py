@@ -15,7 +15,7 @@ from regauge.storage.checkpoints.writing import save_text, whole_file
 from regauge.storage.store import Place, Store
 
 Compare = Callable[[Params, Params], Tensor]
-"""From two populations `[n, ...]` and `[m, ...]` to what relates each pair, `[n, m]`; picklable."""
+"""A picklable function from two populations `[n, ...]` and `[m, ...]` to a number for each pair, `[n, m]`."""
 MANIFEST = "matrix.json"
 
 
@@ -25,9 +25,9 @@ class CompareBlocks:
 
     Attributes:
         store: Folder of the store.
-        folder: For the parts.
-        networks: Where in the store they are.
-        compare: What is computed.
+        folder: Folder of the parts.
+        networks: Places of the networks in the store.
+        compare: The comparison of two blocks.
         size: Networks of a block.
     """
 
@@ -100,12 +100,12 @@ def plan_comparison(
 
     Args:
         store: The store, or its folder. Numbers are those of the reader that is given.
-        folder: For the parts; is made if it does not exist.
+        folder: Folder of the parts, which is made if it does not exist.
         indices: Numbers of the networks, in the order of the rows and columns.
-        compare: From two populations to a matrix; a function of a module, or a picklable object.
+        compare: The comparison of two blocks: a function of a module, or a picklable object.
         size: Networks of a block.
-        what: Tells what is computed from all else, such as the text or the digest of all settings: parts of something
-            else are refused. The name of a function unless given; for an object, what it says of itself.
+        what: Text that tells this matrix from others, such as a digest of all settings: parts of another matrix are
+            refused. The name of the function, or the `repr` of the object, unless given.
 
     Raises:
         FileExistsError: The folder holds the parts of another matrix.
@@ -125,6 +125,6 @@ def plan_comparison(
 
 
 def _words(compare: Compare) -> str:
-    """A function by its name, an object by what it says of itself."""
+    """The name of a function, the `repr` of an object."""
     name = getattr(compare, "__qualname__", None)
     return repr(compare) if name is None else f"{compare.__module__}:{name}"

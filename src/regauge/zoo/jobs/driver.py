@@ -23,7 +23,7 @@ class Job(Protocol[K]):
 
     @property
     def keys(self) -> Sequence[K]:
-        """Of all jobs."""
+        """The keys of all jobs."""
 
     def is_done(self, key: K) -> bool:
         """Whether the file of this job is there."""
@@ -37,7 +37,7 @@ class JobsError(RuntimeError):
 
 
 class Share(NamedTuple):
-    """Which part of the jobs this process takes: those whose number is `rank` modulo `world`."""
+    """The part of the jobs that a process takes: those whose number is `rank` modulo `world`."""
 
     rank: int = 0
     world: int = 1
@@ -57,12 +57,12 @@ def run_jobs(
     """Do the jobs that are not done yet.
 
     Args:
-        job: What to do.
+        job: The jobs.
         executor: Where; one after the other in this process unless given. If its pool breaks because a worker died,
             another one is opened for what is missing then.
         share: The part of all jobs that this process takes.
-        rounds: How many pools in a row may break before a job succeeded. A round in which no job succeeded is the last
-            where the pool did not break.
+        rounds: Pools in a row that may break before a job succeeds. A round in which no job succeeded is the last where
+            the pool did not break.
         progress: Shows how many jobs are done.
 
     Returns:
@@ -83,7 +83,7 @@ def run_jobs(
     futile = 0
     while missing and futile < rounds:
         before = len(missing)
-        error = _submitted(job, missing, executor, done)
+        error = _submit(job, missing, executor, done)
         missing = [key for key in missing if not job.is_done(key)]
         if len(missing) < before:
             futile = 0
@@ -140,7 +140,7 @@ def share_of(environment: Mapping[str, str] = os.environ) -> Share:
     return share
 
 
-def _submitted(job: Job[K], keys: Sequence[K], executor: MakeExecutor, done: Advance) -> BaseException | None:
+def _submit(job: Job[K], keys: Sequence[K], executor: MakeExecutor, done: Advance) -> BaseException | None:
     """Submit some jobs and wait for all; returns the error of one, that of a broken pool rather than another."""
     found: BaseException | None = None
     with executor() as pool:

@@ -17,7 +17,7 @@ from regauge.zoo.jobs.driver import MakeExecutor
 from regauge.zoo.jobs.threads import VARIABLES, one_thread
 
 RETRIES = 3
-"""How often Dask runs a job again whose worker died or that failed."""
+"""Times that Dask runs a job again whose worker died or that failed."""
 
 
 def processes(count: int) -> MakeExecutor:
@@ -38,9 +38,9 @@ def dask(address: str | None = None, *, workers: int | None = None) -> MakeExecu
     """The workers of a Dask cluster.
 
     Args:
-        address: Of its scheduler, such as "tcp://10.0.0.1:8786"; a cluster of processes on this machine is started
-            unless given. The store's folder must have the same path on all its machines.
-        workers: How many processes are started on this machine; one for each processor unless given.
+        address: Address of its scheduler, such as "tcp://10.0.0.1:8786"; a cluster of processes on this machine is
+            started unless given. The store's folder must have the same path on all its machines.
+        workers: Number of processes that are started on this machine; one for each processor unless given.
 
     Raises:
         ImportError: Dask is not installed.

@@ -1,4 +1,4 @@
-"""What a job has finished before all of it is: stacks of networks, kept aside until their shards can be written."""
+"""Finished stacks of networks of a job that is not done yet, kept aside until their shards can be written."""
 
 import secrets
 import shutil
@@ -13,7 +13,7 @@ from regauge.storage.store import Store
 from regauge.zoo.training import Block
 
 FOLDER = "staged"
-"""In the folder of a store, beside the shards: readers do not look there."""
+"""Its place in the folder of a store; readers do not look there."""
 PIECE_BYTES = 64 * 2**20
 """Values of a file at most, unless one block has more."""
 END = "end"
@@ -21,14 +21,14 @@ MORE = "more"
 
 
 class Stage:
-    """The finished stacks of one job, in a small store of their own; if the job is killed, another one goes on there.
+    """The finished stacks of one job, in a small store of their own; if the job is killed, another one continues there.
 
     A stack is kept in pieces that bear a mark of the process that trained it, and the last one says so. What a process
     left that died within a stack is not used: another processor may round differently, and a trajectory has one origin.
 
     Args:
-        store: Where the shards of the job will be.
-        name: Of the job.
+        store: The store that the shards of the job are for.
+        name: Name of the job.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -37,13 +37,13 @@ class Stage:
         self.folder = store.folder / FOLDER / name
         self.rest: list[Block] = []
 
-    def finished(self) -> int:
-        """The id behind those of the finished stacks, which are finished in the order of ids; 0 if there are none."""
+    def next_id(self) -> int:
+        """The first id that is not in a finished stack; stacks are finished in the order of ids."""
         stacks = self._stacks()
         return _end(stacks[-1][-1]) if stacks else 0
 
     def keep(self, ids: Sequence[int], blocks: Iterable[Block], *, is_last: bool) -> None:
-        """Keep the blocks of a stack as they come; what is short and nothing comes after stays in memory."""
+        """Keep the blocks of a stack as they come; a last stack of one piece is held in memory."""
         mark = secrets.token_hex(4)
         for number, (piece, is_end) in enumerate(self._pieces(blocks)):
             if is_last and is_end and not number:
@@ -87,13 +87,13 @@ class Stage:
         for block in blocks:
             own = sum(tensor.nbytes for tensor in block.params.values())
             if joined and size + own > PIECE_BYTES:
-                yield self._joined(joined), False
+                yield self._join(joined), False
                 joined, size = [], 0
             joined.append(block)
             size += own
-        yield self._joined(joined), True
+        yield self._join(joined), True
 
-    def _joined(self, blocks: Sequence[Block]) -> Block:
+    def _join(self, blocks: Sequence[Block]) -> Block:
         layout = self.store.architecture.layout
         params: Params = {
             spec.name: torch.cat(

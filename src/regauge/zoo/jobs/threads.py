@@ -10,7 +10,7 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class _Limit:
-    """What to return to when the last of the blocks that share the limit ends: they may run in several threads."""
+    """The settings before the limit, restored when the last block that shares it ends, in whatever thread."""
 
     def __init__(self) -> None:
         self.lock = Lock()

@@ -29,10 +29,10 @@ class TrainShards:
     done again after it was killed trains only what was in training then.
 
     Attributes:
-        folder: Of the store.
-        config: Of the whole population.
+        folder: Folder of the store.
+        config: The whole population.
         size: Networks of a shard.
-        device: Where they are trained.
+        device: The device of the training.
         advance: Advances by trained networks, in parts, in this process; workers show nothing.
     """
 
@@ -52,18 +52,18 @@ class TrainShards:
         return path_of(self.folder, self.name(key)).exists()
 
     def name(self, key: int) -> str:
-        """Of the shard."""
+        """The name of the shard."""
         return f"train-{key:06d}"
 
     def ids(self, key: int) -> range:
-        """Of the networks of the shard."""
+        """The ids of the networks of the shard."""
         return range(key * self.size, min(self.config.count, (key + 1) * self.size))
 
     def __call__(self, key: int) -> None:
         """Train the networks of one shard and append all their checkpoints."""
         ids = self.ids(key)
         stage = Stage(Store.open(self.folder), self.name(key))
-        missing = ids[max(0, stage.finished() - ids.start) :]
+        missing = ids[max(0, stage.next_id() - ids.start) :]
         self.advance(len(ids) - len(missing))
         try:
             for part, blocks in train_stacks(self.config, ids=missing, device=self.device, advance=self.advance):
@@ -104,12 +104,12 @@ def plan(
     """The store of a population, new or as an interrupted run left it, and the jobs that fill it.
 
     Args:
-        config: Of the whole population.
-        folder: Of the store.
+        config: The whole population.
+        folder: Folder of the store.
         size: Networks of a shard, in whole groups where the worst of a group are discarded; unless given, that of the
             store if there is one, or else at most 512 networks, and not more than are trained in some minutes.
-        storage: As for `Store.create`.
-        device: Where they are trained. It is not part of what the store remembers.
+        storage: The dtype of `Store.create`.
+        device: The device of the training, which the store does not remember.
 
     Raises:
         FileExistsError: The folder holds another store, or other files.
@@ -117,15 +117,15 @@ def plan(
     """
     if size is not None and size < 1:
         raise ValueError(f"shards of {size} networks hold none; give at least 1")
-    known = _known(folder)
+    known = _open_if_there(folder)
     if size is None:
         size = known.about.get("shard") if known is not None else None
     if size is None:
-        size = _size(config, load_examples(config.data))
+        size = _shard_size(config, load_examples(config.data))
     if any(discard.worst is not None for discard in config.discards):
         size = math.ceil(size / config.group) * config.group
     is_same = known is not None and known.symmetry is not None and known.architecture == config.architecture
-    symmetry = known.symmetry if known is not None and is_same else _discovered(config)
+    symmetry = known.symmetry if known is not None and is_same else _find_symmetry(config)
     about = {"training": settings_of(config), "shard": size}
     store = Store.create(folder, config.architecture, symmetry, storage=storage, about=about)
     return store, TrainShards(Path(folder), config, size, device)
@@ -139,7 +139,7 @@ def settings_of(value: Any) -> Any:
     return [settings_of(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _known(folder: str | Path) -> Store | None:
+def _open_if_there(folder: str | Path) -> Store | None:
     """The store that is there already."""
     try:
         return Store.open(folder)
@@ -147,11 +147,11 @@ def _known(folder: str | Path) -> Store | None:
         return None
 
 
-def _discovered(config: Config) -> Symmetry:
+def _find_symmetry(config: Config) -> Symmetry:
     return discover(config.architecture.module().eval(), (load_examples(config.data).inputs[:2],))
 
 
-def _size(config: Config, examples: Examples) -> int:
+def _shard_size(config: Config, examples: Examples) -> int:
     """Networks of a shard: whole groups, or an equal part of one, so that networks of a group share their batches."""
     size = max(1, min(SHARD, int(SHARD_WORK // _work(config, examples))))
     if size >= config.count:

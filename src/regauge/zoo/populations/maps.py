@@ -14,7 +14,7 @@ class Map:
 
     Attributes:
         points: `[networks, dims]`, centered, the direction of the largest variance first.
-        share: Of the squared distances that could be shown at all (the positive eigenvalues), what is shown.
+        share: Share of the squared distances that is shown, of those that could be (the positive eigenvalues).
     """
 
     points: NDArray[np.float64]
@@ -30,7 +30,7 @@ def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
 
     Args:
         distances: Symmetric, zero on the diagonal, `[networks, networks]`.
-        dims: Of the points.
+        dims: Dimensions of the points.
 
     Raises:
         ValueError: The distances are not symmetric and finite, or there are no more networks than dimensions.
@@ -38,7 +38,7 @@ def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
     References:
         Torgerson (1952), Multidimensional scaling I: theory and method.
     """
-    given = _checked(distances)
+    given = _check(distances)
     if not 1 <= dims < len(given):
         raise ValueError(f"{len(given)} networks cannot be shown in {dims} dimensions; take more networks")
     squared = given**2
@@ -53,19 +53,19 @@ def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
 
 
 def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
-    """Which of `count` clusters each network is in, by agglomeration with the mean distance between clusters.
+    """Clusters by agglomeration with the mean distance between clusters.
 
     Args:
         distances: Symmetric, zero on the diagonal, `[networks, networks]`.
-        count: How many at most; fewer where networks are equally far from one another.
+        count: Most clusters; there are fewer where networks are equally far from one another.
 
     Returns:
-        Numbers from 0, in the order in which the clusters appear, `[networks]`.
+        The number of each network's cluster, from 0 in the order in which clusters appear, `[networks]`.
 
     Raises:
         ValueError: The distances are not symmetric and finite, or the count makes no sense.
     """
-    given = _checked(distances)
+    given = _check(distances)
     if not 1 <= count <= len(given):
         raise ValueError(f"{len(given)} networks cannot be divided into {count} clusters")
     if len(given) == 1:
@@ -76,8 +76,8 @@ def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
     return np.asarray(rank[numbers], np.int64)
 
 
-def _checked(distances: ArrayLike) -> NDArray[np.float64]:
-    """Made exactly symmetric, where it is so up to rounding."""
+def _check(distances: ArrayLike) -> NDArray[np.float64]:
+    """Distances made exactly symmetric, where they are so up to rounding."""
     given = np.asarray(distances, np.float64)
     if given.ndim != 2 or given.shape[0] != given.shape[1]:
         raise ValueError(f"distances are a square matrix, but this has shape {given.shape}")

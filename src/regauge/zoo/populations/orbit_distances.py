@@ -30,9 +30,9 @@ class OrbitDistances:
     triangle inequality may be violated by as much.
 
     Attributes:
-        symmetry: Of the architecture.
-        method: How networks are aligned; `WeightMatching(scales="keep")` unless given.
-        seed: Where the chance of a method comes from.
+        symmetry: The symmetry of the architecture.
+        method: The method that aligns networks; `WeightMatching(scales="keep")` unless given.
+        seed: The seed of the method's generator.
     """
 
     symmetry: Symmetry

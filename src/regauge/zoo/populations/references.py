@@ -1,4 +1,4 @@
-"""A store aligned to one network, shard by shard: to a given one, to the medoid, or to the mean of a universe."""
+"""Alignment of a store to one network: to a given one, to the medoid, or to the mean of a universe."""
 
 import hashlib
 from contextlib import suppress
@@ -28,10 +28,10 @@ def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] 
     """Numbers of some networks of a store, drawn at random, in increasing order; those that diverged never are.
 
     Args:
-        store: Where they are.
-        count: How many at most.
-        seed: Where chance comes from.
-        among: Numbers of those that may be drawn; what `store.rows.final()` says unless given.
+        store: The store.
+        count: Most networks.
+        seed: The seed of the drawing.
+        among: Numbers of those that may be drawn; those of `store.rows.final()` unless given.
 
     Raises:
         ValueError: No network is finite, or the count is not positive.

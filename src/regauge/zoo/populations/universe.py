@@ -16,7 +16,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.zoo.populations.orbit_distances import squares
 
 CORE = 16
-"""So many networks are aligned with one another first, by `MergeMany`; all others to their mean."""
+"""Networks that are aligned with one another first, by `MergeMany`; all others are aligned to their mean."""
 AT_ONCE = 512
 """Networks whose distances from the mean are computed together."""
 
@@ -28,7 +28,7 @@ class Universe:
     Attributes:
         element: A batch of elements; each moves its network.
         params: The moved population, `act(element, params)`: all at the smallest norm that positive scales reach.
-        mean: Of the moved networks: a single one, to which others can be aligned.
+        mean: The mean of the moved networks, a single network to which others can be aligned.
         spread: Mean squared distance from the mean, over all parameters.
         initial: The same before any network was moved, but for its scales; never smaller.
         history: The spread after the networks were placed and after each round; it never rises.
@@ -45,7 +45,7 @@ class Universe:
 
     @property
     def report(self) -> str:
-        """How it went, and what to try for more."""
+        """The outcome in words, and what to try for more."""
         gained = (
             f"{count_models(self.params)} networks: mean squared distance from the mean {self.initial:.6g} -> "
             f"{self.spread:.6g} in {len(self.history) - 1} rounds"
@@ -71,19 +71,18 @@ def universe(
     squared distance over all ordered pairs. Aligning every network to m lowers each term, and no other point than the
     new mean lowers the sum more: so the spread never rises. Each round is one call of `align_pairs`, whereas
     `MergeMany`, which visits the networks one by one, takes the mean of the others instead; for many networks the two
-    are nearly the same. `MergeMany` aligns the first 16 networks, all are aligned to their mean, and rounds go on from
-    there.
+    are nearly the same. `MergeMany` aligns the first 16 networks, all are aligned to their mean, and rounds follow.
 
     Positive scales are fixed before: every network is moved to the smallest norm on its orbit under them
     (`regauge.core.scales.balance`), and stays there.
 
     Args:
         params: The population, with one leading model axis on every tensor; unchanged itself.
-        symmetry: Of the architecture.
-        method: How networks are aligned; `WeightMatching()` unless given. Its scales are not used.
+        symmetry: The symmetry of the architecture.
+        method: The method that aligns networks; `WeightMatching()` unless given. Its scales are not used.
         rounds: Most rounds.
         tolerance: A round must lower the spread by this share, or it is the last.
-        generator: For a method with restarts.
+        generator: The source of chance for a method with restarts.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.

@@ -10,7 +10,7 @@ from torch import Tensor
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist, pixel_centers
 from regauge.data.tables import breast_cancer
 from regauge.data.waves import waves
-from regauge.storage.architecture import imported
+from regauge.storage.architecture import import_object
 
 WAVES, WAVE_POINTS = 2000, 512
 """Signals and points of each in the set "sine-waves"."""
@@ -137,7 +137,7 @@ def load_examples(name: str) -> Examples:
             f"{name!r} is no data set for populations; choose from {sorted(SETS)}, name a function that returns "
             "Examples as package.module:function, or give `data`"
         )
-    made = imported(name)()
+    made = import_object(name)()
     if not isinstance(made, Examples):
         raise ValueError(f"{name!r} returned a {type(made).__name__}; it must return regauge.zoo.Examples")
     return made
