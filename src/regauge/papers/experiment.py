@@ -23,6 +23,13 @@ T = TypeVar("T")
 Scale = Literal["smoke", "cpu", "paper"]
 
 
+class Name(str):
+    """A name of settings, by which chance is drawn: its representation is the name itself."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 @dataclass(frozen=True)
 class Run:
     """One run, which may continue an earlier one: a step whose file is in the folder is not repeated.

@@ -16,7 +16,8 @@ from regauge.nets.classification import Training, initialize, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
 from regauge.papers.classifiers import name_training
-from regauge.papers.experiment import Run
+from regauge.papers.experiment import Name, Run
+from regauge.training import SGD, Constant
 
 DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]
 Kind = Literal["mlp", "filter", "layer"]
@@ -52,7 +53,8 @@ class Family:
     blocks: int = 3
 
     def __repr__(self) -> str:
-        inference = name_training(self.inference) if isinstance(self.inference, Training) else self.inference
+        how = self.inference
+        inference = name_training(how) if isinstance(how, Training) else name_inference(how)
         fields = f"data={self.data!r}, kind={self.kind!r}, width={self.width}, inference={inference}"
         return f"Family({fields}, examples={self.examples}, blocks={self.blocks})"
 
@@ -99,6 +101,19 @@ class Family:
         if self.kind == "mlp":
             return mlp(channels * height * width, *[self.width] * 3, data.classes)
         return resnet20(width=self.width, in_channels=channels, blocks=self.blocks, norm=self.kind)
+
+
+def name_inference(inference: Variational) -> Name:
+    """The name of variational inference by which chance is drawn, as `name_training`."""
+    optimizer = inference.optimizer
+    kind, momentum = ("sgd", optimizer.momentum) if isinstance(optimizer, SGD) else ("adam", optimizer.betas[0])
+    schedule = "constant" if isinstance(inference.schedule, Constant) else "cosine"
+    return Name(
+        f"Variational(epochs={inference.epochs}, batch={inference.batch}, prior_std={inference.prior_std}, "
+        f"temperature={inference.temperature}, initial_std={inference.initial_std}, optimizer={kind!r}, "
+        f"momentum={momentum}, lr={optimizer.lr}, lr_std={inference.lr_std}, schedule={schedule!r}, "
+        f"samples={inference.samples})"
+    )
 
 
 @functools.cache

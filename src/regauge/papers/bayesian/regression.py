@@ -16,7 +16,7 @@ from regauge.core.params import Params
 from regauge.data.curves import CurveData, has_snelson, snelson
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import MLP, mlp
-from regauge.papers.bayesian.inference import kept
+from regauge.papers.bayesian.inference import kept, name_inference
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
 from regauge.papers.table import Quantity, Row, Table
@@ -152,7 +152,8 @@ def _posterior(config: Regression, index: int, run: Run) -> GaussianPosterior:
     settings = (config.width, config.inference, config.is_small)
 
     def make() -> GaussianPosterior:
-        generator = run.generator("regression", settings, index)
+        names = (config.width, name_inference(config.inference), config.is_small)
+        generator = run.generator("regression", names, index)
         data, module = config.data(), config.module()
         start = initialize(module, generator)
         likelihood = Normal(NOISE)
