@@ -109,6 +109,7 @@ EVERY: dict[str, Method] = {
     "continuous descent": rg.ContinuousDescent(init=rg.WeightMatching(), steps=4, checks=2),
     "best of two": rg.BestOf((rg.WeightMatching(), rg.FrankWolfe(max_steps=2))),
     "merge many": rg.MergeMany(),
+    "merge many from many starts": rg.MergeMany(restarts=2, max_rounds=3),
     "gaussians": rg.GaussianMatching(),
     "gaussians by divergence": rg.GaussianMatching(cost="symmetric kl"),
     "three dictionaries": rg.JointMatching(("parameters", "magnitudes", "parameters"), weights=(1.0, 0.5, 0.0)),
@@ -117,7 +118,12 @@ EVERY: dict[str, Method] = {
 EVERY |= {
     name: row.load()() for name, row in METHODS.items() if row.load() not in {type(method) for method in EVERY.values()}
 }
-CHANCE = ("weights from many starts", "frank-wolfe from many starts", "sinkhorn on the line")
+CHANCE = (
+    "weights from many starts",
+    "frank-wolfe from many starts",
+    "sinkhorn on the line",
+    "merge many from many starts",
+)
 """Methods that need a generator."""
 
 

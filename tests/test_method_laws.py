@@ -71,14 +71,15 @@ def test_every_method_is_in_the_docs() -> None:
 def test_it_is_never_worse_than_the_identity_and_moves_as_it_says(label: str, name: str) -> None:
     symmetry, method = BY_HAND[name], EVERY[label]
     a, b = drawn(symmetry, 0), drawn(symmetry, 1)
-    kept = {key: tensor.clone() for key, tensor in b.items()}
+    kept = [{key: tensor.clone() for key, tensor in params.items()} for params in (a, b)]
     result = align(label, a, b, symmetry)
     assert result.objective >= result.initial
     assert all(x <= y for x, y in itertools.pairwise(result.history))
     assert not result.history or result.history[-1] == pytest.approx(result.objective)
     assert not result.starts or result.objective == pytest.approx(max(result.initial, *result.starts))
     assert are_equal(result.params, moved_by(method, symmetry, result.element, network_for(method, b)))
-    assert are_equal(b, kept)
+    assert are_equal(a, kept[0])
+    assert are_equal(b, kept[1])
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -157,6 +158,16 @@ def test_where_the_second_network_begins_does_not_matter(label: str, name: str) 
     assert are_close(first, second, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("label", CHANCE)
+def test_chance_comes_from_the_generator_alone(label: str, name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = drawn(symmetry, 1), drawn(symmetry, 2)
+    first, again = (align(label, a, b, symmetry) for _ in range(2))
+    assert (first.history, first.starts) == (again.history, again.starts)
+    assert are_equal(first.params, again.params)
+
+
 @each_method
 def test_the_same_generator_gives_the_same_result(label: str) -> None:
     module, inputs, symmetry = module_case("signed")
@@ -193,7 +204,11 @@ def test_many_networks_are_in_one_universe(label: str) -> None:
         return
     networks = [network_for(method, drawn_like(module, seed)) for seed in range(3)]
     task = teacher_task(module, drawn_like(module, 0), inputs)
-    result = rg.align_many(networks, symmetry, method=method, task=task, generator=generator(0))
+    result, again = (
+        rg.align_many(networks, symmetry, method=method, task=task, generator=generator(0)) for _ in range(2)
+    )
+    assert (result.history, result.starts) == (again.history, again.starts)
+    assert all(are_equal(x, y) for x, y in zip(result.params, again.params, strict=True))
     assert result.objective >= result.initial
     assert are_equal(result.params[0], networks[0])
     for element, network, moved in zip(result.elements, networks, result.params, strict=True):
