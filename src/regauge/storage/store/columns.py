@@ -60,18 +60,13 @@ def encode(rows: Sequence[Row]) -> dict[str, Column]:
 
 
 def describe(column: Column) -> dict[str, Any]:
-    """The entry of a column in the header, without its tensors."""
-    return {"kind": column.kind} | ({"distinct": list(column.distinct)} if column.kind == "json" else {})
-
-
-def constant(column: Column) -> Any:
-    """The value that all rows share, as JSON; `ValueError` if they differ or JSON cannot say it."""
-    if column.null is not None or len(column.values) == 0 or (column.values != column.values[0]).any():
-        raise ValueError
-    value = column.values[0].item()
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError
-    return value
+    """The entry of a column in the header, with its value if all rows share one that JSON can express."""
+    entry = {"kind": column.kind} | ({"distinct": list(column.distinct)} if column.kind == "json" else {})
+    if column.null is None and len(column.values) and (column.values == column.values[0]).all():
+        value = column.values[0].item()
+        if not isinstance(value, float) or math.isfinite(value):
+            entry["value"] = value
+    return entry
 
 
 def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:

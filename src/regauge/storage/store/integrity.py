@@ -8,7 +8,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.writing import PARTIAL
 from regauge.storage.store import shard_file
 from regauge.storage.store.manifest import MANIFEST
-from regauge.storage.store.shard_file import FOLDER, SUFFIX
+from regauge.storage.store.shard_file import FOLDER
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verificat
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
-    names = sorted(path for path in (folder / FOLDER).iterdir() if not path.name.startswith("."))
-    paths = [path for path in names if path.name.endswith(SUFFIX)]
+    paths = shard_file.list_shards(folder)
     advance, networks, damaged = progress("shards", len(paths)), 0, {}
     for path in paths:
         try:

@@ -19,13 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.storage.checkpoints.writing import whole_file
-from regauge.storage.store.columns import Array, Column, constant, describe, narrow
+from regauge.storage.checkpoints.writing import SUFFIX, whole_file
+from regauge.storage.store.columns import Array, Column, describe, narrow
 from regauge.storage.store.packing import Segment
 
 FORMAT = "regauge.shard"
 VERSION = 1
-SUFFIX = ".safetensors"
 FOLDER = "shards"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]*")
 """Names that shards can have."""
@@ -90,6 +89,13 @@ def path_of(folder: Path, name: str) -> Path:
     return folder / FOLDER / f"{name}{SUFFIX}"
 
 
+def list_shards(folder: Path) -> list[Path]:
+    """The files of the shards in the store of a folder, in the order of their names."""
+    with os.scandir(folder / FOLDER) as entries:
+        names = sorted(e.name for e in entries if e.name.endswith(SUFFIX) and not e.name.startswith("."))
+    return [folder / FOLDER / name for name in names]
+
+
 def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Column], count: int) -> Path:
     """Write a shard, whole or not at all: temporary name, flush to the disk, final name.
 
@@ -103,12 +109,9 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
         FileExistsError: Another writer has written a shard of that name; it stays, because shards never change.
     """
     tensors = dict(weights)
-    described: dict[str, Any] = {}
+    described = {name: describe(column) for name, column in columns.items()}
     for name, column in columns.items():
-        described[name] = describe(column)
-        try:
-            described[name]["value"] = constant(column)
-        except ValueError:
+        if "value" not in described[name]:
             tensors[f"rows/{name}"] = torch.from_numpy(column.values)
             if column.null is not None:
                 tensors[f"null/{name}"] = torch.from_numpy(column.null)

@@ -1,6 +1,5 @@
 """A store: a folder of immutable shards with the networks of one architecture, and what is known about each."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from regauge.storage.store.manifest import Manifest
 from regauge.storage.store.mapping import MappedShards
 from regauge.storage.store.packing import memory_of, segments_of
 from regauge.storage.store.rows import Indices, Rows
-from regauge.storage.store.shard_file import FOLDER, SUFFIX, Shard
+from regauge.storage.store.shard_file import Shard
 from regauge.storage.store.splits import split
 
 
@@ -126,9 +125,7 @@ class Store:
         """
         before = () if self._listed is None else self._listed.shards
         known = {shard.path.name for shard in before}
-        with os.scandir(self.folder / FOLDER) as entries:
-            names = sorted(e.name for e in entries if e.name.endswith(SUFFIX) and not e.name.startswith("."))
-        new = self._headers(self.folder / FOLDER / name for name in names if name not in known)
+        new = self._headers(path for path in shard_file.list_shards(self.folder) if path.name not in known)
         if new or self._listed is None:
             self._listed = Listing(before + new, self._files)
         return sum(shard.count for shard in new)
