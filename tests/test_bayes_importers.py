@@ -14,17 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regauge.bayes import importers
-from regauge.bayes.importers import (
-    from_bayesian_torch,
-    from_ensemble,
-    from_ivon,
-    from_laplace,
-    from_posteriors,
-    from_samples,
-    from_swag,
-    log_posterior,
-)
-from regauge.bayes.posteriors import GaussianPosterior, KroneckerPosterior, LowRankPosterior
+from regauge.bayes.importers.bayesian_torch import from_bayesian_torch
+from regauge.bayes.importers.ivon import from_ivon
+from regauge.bayes.importers.laplace_torch import from_laplace
+from regauge.bayes.importers.particle_samples import from_ensemble, from_samples
+from regauge.bayes.importers.posteriors_library import from_posteriors, log_posterior
+from regauge.bayes.importers.swag import from_swag
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.kronecker import KroneckerPosterior
+from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.prediction.likelihoods import Categorical, Normal
 from regauge.core.params import Params
 from regauge.nets.mlp import mlp

@@ -27,15 +27,11 @@ from torch.func import functional_call, vmap
 
 import regauge as rg
 from regauge import Params, Symmetry
-from regauge.bayes.posteriors import (
-    GaussianPosterior,
-    KroneckerPosterior,
-    LowRankPosterior,
-    Noise,
-    ParticlePosterior,
-    Posterior,
-)
-from regauge.bayes.posteriors.kronecker import Term
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
+from regauge.bayes.posteriors.low_rank import LowRankPosterior
+from regauge.bayes.posteriors.particles import ParticlePosterior
+from regauge.bayes.posteriors.posterior import Noise, Posterior
 
 
 @each_kind

@@ -11,17 +11,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from regauge import Element, Params, Symmetry
-from regauge.bayes.posteriors import GaussianPosterior, ParticlePosterior
-from regauge.bayes.prediction import (
-    Categorical,
-    Normal,
-    Predictive,
-    posterior_collapse,
-    posterior_line,
-    posterior_slice,
-    predict,
-)
-from regauge.bayes.transport import geodesic, mixture
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.particles import ParticlePosterior
+from regauge.bayes.prediction.likelihoods import Categorical, Normal
+from regauge.bayes.prediction.posterior_collapse import posterior_collapse
+from regauge.bayes.prediction.posterior_line import posterior_line
+from regauge.bayes.prediction.posterior_slice import posterior_slice
+from regauge.bayes.prediction.predict import predict
+from regauge.bayes.prediction.predictive import Predictive
+from regauge.bayes.transport.geodesics import geodesic
+from regauge.bayes.transport.posterior_mixtures import mixture
 from regauge.connect import variance_collapse
 from regauge.core.task import Task
 

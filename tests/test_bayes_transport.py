@@ -23,15 +23,14 @@ from posterior_cases import (
 )
 from torch import Tensor
 
-from regauge.bayes.posteriors import (
-    GaussianPosterior,
-    KroneckerPosterior,
-    LowRankPosterior,
-    ParticlePosterior,
-    Posterior,
-)
-from regauge.bayes.posteriors.kronecker import Term
-from regauge.bayes.transport import MixturePosterior, distance, geodesic, mixture
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
+from regauge.bayes.posteriors.low_rank import LowRankPosterior
+from regauge.bayes.posteriors.particles import ParticlePosterior
+from regauge.bayes.posteriors.posterior import Posterior
+from regauge.bayes.transport.geodesics import geodesic
+from regauge.bayes.transport.posterior_mixtures import MixturePosterior, mixture
+from regauge.bayes.transport.wasserstein import distance
 
 GAUSSIAN = [kind for kind in KINDS if kind != "particles"]
 STRAIGHT = [kind for kind in GAUSSIAN if kind != "low rank"]

@@ -9,9 +9,10 @@ from progress import Recorded
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.bayes.posteriors import GaussianPosterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction.likelihoods import Normal
-from regauge.bayes.variational import Variational, diagnose, fit
+from regauge.bayes.variational.diagnostics import diagnose
+from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.core.params import Params
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp

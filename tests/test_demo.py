@@ -14,7 +14,7 @@ from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
 from regauge.data.images import digits
 from regauge.nets.classification import split_batches
-from regauge.report.demo import demo_page
+from regauge.report.demo_page import demo_page
 from regauge.report.figures import line_figure, permutation_figure, png_uri, svg_uri, weights_figure
 from regauge.storage.checkpoints.alignments import load_alignment
 from regauge.storage.checkpoints.checkpoint import load

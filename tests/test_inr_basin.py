@@ -13,11 +13,11 @@ import regauge as rg
 from regauge.connect.line_training import FlatLine, line_loss, minibatches
 from regauge.connect.straighten import Straighten, straighten
 from regauge.core.params import Params
-from regauge.inr.architecture import Inr
-from regauge.inr.embedding.decoder import CodeDecoder
-from regauge.inr.embedding.training import Embedding, EmbeddingTraining, train_embedding
-from regauge.inr.fields.samples import Samples
+from regauge.inr.embedding.code_decoder import CodeDecoder
+from regauge.inr.embedding.inr2vec import Embedding, EmbeddingTraining, train_embedding
+from regauge.inr.fields.signal_samples import Samples
 from regauge.inr.fitting.fit import Fit, fit
+from regauge.inr.representation import Inr
 from regauge.learn.hyper_match import HyperMatching, hyper_match
 from regauge.training import Adam, AdamW
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows

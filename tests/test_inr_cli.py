@@ -12,9 +12,16 @@ from safetensors import safe_open
 from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.discovery import discover
-from regauge.inr.architecture import Inr, load_inr, save_inr
-from regauge.inr.fields.files import ImageSignal, ShapeSignal, is_signal, read_image, read_signal, signal_samples
+from regauge.inr.fields.named_signals import (
+    ImageSignal,
+    ShapeSignal,
+    is_signal,
+    read_image,
+    read_signal,
+    signal_samples,
+)
 from regauge.inr.fields.queries import Queries
+from regauge.inr.representation import Inr, load_inr, save_inr
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
 

@@ -8,13 +8,13 @@ import torch
 from progress import Recorded
 from torch import Tensor, nn
 
-from regauge.inr.architecture import Inr
 from regauge.inr.fields.labels import entropy_floor
-from regauge.inr.fields.samples import Samples, image_samples, voxel_samples
+from regauge.inr.fields.signal_samples import Samples, image_samples, voxel_samples
 from regauge.inr.fitting import gradient
 from regauge.inr.fitting.fit import Fit, fit, mean_loss
-from regauge.inr.fitting.losses import LOSSES, Focal, bce, loss_of
 from regauge.inr.fitting.population import fit_images, fit_many, image_inr
+from regauge.inr.fitting.signal_losses import LOSSES, Focal, bce, loss_of
+from regauge.inr.representation import Inr
 from regauge.training import Adam, Descent, fit_signals
 
 CASES = [

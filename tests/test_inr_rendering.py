@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from regauge.core.params import Params
 from regauge.data.images import pixel_centers
 from regauge.discovery import discover
-from regauge.inr.architecture import Inr
-from regauge.inr.rendering.evaluation import PORTION, evaluate
-from regauge.inr.rendering.files import MESH_FORMATS, POINT_FORMATS, load_mesh, load_points, save_mesh, save_points
+from regauge.inr.rendering.field_values import PORTION, evaluate
 from regauge.inr.rendering.image import render_image
 from regauge.inr.rendering.mesh import Mesh, NoSurfaceError, extract_mesh
+from regauge.inr.rendering.mesh_files import MESH_FORMATS, POINT_FORMATS, load_mesh, load_points, save_mesh, save_points
 from regauge.inr.rendering.metrics import compare_points, psnr
+from regauge.inr.rendering.path_strips import Detail, load_strips, render_strip, save_strips
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
-from regauge.inr.rendering.strips import Detail, load_strips, render_strip, save_strips
-from regauge.report.shapes import View
-from regauge.report.strips import strips_figure
+from regauge.inr.representation import Inr
+from regauge.report.shape_figure import View
+from regauge.report.strips_figure import strips_figure
 
 RADIUS = 0.6
 FEW = Projection(count=300, steps=2)

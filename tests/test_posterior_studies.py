@@ -10,8 +10,8 @@ from regauge.nets.classification import Training
 from regauge.papers.bayesian import (
     barrier_figures,
     between_posteriors,
+    ensembles,
     mirrored_gaussians,
-    one_gaussian,
     posterior_barriers,
     regression,
 )
@@ -98,9 +98,9 @@ def test_means_alone_leave_a_mirror_image_and_distributions_swap_it(run: Run) ->
 
 
 def test_one_gaussian_of_many_copies_is_the_member(run: Run) -> None:
-    config = one_gaussian.config("smoke")
+    config = ensembles.config("smoke")
     config = replace(config, members=replace(config.members, inference=Training(epochs=3, batch=20)))
-    table = one_gaussian.measure(config, run)
+    table = ensembles.measure(config, run)
     labels = [row.label for row in table.rows]
     assert len(labels) == len(set(labels)) == 4 + 3 * 6
     member = mean(table, "a member", "loss")

@@ -15,9 +15,9 @@ from regauge.cli.main import main
 from regauge.core.progress import Advance, Progress
 from regauge.nets.siren import Siren
 from regauge.papers import classifiers
-from regauge.papers.curves import mean_curve
 from regauge.papers.experiment import Run
-from regauge.papers.registry import EXPERIMENTS
+from regauge.papers.experiments import EXPERIMENTS
+from regauge.papers.line_quantities import mean_curve
 from regauge.papers.table import Quantity, Row, Table, summarize
 from regauge.papers.ways import permutations_only, without_shifts
 from regauge.storage.checkpoints.writing import save_text

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regauge.inr.architecture import Inr
-from regauge.inr.rendering.strips import load_strips
+from regauge.inr.rendering.path_strips import load_strips
+from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run
 from regauge.papers.shapes import alignment, reconstructions
 from regauge.papers.shapes.alignment import joint_ranges, own_ranges

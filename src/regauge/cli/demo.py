@@ -20,7 +20,7 @@ from regauge.data.images import ImageData, digits, has_mnist, mnist
 from regauge.nets.classification import Training
 from regauge.nets.cnn import CNN
 from regauge.nets.mlp import mlp
-from regauge.report.demo import PAGE, PICTURES, RESULTS, demo_page
+from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
 from regauge.storage.checkpoints.writing import save
 from regauge.training.optimizers import AdamW
 

@@ -13,17 +13,17 @@ from regauge.cli.progress import show_progress
 from regauge.core.params import Params
 from regauge.data.shared_start import shared_start
 from regauge.discovery import discover
-from regauge.inr.architecture import Inr, load_inr, save_inr
-from regauge.inr.fields.files import GridSignal, ImageSignal, Signal, read_signal, signal_samples
 from regauge.inr.fields.labels import entropy_floor
+from regauge.inr.fields.named_signals import GridSignal, ImageSignal, Signal, read_signal, signal_samples
 from regauge.inr.fields.queries import Queries
 from regauge.inr.fitting.fit import Fit, fit, mean_loss
 from regauge.inr.orbits.orbit import orbit, write_orbit
-from regauge.inr.rendering.files import MESH_FORMATS, POINT_FORMATS, save_mesh, save_points
 from regauge.inr.rendering.image import render_image
 from regauge.inr.rendering.mesh import Mesh, extract_mesh
+from regauge.inr.rendering.mesh_files import MESH_FORMATS, POINT_FORMATS, save_mesh, save_points
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
-from regauge.report.shapes import View, shape_figure
+from regauge.inr.representation import Inr, load_inr, save_inr
+from regauge.report.shape_figure import View, shape_figure
 from regauge.storage.checkpoints.writing import require_writable, save_bytes
 from regauge.training import Adam
 

@@ -10,9 +10,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 import regauge as rg
 from regauge.cli.options import UsageError
-from regauge.inr.architecture import Inr, load_inr, read_inr
-from regauge.inr.fields.files import is_signal, read_signal, signal_samples
+from regauge.inr.fields.named_signals import is_signal, read_signal, signal_samples
 from regauge.inr.fields.queries import EVALUATION
+from regauge.inr.representation import Inr, load_inr, read_inr
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 

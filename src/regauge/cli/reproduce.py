@@ -11,12 +11,12 @@ import regauge as rg
 from regauge.cli.demo import one_thread
 from regauge.cli.options import Reproduce, UsageError
 from regauge.cli.progress import show_progress
-from regauge.inr.rendering.strips import load_strips
+from regauge.inr.rendering.path_strips import load_strips
 from regauge.papers.experiment import Experiment, Run
-from regauge.papers.registry import EXPERIMENTS
+from regauge.papers.experiments import EXPERIMENTS
 from regauge.papers.table import Table
 from regauge.report.figures import line_figure, picture_figure
-from regauge.report.strips import strips_figure
+from regauge.report.strips_figure import strips_figure
 from regauge.storage.checkpoints.writing import save_text
 
 UNLIMITED = 10_000

@@ -78,7 +78,7 @@ def compare(options: ZooCompare) -> None:
     for title, matrix in matrices.items():
         mean, deviation = mean_barrier(matrix)
         print(f"{title}: mean barrier {mean:.4g}, standard deviation {deviation:.4g} over {len(pairs)} pairs")
-    from regauge.report.populations import matrices_figure
+    from regauge.report.population_figures import matrices_figure
 
     what = f"barrier: {LOSSES[options.loss]}"
     save_figure(matrices_figure({title: matrix.numpy() for title, matrix in matrices.items()}, what), options.output)
@@ -102,7 +102,7 @@ def draw(options: ZooMap) -> None:
     for row, (x, y), cluster in zip(rows, shown.points.tolist(), member.tolist(), strict=True):
         color = {} if options.color is None else {options.color: _cell(row.get(options.color))}
         table.append({"id": row["id"], "step": row["step"], "x": x, "y": y, "cluster": cluster, **color})
-    from regauge.report.populations import map_figure
+    from regauge.report.population_figures import map_figure
 
     labels, values = member.tolist(), None
     if options.color is not None:

@@ -13,8 +13,8 @@ from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, has_mnist, mnist
 from regauge.nets.classification import Training, initialize, split_batches, train
-from regauge.papers.curves import AREA, BARRIER, MIDPOINT, mean_curve
 from regauge.papers.experiment import Run
+from regauge.papers.line_quantities import AREA, BARRIER, MIDPOINT, mean_curve
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import Way, align
 from regauge.training.schedules import Constant

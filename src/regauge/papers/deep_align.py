@@ -21,8 +21,8 @@ from regauge.papers.classifiers import (
     compare,
     small_images,
 )
-from regauge.papers.curves import AREA, BARRIER
 from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.line_quantities import AREA, BARRIER
 from regauge.papers.table import Table
 from regauge.training.optimizers import Adam
 from regauge.training.schedules import Constant

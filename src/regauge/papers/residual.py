@@ -23,9 +23,9 @@ from regauge.papers.classifiers import (
     compare,
     small_images,
 )
-from regauge.papers.curves import AREA, BARRIER
 from regauge.papers.deep_align import PIXELS
 from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.line_quantities import AREA, BARRIER
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import permutations_only
 from regauge.training.optimizers import Adam

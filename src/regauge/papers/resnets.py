@@ -20,8 +20,8 @@ from regauge.data.images import ImageData
 from regauge.nets.classification import Training
 from regauge.nets.resnet import resnet20
 from regauge.papers.classifiers import DataName, Population, networks, small_images
-from regauge.papers.curves import AREA, BARRIER, halfway, mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.line_quantities import AREA, BARRIER, halfway, mean_curve
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import align
 from regauge.training.optimizers import AdamW

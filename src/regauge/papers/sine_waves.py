@@ -16,8 +16,8 @@ from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.data.waves import Waves, waves
 from regauge.nets.siren import Siren, plain_population
-from regauge.papers.curves import AREA, BARRIER, mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.line_quantities import AREA, BARRIER, mean_curve
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import Way, align, permutations_only, whole, without_shifts
 from regauge.training.descent import Descent

@@ -22,8 +22,8 @@ from regauge.data.text import help_topics, windows
 from regauge.nets.classification import Training, split_batches, train
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 from regauge.papers.classifiers import name_training
-from regauge.papers.curves import AREA, BARRIER, MIDPOINT, halfway, mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.line_quantities import AREA, BARRIER, MIDPOINT, halfway, mean_curve
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import align, permutations_only, without_matrices
 from regauge.training.optimizers import AdamW

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.bayes.importers.checks import detached, gaussian
-from regauge.bayes.importers.samples import from_samples
+from regauge.bayes.importers.particle_samples import from_samples
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.prediction.likelihoods import Likelihood

@@ -8,10 +8,10 @@ import torch
 
 from regauge.alignment import GaussianMatching, Method, Result
 from regauge.alignment import align_many as align_stacks
+from regauge.bayes.matching.align_posteriors import AnyPosterior, fallen
 from regauge.bayes.matching.barycenter import barycenter, common_moments
-from regauge.bayes.matching.pairs import AnyPosterior, fallen
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.transport.distances import SquaredDistance, distance
+from regauge.bayes.transport.wasserstein import SquaredDistance, distance
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 

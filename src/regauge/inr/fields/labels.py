@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
-from regauge.inr.architecture import Inr
+from regauge.inr.representation import Inr
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
-from regauge.inr.architecture import Inr, blank
-from regauge.inr.fields.samples import Samples
+from regauge.inr.fields.signal_samples import Samples
 from regauge.inr.fitting.gradient import Gradient
-from regauge.inr.fitting.losses import LossName, loss_of
-from regauge.inr.rendering.evaluation import evaluate
+from regauge.inr.fitting.signal_losses import LossName, loss_of
+from regauge.inr.rendering.field_values import evaluate
+from regauge.inr.representation import Inr, blank
 from regauge.training import Adam, Descent, Optimizer, minimize
 
 

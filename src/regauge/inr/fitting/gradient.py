@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.core.products import add_matmul, scaled_matmul
-from regauge.inr.architecture import Inr
+from regauge.inr.representation import Inr
 from regauge.training.chains.activations import ACTIVATIONS
 
 BLOCK = 1 << 19

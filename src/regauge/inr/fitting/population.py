@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
-from regauge.inr.architecture import Inr
-from regauge.inr.fields.samples import Samples, image_samples
+from regauge.inr.fields.signal_samples import Samples, image_samples
 from regauge.inr.fitting.fit import Fit, Fitted, fit
+from regauge.inr.representation import Inr
 from regauge.nets.siren import Bias
 from regauge.training import Adam
 from regauge.zoo.jobs.threads import one_thread

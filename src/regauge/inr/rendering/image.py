@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from regauge.data.images import pixel_centers
-from regauge.inr.architecture import Inr
-from regauge.inr.rendering.evaluation import evaluate
+from regauge.inr.rendering.field_values import evaluate
+from regauge.inr.representation import Inr
 
 
 def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height: int, width: int) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regauge.inr.architecture import Inr
 from regauge.inr.fields.labels import labels_of
-from regauge.inr.rendering.evaluation import evaluate, module_of, require_one
+from regauge.inr.rendering.field_values import evaluate, module_of, require_one
+from regauge.inr.representation import Inr
 
 
 @dataclass(frozen=True)

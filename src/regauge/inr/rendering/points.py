@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regauge.inr.architecture import Inr
 from regauge.inr.fields.labels import DistanceLabels, labels_of
-from regauge.inr.rendering.evaluation import evaluate, module_of, require_one
+from regauge.inr.rendering.field_values import evaluate, module_of, require_one
+from regauge.inr.representation import Inr
 
 ROUND = 2**14
 """Random points of one round."""

@@ -7,8 +7,8 @@ References:
 from regauge.papers.bayesian import (
     alignment_time,
     between_posteriors,
+    ensembles,
     mirrored_gaussians,
-    one_gaussian,
     posterior_barriers,
     regression,
 )
@@ -37,7 +37,5 @@ EXPERIMENTS = {
         "three costs on two mirrored Gaussians", mirrored_gaussians.config, mirrored_gaussians.measure
     ),
     "figureA14": Experiment("seconds to align posteriors and points", alignment_time.config, alignment_time.measure),
-    "one-gaussian": Experiment(
-        "ensemble members and posteriors merged into one", one_gaussian.config, one_gaussian.measure
-    ),
+    "one-gaussian": Experiment("ensemble members and posteriors merged into one", ensembles.config, ensembles.measure),
 }

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import regauge as rg
-from regauge.bayes.posteriors import GaussianPosterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.core.params import Params
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal
 
-from regauge.bayes.variational.training import Variational
+from regauge.bayes.variational.mean_field import Variational
 from regauge.nets.classification import Training
 from regauge.papers.bayesian.inference import DataName, Family
 from regauge.papers.bayesian.posterior_barriers import (

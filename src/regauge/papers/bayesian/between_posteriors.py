@@ -5,9 +5,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import regauge as rg
-from regauge.bayes.posteriors import GaussianPosterior, Noise
-from regauge.bayes.prediction import posterior_collapse, posterior_line, posterior_slice, predict
-from regauge.bayes.transport import geodesic, mixture
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.posterior import Noise
+from regauge.bayes.prediction.posterior_collapse import posterior_collapse
+from regauge.bayes.prediction.posterior_line import posterior_line
+from regauge.bayes.prediction.posterior_slice import posterior_slice
+from regauge.bayes.prediction.predict import predict
+from regauge.bayes.transport.geodesics import geodesic
+from regauge.bayes.transport.posterior_mixtures import mixture
 from regauge.connect import Curve, interpolate
 from regauge.core.params import Params
 from regauge.papers.bayesian.barrier_figures import as_published, residual, small_residual, tiny

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.variational.training import Variational, fit
+from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist
 from regauge.nets.classification import Training, initialize, train

@@ -7,8 +7,8 @@ import torch
 
 import regauge as rg
 from regauge.alignment.methods.gaussian_matching import GaussianCost
-from regauge.bayes.posteriors import GaussianPosterior
-from regauge.bayes.transport import distance
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.transport.wasserstein import distance
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
 from regauge.papers.table import Quantity, Row, Table

@@ -9,14 +9,15 @@ from statistics import fmean, stdev
 import regauge as rg
 from regauge.alignment import Method
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.prediction import posterior_line, predict
-from regauge.bayes.transport import distance
+from regauge.bayes.prediction.posterior_line import posterior_line
+from regauge.bayes.prediction.predict import predict
+from regauge.bayes.transport.wasserstein import distance
 from regauge.bayes.variational.diagnostics import diagnose
 from regauge.connect import Curve
 from regauge.core.task import Batch
 from regauge.papers.bayesian.inference import Family, batches, posteriors
-from regauge.papers.curves import curve_of, mean_curve
 from regauge.papers.experiment import Run
+from regauge.papers.line_quantities import curve_of, mean_curve
 from regauge.papers.pictures import Chart, Picture, Series
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import permutations_only

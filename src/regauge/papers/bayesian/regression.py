@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 import regauge as rg
-from regauge.bayes.posteriors import GaussianPosterior, Posterior
-from regauge.bayes.prediction import Normal, PosteriorCurve, posterior_line, predict
-from regauge.bayes.transport import geodesic
-from regauge.bayes.variational.training import Variational, fit
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.posterior import Posterior
+from regauge.bayes.prediction.likelihoods import Normal
+from regauge.bayes.prediction.posterior_line import PosteriorCurve, posterior_line
+from regauge.bayes.prediction.predict import predict
+from regauge.bayes.transport.geodesics import geodesic
+from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.core.params import Params
 from regauge.data.curves import CurveData, has_snelson, snelson
 from regauge.nets.classification import initialize

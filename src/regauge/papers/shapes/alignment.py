@@ -14,8 +14,8 @@ import regauge as rg
 from regauge.connect import Path
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
-from regauge.papers.curves import AREA, BARRIER, halfway, mean_curve
 from regauge.papers.experiment import Run
+from regauge.papers.line_quantities import AREA, BARRIER, halfway, mean_curve
 from regauge.papers.shapes.study import Shape, Study, networks, samples, task
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import Way, permutations_only, without_shifts

@@ -8,12 +8,12 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.core.params import Params
-from regauge.inr.architecture import Inr
-from regauge.inr.embedding.training import Embedding, EmbeddingTraining, train_embedding
+from regauge.inr.embedding.inr2vec import Embedding, EmbeddingTraining, train_embedding
 from regauge.inr.fields.fields import CloudField
 from regauge.inr.fields.queries import Queries
-from regauge.inr.fields.samples import Samples, field_samples
+from regauge.inr.fields.signal_samples import Samples, field_samples
 from regauge.inr.fitting.fit import Fit, fit
+from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import WAYS, move_second
 from regauge.papers.shapes.study import Study, clouds, networks, starts, study, task

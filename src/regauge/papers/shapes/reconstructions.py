@@ -6,8 +6,8 @@ import torch
 
 import regauge as rg
 from regauge.inr.rendering.metrics import compare_points
+from regauge.inr.rendering.path_strips import Detail, Strip, render_strip, save_strips
 from regauge.inr.rendering.points import PointCloud, Projection
-from regauge.inr.rendering.strips import Detail, Strip, render_strip, save_strips
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import PICTURED, WAYS, ShapeWay, move_second, path_of
 from regauge.papers.shapes.study import Shape, Study, clouds, networks, study, task

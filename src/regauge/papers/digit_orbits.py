@@ -12,13 +12,13 @@ import regauge as rg
 from regauge.connect import Curve
 from regauge.core.params import Params
 from regauge.data.images import digits, has_mnist, mnist
-from regauge.inr.fields.samples import image_samples
+from regauge.inr.fields.signal_samples import image_samples
 from regauge.inr.fitting.fit import Fit
 from regauge.inr.fitting.population import fit_images, image_inr
 from regauge.inr.orbits.orbit import orbit
 from regauge.inr.orbits.recovery import recovery
-from regauge.papers.curves import mean_curve
 from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.line_quantities import mean_curve
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import Way, permutations_only, without_shifts
 from regauge.training import Adam

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from regauge.inr.rendering.mesh import Mesh
+from regauge.inr.rendering.path_strips import Picture, Strip
 from regauge.inr.rendering.points import PointCloud
-from regauge.inr.rendering.strips import Picture, Strip
 from regauge.report.figures import COLORS, INK, MUTED, STYLE
-from regauge.report.shapes import View, draw_mesh, draw_points
+from regauge.report.shape_figure import View, draw_mesh, draw_points
 
 LABELS: Mapping[str, tuple[str, str]] = {
     "unsigned": ("far", "surface"),

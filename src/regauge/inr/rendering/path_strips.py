@@ -17,11 +17,11 @@ from torch import Tensor
 from regauge.connect.paths import Path, Straight
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry_json import read_versioned
-from regauge.inr.architecture import Inr, Signal
-from regauge.inr.rendering.evaluation import evaluate as values_at
+from regauge.inr.rendering.field_values import evaluate as values_at
 from regauge.inr.rendering.image import render_image
 from regauge.inr.rendering.mesh import Mesh, NoSurfaceError, extract_mesh
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
+from regauge.inr.representation import Inr, Signal
 from regauge.storage.checkpoints.writing import require_writable, save_bytes
 
 FORMAT, VERSION = "regauge.strips", 1

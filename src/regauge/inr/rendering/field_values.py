@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from regauge.inr.architecture import Inr
+from regauge.inr.representation import Inr
 
 PORTION = 2**11
 """Points that are evaluated at once: the activations of a layer 128 wide take 1 MB, about a processor's cache."""

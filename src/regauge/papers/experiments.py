@@ -3,8 +3,8 @@
 from regauge.papers import (
     bayesian,
     deep_align,
+    digit_orbits,
     one_classifier,
-    orbits,
     residual,
     resnets,
     shapes,
@@ -15,7 +15,7 @@ from regauge.papers.experiment import Experiments
 
 EXPERIMENTS: dict[str, Experiments] = {
     "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS,
-    "002": orbits.EXPERIMENTS,
+    "002": digit_orbits.EXPERIMENTS,
     "003": shapes.EXPERIMENTS,
     "004": bayesian.EXPERIMENTS,
     "extra": residual.EXPERIMENTS,

@@ -10,7 +10,7 @@ from regauge.alignment import align as align_stacks
 from regauge.bayes.matching.barycenter import common_moments
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.posterior import Posterior
-from regauge.bayes.transport.distances import SquaredDistance, distance
+from regauge.bayes.transport.wasserstein import SquaredDistance, distance
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 

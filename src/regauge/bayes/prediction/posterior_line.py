@@ -7,11 +7,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from regauge.bayes.posteriors import Noise, Posterior
+from regauge.bayes.posteriors.posterior import Noise, Posterior
 from regauge.bayes.prediction.likelihoods import Likelihood
 from regauge.bayes.prediction.predict import drawn, predict
 from regauge.bayes.prediction.predictive import Predictive, standard_error
-from regauge.bayes.transport import MixturePath, geodesic
+from regauge.bayes.transport.geodesics import geodesic
+from regauge.bayes.transport.posterior_mixtures import MixturePath
 from regauge.connect.line import Curve
 from regauge.core.outputs import Outputs
 from regauge.core.task import Batch

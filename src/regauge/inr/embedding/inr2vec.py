@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
-from regauge.inr.architecture import Inr
-from regauge.inr.embedding.decoder import CodeDecoder
-from regauge.inr.fields.samples import Samples
+from regauge.inr.embedding.code_decoder import CodeDecoder
+from regauge.inr.fields.signal_samples import Samples
 from regauge.inr.fitting.fit import Fit
+from regauge.inr.representation import Inr
 from regauge.training import AdamW, Descent, OneCycle, Optimizer, Schedule, differentiate, minimize
 from regauge.training.descent import training_mode
 from regauge.weightspace.row_encoder import RowEncoder, draw_linear, weight_rows

@@ -8,9 +8,12 @@ import torch
 
 import regauge as rg
 from regauge.alignment import Method
-from regauge.bayes.matching import align_many, barycenter
-from regauge.bayes.posteriors import GaussianPosterior, ParticlePosterior, Posterior
-from regauge.bayes.prediction import predict
+from regauge.bayes.matching.barycenter import barycenter
+from regauge.bayes.matching.many import align_many
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.particles import ParticlePosterior
+from regauge.bayes.posteriors.posterior import Posterior
+from regauge.bayes.prediction.predict import predict
 from regauge.core.params import Params
 from regauge.nets.classification import Training
 from regauge.papers.bayesian.barrier_figures import converged, tiny

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from regauge.data.shapes import SHAPES_SHA256, shape
 from regauge.data.voxels import voxels
-from regauge.inr.architecture import Inr
 from regauge.inr.fields.fields import CloudField, Field, MeshField, sample_surface
 from regauge.inr.fields.queries import Queries
-from regauge.inr.fields.samples import Samples, field_samples, image_samples, voxel_samples
-from regauge.inr.rendering.files import load_mesh, load_points
+from regauge.inr.fields.signal_samples import Samples, field_samples, image_samples, voxel_samples
+from regauge.inr.rendering.mesh_files import load_mesh, load_points
+from regauge.inr.representation import Inr
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 MESH_SUFFIXES = (".ply", ".obj", ".stl")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from regauge.bayes.posteriors import Posterior
+from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.prediction.likelihoods import Likelihood
 from regauge.bayes.prediction.predict import predict
 from regauge.connect.plane import Plane, plane

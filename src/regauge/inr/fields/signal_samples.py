@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from regauge.data.images import pixel_centers
-from regauge.inr.architecture import Inr
 from regauge.inr.fields.fields import Field
 from regauge.inr.fields.labels import labels_of
 from regauge.inr.fields.queries import Queries, draw_queries
+from regauge.inr.representation import Inr
 
 
 @dataclass(frozen=True)

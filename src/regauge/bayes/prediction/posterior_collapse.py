@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regauge.bayes.posteriors import Noise, Posterior
+from regauge.bayes.posteriors.posterior import Noise, Posterior
 from regauge.connect.collapse import LayerVariance, VarianceCollapse
 from regauge.connect.repair import require_endpoints
 from regauge.connect.statistics import Moments, Statistics
