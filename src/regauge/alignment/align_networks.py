@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
 from regauge.alignment.streamed.aligning import align_streamed_files
-from regauge.alignment.streamed.job import FileJob, Network, open_job
+from regauge.alignment.streamed.job import FileJob, FileSettings, Network, open_job
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -38,11 +38,7 @@ def align(
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
-    out: str | Path | None = None,
-    memory: int | str | MemoryLimit | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: Progress = no_progress,
+    **files: Unpack[FileSettings],
 ) -> Result[Params]: ...
 
 
@@ -103,17 +99,9 @@ def align(
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
             populations; the method needs a task or a generator; or the memory does not suffice.
     """
+    files: FileSettings = {"out": out, "memory": memory, "resume": resume, "overwrite": overwrite, "progress": progress}
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
-        job = open_job(
-            (params_a, params_b),
-            source=1,
-            out=out,
-            beside=alignment_path,
-            memory=memory,
-            resume=resume,
-            overwrite=overwrite,
-            progress=progress,
-        )
+        job = open_job((params_a, params_b), source=1, beside=alignment_path, **files)
         if job is not None:
             return _align_files(job, symmetry, method, task, generator)
     if method is None:

@@ -9,7 +9,7 @@ from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.pieces import measure_distances
 from regauge.cli.matching import method_of
 from regauge.cli.options import Align
-from regauge.cli.streaming import file_settings, read_job, show_plan, show_work
+from regauge.cli.streaming import read_job, show_plan, show_work
 from regauge.cli.tasks import matching_task
 from regauge.storage.checkpoints.alignments import alignment_path
 
@@ -33,7 +33,7 @@ def run(options: Align) -> None:
             method=method,
             task=task,
             generator=torch.Generator().manual_seed(options.seed),
-            **file_settings(job, progress),
+            **job.settings(progress),
         )
     table = Table("", "before", "after", box=None, pad_edge=False)
     with console.status("measuring distances"):

@@ -8,7 +8,7 @@ from regauge.alignment import Method
 from regauge.alignment.streamed.job import plan_job
 from regauge.cli.matching import configure, method_of
 from regauge.cli.options import Merge, UsageError
-from regauge.cli.streaming import file_settings, read_job, show_plan, show_work
+from regauge.cli.streaming import read_job, show_plan, show_work
 from regauge.cli.tasks import matching_task
 from regauge.merging.record import card_path
 from regauge.merging.rules import Rule
@@ -40,7 +40,7 @@ def run(options: Merge) -> None:
             base=base,
             task=task,
             generator=torch.Generator().manual_seed(options.seed),
-            **file_settings(job, progress),
+            **job.settings(progress),
         )
     for report in result.record.reports:
         print(report)

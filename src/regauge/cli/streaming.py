@@ -59,17 +59,6 @@ def read_job(
     return job, networks
 
 
-def file_settings(job: FileJob, progress: Progress) -> dict[str, Any]:
-    """The arguments of `rg.align` and `rg.merge` that are about files."""
-    return {
-        "out": job.out,
-        "memory": job.limit,
-        "resume": job.resume,
-        "overwrite": job.overwrite,
-        "progress": progress,
-    }
-
-
 @contextmanager
 def show_work(console: Console, label: str, *, is_streamed: bool) -> Iterator[Progress]:
     """Show a bar for each pass over files, or that there is work in memory, until the context ends."""

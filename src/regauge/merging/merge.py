@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
-from regauge.alignment.streamed.job import FileJob, Network, open_job
+from regauge.alignment.streamed.job import FileJob, FileSettings, Network, open_job
 from regauge.core.interpolation import distance, mean
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
@@ -82,16 +82,8 @@ def merge(
         raise ValueError("there is no network to merge; give at least one")
     rule = Average() if rule is None else rule
     bases = [] if base is None else [base]
-    job = open_job(
-        [*bases, *params],
-        source=0,
-        out=out,
-        beside=card_path,
-        memory=memory,
-        resume=resume,
-        overwrite=overwrite,
-        progress=progress,
-    )
+    files: FileSettings = {"out": out, "memory": memory, "resume": resume, "overwrite": overwrite, "progress": progress}
+    job = open_job([*bases, *params], source=0, beside=card_path, **files)
     if job is not None:
         return _merge_files(job, len(bases), symmetry, method, weights, rule, task, generator, labels)
     starts, networks = ([one for one in part if isinstance(one, Mapping)] for part in (bases, params))

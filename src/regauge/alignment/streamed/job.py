@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from torch import Tensor
 
@@ -32,6 +32,16 @@ HELD = 5
 
 Network: TypeAlias = Mapping[str, Tensor] | str | Path
 """Parameters by name, or a checkpoint: its path, or opened (which is a mapping, too)."""
+
+
+class FileSettings(TypedDict, total=False):
+    """Arguments of `align` and `merge` that are about files; see there."""
+
+    out: str | Path | None
+    memory: int | str | MemoryLimit | None
+    resume: bool
+    overwrite: bool
+    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,11 @@ class FileJob:
     def params(self) -> list[Params]:
         """All networks, in memory."""
         return [checkpoint.params for checkpoint in self.checkpoints]
+
+    def settings(self, progress: Progress) -> FileSettings:
+        """The arguments of `align` and `merge` that open the same job."""
+        own: FileSettings = {"memory": self.limit, "resume": self.resume, "overwrite": self.overwrite}
+        return {**own, "out": self.out, "progress": progress}
 
     def require_output(self) -> None:
         """Refuse an output that cannot be written, before any work is done for it.
