@@ -22,9 +22,10 @@ from torch import Tensor
 import regauge as rg
 from regauge.core import act as _act
 from regauge.core.element import Element
+from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.shards import Shard, Slot, write_index, write_shard
+from regauge.storage.checkpoints.shards import Shard, write_index, write_shard
 
 SHARD = 500_000_000
 """Bytes of a file, about."""
@@ -105,12 +106,12 @@ def hidden(symmetry: rg.Symmetry, generator: torch.Generator) -> Element:
 
 def in_shards(shapes: dict[str, tuple[int, ...]]) -> list[Shard]:
     """The tensors in files of about the same size."""
-    parts: list[list[Slot]] = [[]]
+    parts: list[list[TensorSpec]] = [[]]
     for name, shape in shapes.items():
-        slot = Slot(name, torch.bfloat16, shape)
-        if parts[-1] and sum(s.nbytes for s in parts[-1]) + slot.nbytes > SHARD:
+        spec = TensorSpec(name, shape, torch.bfloat16)
+        if parts[-1] and sum(s.nbytes for s in parts[-1]) + spec.nbytes > SHARD:
             parts.append([])
-        parts[-1].append(slot)
+        parts[-1].append(spec)
     files = [f"model-{k + 1:05}-of-{len(parts):05}.safetensors" for k in range(len(parts))]
     return [Shard(file, tuple(slots), {}) for file, slots in zip(files, parts, strict=True)]
 

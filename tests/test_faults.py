@@ -17,8 +17,9 @@ from torch import Tensor
 import regauge as rg
 from regauge.cli.main import main
 from regauge.core.params import Params
+from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.shards import Shard, Slot, layout, write_index, write_shard
+from regauge.storage.checkpoints.shards import Shard, layout, write_index, write_shard
 from regauge.storage.checkpoints.staging import Staging, partial_of, replace_folder
 from regauge.storage.checkpoints.writing import save
 
@@ -45,7 +46,7 @@ def _sharded(params: Params, folder: Path) -> Path:
     folder.mkdir()
     shards = []
     for k, (name, tensor) in enumerate(params.items()):
-        shard = Shard(f"model-{k}.safetensors", (Slot(name, tensor.dtype, tuple(tensor.shape)),), {"k": str(k)})
+        shard = Shard(f"model-{k}.safetensors", (TensorSpec(name, tuple(tensor.shape), tensor.dtype),), {"k": str(k)})
         write_shard(shard, folder, lambda name: iter([params[name]]))
         shards.append(shard)
     write_index(shards, folder)
@@ -239,7 +240,7 @@ def test_what_is_there_is_kept(pair: tuple[Path, Path], refused: Callable[..., s
 
 
 def _shards(count: int = 3) -> list[Shard]:
-    return [Shard(f"{k}.safetensors", (Slot(str(k), torch.float32, (5,)),), {}) for k in range(count)]
+    return [Shard(f"{k}.safetensors", (TensorSpec(str(k), (5,), torch.float32),), {}) for k in range(count)]
 
 
 def test_finished_shards_are_kept_and_damaged_ones_written_again(tmp_path: Path) -> None:

@@ -35,6 +35,11 @@ class TensorSpec(NamedTuple):
         """Number of values."""
         return math.prod(self.shape)
 
+    @property
+    def nbytes(self) -> int:
+        """Length of the values in bytes."""
+        return self.size * self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class Architecture:

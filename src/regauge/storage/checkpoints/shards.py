@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.headers import DTYPES
 from regauge.storage.checkpoints.writing import flush
@@ -22,31 +23,17 @@ Pieces = Callable[[str], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One tensor of a file."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Length of its values."""
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
-
-
-@dataclass(frozen=True)
 class Shard:
     """One file of a checkpoint: its name, its tensors in their order, and the strings in its header."""
 
     file: str
-    slots: tuple[Slot, ...]
+    tensors: tuple[TensorSpec, ...]
     metadata: Mapping[str, str]
 
     @property
     def nbytes(self) -> int:
         """Length of all values."""
-        return sum(slot.nbytes for slot in self.slots)
+        return sum(spec.nbytes for spec in self.tensors)
 
 
 def layout(checkpoint: Checkpoint, file: str | None = None) -> list[Shard]:
@@ -57,12 +44,12 @@ def layout(checkpoint: Checkpoint, file: str | None = None) -> list[Shard]:
         file: The name of a single file for all tensors, wide dtypes first so that values stay aligned; as many files as
             the checkpoint has unless given.
     """
-    by_file: dict[Path, list[Slot]] = {path: [] for path in checkpoint.metadata}
+    by_file: dict[Path, list[TensorSpec]] = {path: [] for path in checkpoint.metadata}
     for one in checkpoint.stored.values():
-        by_file[one.file].append(Slot(one.name, one.dtype, one.shape))
+        by_file[one.file].append(TensorSpec(one.name, one.shape, one.dtype))
     if file is None and len(by_file) > 1:
-        return [Shard(path.name, tuple(slots), checkpoint.metadata[path]) for path, slots in by_file.items()]
-    every = sorted((slot for slots in by_file.values() for slot in slots), key=lambda slot: -slot.dtype.itemsize)
+        return [Shard(path.name, tuple(own), checkpoint.metadata[path]) for path, own in by_file.items()]
+    every = sorted((spec for own in by_file.values() for spec in own), key=lambda spec: -spec.dtype.itemsize)
     return [Shard(file or "model.safetensors", tuple(every), checkpoint.header)]
 
 
@@ -87,19 +74,19 @@ def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
             size, crc = size + len(data), zlib.crc32(data, crc)
 
         put(_header(shard))
-        for slot in shard.slots:
+        for spec in shard.tensors:
             written = 0
-            for piece in pieces(slot.name):
-                if piece.dtype != slot.dtype:
+            for piece in pieces(spec.name):
+                if piece.dtype != spec.dtype:
                     raise ValueError(
-                        f"{slot.name!r} is {slot.dtype} in the layout, but {piece.dtype} was to be written"
+                        f"{spec.name!r} is {spec.dtype} in the layout, but {piece.dtype} was to be written"
                     )
                 data = memoryview(piece.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
                 if len(data):
                     put(data)
                 written += len(data)
-            if written != slot.nbytes:
-                raise ValueError(f"{slot.name!r} has {slot.nbytes} bytes in the layout, but {written} were written")
+            if written != spec.nbytes:
+                raise ValueError(f"{spec.name!r} has {spec.nbytes} bytes in the layout, but {written} were written")
         os.fsync(stream.fileno())
     os.replace(temporary, path)
     flush(folder)
@@ -108,7 +95,7 @@ def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
 
 def write_index(shards: Sequence[Shard], folder: Path, name: str = INDEX) -> None:
     """Write the index of a sharded checkpoint, as transformers reads it."""
-    weight_map = {slot.name: shard.file for shard in shards for slot in shard.slots}
+    weight_map = {spec.name: shard.file for shard in shards for spec in shard.tensors}
     total = sum(shard.nbytes for shard in shards)
     document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -126,9 +113,9 @@ def crc_of(path: Path) -> int:
 def _header(shard: Shard) -> bytes:
     header: dict[str, object] = {"__metadata__": dict(shard.metadata) | {"format": "pt"}}
     start = 0
-    for slot in shard.slots:
-        offsets = [start, start + slot.nbytes]
-        header[slot.name] = {"dtype": NAMES[slot.dtype], "shape": list(slot.shape), "data_offsets": offsets}
+    for spec in shard.tensors:
+        offsets = [start, start + spec.nbytes]
+        header[spec.name] = {"dtype": NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": offsets}
         start = offsets[1]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
