@@ -186,6 +186,17 @@ def test_help_does_not_load_torch(args: list[str]) -> None:
     assert "usage: regauge" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["align", "merge"])
+def test_merging_imports_no_applications(command: str) -> None:
+    code = (
+        f"import sys\nimport regauge.cli.{command}\n"
+        "parts = {name.split('.')[1] for name in sys.modules if name.startswith('regauge.')}\n"
+        "assert not parts & {'inr', 'bayes', 'zoo', 'papers', 'report', 'nets', 'weightspace', 'learn'}, parts\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_public_names_stay_what_they_are() -> None:
     """Importing subpackages replaces no public name."""
     code = (
