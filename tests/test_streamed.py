@@ -16,7 +16,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.alignment.methods.weight_matching import random_isometry
-from regauge.alignment.streamed.climb import StreamedAlignment, align_streamed
+from regauge.alignment.streamed.climb import StreamedResult, align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.state import State, load_state, save_state
 from regauge.alignment.streamed.totals import Total, part_cost
@@ -151,7 +151,7 @@ def test_an_interrupted_alignment_goes_on_from_its_file(tmp_path: Path) -> None:
     assert len(expected.history) == 4
     state: State | None = None
     path, stops = tmp_path / "progress.safetensors", 0
-    result: StreamedAlignment | None = None
+    result: StreamedResult | None = None
     while result is None:
 
         def keep(state: State) -> None:

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regauge.alignment.streamed.job import FileJob, describe, plan_job
+from regauge.alignment.streamed.job import FileJob, plan_job
 from regauge.alignment.streamed.pieces import measure_distances, move_tensor, row_ranges
 from regauge.core.element import Element
 from regauge.core.interpolation import shares_of
@@ -72,7 +72,7 @@ def merge_streamed(
             objective=sum(one.objective for one in found),
             before=tuple(before for before, _ in spans),
             after=tuple(after for _, after in spans),
-            reports=tuple(describe(one, other.label) for one, other in zip(found, others, strict=True)),
+            reports=tuple(f"{other.label}: {one}" for one, other in zip(found, others, strict=True)),
         )
         save_text(record.card, staging.content / card_path(staging.out).name)
         scale = rule.scale if isinstance(rule, TaskArithmetic) else 1.0

@@ -1,31 +1,15 @@
 """Alignment of a checkpoint to another one while both stay on the disk."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import cast
 
-from regauge.alignment.result import Result
-from regauge.alignment.streamed.job import FileJob, describe, plan_job
+from regauge.alignment.streamed.climb import StreamedResult
+from regauge.alignment.streamed.job import FileJob, plan_job
 from regauge.alignment.streamed.pieces import move_pieces
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
-
-
-@dataclass(frozen=True)
-class StreamedResult(Result[Params]):
-    """The outcome of an alignment of networks that stayed on the disk; `params` reads tensors when they are asked for.
-
-    Attributes:
-        passes: What each pass over the files took, in words.
-    """
-
-    passes: str
-
-    @property
-    def report(self) -> str:
-        """How it went, and how fast the files were read."""
-        return self.passes
 
 
 def align_streamed_files(job: FileJob, symmetry: Symmetry, *, method: object, task: Task | None) -> StreamedResult:
@@ -42,16 +26,4 @@ def align_streamed_files(job: FileJob, symmetry: Symmetry, *, method: object, ta
         alignment = Alignment(streamed.symmetry, found.element)
         save_alignment(alignment, staging.content / alignment_path(staging.out).name, overwrite=True)
         moved = streamed.publish(staging, move_pieces(job.checkpoints[1], streamed.symmetry, found.element))
-    first, second = job.checkpoints
-    return StreamedResult(
-        symmetry=streamed.symmetry,
-        element=found.element,
-        params=cast(Params, moved),
-        objective=found.objective,
-        initial=found.initial,
-        history=found.history,
-        starts=(found.objective,),
-        is_converged=found.is_converged,
-        is_judged=False,
-        passes=describe(found, f"{second.label} to {first.label}"),
-    )
+    return replace(found, params=cast(Params, moved))

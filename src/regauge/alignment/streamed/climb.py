@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regauge.alignment.engine.ascent import Ascent
 from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.result import Result
 from regauge.alignment.streamed.balance import balance_streamed
 from regauge.alignment.streamed.plan import Plan, WorkingSet, restricted, sign_group
 from regauge.alignment.streamed.state import State
@@ -20,9 +21,11 @@ from regauge.core.act import Site
 from regauge.core.element import Element, Value
 from regauge.core.families import barycentre
 from regauge.core.groups import Group
+from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.memory_limit import size_text
 
 SAVE_SECONDS = 20.0
 """The state is saved between working sets when that long has passed."""
@@ -33,11 +36,11 @@ class Timing:
     """How long a pass over the checkpoints took.
 
     Attributes:
-        label: What was done.
-        nbytes: What was read.
-        read_seconds: Copying it out of the page cache, or from the disk.
-        seconds: All together.
-        cpu_seconds: Of all threads.
+        label: The name of the pass.
+        nbytes: Bytes that were read.
+        read_seconds: Wall-clock time of reading alone, out of the page cache or from the disk.
+        seconds: Wall-clock time of the pass.
+        cpu_seconds: Processor time of the pass, of all threads.
     """
 
     label: str
@@ -46,26 +49,32 @@ class Timing:
     seconds: float
     cpu_seconds: float
 
+    def __str__(self) -> str:
+        speed = size_text(self.nbytes / max(self.read_seconds, 1e-9))
+        return (
+            f"  {self.label}: {self.seconds:.1f} s ({self.cpu_seconds:.1f} s of processor time), of which "
+            f"{self.read_seconds:.2f} s reading {size_text(self.nbytes)} ({speed}/s)"
+        )
+
 
 @dataclass(frozen=True)
-class StreamedAlignment:
-    """The outcome; see `Result` for what the names mean.
+class StreamedResult(Result[Params]):
+    """The outcome of an alignment of networks that stay on the disk.
+
+    Until the moved network is written `params` is empty, then a mapping that reads tensors when they are asked for.
 
     Attributes:
-        element: Moves the second network.
-        objective: At the element.
-        initial: At the identity.
-        history: Objective after each sweep.
-        is_converged: Whether no single group could be improved any more.
-        timings: Of each pass.
+        timings: How long each pass over the files took.
     """
 
-    element: Element
-    objective: float
-    initial: float
-    history: tuple[float, ...]
-    is_converged: bool
     timings: tuple[Timing, ...]
+
+    @property
+    def report(self) -> str:
+        """How it went, and how fast the files were read."""
+        moving = "" if self.is_converged else "; it was still moving when it stopped"
+        gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {len(self.history)} sweeps{moving}"
+        return "\n".join([gained, *(str(timing) for timing in self.timings if timing.nbytes)])
 
 
 def align_streamed(
@@ -77,7 +86,7 @@ def align_streamed(
     state: State | None = None,
     keep: Callable[[State], None] = lambda state: None,
     progress: Progress = no_progress,
-) -> StreamedAlignment:
+) -> StreamedResult:
     """Weight matching of checkpoints that do not fit in memory.
 
     A sweep reads both checkpoints once. Each working set is moved by what is known, its own groups climb as in memory,
@@ -125,7 +134,7 @@ class _Climb:
         self._stream = Stream(a, b, plan, state)
         self._saved = time.monotonic()
 
-    def run(self) -> StreamedAlignment:
+    def run(self) -> StreamedResult:
         state = self._state
         if self._is_balanced and state.left is None:
             self._pass("balancing scales", self._balance)
@@ -148,7 +157,18 @@ class _Climb:
             back = self._symmetry.inverse(state.left)
             element = self._symmetry.compose(back, self._symmetry.compose(element, state.right))
         history = tuple(value + (state.offset if state.is_from_identity else 0.0) for value in state.history)
-        return StreamedAlignment(element, history[-1], state.initial, history, is_converged, tuple(self._timings))
+        return StreamedResult(
+            symmetry=self._symmetry,
+            element=element,
+            params={},
+            objective=history[-1],
+            initial=state.initial,
+            history=history,
+            starts=(),
+            is_converged=is_converged,
+            is_judged=False,
+            timings=tuple(self._timings),
+        )
 
     # --- passes ------------------------------------------------------------------------------------------------
 

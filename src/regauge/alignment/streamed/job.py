@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypedDict
 from torch import Tensor
 
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.streamed.climb import StreamedAlignment, Timing, align_streamed
+from regauge.alignment.streamed.climb import StreamedResult, Timing, align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.state import load_state, save_state
 from regauge.core.params import Params
@@ -22,7 +22,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
-from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
+from regauge.storage.checkpoints.memory_limit import MemoryLimit
 from regauge.storage.checkpoints.shards import Pieces, Shard, layout
 from regauge.storage.checkpoints.staging import Staging, require_place
 from regauge.storage.checkpoints.writing import SUFFIX, require_writable
@@ -193,14 +193,14 @@ class StreamedJob:
         inputs = {"files": files, "symmetry": self.symmetry.to_json(), "method": repr(self.method), **settings}
         return Staging(self.job.out, inputs, resume=self.job.resume, overwrite=self.job.overwrite)
 
-    def match(self, k: int, staging: Staging) -> StreamedAlignment:
-        """Align checkpoint k to the first one; what an earlier run found is used."""
+    def match(self, k: int, staging: Staging) -> StreamedResult:
+        """Align checkpoint k to the first one, or take over what an earlier run found."""
         found, numbers = staging.folder / f"{k}.alignment.safetensors", staging.folder / f"{k}.json"
         if found.exists() and numbers.exists():
             known = json.loads(numbers.read_text(encoding="utf-8"))
-            timings = tuple(Timing(**timing) for timing in known.pop("timings"))
-            history = tuple(known.pop("history"))
-            return StreamedAlignment(load_alignment(found).element, history=history, timings=timings, **known)
+            known |= {"history": tuple(known["history"]), "timings": tuple(Timing(**one) for one in known["timings"])}
+            stored = load_alignment(found)
+            return StreamedResult(stored.symmetry, stored.element, {}, starts=(), is_judged=False, **known)
         kept = staging.progress.with_name(f"{k}.{staging.progress.name}")
         result = align_streamed(
             self.job.checkpoints[0],
@@ -211,11 +211,9 @@ class StreamedJob:
             keep=lambda state: save_state(state, kept),
             progress=self.job.progress,
         )
-        report: dict[str, Any] = {
-            key: getattr(result, key) for key in ("initial", "objective", "history", "is_converged")
-        }
-        report["timings"] = [asdict(timing) for timing in result.timings]
-        numbers.write_text(json.dumps(report), encoding="utf-8")
+        report = {key: getattr(result, key) for key in ("initial", "objective", "history", "is_converged")}
+        timings = [asdict(timing) for timing in result.timings]
+        numbers.write_text(json.dumps({**report, "timings": timings}), encoding="utf-8")
         save_alignment(Alignment(self.symmetry, result.element), found, overwrite=True)
         return result
 
@@ -271,19 +269,3 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None) -> Streame
     file = None if job.out is None or job.out.suffix != SUFFIX else job.out.name
     shards = layout(checkpoints[job.source], file)
     return StreamedJob(job, symmetry, method, tuple(plans), tuple(shards))
-
-
-def describe(result: StreamedAlignment, label: str) -> str:
-    """What an alignment gained, and how fast it read."""
-    lines = [
-        f"{label}: objective {result.initial:.6g} -> {result.objective:.6g} in {len(result.history)} sweeps"
-        + ("" if result.is_converged else "; it was still moving when it stopped")
-    ]
-    for timing in result.timings:
-        if timing.nbytes:
-            speed = timing.nbytes / max(timing.read_seconds, 1e-9)
-            lines.append(
-                f"  {timing.label}: {timing.seconds:.1f} s ({timing.cpu_seconds:.1f} s of processor time), of which "
-                f"{timing.read_seconds:.2f} s reading {size_text(timing.nbytes)} ({size_text(speed)}/s)"
-            )
-    return "\n".join(lines)
