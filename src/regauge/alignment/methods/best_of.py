@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from regauge.alignment.method import Method, match_each
+from regauge.alignment.candidates import Candidates, negative_midpoint_losses
+from regauge.alignment.method import Method
 from regauge.alignment.methods.activation_matching import MixedMatching
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import Problem, batch_of_one, item
+from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 
 
@@ -30,26 +31,8 @@ class BestOf(Method):
 
     def match(self, problem: Problem) -> Results:
         """See `align`."""
-        return match_each(problem, self._match_pair)
-
-    def _match_pair(self, problem: Problem) -> Results:
-        task = problem.require_task(self)
-        a, b = problem.pair(0)
-        initial = -task.midpoint_loss(a, b)
-        history, reached = [initial], []
-        best, moved = problem.symmetry.identity((1,)), b
+        candidates = Candidates(problem, negative_midpoint_losses(problem, problem.require_task(self)))
         for method in self.methods:
             found = method.match(problem)
-            here = item(found.params, 0)
-            reached.append(-task.midpoint_loss(a, here))
-            if reached[-1] > history[-1]:
-                best, moved = found.element, here
-            history.append(max(history[-1], reached[-1]))
-        return problem.result(
-            best,
-            objective=history[-1],
-            initial=initial,
-            history=history,
-            starts=reached,
-            moved=batch_of_one(moved),
-        )
+            candidates.offer(found.element, found.params)
+        return candidates.result()

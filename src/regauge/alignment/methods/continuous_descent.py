@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from regauge.alignment.candidates import Candidates, negative_midpoint_losses
 from regauge.alignment.method import Method, Start, match_each, start_of
 from regauge.alignment.methods.activation_matching import MixedMatching
 from regauge.alignment.problem import Problem
@@ -82,14 +83,12 @@ class ContinuousDescent(Method):
         if self.loss == "random":
             problem.require_generator("loss='random' takes the loss at random points of the line")
         params_a, params_b = problem.pair(0)
-        start = start_of(self.init, problem).item(0)
-        at_start = symmetry.act(start, params_b)
-        initial = -task.midpoint_loss(params_a, params_b)
-        judged = -task.midpoint_loss(params_a, at_start)
-        best, history = (start, [judged]) if judged >= initial else (symmetry.identity(), [initial])
+        start = start_of(self.init, problem)
+        candidates = Candidates(problem, negative_midpoint_losses(problem, task), start)
         freedom = {group.name: _generators(group, symmetry) for group in symmetry.groups if _is_continuous(group)}
         if not freedom:
-            return problem.result(best, objective=history[-1], initial=initial, history=history, is_converged=True)
+            return candidates.result(is_converged=True)
+        at_start, last = symmetry.act(start.item(0), params_b), float(candidates.objective)
 
         def loss(freedom: Params, batch: Batch) -> Tensor:
             moved = symmetry.act(_exponential(symmetry, freedom), at_start)
@@ -99,13 +98,10 @@ class ContinuousDescent(Method):
         checked, is_converged = check_steps(self.steps, self.checks), False
         for state in descend(program, cycle(task), steps=self.steps, schedule=Cosine()):
             if state.step in checked:
-                candidate = symmetry.compose(_exponential(symmetry, program.params()), start)
-                here = -task.midpoint_loss(params_a, symmetry.act(candidate, params_b))
-                is_converged = abs(here - judged) <= CHANGE * abs(judged)
-                judged = here
-                best = candidate if here > history[-1] else best
-                history.append(max(here, history[-1]))
-        return problem.result(best, objective=history[-1], initial=initial, history=history, is_converged=is_converged)
+                element = symmetry.compose(_exponential(symmetry, program.params()), start)
+                reached = float(candidates.offer(element))
+                is_converged, last = abs(reached - last) <= CHANGE * abs(last), reached
+        return candidates.result(is_converged)
 
     def _loss(
         self,

@@ -8,15 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from regauge.alignment.candidates import Candidates, Measure, negative_midpoint_losses
 from regauge.alignment.method import Method, Start, are_alike, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import Problem
+from regauge.alignment.problem import Problem, item
 from regauge.alignment.result import Results, join
 from regauge.core.element import Element
 from regauge.core.families import compared
 from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
-from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch, Task
 from regauge.relaxed.action import RelaxedAction
 from regauge.relaxed.soft_elements import SoftElement, movable
@@ -99,15 +99,12 @@ class Sinkhorn(Method):
     def _descend(self, problem: Problem, start: Element) -> Results:
         params_a, params_b, symmetry, count = problem.a, problem.b, problem.symmetry, problem.pairs
         task = None if self.loss == "l2" else problem.task
-        at_start = symmetry.act(start, params_b)
-        initial, reached = (self._judged(params_a, b, symmetry, task) for b in (params_b, at_start))
-        best = start.where(reached >= initial, symmetry.identity((count,)))
-        reached = torch.maximum(initial, reached)
-        history, is_converged = [reached], torch.ones(count, dtype=torch.bool)
+        candidates = Candidates(problem, self._measure(problem), start)
+        at_start, is_converged = symmetry.act(start, params_b), torch.ones(count, dtype=torch.bool)
         (a, b) = _floats(params_a, at_start) if task is not None else compared([params_a, at_start], symmetry)
         action = RelaxedAction(symmetry, b, movable(symmetry))
         if not action.keys:
-            return problem.result(best, objective=reached, initial=initial, history=reached, is_converged=is_converged)
+            return candidates.result(is_converged)
         like = next(iter(b.values()))
         soft = SoftElement(
             *(symmetry, action.keys, count), confidence=self.confidence, temperature=self.temperature, like=like
@@ -130,14 +127,8 @@ class Sinkhorn(Method):
                 hard = soft.hard()
                 is_converged = torch.zeros_like(is_converged) if last is None else are_alike(hard, last)
                 last = hard
-                candidate = symmetry.compose(hard, start)
-                here = self._judged(params_a, symmetry.act(candidate, params_b), symmetry, task)
-                best = candidate.where(here > reached, best)
-                reached = torch.maximum(here, reached)
-                history.append(reached)
-        return problem.result(
-            best, objective=reached, initial=initial, history=torch.stack(history), is_converged=is_converged
-        )
+                candidates.offer(symmetry.compose(hard, start))
+        return candidates.result(is_converged)
 
     def _losses(
         self,
@@ -161,25 +152,26 @@ class Sinkhorn(Method):
             return task.loss({name: t[0] for name, t in between.items()}, batch).reshape(1)
         return torch.func.vmap(lambda params: task.loss(params, batch))(between)
 
-    def _judged(
-        self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], symmetry: Symmetry, task: Task | None
-    ) -> Tensor:
-        """The objective of hard elements, by the networks that they move, float64 `[pairs]`."""
-        if task is None:
-            a, b = compared([params_a, params_b], symmetry)
-            total = torch.zeros(len(next(iter(params_b.values()))), dtype=torch.float64)
+    def _measure(self, problem: Problem) -> Measure:
+        """What hard elements are judged by."""
+        task = problem.task
+        if self.loss == "midpoint" and task is not None:
+            return negative_midpoint_losses(problem, task)
+
+        def squares(params: Params) -> Tensor:
+            a, b = compared([problem.a, params], problem.symmetry)
+            total = torch.zeros(problem.pairs, dtype=torch.float64)
             for name in a:
                 total -= (a[name].double() - b[name].double()).square().flatten(1).sum(-1).cpu()
             return total
-        values = []
-        for k in range(len(next(iter(params_b.values())))):
-            a, b = ({name: t[k] for name, t in params.items()} for params in (params_a, params_b))
-            if self.loss == "midpoint":
-                values.append(task.midpoint_loss(a, b))
-            else:
-                losses = [task.evaluate_average(interpolate(a, b, t))["loss"] for t in POINTS]
-                values.append(sum(losses) / len(POINTS))
-        return -torch.tensor(values, dtype=torch.float64)
+
+        def losses(params: Params) -> Tensor:
+            assert task is not None
+            pairs = [(item(problem.a, k), item(params, k)) for k in range(problem.pairs)]
+            each = [[task.evaluate_average(interpolate(a, b, t))["loss"] for t in POINTS] for a, b in pairs]
+            return -torch.tensor(each, dtype=torch.float64).mean(1)
+
+        return squares if self.loss == "l2" else losses
 
 
 def _floats(*networks: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
