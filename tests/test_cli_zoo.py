@@ -121,7 +121,7 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
 PLUGIN = """
 import torch
 from regauge.storage.architecture import Architecture
-from regauge.zoo.formats import Block, Source
+from regauge.zoo.formats import Imported, Source
 
 def read_mine(path, *, dataset="ones"):
     values = {"ones": 1.0, "twos": 2.0}[dataset]
@@ -130,7 +130,7 @@ def read_mine(path, *, dataset="ones"):
 
     def read(numbers):
         shapes = {spec.name: (len(numbers), *spec.shape) for spec in architecture.layout}
-        return Block({name: torch.full(shape, values) for name, shape in shapes.items()}, [rows[k] for k in numbers])
+        return Imported({name: torch.full(shape, values) for name, shape in shapes.items()}, [rows[k] for k in numbers])
 
     return Source(path, architecture, rows, read, (torch.zeros(2, 4),))
 """

@@ -1,2 +1,5 @@
 from .architecture import Architecture as Architecture
+from .loader import Batch as Batch
+from .loader import Loader as Loader
+from .loader import Statistics as Statistics
 from .store import Store as Store

@@ -47,8 +47,8 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Place(NamedTuple):
-    """Where a tensor is in its file: dtype, shape, and position of its first byte."""
+class Extent(NamedTuple):
+    """The place of a tensor in its file: dtype, shape, and position of the first byte."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class Shard:
     path: Path
     count: int
     columns: Mapping[str, Any]
-    places: Mapping[str, Place]
+    places: Mapping[str, Extent]
     checksum: str
     start: int
     size: int
@@ -172,7 +172,7 @@ def read_header(path: Path) -> Shard:
             raise ValueError(f"it is of version {metadata['version']}, but this regauge reads version {VERSION}")
         places, end = {}, 0
         for name, entry in header.items():
-            place = Place(DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
+            place = Extent(DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
             wanted = place.dtype.itemsize * int(np.prod(place.shape, dtype=np.int64))
             if entry["data_offsets"] != [end, end + wanted]:
                 raise ValueError(f"the place of {name!r} does not fit its shape")
@@ -232,7 +232,7 @@ def read_column(shard: Shard, content: Array, name: str) -> Column | None:
     if "value" in described:
         return Column(described["kind"], narrow(np.array([described["value"]])), None, distinct)
 
-    def values(place: Place) -> Array:
+    def values(place: Extent) -> Array:
         dtype = str(place.dtype).removeprefix("torch.")
         return np.frombuffer(content, dtype, math.prod(place.shape), place.start).copy()
 

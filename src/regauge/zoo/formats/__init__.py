@@ -14,7 +14,7 @@ from regauge.zoo.formats.hdf5 import read_hdf5
 from regauge.zoo.formats.ray_tune import read_ray_tune
 from regauge.zoo.formats.sequential import read_deep_align, read_dwsnets
 from regauge.zoo.formats.small_cnn_zoo import read_small_cnn_zoo
-from regauge.zoo.formats.source import Block, Source, import_zoo
+from regauge.zoo.formats.source import Imported, Source, import_zoo
 
 FORMATS: dict[str, Callable[..., Source]] = {
     "folder": read_folder,
@@ -56,7 +56,7 @@ def importer(name: str) -> Callable[..., Source]:
 __all__ = [
     "EXPORTERS",
     "FORMATS",
-    "Block",
+    "Imported",
     "Source",
     "import_zoo",
     "importer",

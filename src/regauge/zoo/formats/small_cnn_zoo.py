@@ -21,7 +21,7 @@ import torch
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.modules import ACTIVATIONS, examples
-from regauge.zoo.formats.source import Block, Source
+from regauge.zoo.formats.source import Imported, Source
 
 WEIGHTS, METRICS, LAYOUT = "weights.npy", "metrics.csv.gz", "layout.csv"
 IMAGE = 32
@@ -82,9 +82,9 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
     chosen = [k for k, row in enumerate(rows) if row.get("config.activation", "relu") == activation]
     architecture, names = _architecture(variables, activation)
 
-    def read(numbers: Sequence[int]) -> Block:
+    def read(numbers: Sequence[int]) -> Imported:
         part = [chosen[k] for k in numbers]
-        return Block(from_matrix(weights[part], variables, names), [rows[k] for k in part])
+        return Imported(from_matrix(weights[part], variables, names), [rows[k] for k in part])
 
     return Source(
         path,

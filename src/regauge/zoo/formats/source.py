@@ -26,8 +26,8 @@ BLOCK_BYTES = 64 * 2**20
 """Values of a block at most, in bytes."""
 
 
-class Block(NamedTuple):
-    """Some networks, stacked, and a row for each."""
+class Imported(NamedTuple):
+    """Networks that an importer has read, stacked, and a row for each."""
 
     params: Params
     rows: list[dict[str, Any]]
@@ -53,7 +53,7 @@ class Source:
     path: str | Path
     architecture: Architecture
     rows: Sequence[Mapping[str, Any]]
-    read: Callable[[Sequence[int]], Block]
+    read: Callable[[Sequence[int]], Imported]
     inputs: tuple[Any, ...] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     named_by: str = "file"
@@ -126,7 +126,7 @@ def reader_of_files(
     *,
     beside: Collection[str] = (),
     convert: Callable[[Params, str], Params] = lambda params, name: params,
-) -> Callable[[Sequence[int]], Block]:
+) -> Callable[[Sequence[int]], Imported]:
     """A function that reads networks, each from the "file" of its row.
 
     Args:
@@ -141,7 +141,7 @@ def reader_of_files(
     """
     layout = {spec.name: (spec.shape, spec.dtype) for spec in architecture.layout}
 
-    def read(numbers: Sequence[int]) -> Block:
+    def read(numbers: Sequence[int]) -> Imported:
         networks, known = [], []
         for row in (rows[k] for k in numbers):
             network, extras = tree.checkpoint(row["file"], beside)
@@ -155,7 +155,7 @@ def reader_of_files(
                 )
             networks.append(network)
             known.append({**extras, **row})
-        return Block({name: torch.stack([network[name] for network in networks]) for name in layout}, known)
+        return Imported({name: torch.stack([network[name] for network in networks]) for name in layout}, known)
 
     return read
 
