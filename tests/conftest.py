@@ -42,8 +42,8 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(products, "LARGE", 1)
     monkeypatch.setattr(products, "_by_onednn", counted)
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: request.param == "oneDNN")
-    yield request.param
+    with products.use_library("onednn" if request.param == "oneDNN" else "blas"):
+        yield request.param
     assert (count > 0) == (request.param == "oneDNN")
 
 

@@ -148,9 +148,14 @@ def test_core_touches_no_files() -> None:
         f"{path.name} imports {name}"
         for path in (SOURCE / "core").glob("*.py")
         for name in imported(path)
-        if name.split(".")[0] in forbidden
+        if name.split(".")[0] in forbidden and (path.name, name) != ("products.py", "os")
     ]
     assert not wrong
+    # The environment may name the library of matrix products, which no file is read for.
+    products = (SOURCE / "core" / "products.py").read_text(encoding="utf-8")
+    assert [line for line in products.splitlines() if "os" in line.split() and "import" in line] == [
+        "from os import environ"
+    ]
 
 
 @pytest.mark.parametrize("name", BEFORE_PARSING)

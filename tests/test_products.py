@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 
 from regauge.core import products
-from regauge.core.products import LARGE, add_matmul, has_onednn, matmul, onednn_is_faster, scaled_matmul
+from regauge.core.products import (
+    LARGE,
+    VARIABLE,
+    add_matmul,
+    default_library,
+    has_onednn,
+    library,
+    matmul,
+    scaled_matmul,
+    set_library,
+    use_library,
+)
 
 SIZE = 144
 TOLERANCE = 1e-5
@@ -80,7 +91,7 @@ def test_what_is_not_a_number_stays_in_its_network(library: str) -> None:
 
 @pytest.mark.parametrize("case", ["double precision", "small", "with gradients"])
 def test_what_onednn_does_not_do(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "_chosen", "onednn")
     monkeypatch.setattr(products, "_by_onednn", lambda *_: pytest.fail("multiplied by oneDNN"))
     a, b = matrices(), matrices(seed=1)
     if case == "double precision":
@@ -92,6 +103,43 @@ def test_what_onednn_does_not_do(case: str, monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(matmul(a, b), a @ b)
 
 
-def test_the_library_is_chosen_once() -> None:
-    assert onednn_is_faster() is onednn_is_faster()
-    assert has_onednn() or not onednn_is_faster()
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        ({"cpu_name": "Intel Xeon", "avx512_f": True}, "blas"),
+        ({"cpu_name": "AMD EPYC", "avx512_f": True}, "onednn"),
+        ({"cpu_name": "AMD EPYC", "avx512_f": False}, "blas"),
+        ({"cpu_name": "ARM Neoverse-V1", "architecture": "arm64"}, "blas"),
+    ],
+)
+def test_the_default_follows_from_the_processor(
+    processor: dict[str, object], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor, raising=False)
+    assert default_library.__wrapped__() == (expected if has_onednn() else "blas")
+    monkeypatch.setattr(products, "has_onednn", lambda: False)
+    assert default_library.__wrapped__() == "blas"
+
+
+def test_the_library_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "has_onednn", lambda: True)
+    monkeypatch.setattr(products, "_chosen", None)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert library() == default_library()
+    monkeypatch.setenv(VARIABLE, "onednn")
+    assert library() == "onednn"
+    set_library("blas")
+    assert library() == "blas"
+    with use_library("onednn"):
+        assert library() == "onednn"
+        with use_library(None):
+            assert library() == "onednn"
+    assert library() == "blas"
+    set_library(None)
+    assert library() == "onednn"
+    monkeypatch.setenv(VARIABLE, "mkl")
+    with pytest.raises(ValueError, match=f"{VARIABLE} is 'mkl', but the libraries are blas and onednn"):
+        library()
+    monkeypatch.setattr(products, "has_onednn", lambda: False)
+    with pytest.raises(ValueError, match="'onednn', but this torch was built without it"):
+        set_library("onednn")

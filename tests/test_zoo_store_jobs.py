@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import align_pairs
+from regauge.core import products
 from regauge.core.params import Params
+from regauge.core.products import use_library
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
@@ -313,3 +315,30 @@ def test_blocks_are_the_matrix(tmp_path: Path) -> None:
     np.testing.assert_allclose(every.matrix(), whole, atol=1e-9)
     with pytest.raises(FileExistsError, match="another matrix"):
         plan_comparison(tmp_path / "zoo", tmp_path / "parts", [1, 2], squared_distances, size=2)
+
+
+def test_a_store_records_the_library_of_matrix_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run uses the recorded library, whatever its processor's default is, or says that another one is set."""
+    monkeypatch.setattr(products, "has_onednn", lambda: True)
+    with use_library("blas"):
+        _, jobs = plan(CONFIG, tmp_path / "zoo", size=10)
+    assert jobs.products == "blas"
+    monkeypatch.setattr("regauge.zoo.jobs.driver.default_library", lambda: "onednn")
+    store, jobs = plan(CONFIG, tmp_path / "zoo", size=10)
+    assert store.about["products"] == jobs.products == "blas"
+    used: list[str] = []
+
+    def noted(config: Config, **settings: Any) -> Iterator[tuple[list[int], Iterator[Block]]]:
+        used.append(products.library())
+        yield from train_stacks(config, **settings)
+
+    monkeypatch.setattr("regauge.zoo.jobs.train_shards.train_stacks", noted)
+    assert run_jobs(jobs) == 2
+    assert used == ["blas", "blas"]
+    with use_library("onednn"), pytest.raises(FileExistsError, match="products"):
+        plan(CONFIG, tmp_path / "zoo", size=10)
+    _, elsewhere = plan(CONFIG, tmp_path / "other", size=10)
+    assert elsewhere.products == "onednn"
+    monkeypatch.setattr(products, "has_onednn", lambda: False)
+    with pytest.raises(ValueError, match="'onednn', but this torch was built without it"):
+        elsewhere(0)

@@ -1,22 +1,94 @@
-"""Products of matrices, by the faster of the two libraries that torch brings.
+"""Products of matrices, by one of the two libraries that torch brings.
 
-Torch multiplies matrices in single precision by its BLAS, which on x86 is MKL. On processors that are not Intel's MKL
-leaves half of the vector registers unused, and oneDNN, which torch multiplies convolutions with, takes half the time.
+Torch multiplies matrices in single precision by its BLAS, which on x86 is MKL; `"onednn"` multiplies large ones by
+oneDNN, which torch uses for convolutions. Both round differently, and in a long training differences of rounding grow.
+So nothing is measured to choose one: the default follows from the processor alone, `REGAUGE_PRODUCTS` or `set_library`
+override it, and what is written over several runs records it.
+
+MKL leaves AVX-512 unused on processors that are not Intel's: on an AMD EPYC it reached 98 GFLOP/s with 1,024 x 1,024
+matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512 oneDNN is slower: 0.91 of MKL's
+throughput with such matrices, 0.48 to 1.01 in other shapes. There the default is the BLAS.
 """
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from os import environ
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
+Library = Literal["blas", "onednn"]
+VARIABLE = "REGAUGE_PRODUCTS"
+"""The environment variable that names a library."""
 LARGE = 2**21
 """Multiplications of one product from which on oneDNN's overhead of some microseconds pays."""
-GAIN = 1.3
-"""How much faster oneDNN must be to be used. It is twice as fast, or no faster."""
-TRIED = 256
-"""Width of the matrices with which that is found out, once in a process."""
+
+_chosen: Library | None = None
+_used: ContextVar[Library | None] = ContextVar("used library", default=None)
+
+
+def library() -> Library:
+    """The library that multiplies: as set, as the environment says, or the default of this processor."""
+    return chosen_library() or default_library()
+
+
+def chosen_library() -> Library | None:
+    """The library that `use_library`, `set_library` or the environment named, if any.
+
+    Raises:
+        ValueError: The environment names none of the libraries, or one that this torch lacks.
+    """
+    known = _used.get() or _chosen
+    if known is not None:
+        return known
+    name = environ.get(VARIABLE)
+    return require_library(name, f"the environment variable {VARIABLE}") if name else None
+
+
+def set_library(name: Library | None) -> None:
+    """Multiply by this library from now on, in this process; None restores what the environment or processor says.
+
+    Raises:
+        ValueError: There is no such library, or this torch lacks it.
+    """
+    global _chosen
+    _chosen = None if name is None else require_library(name, "the library of matrix products")
+
+
+@contextmanager
+def use_library(name: Library | None) -> Iterator[None]:
+    """Multiply by this library for the duration of a context, in this thread; None changes nothing."""
+    found = _used.get() if name is None else require_library(name, "the library of matrix products")
+    token = _used.set(found)
+    try:
+        yield
+    finally:
+        _used.reset(token)
+
+
+@cache
+def default_library() -> Library:
+    """oneDNN on x86 processors with AVX-512 that are not Intel's, else the BLAS."""
+    find = getattr(torch.cpu, "get_capabilities", None)
+    found = find() if find is not None else {}
+    is_intel = str(found.get("cpu_name", "Intel")).startswith("Intel")
+    return "onednn" if found.get("avx512_f") and not is_intel and has_onednn() else "blas"
+
+
+def require_library(name: str, what: str) -> Library:
+    """The library of that name.
+
+    Raises:
+        ValueError: There is no such library, or this torch lacks it.
+    """
+    for known in get_args(Library):
+        if known == name and (known == "blas" or has_onednn()):
+            return cast(Library, known)
+    reason = "this torch was built without it" if name in get_args(Library) else "the libraries are blas and onednn"
+    raise ValueError(f"{what} is {name!r}, but {reason}")
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -69,7 +141,7 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor, *, factor: float = 1.0) -> N
 def _is_for_onednn(a: Tensor, b: Tensor) -> bool:
     is_single = a.dtype == b.dtype == torch.float32 and a.device.type == b.device.type == "cpu"
     is_large = is_single and a.ndim == b.ndim and a.shape[-2] * a.shape[-1] * b.shape[-1] >= LARGE
-    return is_large and a.ndim in (2, 3) and not (a.requires_grad or b.requires_grad) and onednn_is_faster()
+    return is_large and a.ndim in (2, 3) and not (a.requires_grad or b.requires_grad) and library() == "onednn"
 
 
 def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
@@ -80,22 +152,3 @@ def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
 def has_onednn() -> bool:
     """Whether torch was built with oneDNN and has its product of matrices where this module looks for it."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-@cache
-def onednn_is_faster() -> bool:
-    """Whether oneDNN multiplies large matrices faster than torch's BLAS here; tried once, in milliseconds."""
-    if not has_onednn():
-        return False
-    a, b = torch.ones(2, TRIED, TRIED).unbind()
-    return GAIN * _seconds(lambda: _by_onednn(a, b)) < _seconds(lambda: a @ b)
-
-
-def _seconds(run: Callable[[], object], repeats: int = 7) -> float:
-    """The shortest of some runs."""
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return min(times)

@@ -18,6 +18,7 @@ from regauge.alignment.streamed.climb import StreamedResult, Timing, align_strea
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.state import load_state, save_state
 from regauge.core.params import Params
+from regauge.core.products import library
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
@@ -191,6 +192,7 @@ class StreamedJob:
             for file in checkpoint.metadata
         }
         inputs = {"files": files, "symmetry": self.symmetry.to_json(), "method": repr(self.method), **settings}
+        inputs["products"] = library()
         return Staging(self.job.out, inputs, resume=self.job.resume, overwrite=self.job.overwrite)
 
     def match(self, k: int, staging: Staging) -> StreamedResult:

@@ -9,6 +9,7 @@ import torch
 
 from regauge.alignment import align_pairs
 from regauge.alignment.method import Method
+from regauge.core.products import Library, use_library
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.store import Store, path_of
 
@@ -26,6 +27,7 @@ class AlignShards:
         reference: Checkpoint of the network that is not moved.
         method: The method of `align_pairs`.
         seed: The seed of the generators, one for each shard.
+        products: The library of matrix products; that of each process if None.
     """
 
     source: Path
@@ -33,6 +35,7 @@ class AlignShards:
     reference: Path
     method: Method | None = None
     seed: int = 0
+    products: Library | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -53,7 +56,9 @@ class AlignShards:
         if rows:
             digest = hashlib.sha256(repr((self.seed, key)).encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-            result = align_pairs(load(self.reference), params, part.symmetry, method=self.method, generator=generator)
+            first = load(self.reference)
+            with use_library(self.products):
+                result = align_pairs(first, params, part.symmetry, method=self.method, generator=generator)
             columns = {"objective": result.objective, "objective_before": result.initial}
             if result.is_converged is not None:
                 columns["is_converged"] = result.is_converged

@@ -8,9 +8,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from regauge.core.products import Library, chosen_library, default_library
 from regauge.core.progress import Advance, Progress, no_progress
+from regauge.storage.store import Store
 from regauge.zoo.jobs.threads import one_thread
 
 K = TypeVar("K")
@@ -98,6 +101,15 @@ def run_jobs(
             "done stays done"
         ) from error
     return total
+
+
+def recorded_library(folder: str | Path) -> Library:
+    """The library of matrix products for the jobs of a store: as chosen, as an earlier run recorded, or the default."""
+    try:
+        recorded = Store.open(folder).about.get("products")
+    except FileNotFoundError:
+        recorded = None
+    return chosen_library() or recorded or default_library()
 
 
 def missing_jobs(job: Job[K], share: Share = WHOLE) -> list[K]:

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
+from regauge.core.products import Library, use_library
 from regauge.core.progress import Advance, Progress, no_advance, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
 from regauge.storage.store import Store, path_of
-from regauge.zoo.jobs.driver import WHOLE, MakeExecutor, Share, missing_jobs, run_jobs
+from regauge.zoo.jobs.driver import WHOLE, MakeExecutor, Share, missing_jobs, recorded_library, run_jobs
 from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.training import Config, Examples, load_examples, train_stacks
 
@@ -33,6 +34,7 @@ class TrainShards:
         config: The whole population.
         size: Networks of a shard.
         device: The device of the training.
+        products: The library of matrix products; that of each process if None.
         advance: Advances by trained networks, in parts, in this process; workers show nothing.
     """
 
@@ -40,6 +42,7 @@ class TrainShards:
     config: Config
     size: int
     device: str = "cpu"
+    products: Library | None = None
     advance: Advance = field(default=no_advance, compare=False)
 
     @property
@@ -66,12 +69,16 @@ class TrainShards:
         missing = ids[max(0, stage.next_id() - ids.start) :]
         self.advance(len(ids) - len(missing))
         try:
-            for part, blocks in train_stacks(self.config, ids=missing, device=self.device, advance=self.advance):
-                stage.keep(part, blocks, is_last=part[-1] == ids[-1])
+            with use_library(self.products):
+                self._train(ids, missing, stage)
             stage.publish()
         except FileNotFoundError:  # another worker finished the same job, and deleted what was kept for it
             if not self.is_done(key):
                 raise
+
+    def _train(self, ids: range, missing: range, stage: Stage) -> None:
+        for part, blocks in train_stacks(self.config, ids=missing, device=self.device, advance=self.advance):
+            stage.keep(part, blocks, is_last=part[-1] == ids[-1])
 
 
 def train_shards(
@@ -112,7 +119,8 @@ def plan(
         device: The device of the training, which the store does not remember.
 
     Raises:
-        FileExistsError: The folder holds another store, or other files.
+        FileExistsError: The folder holds another store, or other files, or the library of matrix products is set to
+            another one than the store records.
         ValueError: The size makes no sense.
     """
     if size is not None and size < 1:
@@ -126,9 +134,10 @@ def plan(
         size = math.ceil(size / config.group) * config.group
     is_same = known is not None and known.symmetry is not None and known.architecture == config.architecture
     symmetry = known.symmetry if known is not None and is_same else _find_symmetry(config)
-    about = {"training": settings_of(config), "shard": size}
+    products = recorded_library(folder)
+    about = {"training": settings_of(config), "shard": size, "products": products}
     store = Store.create(folder, config.architecture, symmetry, storage=storage, about=about)
-    return store, TrainShards(Path(folder), config, size, device)
+    return store, TrainShards(Path(folder), config, size, device, products)
 
 
 def settings_of(value: Any) -> Any:

@@ -16,6 +16,7 @@ from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
 from regauge.zoo.jobs.align_shards import AlignShards
+from regauge.zoo.jobs.driver import recorded_library
 from regauge.zoo.populations.orbit_distances import OrbitDistances
 from regauge.zoo.populations.universe import universe
 
@@ -121,12 +122,13 @@ def plan_population(
         described: dict[str, Any] = {"file": to.name, "sha256": hashlib.sha256(to.read_bytes()).hexdigest()}
     else:
         described = {"kind": to, "of": count} if isinstance(to, str) else {"kind": "id", "id": to}
-    about = {
+    about: dict[str, Any] = {
         "aligned": {"method": repr(method), "to": described, "seed": seed},
         "source": {"key": store.key, "about": dict(store.about)},
+        "products": recorded_library(target),
     }
     made = Store.create(target, store.architecture, store.symmetry, storage=store.storage, about=about)
     if found is not None:
         with suppress(FileExistsError):  # another process may have found the same
             save(found, path)
-    return made, AlignShards(Path(source), Path(target), path, method, seed)
+    return made, AlignShards(Path(source), Path(target), path, method, seed, about["products"])
