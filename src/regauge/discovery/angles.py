@@ -24,11 +24,10 @@ from regauge.core.element import random
 from regauge.core.groups import Group, Placement
 from regauge.core.probe import relative_change
 from regauge.discovery.emit import needed_bases
+from regauge.discovery.freedom import Freedom, Plane, Planes, ScaleFamily
 from regauge.discovery.interpret import INLINED, Pass
 from regauge.discovery.layout import Atom, leaves
-from regauge.discovery.planes import Plane, Planes, ScaleFamily
 from regauge.discovery.slots import Place, Slots
-from regauge.discovery.solve import Freedom
 from regauge.discovery.trace import Program
 
 TOLERANCE = 1e-9

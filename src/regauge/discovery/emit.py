@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from regauge.core.groups import Frozen, Group, Placement
+from regauge.discovery.freedom import Freedom
 from regauge.discovery.layout import Atom, leaves
 from regauge.discovery.record import Value
 from regauge.discovery.slots import Place, Slots
-from regauge.discovery.solve import Freedom
 
 
 def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:

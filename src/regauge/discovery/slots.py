@@ -5,12 +5,12 @@ a letter: the slots at the same place of all its spots.
 """
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 from regauge.core.groups import Placement
-from regauge.discovery.layout import Atom, leaves, terms
+from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 from regauge.discovery.record import Letter, Record, Spot, Value
 
 Key = tuple[int, int, int, int]
@@ -38,7 +38,7 @@ class Tie:
         found: frozenset[Companion] | None = None
         for slot, around in zip(self.slots, self.companions, strict=True):
             if slot in touched:
-                found = around if found is None else found & around
+                found = around if found is None or found is around else found & around
         return None if found is None else frozenset(atom for atom, _ in found)
 
 
@@ -124,6 +124,7 @@ class _Writer:
         self.slots = Slots()
         self.index: dict[Key, int] = {}
         self.blocks: dict[tuple[int, int], list[Block]] = {}
+        self.terms: dict[tuple[Atom, ...], list[Term]] = {}
         self.repeated: dict[int, frozenset[Atom]] = {}
         self.keep: list[Value] = []
         self.params, self.watched = params, watched
@@ -147,11 +148,18 @@ class _Writer:
         if found is None:
             self.keep.append(value)
             found = []
-            for t, (start, factors) in enumerate(terms(value.layouts[dim])):
+            for t, (start, factors) in enumerate(self._terms(value.layouts[dim])):
                 places = tuple((atom, self._slot((id(value), dim, t, j), atom)) for j, (atom, _) in enumerate(factors))
                 found.append((start, places))
             self.blocks[key] = found
         return found
+
+    def _terms(self, layout: Layout) -> list[Term]:
+        """The product blocks of an axis; axes that operators tied together have the same ones."""
+        key = tuple(expand(layout))
+        if key not in self.terms:
+            self.terms[key] = terms(key)
+        return self.terms[key]
 
     def _slot(self, key: Key, atom: Atom) -> int:
         if atom not in self.interesting:
@@ -200,43 +208,48 @@ class _Writer:
                 continue
             if not any(slot >= 0 for blocks in expanded[k] for block in blocks for _, slot in block[1]):
                 continue
-            outside = []
-            for spot in letter.spots:
-                key = id(spot.value)
-                found = [(a, j) for j, row in enumerate(everywhere) if j != k and key in reach[j] for a in row]
-                found += [(a, OWN - 1 - j) for j, (row, values) in enumerate(chosen) if key in values for a in row]
-                outside.append(self._once(spot.value, found))
+            outside = {}
+            for value in {id(spot.value): spot.value for spot in letter.spots}.values():
+                found = [(a, j) for j, row in enumerate(everywhere) if j != k and id(value) in reach[j] for a in row]
+                found += [(a, OWN - 1 - j) for j, (row, held) in enumerate(chosen) if id(value) in held for a in row]
+                outside[id(value)] = self._once(value, found)
             self._letter(letter, expanded[k], outside)
 
-    def _letter(self, letter: Letter, expanded: list[list[Block]], outside: list[frozenset[Companion]]) -> None:
+    def _letter(self, letter: Letter, expanded: list[list[Block]], outside: Mapping[int, frozenset[Companion]]) -> None:
+        """Tie the slots of all spots, block by block; `outside` are the companions from other letters, by tensor."""
+        tensors = [id(spot.value) for spot in letter.spots]
+        taken = {id(x): {a for a, _ in outside[id(x)]} | self._repeated(x) for x in (s.value for s in letter.spots)}
         for row in zip(*expanded, strict=True):
             columns = [[place for place in places if place[0].size > 1] for _, places in row]
             inside = [atom for atom, _ in columns[0]]
-            mates = [] if letter.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
-            around: dict[int, frozenset[Companion]] = {}
-            for spot, beside in zip(letter.spots, outside, strict=True):
-                others = {atom for atom, _ in beside}
-                here = [(atom, OWN) for atom in mates if atom not in others and atom not in self._repeated(spot.value)]
-                around[id(spot.value)] = frozenset([*(c for c in beside if c[0] not in inside), *here])
-            for j, (atom, _) in enumerate(columns[0]):
-                slots = tuple(column[j][1] for column in columns)
-                if slots[0] < 0:
-                    continue
-                if letter.is_shared:
-                    companions: tuple[frozenset[Companion], ...] = (frozenset(),) * len(slots)
-                else:
-                    companions = tuple(around[id(spot.value)] - {(atom, OWN)} for spot in letter.spots)
-                self.slots.ties[atom].append(Tie(letter, slots, companions))
-            units = [[place for place in places if place[0].size == 1] for _, places in row]
-            if len({len(u) for u in units}) == 1 and all(
-                len({place[0] for place in c}) == 1 for c in zip(*units, strict=True)
-            ):
-                for column in zip(*units, strict=True):
-                    if column[0][1] >= 0:
-                        beside_units = tuple(around[id(spot.value)] for spot in letter.spots)
-                        self.slots.ties[column[0][0]].append(Tie(letter, tuple(s for _, s in column), beside_units))
-            else:
-                self._block(place for u in units for place in u)
+            is_alone = len(row[0][1]) == 1
+            mates = [] if letter.is_mixing or is_alone else [atom for atom in inside if inside.count(atom) == 1]
+            around = dict(outside)
+            for key, beside in outside.items():
+                if any(atom in inside for atom, _ in beside):
+                    around[key] = frozenset(c for c in beside if c[0] not in inside)
+                here = [(atom, OWN) for atom in mates if atom not in taken[key]]
+                if here:
+                    around[key] = around[key].union(here)
+            for j, (atom, slot) in enumerate(columns[0]):
+                if slot >= 0:
+                    companions: tuple[frozenset[Companion], ...] = (frozenset(),) * len(tensors)
+                    if not letter.is_shared:
+                        companions = tuple(_without(around[key], (atom, OWN)) for key in tensors)
+                    self.slots.ties[atom].append(Tie(letter, tuple([column[j][1] for column in columns]), companions))
+            self._units(letter, row, tuple(around[key] for key in tensors))
+
+    def _units(self, letter: Letter, row: Sequence[Block], companions: tuple[frozenset[Companion], ...]) -> None:
+        """Tie the leaves of size one, where all spots have the same ones."""
+        units = [[place for place in places if place[0].size == 1] for _, places in row]
+        columns = list(zip(*units, strict=False))
+        if len(set(map(len, units))) == 1 and all(len({atom for atom, _ in c}) == 1 for c in columns):
+            for column in columns:
+                if column[0][1] >= 0:
+                    tie = Tie(letter, tuple(slot for _, slot in column), companions)
+                    self.slots.ties[column[0][0]].append(tie)
+        else:
+            self._block(place for u in units for place in u)
 
     def _once(self, value: Value, companions: list[Companion]) -> frozenset[Companion]:
         """Those whose atom occurs exactly once: with two it is open which index a transformation depends on."""
@@ -275,7 +288,8 @@ class _Writer:
         whole = [_in_every_block([self._axis(value, dim)]) for dim in range(value.ndim)]
         for dim in range(value.ndim):
             elsewhere = [atom for k, atoms in enumerate(whole) if k != dim for atom in atoms]
-            for t, (start, factors) in enumerate(terms(value.layouts[dim])):
+            blocks = self._terms(value.layouts[dim])
+            for t, (start, factors) in enumerate(blocks):
                 for j, (_, stride) in enumerate(factors):
                     slot = self.index.get((id(value), dim, t, j), -1)
                     if slot not in read:
@@ -291,7 +305,7 @@ class _Writer:
                         others=others,
                         mates=mates,
                         beside=_once([*mates, *elsewhere]) - self._repeated(value),
-                        is_whole=len(terms(value.layouts[dim])) == 1,
+                        is_whole=len(blocks) == 1,
                         numel_elsewhere=numel // max(value.shape[dim], 1),
                     )
         return result
@@ -312,6 +326,10 @@ def _in_every_block(expanded: list[list[Block]]) -> frozenset[Atom]:
         common &= {a for a, _ in places}
     once = {a for a in common if all(sum(b is a for b, _ in places) == 1 for _, places in blocks)}
     return frozenset(once)
+
+
+def _without(companions: frozenset[Companion], one: Companion) -> frozenset[Companion]:
+    return companions - {one} if one in companions else companions
 
 
 def _once(atoms: list[Atom]) -> frozenset[Atom]:

@@ -1,0 +1,115 @@
+"""What may act on one atom: an order of its units, families of scales, signs and shifts, matrices, turns of pairs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from regauge.core.groups import Placement
+from regauge.discovery.layout import Atom
+from regauge.discovery.systems import Vector
+
+ScaleFamily = tuple[Vector, frozenset[Atom]]
+"""Exponents at slots, and the bases of the family."""
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Where the units of an atom have two coordinates each, on one axis of one tensor.
+
+    Attributes:
+        slots: Those of the first and of the second coordinate; the same one where the pair is a piece of the axis.
+        name: The tensor.
+        axis: Its axis.
+        start: First index.
+        stride: Distance between units.
+        distance: Between the two coordinates of a unit.
+        others: Sizes and strides of the other leaves of the block.
+    """
+
+    slots: tuple[int, int]
+    name: str
+    axis: int
+    start: int
+    stride: int
+    distance: int
+    others: tuple[tuple[int, int], ...]
+
+    @property
+    def pairs(self) -> Placement:
+        """Where the units act."""
+        return self._placement(self.stride, (2, self.distance), *self.others)
+
+    def turn(self, size: int) -> Placement:
+        """Where the rotations of the two coordinates act."""
+        return self._placement(self.distance, (size, self.stride), *self.others)
+
+    def _placement(self, stride: int, *repeats: tuple[int, int]) -> Placement:
+        return Placement(self.name, self.axis, self.start, stride, repeats)
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Rotations of the pairs of coordinates that the units of an atom have.
+
+    Attributes:
+        planes: Where.
+        bases: Atoms on which the angles may depend, besides the unit.
+        scales: Families of scales of these pairs, and of no other parameters.
+        unread: Intermediate values that turn in a way that no plane says: one coordinate without the other.
+    """
+
+    planes: tuple[Plane, ...]
+    bases: frozenset[Atom]
+    scales: tuple[ScaleFamily, ...]
+    unread: frozenset[str]
+
+
+@dataclass(frozen=True)
+class ShiftFamily:
+    """A half-period shift: what is added at which slots, and where an odd number of steps flips the sign."""
+
+    amounts: Mapping[int, float]
+    parity: frozenset[int]
+
+
+@dataclass(frozen=True)
+class MatrixPart:
+    """A matrix that acts on some slots, by +1 as it is and by -1 as its inverse transpose."""
+
+    kind: Literal["orthogonal", "linear"]
+    slots: Mapping[int, int]
+    bases: frozenset[Atom]
+    watched: Mapping[int, int] = field(default_factory=dict)
+    keeps_ones: bool = False
+
+
+@dataclass
+class Freedom:
+    """Everything that may act on one atom.
+
+    Families name the slots of parameters and of watched values alike; which of them exist is decided on the
+    parameters alone.
+
+    Attributes:
+        atom: The axis piece.
+        slots: Its occurrences in parameters.
+        watched: Its occurrences in intermediate values that were asked for.
+        is_permuted: Whether its units can be reordered.
+        bases: Atoms on which the order (or, where there is none, a family) may depend.
+        scales: Exponents of each family of positive scales, with the bases of each.
+        signs: Slots of each family of signs, with the bases of each.
+        shifts: Families of half-period shifts.
+        matrices: Matrices on some of the slots; the rest above does not act there.
+        planes: Rotations of pairs of coordinates, where the units are such pairs.
+    """
+
+    atom: Atom
+    slots: list[int]
+    watched: list[int] = field(default_factory=list)
+    is_permuted: bool = False
+    bases: frozenset[Atom] = frozenset()
+    scales: list[ScaleFamily] = field(default_factory=list)
+    signs: list[tuple[frozenset[int], frozenset[Atom]]] = field(default_factory=list)
+    shifts: list[ShiftFamily] = field(default_factory=list)
+    matrices: list[MatrixPart] = field(default_factory=list)
+    planes: list[Planes] = field(default_factory=list)
