@@ -57,7 +57,7 @@ def with_angles(
     constants = _Constants(program, inputs)
     bases = needed_bases(freedoms)
     places = {**slots.places, **slots.watched}
-    where = {f.atom: [places[slot].placement for slot in f.slots] for f in freedoms if f.atom in bases}
+    where = {f.atom: [places[slot].placement() for slot in f.slots] for f in freedoms if f.atom in bases}
     return [_turned(f, places, where, program, found, constants) if _may_turn(f, bases) else f for f in freedoms]
 
 

@@ -201,8 +201,7 @@ class _Emitter:
         return self.freedoms[self.order[atom]].bases
 
     def _placements(self, slot: int, **how: object) -> list[Placement]:
-        place = self.places[slot]
-        return self._named(replace(place.placement, **how))  # type: ignore[arg-type]
+        return self._named(self.places[slot].placement(**how))
 
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
         """After the first parameter that has the axis, with what kind of piece of it this is."""

@@ -8,16 +8,14 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 from regauge.core.groups import Placement
 from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 from regauge.discovery.record import Letter, Record, Spot, Value
 
-Key = tuple[int, int, int, int]
-"""Tensor, axis, block, place within the block."""
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tie:
     """The slots that one index of one operator relates at one place.
 
@@ -33,13 +31,13 @@ class Tie:
     slots: tuple[int, ...]
     companions: tuple[frozenset["Companion"], ...]
 
-    def bases(self, touched: Container[int]) -> frozenset[Atom] | None:
-        """What a transformation of some of the slots may depend on; None where none of them is touched."""
+    def around(self, touched: Container[int]) -> "frozenset[Companion] | None":
+        """Companions of all of the slots that are touched; None where there are none such."""
         found: frozenset[Companion] | None = None
         for slot, around in zip(self.slots, self.companions, strict=True):
             if slot in touched:
                 found = around if found is None or found is around else found & around
-        return None if found is None else frozenset(atom for atom, _ in found)
+        return found
 
 
 Companion = tuple[Atom, int]
@@ -96,14 +94,16 @@ class Place:
     is_whole: bool
     numel_elsewhere: int
 
-    @property
-    def placement(self) -> Placement:
-        """Where a group of these units acts, without what it does there."""
-        return Placement(self.name, self.axis, self.start, self.stride if self.stride else 1, self.others)
+    def placement(self, **how: Any) -> Placement:
+        """Where a group of these units acts, and what it does there."""
+        return Placement(self.name, self.axis, self.start, self.stride if self.stride else 1, self.others, **how)
 
 
-Block = tuple[int, tuple[tuple[Atom, int], ...]]
-"""First index of a block, and its leaves with their slots (-1 for atoms that no parameter has)."""
+Block = tuple[int, tuple[Atom, ...], tuple[tuple[Atom, int], ...]]
+"""First index of a block, its leaves of more than one unit, and all leaves with their slots.
+
+The slot of atoms that no parameter has is -1.
+"""
 
 
 def write_out(
@@ -122,9 +122,8 @@ def write_out(
 class _Writer:
     def __init__(self, params: Mapping[str, Value], watched: Mapping[str, Value]) -> None:
         self.slots = Slots()
-        self.index: dict[Key, int] = {}
         self.blocks: dict[tuple[int, int], list[Block]] = {}
-        self.terms: dict[tuple[Atom, ...], list[Term]] = {}
+        self.terms: dict[tuple[Atom, ...], list[tuple[Term, tuple[Atom, ...]]]] = {}
         self.repeated: dict[int, frozenset[Atom]] = {}
         self.keep: list[Value] = []
         self.params, self.watched = params, watched
@@ -144,30 +143,26 @@ class _Writer:
 
     def _axis(self, value: Value, dim: int) -> list[Block]:
         key = (id(value), dim)
-        found = self.blocks.get(key)
-        if found is None:
+        if key not in self.blocks:
             self.keep.append(value)
-            found = []
-            for t, (start, factors) in enumerate(self._terms(value.layouts[dim])):
-                places = tuple((atom, self._slot((id(value), dim, t, j), atom)) for j, (atom, _) in enumerate(factors))
-                found.append((start, places))
-            self.blocks[key] = found
-        return found
+            self.blocks[key] = [
+                (start, large, tuple([(atom, self._slot(atom)) for atom, _ in factors]))
+                for (start, factors), large in self._terms(value.layouts[dim])
+            ]
+        return self.blocks[key]
 
-    def _terms(self, layout: Layout) -> list[Term]:
-        """The product blocks of an axis; axes that operators tied together have the same ones."""
+    def _terms(self, layout: Layout) -> list[tuple[Term, tuple[Atom, ...]]]:
+        """The product blocks of an axis, each with its leaves of more than one unit; tied axes have the same ones."""
         key = tuple(expand(layout))
         if key not in self.terms:
-            self.terms[key] = terms(key)
+            self.terms[key] = [(term, tuple(a for a, _ in term[1] if a.size > 1)) for term in terms(key)]
         return self.terms[key]
 
-    def _slot(self, key: Key, atom: Atom) -> int:
+    def _slot(self, atom: Atom) -> int:
         if atom not in self.interesting:
             return -1
-        if key not in self.index:
-            self.index[key] = len(self.slots.atoms)
-            self.slots.atoms.append(atom)
-        return self.index[key]
+        self.slots.atoms.append(atom)
+        return len(self.slots.atoms) - 1
 
     def _spot(self, spot: Spot) -> list[Block]:
         """The blocks of a spot; a range has been cut out along the boundaries of blocks."""
@@ -176,17 +171,16 @@ class _Writer:
             if spot.length is None:
                 return blocks
             inside = [b for b in blocks if spot.start <= b[0] < spot.start + spot.length]
-            return [(start - spot.start, places) for start, places in inside or blocks]
+            return [(start - spot.start, *rest) for start, *rest in inside or blocks]  # type: ignore[misc]
         axes = [self._axis(spot.value, dim) for dim in spot.dims]
         sizes = [spot.value.shape[dim] for dim in spot.dims]
         result: list[Block] = []
         for chosen in product(*axes):
             start = 0
-            places: list[tuple[Atom, int]] = []
-            for (first, factors), size in zip(chosen, sizes, strict=True):
+            for (first, _, _), size in zip(chosen, sizes, strict=True):
                 start = start * size + first
-                places.extend(factors)
-            result.append((start, tuple(places)))
+            large = tuple(atom for _, atoms, _ in chosen for atom in atoms)
+            result.append((start, large, tuple(place for _, _, places in chosen for place in places)))
         result.sort(key=lambda block: block[0])
         return result
 
@@ -204,9 +198,9 @@ class _Writer:
         for k, letter in enumerate(record.letters):
             if not matched[k]:
                 for blocks in expanded[k]:
-                    self._block(place for block in blocks for place in block[1])
+                    self._block(place for block in blocks for place in block[2])
                 continue
-            if not any(slot >= 0 for blocks in expanded[k] for block in blocks for _, slot in block[1]):
+            if not any(slot >= 0 for blocks in expanded[k] for block in blocks for _, slot in block[2]):
                 continue
             outside = {}
             for value in {id(spot.value): spot.value for spot in letter.spots}.values():
@@ -217,37 +211,37 @@ class _Writer:
 
     def _letter(self, letter: Letter, expanded: list[list[Block]], outside: Mapping[int, frozenset[Companion]]) -> None:
         """Tie the slots of all spots, block by block; `outside` are the companions from other letters, by tensor."""
-        tensors = [id(spot.value) for spot in letter.spots]
+        beside = tuple(frozenset[Companion]() if letter.is_shared else outside[id(s.value)] for s in letter.spots)
+        others = {atom for companions in beside for atom, _ in companions}
         taken = {id(x): {a for a, _ in outside[id(x)]} | self._repeated(x) for x in (s.value for s in letter.spots)}
         for row in zip(*expanded, strict=True):
-            columns = [[place for place in places if place[0].size > 1] for _, places in row]
-            inside = [atom for atom, _ in columns[0]]
-            is_alone = len(row[0][1]) == 1
-            mates = [] if letter.is_mixing or is_alone else [atom for atom in inside if inside.count(atom) == 1]
-            around = dict(outside)
-            for key, beside in outside.items():
-                if any(atom in inside for atom, _ in beside):
-                    around[key] = frozenset(c for c in beside if c[0] not in inside)
-                here = [(atom, OWN) for atom in mates if atom not in taken[key]]
-                if here:
-                    around[key] = around[key].union(here)
-            for j, (atom, slot) in enumerate(columns[0]):
-                if slot >= 0:
-                    companions: tuple[frozenset[Companion], ...] = (frozenset(),) * len(tensors)
-                    if not letter.is_shared:
-                        companions = tuple(_without(around[key], (atom, OWN)) for key in tensors)
-                    self.slots.ties[atom].append(Tie(letter, tuple([column[j][1] for column in columns]), companions))
-            self._units(letter, row, tuple(around[key] for key in tensors))
+            inside = row[0][1]
+            has_units = any(len(large) < len(places) for _, large, places in row)
+            is_alone = len(inside) == 1 and inside[0] not in others
+            around = _around(letter, inside, outside, taken) if has_units or not is_alone else ()
+            columns = [[slot for atom, slot in places if atom.size > 1] for _, _, places in row]
+            for atom, *slots in zip(inside, *columns, strict=True):
+                here = beside
+                if not (letter.is_shared or is_alone):
+                    here = tuple(companions - {(atom, OWN)} for companions in around)
+                self._tie(letter, atom, slots, here)
+            if has_units:
+                self._units(letter, row, around)
+
+    def _tie(
+        self, letter: Letter, atom: Atom, slots: Iterable[int], companions: tuple[frozenset[Companion], ...]
+    ) -> None:
+        tie = Tie(letter, tuple(slots), companions)
+        if tie.slots[0] >= 0:
+            self.slots.ties[atom].append(tie)
 
     def _units(self, letter: Letter, row: Sequence[Block], companions: tuple[frozenset[Companion], ...]) -> None:
         """Tie the leaves of size one, where all spots have the same ones."""
-        units = [[place for place in places if place[0].size == 1] for _, places in row]
+        units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
         if len(set(map(len, units))) == 1 and all(len({atom for atom, _ in c}) == 1 for c in columns):
             for column in columns:
-                if column[0][1] >= 0:
-                    tie = Tie(letter, tuple(slot for _, slot in column), companions)
-                    self.slots.ties[column[0][0]].append(tie)
+                self._tie(letter, column[0][0], [slot for _, slot in column], companions)
         else:
             self._block(place for u in units for place in u)
 
@@ -263,7 +257,7 @@ class _Writer:
             seen: set[Atom] = set()
             again: set[Atom] = set()
             for dim in range(value.ndim):
-                here = {atom for _, places in self._axis(value, dim) for atom, _ in places}
+                here = {atom for _, _, places in self._axis(value, dim) for atom, _ in places}
                 again |= seen & here
                 seen |= here
             self.repeated[id(value)] = frozenset(again)
@@ -274,7 +268,7 @@ class _Writer:
 
     def _is_read(self, value: Value, read: set[int]) -> bool:
         """Whether operators say how every piece of a tensor moves that parameters have too."""
-        found = [slot for dim in range(value.ndim) for _, places in self._axis(value, dim) for _, slot in places]
+        found = [slot for dim in range(value.ndim) for _, _, places in self._axis(value, dim) for _, slot in places]
         return all(slot in read for slot in found if slot >= 0)
 
     def _places(self, name: str, value: Value, read: set[int]) -> dict[int, Place]:
@@ -289,9 +283,9 @@ class _Writer:
         for dim in range(value.ndim):
             elsewhere = [atom for k, atoms in enumerate(whole) if k != dim for atom in atoms]
             blocks = self._terms(value.layouts[dim])
-            for t, (start, factors) in enumerate(blocks):
+            for t, ((start, factors), _) in enumerate(blocks):
                 for j, (_, stride) in enumerate(factors):
-                    slot = self.index.get((id(value), dim, t, j), -1)
+                    slot = self._axis(value, dim)[t][2][j][1]
                     if slot not in read:
                         continue
                     others = tuple((a.size, s) for i, (a, s) in enumerate(factors) if i != j and a.size > 1)
@@ -311,9 +305,24 @@ class _Writer:
         return result
 
 
+def _around(
+    letter: Letter,
+    inside: Sequence[Atom],
+    outside: Mapping[int, frozenset[Companion]],
+    taken: Mapping[int, Container[Atom]],
+) -> tuple[frozenset[Companion], ...]:
+    """For each spot what else has an index in a block with these leaves: the leaves themselves, and `outside`."""
+    mates = [] if letter.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
+    found = {
+        key: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[key]])
+        for key, beside in outside.items()
+    }
+    return tuple(found[id(spot.value)] for spot in letter.spots)
+
+
 def _aligned(expanded: list[list[Block]]) -> bool:
     """Whether all spots of a letter read the same: same blocks, same leaves."""
-    shapes = [[(start, [a for a, _ in places if a.size > 1]) for start, places in blocks] for blocks in expanded]
+    shapes = [[(start, large) for start, large, _ in blocks] for blocks in expanded]
     return all(shape == shapes[0] for shape in shapes)
 
 
@@ -321,15 +330,8 @@ def _in_every_block(expanded: list[list[Block]]) -> frozenset[Atom]:
     blocks = expanded[0]
     if not blocks:
         return frozenset()
-    common = {a for a, _ in blocks[0][1] if a.size > 1}
-    for _, places in blocks[1:]:
-        common &= {a for a, _ in places}
-    once = {a for a in common if all(sum(b is a for b, _ in places) == 1 for _, places in blocks)}
-    return frozenset(once)
-
-
-def _without(companions: frozenset[Companion], one: Companion) -> frozenset[Companion]:
-    return companions - {one} if one in companions else companions
+    common = set(blocks[0][1]).intersection(*(large for _, large, _ in blocks[1:]))
+    return frozenset(atom for atom in common if all(large.count(atom) == 1 for _, large, _ in blocks))
 
 
 def _once(atoms: list[Atom]) -> frozenset[Atom]:

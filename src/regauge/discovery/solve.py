@@ -164,7 +164,8 @@ class _AtomSolver:
         for root in carriers:
             read = [translations.value(x) for x in periods]
             weights = [weight for other, weight in read if other == root and weight]
-            step = quotient(1, min(map(abs, weights), default=1))
+            smallest: Rational = min((w if w > 0 else -w for w in weights), default=1)
+            step = quotient(1, smallest)
             if weights and all((w * step).denominator == 1 for w in weights):
                 steps[root] = step
         return steps
@@ -173,21 +174,18 @@ class _AtomSolver:
         self, translations: Proportions, steps: Mapping[int, Rational]
     ) -> tuple[list[frozenset[int]], list[ShiftFamily]]:
         """Families of signs, and families of shifts with the signs that an odd number of steps flips."""
-        rows: list[frozenset[int]] = []
+        rows: list[list[int]] = []
         zero: set[int] = set(self.blocked)
         tags = {root: -1 - k for k, root in enumerate(steps)}
         for tie in self.ties:
             if tie.letter.sign is None:
                 zero.update(tie.slots)
             for row in tie.letter.sign or ():
-                odd: frozenset[int] = frozenset()
-                for slot, coefficient in zip(tie.slots, row, strict=True):
-                    if coefficient % 2:
-                        odd ^= {slot}
+                odd = [slot for slot, coefficient in zip(tie.slots, row, strict=True) if coefficient % 2]
                 if tie.letter.period is not None:
                     root, weight = translations.value(tie.slots[0])
                     if weight and root in steps and int(weight * steps[root]) % 2:
-                        odd ^= {tags[root]}
+                        odd.append(tags[root])
                 rows.append(odd)
         carriers = {s for s in self.own if translations.find(s)[0] in steps and translations.value(s)[1]}
         early = [s for s in self.everywhere if s not in carriers]
@@ -208,8 +206,8 @@ class _AtomSolver:
 
 
 def _bases(ties: Iterable[Tie], touched: Container[int]) -> list[frozenset[Atom]]:
-    found = [tie.bases(touched) for tie in ties]
-    return [bases for bases in found if bases is not None]
+    found = {tie.around(touched) for tie in ties}
+    return [frozenset(atom for atom, _ in around) for around in found if around is not None]
 
 
 def _common(sets: Iterable[frozenset[Atom]]) -> frozenset[Atom]:

@@ -5,7 +5,7 @@ equations tie two unknowns, so a union-find does most of the work and eliminatio
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
@@ -63,22 +63,19 @@ class Proportions:
 
     def equate(self, unknowns: Sequence[int], coefficients: Sequence[Rational]) -> None:
         """Require that the sum of coefficient * unknown is zero; unknowns may occur twice."""
-        row: Row = defaultdict(int)
-        for x, coefficient in zip(unknowns, coefficients, strict=True):
-            row[x] += coefficient
-        self._use(row)
+        self._use(zip(unknowns, coefficients, strict=True))
 
     def settle(self) -> None:
         """Use the longer equations as far as the shorter ones have made them short."""
         changed = True
         while changed:
             rows, self.pending = self.pending, []
-            changed = sum(self._use(row) for row in rows) > 0
+            changed = sum(self._use(row.items()) for row in rows) > 0
 
-    def _use(self, row: Mapping[int, Rational]) -> bool:
+    def _use(self, row: Iterable[tuple[int, Rational]]) -> bool:
         """Use an equation if it is short, or keep it; whether it says something now."""
         reduced: Row = defaultdict(int)
-        for x, coefficient in row.items():
+        for x, coefficient in row:
             if coefficient:
                 root, weight = self.value(x)
                 reduced[root] += coefficient * weight
@@ -115,13 +112,11 @@ def scale_families(unknowns: Proportions, slots: Sequence[int]) -> list[Vector]:
     return families
 
 
-def sign_families(
-    rows: Iterable[Collection[int]], zero: Iterable[int], unknowns: Sequence[int]
-) -> list[frozenset[int]]:
+def sign_families(rows: Iterable[Sequence[int]], zero: Iterable[int], unknowns: Sequence[int]) -> list[frozenset[int]]:
     """A basis of the solutions over two elements; unknowns late in the order stay free where there is a choice.
 
     Args:
-        rows: Unknowns of which an even number is one.
+        rows: Unknowns that add up to zero; one that occurs twice cancels.
         zero: Unknowns that are zero.
         unknowns: All of them, those last that should stay free.
     """
@@ -138,6 +133,8 @@ def sign_families(
 
     longer, none = [], list(zero)
     for row in rows:
+        if len(row) > 2:
+            row = [x for x in row if row.count(x) % 2]
         if len(row) == 1:
             none.extend(row)
         elif len(row) == 2:
