@@ -15,7 +15,7 @@ from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import away, relative_change
 from regauge.core.symmetry import Symmetry
-from regauge.discovery.angles import with_angles
+from regauge.discovery.angles import free_angles
 from regauge.discovery.correspond import carried_over
 from regauge.discovery.discover import traced
 from regauge.discovery.emit import groups_of, unplaced
@@ -122,7 +122,7 @@ def activations(
     nodes = _dependent(program)
     watched = {f"%{node.name}": value for node, value in found.values.items() if node in nodes}
     slots = write_out(found.builder.records, found.params, watched)
-    freedoms = with_angles(solve(slots), slots, program, found, pytree.tree_leaves((inputs, kwargs)))
+    freedoms, _ = free_angles(solve(slots), slots, program, found, pytree.tree_leaves((inputs, kwargs)))
     refused = unplaced(freedoms, slots)
     shapes = {name: value.shape for name, value in watched.items() if name not in refused}
     groups, notes = carried_over(bound, groups_of(freedoms, slots, program.aliases), shapes)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from regauge.core.groups import Frozen
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
-from regauge.discovery.angles import with_angles
+from regauge.discovery.angles import free_angles
 from regauge.discovery.emit import frozen_axes, groups_of
 from regauge.discovery.interpret import Pass, interpret
 from regauge.discovery.registry import leaves_as_operators, registered_rules
@@ -120,7 +120,7 @@ def _run(program: Program) -> Pass:
 def _symmetry(program: Program, result: Pass, inputs: list[Any]) -> Symmetry:
     builder, params = result.builder, result.params
     slots = write_out(builder.records, params)
-    freedoms = with_angles(solve(slots), slots, program, result, inputs)
+    freedoms, undecided = free_angles(solve(slots), slots, program, result, inputs)
     groups = groups_of(freedoms, slots, program.aliases)
     used = {place.name for place in slots.places.values()}
     return Symmetry(
@@ -128,6 +128,7 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any]) -> Symmetry:
         shapes=dict(program.shapes),
         frozen=frozen_axes({name: value for name, value in params.items() if name in used}, groups),
         unknown=tuple(builder.unknown),
+        notes=undecided,
         unused=tuple(sorted(name for name, value in params.items() if name not in used and value.ndim)),
         buffers=program.buffers,
         tied=tuple(names for names in program.aliases.values() if len(names) > 1),

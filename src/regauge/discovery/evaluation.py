@@ -1,0 +1,152 @@
+"""Values of a traced program, in float64 on the CPU: of what no parameter influences, and of single operators."""
+
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from regauge.discovery.interpret import INLINED
+from regauge.discovery.trace import Program
+
+
+class UndecidedError(Exception):
+    """Something cannot be evaluated: a value is not known, an operator fails, or the numbers are too many."""
+
+
+class Constants:
+    """Values of the nodes that no parameter influences, in float64 on the CPU."""
+
+    def __init__(self, program: Program, inputs: Sequence[Any]) -> None:
+        self._program = program
+        self._inputs = dict(zip(program.inputs, inputs, strict=False))
+        self._known: dict[Node, Any] = {}
+        self._generator = torch.Generator().manual_seed(1)
+        self.parameters: list[Node] = []
+        self._names: dict[Node, Node] = {}
+        self._first: dict[Hashable, Node] = {}
+        self._dependent: set[Node] = set()
+        for node in program.graph.graph.nodes:
+            if node.op == "placeholder" and node.name in program.states:
+                self.parameters.append(node)
+                self._dependent.add(node)
+            elif any(source in self._dependent for source in node.all_input_nodes):
+                self._dependent.add(node)
+
+    def is_dependent(self, node: Node) -> bool:
+        """Whether parameters influence it."""
+        return node in self._dependent
+
+    def name(self, node: Node) -> Node:
+        """The first node that applies the same operator to the same constants."""
+        if node not in self._names:
+            same = node
+            if node.op == "call_function":
+                key = (comparable(node.target, self.name), comparable((node.args, node.kwargs), self.name))
+                same = self._first.setdefault(key, node)
+            self._names[node] = same
+        return self._names[node]
+
+    def draw(self, node: Node, generator: torch.Generator) -> Any:
+        """The value of a node, or random numbers in its place where it depends on parameters."""
+        if node not in self._dependent:
+            return self(node)
+        fake = node.meta.get("val")
+        if not isinstance(fake, Tensor) or not fake.is_floating_point():
+            raise UndecidedError(f"{node.name} depends on parameters and is no floating-point number")
+        return torch.randn(tuple(fake.shape), generator=generator, dtype=torch.float64)
+
+    def __call__(self, node: Node) -> Any:
+        """The value of a node that depends on no parameter."""
+        waiting = [node]
+        while waiting:
+            last = waiting[-1]
+            missing = [source for source in last.all_input_nodes if source not in self._known]
+            if last in self._known or not missing:
+                waiting.pop()
+                if last not in self._known:
+                    self._known[last] = self._value(last)
+            else:
+                waiting += missing
+        return self._known[node]
+
+    def _value(self, node: Node) -> Any:
+        if node.op == "placeholder":
+            return self._concrete(self._program.held.get(node.name, self._inputs.get(node.name)))
+        if node.op == "get_attr":
+            return self._concrete(operator.attrgetter(str(node.target))(self._program.graph))
+        return evaluate(node, self._known)
+
+    def _concrete(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_meta:
+            # What holds for random numbers holds for all others but exceptions.
+            if not value.is_floating_point():
+                raise UndecidedError("an integer input is on the meta device, without a value")
+            return torch.rand(tuple(value.shape), generator=self._generator, dtype=torch.float64) + 0.5
+        if isinstance(value, Tensor | GraphModule | int | float | bool):
+            return _double(value)
+        raise UndecidedError(f"a {type(value).__name__} has no known value")
+
+
+def evaluate(node: Node, known: Mapping[Node, Any]) -> Any:
+    """One operator on known operands, with float64 in the place of other floating-point types."""
+    target: Any = node.target
+    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: known[n])
+    args, kwargs = pytree.tree_map(_double, (args, kwargs))
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        if str(target.name()) not in INLINED:  # type: ignore[no-untyped-call]
+            raise UndecidedError(f"{node.name} runs other code")
+        k = next(k for k, a in enumerate(args) if isinstance(a, GraphModule))
+        return _run(args[k], [a for a in args[k + 1 :] if not isinstance(a, str)])
+    try:
+        with torch.no_grad():
+            return pytree.tree_map(_double, target(*args, **kwargs))
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UndecidedError(f"{node.name} fails on numbers in float64: {error}") from error
+
+
+def _run(graph: GraphModule, arguments: list[Any]) -> Any:
+    known: dict[Node, Any] = {}
+    pending = list(arguments)
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            known[node] = pending.pop(0)
+        elif node.op == "get_attr":
+            known[node] = _double(operator.attrgetter(str(node.target))(graph))
+        elif node.op == "output":
+            return torch.fx.node.map_arg(node.args[0], lambda n: known[n])
+        elif node.users:
+            known[node] = evaluate(node, known)
+    return None
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        wide = torch.float64 if value.is_floating_point() else torch.complex128 if value.is_complex() else value.dtype
+        return value.detach().to(device="cpu", dtype=wide)
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else torch.complex128 if value.is_complex else value
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def like(value: Any) -> tuple[object, ...]:
+    """What decides a value besides its numbers."""
+    return (comparable(value.shape), value.dtype) if isinstance(value, Tensor) else (type(value),)
+
+
+def comparable(value: Any, told: Callable[[Node], Hashable] = id) -> Hashable:
+    """Arguments of an operator as something hashable, with `told(node)` in the place of nodes."""
+    if isinstance(value, Node):
+        return ("node", told(value))
+    if isinstance(value, list | tuple):
+        return ("list", *(comparable(x, told) for x in value))
+    if isinstance(value, Mapping):
+        return ("dict", *((key, comparable(x, told)) for key, x in value.items()))
+    if isinstance(value, slice):
+        return ("slice", *(comparable(x, told) for x in (value.start, value.stop, value.step)))
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise UndecidedError("a shape depends on values")
+    return (type(value), value)
