@@ -152,7 +152,7 @@ def test_noise_is_a_share_of_each_tensor() -> None:
     module, params = network("shape", torch.float64)
     symmetry = symmetry_of(module, params)
     copies = orbit(params, symmetry, 4, generator=seeded(), noise=0.05, reach=30)
-    undone = copies.undone(symmetry)
+    undone = copies.undo(symmetry)
     for name, tensor in params.items():
         deviation = (undone[name] - tensor).std(correction=0)
         if tensor.numel() == 1:

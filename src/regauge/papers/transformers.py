@@ -301,12 +301,12 @@ class TransformerPair:
             first, symmetry = self._ends(way.is_folded)[0], self._symmetry(part, way)
             return align(way.method, first, begin, symmetry, task, generator)[0]
 
-        def timed() -> Record:
+        def measure_time() -> Record:
             began = time.thread_time()
             self._run.network(settings, key, move)
             return {"seconds": time.thread_time() - began}
 
-        seconds = self._run.record(settings, key, timed)["seconds"]
+        seconds = self._run.record(settings, key, measure_time)["seconds"]
         return self._run.network(settings, key, move), before + seconds
 
     def _settings(self, way: TransformerWay) -> tuple[object, ...]:

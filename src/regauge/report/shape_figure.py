@@ -79,7 +79,7 @@ def draw_points(axes: Axes, points: Floats, *, view: View, color: str) -> None:
     if not len(seen):
         return
     normals, spacing = _normals(seen)
-    colors = _shaded(normals, seen[:, 2], color)
+    colors = _shade(normals, seen[:, 2], color)
     box = axes.get_window_extent()
     per_unit = 72 / axes.figure.dpi * min(box.width, box.height) / (2 * REACH)
     diameter = float(np.clip(1.8 * spacing * per_unit, 0.8, 4.0))
@@ -95,7 +95,7 @@ def draw_mesh(axes: Axes, vertices: Floats, faces: NDArray[np.int64], *, view: V
     normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
     depths = corners[:, :, 2].mean(1)
     order = np.argsort(depths)
-    colors = _shaded(normals, depths, color)[order]
+    colors = _shade(normals, depths, color)[order]
     shape: Any = PolyCollection(
         list(corners[order][:, :, :2]), facecolors=colors, edgecolors=colors, linewidths=0.25, rasterized=True
     )
@@ -118,7 +118,7 @@ def _normals(points: Floats) -> tuple[Floats, float]:
     return vectors[:, :, 0], spacing
 
 
-def _shaded(normals: Floats, depths: Floats, color: str) -> Floats:
+def _shade(normals: Floats, depths: Floats, color: str) -> Floats:
     """Diffuse light on surfaces that have no back: a normal that points away is turned."""
     facing = normals * np.where(normals[:, 2:] < 0, -1.0, 1.0)
     light = np.clip(facing @ LIGHT, 0, 1)

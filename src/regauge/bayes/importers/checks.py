@@ -22,7 +22,7 @@ def gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source: str)
         require_alike(name, tensor.shape, mean, f"standard deviations of {source}")
         if bool((tensor < 0).any()):
             raise ValueError(f"{name!r} has negative standard deviations in {source}; check how they were made")
-    means, stds = detached(mean), detached(std)
+    means, stds = detach(mean), detach(std)
     require_finite(means, f"the means of {source}")
     require_finite(stds, f"the standard deviations of {source}")
     return GaussianPosterior(means, stds)
@@ -42,7 +42,7 @@ def require_alike(name: str, shape: Sequence[int], mean: Mapping[str, Tensor], l
         )
 
 
-def detached(params: Mapping[str, Tensor]) -> Params:
+def detach(params: Mapping[str, Tensor]) -> Params:
     """Copies without gradients."""
     return {name: tensor.detach().clone() for name, tensor in params.items()}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regauge.bayes.importers.checks import detached
+from regauge.bayes.importers.checks import detach
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.storage.checkpoints.checkpoint import load
@@ -27,10 +27,10 @@ def from_samples(
             that they do not have.
     """
     if isinstance(samples, Mapping):
-        stack = detached(samples)
+        stack = detach(samples)
         require_finite(stack, "the stack of samples")
     else:
-        stack = _stacked(samples)
+        stack = _stack(samples)
     unknown = sorted(set(buffers) - stack.keys())
     if unknown:
         raise ValueError(f"the samples have no buffers {unknown[:4]}; their names are {list(stack)[:6]}, ...")
@@ -56,7 +56,7 @@ def from_ensemble(modules: Sequence[nn.Module]) -> ParticlePosterior:
     return from_samples(states, buffers=buffers)
 
 
-def _stacked(samples: Sequence[Mapping[str, Tensor] | str | Path]) -> Params:
+def _stack(samples: Sequence[Mapping[str, Tensor] | str | Path]) -> Params:
     loaded = [load(sample) if isinstance(sample, str | Path) else dict(sample) for sample in samples]
     if not loaded:
         raise ValueError("there are no samples; give at least one")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regauge.bayes.importers.checks import detached, gaussian
+from regauge.bayes.importers.checks import detach, gaussian
 from regauge.bayes.importers.particle_samples import from_samples
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
@@ -88,7 +88,7 @@ def log_posterior(
     """
     if not (prior_std > 0 and examples > 0):
         raise ValueError(f"prior_std is {prior_std} and examples {examples}; both must be positive")
-    fixed = detached(dict(module.named_buffers()) if buffers is None else buffers)
+    fixed = detach(dict(module.named_buffers()) if buffers is None else buffers)
     constant = math.log(prior_std) + math.log(2 * math.pi) / 2
 
     def evaluate(params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from regauge.bayes.importers.checks import detached, gaussian, require_alike
+from regauge.bayes.importers.checks import detach, gaussian, require_alike
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.core.params import require_finite
@@ -55,4 +55,4 @@ def from_swag(
         shaped[name] = tensor.detach()
     for part, label in ((mean, "means"), (variance, "second moments"), (shaped, "deviations")):
         require_finite(part, f"the {label} of SWAG")
-    return LowRankPosterior.from_swag(detached(mean), variance, detached(shaped))
+    return LowRankPosterior.from_swag(detach(mean), variance, detach(shaped))

@@ -38,7 +38,7 @@ class PosteriorAlignment(Generic[AnyPosterior]):
     @property
     def report(self) -> str:
         """How far apart they were and are, and how matching went."""
-        return f"{fallen(self.before, self.after)}; {self.matching.report}"
+        return f"{describe_fall(self.before, self.after)}; {self.matching.report}"
 
     def __str__(self) -> str:
         return self.report
@@ -88,7 +88,7 @@ def align(
     )
 
 
-def fallen(before: SquaredDistance, after: SquaredDistance) -> str:
+def describe_fall(before: SquaredDistance, after: SquaredDistance) -> str:
     """In words what became of the distance between moments."""
     return (
         f"W2^2 of moments {before.total:.6g} -> {after.total:.6g} (means {before.mean:.6g} -> {after.mean:.6g}, "

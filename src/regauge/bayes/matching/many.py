@@ -8,7 +8,7 @@ import torch
 
 from regauge.alignment import GaussianMatching, Method, Result
 from regauge.alignment import align_many as align_stacks
-from regauge.bayes.matching.align_posteriors import AnyPosterior, fallen
+from regauge.bayes.matching.align_posteriors import AnyPosterior, describe_fall
 from regauge.bayes.matching.barycenter import barycenter, common_moments
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.transport.wasserstein import SquaredDistance, distance
@@ -37,7 +37,7 @@ class PosteriorsAlignment(Generic[AnyPosterior]):
     @property
     def report(self) -> str:
         """How far apart they were and are, and how matching went."""
-        return f"from the barycenter, {fallen(self.before, self.after)}; {self.matching.report}"
+        return f"from the barycenter, {describe_fall(self.before, self.after)}; {self.matching.report}"
 
     def __str__(self) -> str:
         return self.report

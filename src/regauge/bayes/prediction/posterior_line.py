@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regauge.bayes.posteriors.posterior import Noise, Posterior
 from regauge.bayes.prediction.likelihoods import Likelihood
-from regauge.bayes.prediction.predict import drawn, predict
+from regauge.bayes.prediction.predict import draw_noise, predict
 from regauge.bayes.prediction.predictive import Predictive, standard_error
 from regauge.bayes.transport.geodesics import geodesic
 from regauge.bayes.transport.posterior_mixtures import MixturePath
@@ -120,22 +120,22 @@ def posterior_line(
     data = list(batches)
     track = path(q_a, q_b)
     is_mixture = isinstance(track, MixturePath)
-    noise = drawn(q_a, samples, generator) if noise is None else noise
+    noise = draw_noise(q_a, samples, generator) if noise is None else noise
 
-    def predicted(posterior: Posterior) -> Predictive:
+    def predict_at(posterior: Posterior) -> Predictive:
         return predict(module, posterior, data, noise=noise, likelihood=likelihood, outputs=outputs, chunk=chunk)
 
-    ends = (predicted(q_a), predicted(q_b)) if is_mixture else None
+    ends = (predict_at(q_a), predict_at(q_b)) if is_mixture else None
     table, influences = [], []
     for k in range(points):
         t = k / (points - 1)
-        predictive = predicted(track.at(t)) if ends is None else mixed(*ends, t)
+        predictive = predict_at(track.at(t)) if ends is None else mix(*ends, t)
         table.append({"t": t, **predictive.metrics})
         influences.append(predictive.influences)
     return PosteriorCurve(tuple(table), torch.stack(influences))
 
 
-def mixed(first: Predictive, last: Predictive, t: float) -> Predictive:
+def mix(first: Predictive, last: Predictive, t: float) -> Predictive:
     """The prediction of the mixture `(1 - t) first + t last`, from samples of both in pairs with the same noise."""
     if t in (0, 1):
         return last if t else first

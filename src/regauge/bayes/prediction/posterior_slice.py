@@ -82,7 +82,7 @@ def posterior_slice(
     counted = [name for name, _ in module.named_parameters()]
     found = 0
 
-    def judged(params: Params) -> dict[str, float]:
+    def judge(params: Params) -> dict[str, float]:
         nonlocal found
         log_likelihoods = predict(module, params, data, likelihood=likelihood, outputs=outputs).log_likelihoods
         found = log_likelihoods.numel()
@@ -91,7 +91,7 @@ def posterior_slice(
 
     a, b, c = (q if isinstance(q, Mapping) else q.moments().mean for q in (first, second, third))
     buffers = [name for name, _ in module.named_buffers()]
-    found_plane = plane(a, b, c, judged, resolution=resolution, margin=margin, buffers=buffers)
+    found_plane = plane(a, b, c, judge, resolution=resolution, margin=margin, buffers=buffers)
     return PosteriorSlice(found_plane, found)
 
 

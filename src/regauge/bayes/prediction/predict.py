@@ -76,7 +76,7 @@ def predict(
         noise, count = {}, 1
     else:
         source = posterior
-        noise = drawn(posterior, samples, generator) if noise is None else noise
+        noise = draw_noise(posterior, samples, generator) if noise is None else noise
         count = len(next(iter(noise.values())))
     rows: list[Tensor] = []
     totals: Params = {}
@@ -89,7 +89,7 @@ def predict(
                 require_finite(params, "the network" if is_network else "the first sample")
             largest = _Largest()
             with nullcontext() if done or chunk else largest:
-                found = [_judged(module, params, batch, likelihood, outputs) for batch in data]
+                found = [_judge(module, params, batch, likelihood, outputs) for batch in data]
             if not sum(len(target) for _, _, target in found):
                 raise ValueError("there are no examples to predict; give batches of inputs and targets")
             rows.append(torch.cat([log_likelihoods for log_likelihoods, _, _ in found], 1))
@@ -106,7 +106,7 @@ def predict(
     return Predictive(log_likelihoods, torch.cat(targets), averages, is_exact=is_network)
 
 
-def drawn(posterior: Posterior, samples: int | None, generator: torch.Generator | None) -> Noise:
+def draw_noise(posterior: Posterior, samples: int | None, generator: torch.Generator | None) -> Noise:
     """The noise of so many samples.
 
     Raises:
@@ -120,7 +120,7 @@ def drawn(posterior: Posterior, samples: int | None, generator: torch.Generator 
     return posterior.draw(samples, generator)
 
 
-def _judged(
+def _judge(
     module: nn.Module, params: Params, batch: Batch, likelihood: Likelihood, outputs: Outputs
 ) -> tuple[Tensor, Params, Tensor]:
     """Log likelihoods `[samples, examples]`, sums over samples of the statistics `[examples, ...]`, and the targets."""

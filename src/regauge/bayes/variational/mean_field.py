@@ -117,7 +117,7 @@ def fit(
     theta, slope, std = torch.empty_like(mean), torch.empty_like(mean), torch.empty_like(log_std)
     noise = torch.empty(len(std), dtype=std.dtype, device=generator.device)
 
-    def sampled(index: Tensor) -> Tensor:
+    def sample(index: Tensor) -> Tensor:
         """The loss at the weights `theta`; its gradient is left in `slope`."""
         params = layout.views(theta.detach())
         leaves = [tensor.requires_grad_() for tensor in params.values()]
@@ -136,7 +136,7 @@ def fit(
         for _ in range(config.samples):
             deviation = noise.normal_(generator=generator).to(std.device)
             theta.copy_(mean)[: layout.uncertain].addcmul_(std, deviation)
-            loss += sampled(index.to(inputs.device)) / config.samples
+            loss += sample(index.to(inputs.device)) / config.samples
             mean_slope.add_(slope, alpha=1 / config.samples)
             std_slope.addcmul_(slope[: layout.uncertain], deviation, value=1 / config.samples)
         # Closed form: -log prior gives pull (mean^2 + std^2) / 2, the entropy -entropy_pull log std.

@@ -76,7 +76,7 @@ Signal = ImageSignal | GridSignal | ShapeSignal
 
 def is_signal(text: str) -> bool:
     """Whether a text has the form of the name of a signal; nothing is read, so that the file may not be there."""
-    name, tail = _parted(text)
+    name, tail = _split_tail(text)
     known = name in SHAPES_SHA256 or name.lower().endswith((*IMAGE_SUFFIXES, *MESH_SUFFIXES, *CLOUD_SUFFIXES))
     return known or (name in ("chair", "monitor") and tail.isdecimal())
 
@@ -94,7 +94,7 @@ def read_signal(text: str) -> Signal:
         ImportError: A file of a mesh or of points needs trimesh.
         ValueError: It is no signal, or its file is damaged.
     """
-    name, tail = _parted(text)
+    name, tail = _split_tail(text)
     if name in ("chair", "monitor") and tail.isdecimal():
         grids = voxels("chair" if name == "chair" else "monitor")
         if int(tail) >= len(grids):
@@ -111,7 +111,7 @@ def read_signal(text: str) -> Signal:
         known = shape(name)
         found = ShapeSignal(known.vertices, known.faces)
     else:
-        found = _in_unit_ball(_from_file(Path(name)))
+        found = _fit_unit_ball(_read_shape(Path(name)))
     return replace(found, to="mesh") if tail == "mesh" else replace(found, to="points") if tail == "points" else found
 
 
@@ -158,13 +158,13 @@ def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: tor
     return field_samples(signal.field(inr, generator=generator), inr, queries, generator=generator)
 
 
-def _parted(text: str) -> tuple[str, str]:
+def _split_tail(text: str) -> tuple[str, str]:
     """A name, and what follows a colon if that is known."""
     name, colon, tail = text.rpartition(":")
     return (name, tail) if colon and (tail in ("points", "mesh") or tail.isdecimal()) else (text, "")
 
 
-def _from_file(path: Path) -> ShapeSignal:
+def _read_shape(path: Path) -> ShapeSignal:
     if path.suffix == ".npz" and path.is_file():
         try:
             with np.load(path, allow_pickle=False) as archive:
@@ -185,7 +185,7 @@ def _from_file(path: Path) -> ShapeSignal:
     return ShapeSignal(load_points(path).float(), None)
 
 
-def _in_unit_ball(found: ShapeSignal) -> ShapeSignal:
+def _fit_unit_ball(found: ShapeSignal) -> ShapeSignal:
     vertices = found.vertices.double()
     if not bool(vertices.isfinite().all()):
         raise ValueError("the shape has coordinates that are NaN or Inf; repair the file")

@@ -38,7 +38,7 @@ class Orbit:
     def __len__(self) -> int:
         return int(self.element.batch[0])
 
-    def undone(self, symmetry: Symmetry) -> Params:
+    def undo(self, symmetry: Symmetry) -> Params:
         """The copies moved back: the original with nothing but each copy's noise, up to rounding, `[count, ...]`."""
         return symmetry.act(symmetry.inverse(self.element), self.params)
 
@@ -85,8 +85,8 @@ def orbit(
     symmetry = symmetry.bind(params)
     element = symmetry.random(generator, parts, (count,))
     if reach > 1 and (parts is None or "shift" in parts):
-        element = _shifted(element, reach, generator)
-    originals = {name: _noisy(tensor, count, noise, generator) for name, tensor in params.items()}
+        element = _draw_shifts(element, reach, generator)
+    originals = {name: _add_noise(tensor, count, noise, generator) for name, tensor in params.items()}
     moved = symmetry.act(element, originals)
     return Orbit(moved, element, None if parts is None else tuple(parts), noise, reach)
 
@@ -139,7 +139,7 @@ def _digest(params: Params) -> str:
     return digest.hexdigest()
 
 
-def _shifted(element: Element, reach: int, generator: torch.Generator) -> Element:
+def _draw_shifts(element: Element, reach: int, generator: torch.Generator) -> Element:
     for name, value in element.items():
         if value.shift is not None:
             steps = torch.randint(-reach, reach + 1, value.shift.shape, generator=generator)
@@ -147,7 +147,7 @@ def _shifted(element: Element, reach: int, generator: torch.Generator) -> Elemen
     return element
 
 
-def _noisy(tensor: Tensor, count: int, noise: float, generator: torch.Generator) -> Tensor:
+def _add_noise(tensor: Tensor, count: int, noise: float, generator: torch.Generator) -> Tensor:
     """The tensor so many times, each with noise of its own."""
     copies = tensor.detach().expand(count, *tensor.shape)
     if not noise or not tensor.is_floating_point():

@@ -101,7 +101,7 @@ def recovery(
             params, copies.params, within or symmetry, method=method, task=task, generator=generator
         ).params
     seconds = time.process_time() - began
-    expected = copies.undone(symmetry)
+    expected = copies.undo(symmetry)
     errors = torch.zeros(len(copies), dtype=torch.float64)
     squares = torch.zeros(len(copies), dtype=torch.float64)
     for name, tensor in moved.items():

@@ -1,6 +1,5 @@
 """Figure A14 of paper 004: seconds to align posteriors, and points of the same networks, by width."""
 
-import functools
 import time
 from dataclasses import dataclass
 
@@ -17,6 +16,12 @@ from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
 from regauge.papers.table import Quantity, Record, Row, Table
 
+QUANTITIES = (
+    Quantity("points, CPU s", of=lambda record: float(record["points"])),
+    Quantity("posteriors, CPU s", of=lambda record: float(record["posteriors"])),
+    Quantity("ratio", 2, lambda record: float(record["posteriors"] / record["points"])),
+)
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -25,7 +30,7 @@ class Timing:
     Attributes:
         mlps: Widths of MLPs.
         resnets: Multipliers of the channels of ResNet20.
-        repeats: Pairs of each.
+        repeats: Number of pairs of each width.
     """
 
     mlps: tuple[int, ...]
@@ -45,37 +50,26 @@ def measure(config: Timing, run: Run) -> Table:
     """CPU seconds of both alignments in turn."""
     cases = [("MLP 784-3 x ", width) for width in config.mlps]
     cases += [("ResNet20 with FRN, width x", width) for width in config.resnets]
-    steps = [
-        functools.partial(_timed, name, width, repeat, run) for name, width in cases for repeat in range(config.repeats)
-    ]
-    found = run.each("aligning", steps)
-    rows = []
-    kinds = ("points", "posteriors")
-    charts: dict[str, dict[str, list[float]]] = {}
-    for k, (name, width) in enumerate(cases):
-        records = found[k * config.repeats : (k + 1) * config.repeats]
-        values = {f"{kind}, CPU s": [[record[kind] for record in records]] for kind in kinds}
-        values["ratio"] = [[record["posteriors"] / record["points"] for record in records]]
-        rows.append(Row(f"{name}{width}", values))
-        for kind in kinds:
-            seconds = charts.setdefault(name, {"width": [], "points": [], "posteriors": []})
-            seconds[kind].append(min(record[kind] for record in records))
-        charts[name]["width"].append(width)
+    found = run.grid(
+        "aligning", lambda case, repeat: _measure_time(case[0], case[1], repeat, run), cases, range(config.repeats)
+    )
+    rows = [Row.of(f"{name}{width}", [own], QUANTITIES) for (name, width), own in zip(cases, found, strict=True)]
+    charts = []
+    for name in dict.fromkeys(name for name, _ in cases):
+        of = [(width, own) for (other, width), own in zip(cases, found, strict=True) if other == name]
+        series = [
+            Series(kind, [width for width, _ in of], [min(record[kind] for record in own) for _, own in of])
+            for kind in ("points", "posteriors")
+        ]
+        charts.append(Chart(name.strip(), "width", "CPU seconds", tuple(series), True))
     notes = (
         "the paper: within a minute in most cases, and dearer for posteriors than for points, both on its hardware",
         "networks as initialized, standard deviations random; CPU seconds of one thread",
     )
-    pictures = tuple(
-        Chart(
-            name.strip(), "width", "CPU seconds", tuple(Series(kind, one["width"], one[kind]) for kind in kinds), True
-        )
-        for name, one in charts.items()
-    )
-    quantities = (Quantity("points, CPU s"), Quantity("posteriors, CPU s"), Quantity("ratio", 2))
-    return Table("Figure A14: time", notes, quantities, tuple(rows), pictures={"seconds": pictures})
+    return Table("Figure A14: time", notes, QUANTITIES, tuple(rows), pictures={"seconds": tuple(charts)})
 
 
-def _timed(name: str, width: int, repeat: int, run: Run) -> Record:
+def _measure_time(name: str, width: int, repeat: int, run: Run) -> Record:
     def make() -> Record:
         generator = run.generator("timing", name, width, repeat)
         is_mlp = name.startswith("MLP")

@@ -13,14 +13,21 @@ from regauge.bayes.prediction.posterior_slice import posterior_slice
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.transport.geodesics import geodesic
 from regauge.bayes.transport.posterior_mixtures import mixture
-from regauge.connect import Curve, interpolate
+from regauge.connect import interpolate
 from regauge.core.params import Params
 from regauge.papers.bayesian.barrier_figures import as_published, residual, small_residual, tiny
 from regauge.papers.bayesian.inference import Family, batches, posteriors
 from regauge.papers.experiment import Run, Scale
+from regauge.papers.line_quantities import BARRIER, halfway
 from regauge.papers.pictures import Chart, Series, Surface
 from regauge.papers.table import Quantity, Record, Row, Table
 
+QUANTITIES = (
+    BARRIER,
+    Quantity("Monte Carlo error"),
+    Quantity("loss halfway", of=halfway("loss")),
+    Quantity("accuracy halfway", of=halfway("accuracy")),
+)
 SIGN = "loss: negative log predictive likelihood per example, in nats; the paper draws the positive log likelihood"
 
 
@@ -30,10 +37,10 @@ class Between:
 
     Attributes:
         family: The posteriors.
-        points: On each line, or along each side of a plane.
-        samples: Of each posterior.
-        test: The first so many images are judged.
-        notes: What the scale changes.
+        points: Points of each line, or along each side of a plane.
+        samples: Number of samples of each posterior.
+        test: Number of images that are evaluated.
+        notes: Departures of the scale.
     """
 
     family: Family
@@ -44,7 +51,7 @@ class Between:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PosteriorPair:
     """Two posteriors, the second also where alignment brings it.
 
     Attributes:
@@ -88,7 +95,7 @@ def mixtures(config: Between, run: Run) -> Table:
         last, noise = (pair.moved, pair.moved_noise) if kind == "aligned" else (pair.second, pair.noise)
         path = mixture if kind == "mixture" else geodesic
         curve = posterior_line(family.module(), pair.first, last, data, noise=noise, points=config.points, path=path)
-        return {"line": list(curve.table), "error": curve.error}
+        return {"line": list(curve.table), "Monte Carlo error": curve.error}
 
     labels: dict[Literal["geodesic", "aligned", "mixture"], str] = {
         "geodesic": "geodesic, as inferred",
@@ -96,33 +103,30 @@ def mixtures(config: Between, run: Run) -> Table:
         "mixture": "mixture, as inferred",
     }
     sizes = (config.points, config.samples, config.test)
-    steps = [
-        functools.partial(run.record, (family, "mixture", *sizes), kind, functools.partial(record, kind))
-        for kind in labels
+    found = run.grid(
+        "evaluating lines",
+        lambda kind: run.record((family, "mixture", *sizes), kind, functools.partial(record, kind)),
+        list(labels),
+    )
+    rows = [Row.of(label, [[own]], QUANTITIES) for label, own in zip(labels.values(), found, strict=True)]
+    series = [
+        Series(
+            label,
+            [point["t"] for point in own["line"]],
+            [point["loss"] for point in own["line"]],
+            style="dashed" if "mixture" in label else "line",
+        )
+        for label, own in zip(labels.values(), found, strict=True)
     ]
-    rows, series = [], []
-    for label, found in zip(labels.values(), run.each("evaluating lines", steps), strict=True):
-        curve = Curve(tuple(found["line"]))
-        middle = curve.table[len(curve.table) // 2]
-        values = {
-            "barrier": [[curve.barrier]],
-            "Monte Carlo error": [[found["error"]]],
-            "loss halfway": [[middle["loss"]]],
-            "accuracy halfway": [[middle["accuracy"]]],
-        }
-        rows.append(Row(label, values))
-        t, loss = [row["t"] for row in curve.table], [row["loss"] for row in curve.table]
-        series.append(Series(label, t, loss, style="dashed" if "mixture" in label else "line"))
     notes = (
         "the paper: a mixture shows no barrier and so misleads; its likelihood is the average of those of its ends, so "
         "that by convexity it never can",
         SIGN,
-        _described(config),
+        _describe(config),
         *config.notes,
     )
-    quantities = tuple(map(Quantity, ("barrier", "Monte Carlo error", "loss halfway", "accuracy halfway")))
     chart = Chart(family.name, "t", "test loss (nats)", tuple(series))
-    return Table("Figure 3: geodesics and mixtures", notes, quantities, tuple(rows), pictures={"lines": (chart,)})
+    return Table("Figure 3: geodesics and mixtures", notes, QUANTITIES, tuple(rows), pictures={"lines": (chart,)})
 
 
 def planes(config: Between, run: Run) -> Table:
@@ -181,7 +185,7 @@ def planes(config: Between, run: Run) -> Table:
         "rows with two names: the network halfway between their means or samples; training images; pictures show how "
         "far everything is above the least value, in nats per training image; posterior: log likelihood + T log prior, "
         f"with the temperature T = {family.temperature:g} of the inference",
-        _described(config),
+        _describe(config),
         *config.notes,
     )
     title = "Figures 6 and A16: the log posterior over planes"
@@ -218,7 +222,7 @@ def collapses(config: Between, run: Run) -> Table:
         "variance over images of what enters the nonlinearities of a layer, halfway between the posteriors, over that "
         "at the ends: 1 is no collapse; the last layer has no nonlinearity",
         "the paper: variance collapses in the naive interpolation, and less after alignment",
-        _described(config),
+        _describe(config),
         *config.notes,
     )
     names = tuple(Quantity(name) for name in rows[0].values)
@@ -232,7 +236,7 @@ def _config(scale: Scale, family: Family, *, points: int) -> Between:
     return Between(family, points, 32 if scale == "cpu" else 128, 1000 if scale == "cpu" else 10_000)
 
 
-def _pair(config: Between, run: Run) -> Pair:
+def _pair(config: Between, run: Run) -> PosteriorPair:
     family = config.family
     first, second = posteriors(family, 2, run)
     symmetry = rg.discover(family.module(), (family.images().test_images[:4],))
@@ -240,7 +244,7 @@ def _pair(config: Between, run: Run) -> Pair:
     element = rg.align(first, second, symmetry, method=rg.GaussianMatching(), generator=generator).element
     noise = second.draw(config.samples, run.generator("noise", family, 0))
     moved = second.push(symmetry, element)
-    return Pair(first, second, moved, noise, second.push_noise(symmetry, element, noise))
+    return PosteriorPair(first, second, moved, noise, second.push_noise(symmetry, element, noise))
 
 
 def _one(posterior: GaussianPosterior, noise: Noise) -> Params:
@@ -248,6 +252,6 @@ def _one(posterior: GaussianPosterior, noise: Noise) -> Params:
     return {name: tensor[0] for name, tensor in one.items()}
 
 
-def _described(config: Between) -> str:
+def _describe(config: Between) -> str:
     family = config.family
     return f"{family.name}, one pair, {family.examples:,} training images, {config.samples} samples, {family.inference}"

@@ -35,12 +35,12 @@ class Ensembles:
 
     Attributes:
         members: Networks trained as points.
-        member_count: How many.
-        posteriors: Of the same architecture.
-        posterior_count: How many.
-        samples: Of each Gaussian.
-        test: The first so many test images are judged.
-        notes: What the scale changes.
+        member_count: Number of members.
+        posteriors: Posteriors of the same architecture.
+        posterior_count: Number of posteriors.
+        samples: Number of samples of each Gaussian.
+        test: Number of test images.
+        notes: Departures of the scale.
     """
 
     members: Family
@@ -101,33 +101,29 @@ def measure(config: Ensembles, run: Run) -> Table:
     drawn = [q.at(q.draw(each, noise_of(k))) for k, q in enumerate(bayesian)]
     mixed = ParticlePosterior({name: torch.cat([one[name] for one in drawn]) for name in drawn[0]})
     steps: dict[str, list[Callable[[], Record]]] = {
-        "a member": [functools.partial(_judged, config, f"member-{k}", m, 0, run) for k, m in enumerate(members)],
-        "the ensemble of members": [functools.partial(_judged, config, "ensemble", together, len(members), run)],
+        "a member": [functools.partial(_judge, config, f"member-{k}", m, 0, run) for k, m in enumerate(members)],
+        "the ensemble of members": [functools.partial(_judge, config, "ensemble", together, len(members), run)],
         "a posterior": [
-            functools.partial(_judged, config, f"posterior-{k}", q, config.samples, run) for k, q in enumerate(bayesian)
+            functools.partial(_judge, config, f"posterior-{k}", q, config.samples, run) for k, q in enumerate(bayesian)
         ],
-        "the ensemble of posteriors": [functools.partial(_judged, config, "mixture", mixed, each * len(bayesian), run)],
+        "the ensemble of posteriors": [functools.partial(_judge, config, "mixture", mixed, each * len(bayesian), run)],
     }
     symmetry = rg.discover(config.members.module(), (config.members.images().test_images[:4],))
     for way in WAYS:
-        merged, moved = _merged(way, members, symmetry)
-        repaired = functools.partial(_repaired, config, merged.mean, moved)
+        merged, moved = _merge(way, members, symmetry)
+        repaired = functools.partial(_repair, config, merged.mean, moved)
         label = f"one Gaussian, members {way.label}, its mean repaired"
-        steps[label] = [functools.partial(_judged, config, f"{way.label}-repaired", repaired, 0, run, way)]
+        steps[label] = [functools.partial(_judge, config, f"{way.label}-repaired", repaired, 0, run, way)]
         for spread in SPREADS:
             label = f"one Gaussian, members {way.label}, {'its mean' if spread == 0 else f'spread {spread:g}'}"
             wide = GaussianPosterior(merged.mean, {name: spread * std for name, std in merged.std.items()})
             samples = config.samples if spread else 0
-            steps[label] = [functools.partial(_judged, config, f"{way.label}-{spread}", wide, samples, run, way)]
-        one, _ = _merged(way, bayesian, symmetry)
+            steps[label] = [functools.partial(_judge, config, f"{way.label}-{spread}", wide, samples, run, way)]
+        one, _ = _merge(way, bayesian, symmetry)
         label = f"one Gaussian, posteriors {way.label}"
-        steps[label] = [functools.partial(_judged, config, f"{way.label}-posteriors", one, config.samples, run, way)]
-    flat = run.each("judging", [step for row in steps.values() for step in row])
-    rows, done = [], 0
-    for label, row in steps.items():
-        found = flat[done : done + len(row)]
-        done += len(row)
-        rows.append(Row(label, {quantity.name: [[one[quantity.name] for one in found]] for quantity in QUANTITIES}))
+        steps[label] = [functools.partial(_judge, config, f"{way.label}-posteriors", one, config.samples, run, way)]
+    found = iter(run.each("judging", [step for row in steps.values() for step in row]))
+    rows = [Row.of(label, [[next(found) for _ in row]], QUANTITIES) for label, row in steps.items()]
     notes = (
         "the paper asks whether aligned posteriors can be one; it has no numbers",
         f"{config.members.name}: {config.member_count} members, {config.members.inference}; {config.posterior_count} "
@@ -142,7 +138,7 @@ def measure(config: Ensembles, run: Run) -> Table:
     return Table("One Gaussian from many", notes, QUANTITIES, tuple(rows))
 
 
-def _merged(
+def _merge(
     way: Way, gaussians: Sequence[GaussianPosterior], symmetry: rg.Symmetry
 ) -> tuple[GaussianPosterior, list[Params]]:
     """The Gaussian, and the means that it is made of where they were moved to."""
@@ -158,12 +154,12 @@ def _merged(
     return ParticlePosterior(stack).moments(), networks
 
 
-def _repaired(config: Ensembles, mean: Params, moved: Sequence[Params]) -> Params:
+def _repair(config: Ensembles, mean: Params, moved: Sequence[Params]) -> Params:
     inputs = [images for images, _ in batches(config.members, REPAIR, is_test=False)]
     return rg.repair(mean, config.members.module(), moved, inputs).params
 
 
-def _judged(
+def _judge(
     config: Ensembles,
     key: str,
     posterior: Posterior | Callable[[], Params],

@@ -138,10 +138,10 @@ def _posterior(family: Family, index: int, run: Run) -> GaussianPosterior:
             return GaussianPosterior(train(module, start, inputs, labels, family.inference, generator=generator), {})
         return fit(module, start, inputs, labels, family.inference, generator=generator)
 
-    return kept(family, str(index), make, run)
+    return keep(family, str(index), make, run)
 
 
-def kept(settings: object, key: str, make: Callable[[], GaussianPosterior], run: Run) -> GaussianPosterior:
+def keep(settings: object, key: str, make: Callable[[], GaussianPosterior], run: Run) -> GaussianPosterior:
     """The posterior of that key, inferred by `make` unless an earlier run did; kept like a network."""
 
     def flat() -> Params:

@@ -19,7 +19,7 @@ from regauge.core.params import Params
 from regauge.data.curves import CurveData, has_snelson, snelson
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import MLP, mlp
-from regauge.papers.bayesian.inference import kept, name_inference
+from regauge.papers.bayesian.inference import keep, name_inference
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
 from regauge.papers.table import Quantity, Row, Table
@@ -164,7 +164,7 @@ def _posterior(config: Regression, index: int, run: Run) -> GaussianPosterior:
             module, start, data.inputs, data.targets, config.inference, generator=generator, likelihood=likelihood
         )
 
-    return kept(settings, str(index), make, run)
+    return keep(settings, str(index), make, run)
 
 
 def _functions(
