@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import shape_checks
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+if os.environ.get("REGAUGE_CHECK_SHAPES"):
+    shape_checks.install()
 
 # Tests read data sets from REGAUGE_DATA alone: what a user once downloaded must not change what they do.
 os.environ["REGAUGE_OFFLINE"] = "1"

@@ -36,12 +36,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """From the design: a part may import itself and what is in earlier rows."""
 
 PURE = {
-    "core": {"torch", "scipy", "numpy"},
+    "core": {"jaxtyping", "torch", "scipy", "numpy"},
     "discovery": {"torch", "numpy", "scipy"},
-    "relaxed": {"torch", "scipy", "numpy"},
+    "relaxed": {"jaxtyping", "torch", "scipy", "numpy"},
     "training": {"torch", "numpy"},
     "alignment": {"torch", "scipy", "numpy", "lap", "typing_extensions"},
-    "canonical": {"torch", "scipy", "numpy"},
+    "canonical": {"jaxtyping", "torch", "scipy", "numpy"},
     "connect": {"torch", "numpy", "scipy"},
     "merging": {"torch", "numpy", "scipy", "safetensors"},
 }

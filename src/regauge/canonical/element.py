@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regauge.canonical.plan import (
@@ -36,7 +37,7 @@ def carry_out(plan: Plan, symmetry: Symmetry, params: Mapping[str, Tensor], part
     """The element that takes the steps of a plan which belong to the given parts.
 
     Args:
-        plan: Of the symmetry.
+        plan: The plan of the symmetry.
         symmetry: With every size known.
         params: One network, or a population with leading model axes.
         parts: Some of the names that `Symmetry.random` takes.
@@ -64,7 +65,7 @@ def carry_out(plan: Plan, symmetry: Symmetry, params: Mapping[str, Tensor], part
 
 
 class _Work:
-    """The element so far, and what counts of the network moved by it."""
+    """The element so far, and the compared parameters of the network moved by it."""
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> None:
         self.symmetry = symmetry
@@ -79,7 +80,7 @@ class _Work:
         self.regular: dict[str, Tensor] = {}
 
     def take(self, step: Step, value: Value) -> None:
-        """Move the network by a value of one group; what the value leaves out stays as it is."""
+        """Move the network by a value of one group; fields that the value lacks are the identity."""
         name, is_order = step.group, isinstance(step, OrderStep)
         names = (name, *self.symmetry[name].within)
         fixed = tuple(replace(self.symmetry[key], is_permuted=is_order and key == name) for key in names)
@@ -96,8 +97,8 @@ class _Work:
             product = _element.compose(fixed, move, so_far)[name]
             self.element = self.element.replace(name, replace(product, perm=self.element[name].perm))
 
-    def values(self, place: Place) -> Tensor:
-        """`[*lead, *bases, size, values]`."""
+    def values(self, place: Place) -> Float[Tensor, "*lead size values"]:
+        """The values that each unit owns at a place; leading axes are model axes, then bases."""
         name, site = place
         if not site.bases:
             return unfold(self.tensors[name], site, len(self.lead))
@@ -114,7 +115,7 @@ class _Work:
         factor = torch.where(norm > 0, 1 / norm, 1.0)
         return Value(scale=torch.stack([factor**power for power in step.direction], dim=-2))
 
-    def _norms(self, places: Sequence[Place]) -> Tensor:
+    def _norms(self, places: Sequence[Place]) -> Float[Tensor, "*lead"]:
         if not places:
             return torch.zeros(())
         norms: Tensor = torch.linalg.vector_norm(torch.cat([self.values(place) for place in places], dim=-1), dim=-1)
@@ -141,13 +142,13 @@ class _Work:
             matrix = torch.linalg.inv(first).mT if step.forward else first
         return Value(matrix=self._where_regular(step.group, matrix))
 
-    def _where_regular(self, group: str, matrix: Tensor) -> Tensor:
+    def _where_regular(self, group: str, matrix: Float[Tensor, "*lead n n"]) -> Float[Tensor, "*lead n n"]:
         """The matrices of the copies whose values have full rank; the others stay as they are."""
         is_good = self.regular[group]
         return torch.where(is_good[..., None, None], matrix, torch.eye(matrix.shape[-1], dtype=torch.float64))
 
-    def _root(self, places: Sequence[Place]) -> Tensor | None:
-        """The triangular R of `X' = Q R`, `[..., n, n]`; None where there are too few values for one."""
+    def _root(self, places: Sequence[Place]) -> Float[Tensor, "*lead n n"] | None:
+        """The triangular R of `X' = Q R`; None where there are too few values for one."""
         if not places:
             return None
         values = torch.cat([self.values(place) for place in places], dim=-1)
@@ -169,7 +170,7 @@ class _Work:
             found = without_reflection(found.mT).mT
         return Value(matrix=self._where_regular(step.group, found))
 
-    def coordinates(self, place: Place) -> Tensor:
+    def coordinates(self, place: Place) -> Float[Tensor, "*lead n values"]:
         """The values in coordinates that a rotation can turn: without the mean where the ones stay."""
         values = self.values(place)
         return zero_sum_basis(values.shape[-2]) @ values if place[1].group.keeps_ones else values
@@ -182,8 +183,8 @@ class _Work:
         matrix = torch.diag_embed(signs)
         return Value(matrix=keeping_ones(matrix) if self.symmetry[step.group].keeps_ones else matrix)
 
-    def signs(self, step: SignStep) -> Tensor:
-        """Signs `[*lead, *bases, size]`: of the first odd power sum that is not zero; of coordinates if they turn."""
+    def signs(self, step: SignStep) -> Float[Tensor, "*lead size"]:
+        """Signs: of the first odd power sum that is not zero; of coordinates if they turn."""
         signs = torch.zeros((), dtype=torch.float64)
         for place in step.places:
             values = self.coordinates(place)
@@ -208,8 +209,8 @@ class _Work:
         families = range(self.symmetry[step.group].shifts)
         return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
 
-    def order(self, step: OrderStep) -> Tensor:
-        """Units in ascending order, `[*lead, *bases, size]`."""
+    def order(self, step: OrderStep) -> Int[Tensor, "*lead size"]:
+        """Units in ascending order."""
         group = self.symmetry[step.group]
         shape = (*self.lead, *self._bases(group), group.size)
         copies = torch.arange(torch.Size(shape[:-1]).numel()).repeat_interleave(group.size)
@@ -240,7 +241,7 @@ class _Classes:
         """Whether every row has a class of its own."""
         return self._size == 1 or len(np.unique(self._classes)) == len(self._classes)
 
-    def refine(self, values: Tensor, scales: Tensor) -> None:
+    def refine(self, values: Float[Tensor, " rows"], scales: Float[Tensor, " rows"]) -> None:
         """Compare rows of equal class by values, whose rounding errors are shares of `scales`."""
         column = values.numpy()
         order = np.lexsort((column, self._classes))
@@ -272,7 +273,7 @@ def _moved_by(
     return Symmetry(tuple(local), {name: shapes[name] for name in touched})
 
 
-def _is_regular(triangular: Tensor) -> Tensor:
+def _is_regular(triangular: Float[Tensor, "*lead n n"]) -> Bool[Tensor, "*lead"]:
     values = torch.linalg.svdvals(triangular)
     regular: Tensor = values[..., -1] > SINGULAR * values[..., 0]
     return regular

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regauge.canonical.plan import ScaleStep, plan
@@ -12,7 +13,7 @@ from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 from regauge.core.units import gather, scatter, unit_index
 
-Pieces = tuple[tuple[str, Tensor], ...]
+Pieces = tuple[tuple[str, Int[Tensor, "units values"]], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +71,8 @@ class Manifold:
         rows = [f"{s.count} unit spheres in {s.dim} dimensions: {s.label}" for s in self.spheres]
         return "\n".join([*rows, "all other parameters are Euclidean", *self.left])
 
-    def distance(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Tensor:
-        """The length of the shortest geodesic, float64 `[*lead]`: the root of the sum of squares over all factors.
+    def distance(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Float[Tensor, "*lead"]:
+        """The length of the shortest geodesic in float64: the root of the sum of squares over all factors.
 
         Raises:
             ValueError: The networks are not canonical or not of one architecture.
@@ -179,8 +180,8 @@ class Manifold:
             result |= {name: result[names[0]] for name in names[1:] if names[0] in result and name in result}
         return result
 
-    def _vectors(self, spheres: Spheres, params: Mapping[str, Tensor]) -> Tensor:
-        """`[*lead, units, dim]`."""
+    def _vectors(self, spheres: Spheres, params: Mapping[str, Tensor]) -> Float[Tensor, "*lead units dim"]:
+        """The points or tangent vectors of all units."""
         pieces = [gather(params[name], index, len(self.symmetry.shapes[name])) for name, index in spheres.pieces]
         return torch.cat(pieces, dim=-1)
 
@@ -251,6 +252,6 @@ def _difference(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) 
     return {n: params_b[n] - x if x.is_floating_point() else x for n, x in params_a.items()}
 
 
-def _norms(x: Tensor) -> Tensor:
+def _norms(x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead"]:
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return norms

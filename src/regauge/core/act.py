@@ -12,6 +12,7 @@ from functools import cached_property
 from types import EllipsisType
 
 import torch
+from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor
 
 from regauge.core.element import Element, Value
@@ -30,18 +31,18 @@ class Site:
 
     Attributes:
         group: The group that acts.
-        placement: Where.
-        positions: Axis indices that it covers, `[m]`.
-        units: Unit that owns each of them, `[m]`.
+        placement: The placement.
+        positions: Axis indices that it covers.
+        units: Unit that owns each of them.
         bases: For each base of the group: the axis it is read from (or None for the same axis) and its
             index, `[m]` on the same axis or `[length of the other axis]`.
     """
 
     group: Group
     placement: Placement
-    positions: Tensor
-    units: Tensor
-    bases: tuple[tuple[int | None, Tensor], ...]
+    positions: Int[Tensor, " m"]
+    units: Int[Tensor, " m"]
+    bases: tuple[tuple[int | None, Int[Tensor, " _"]], ...]
 
     @cached_property
     def is_sorted(self) -> bool:
@@ -73,7 +74,7 @@ def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...]) -
     return sites
 
 
-def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
     """Axis indices that a placement covers and the unit that owns each."""
     if placement.axis >= len(shape):
         raise ValueError(
@@ -99,23 +100,23 @@ def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple
 
 @dataclass(frozen=True)
 class Moves:
-    """What an element does to one parameter, by the axes that it depends on, of which the last is the one it acts on.
+    """The changes of one parameter by an element, by the axes that they depend on; they act on the last of these.
 
     Attributes:
-        displacements: Where a value comes from along the last axis, relative to where it goes, int64 `[*batch, *axes]`.
-        factors: What it is multiplied by.
-        shifts: What is added after that.
-        matrices: What mixes the values of an axis instead.
+        displacements: Source of each value along the last axis, relative to its destination, int64 `[*batch, *axes]`.
+        factors: Factors of the values.
+        shifts: Terms that are added after that.
+        matrices: Matrices that mix the values of an axis instead.
     """
 
-    displacements: dict[tuple[int, ...], Tensor]
-    factors: dict[tuple[int, ...], Tensor]
-    shifts: dict[tuple[int, ...], Tensor]
-    matrices: list[tuple[Site, Tensor]]
+    displacements: dict[tuple[int, ...], Int[Tensor, "..."]]
+    factors: dict[tuple[int, ...], Float[Tensor, "..."]]
+    shifts: dict[tuple[int, ...], Float[Tensor, "..."]]
+    matrices: list[tuple[Site, Float[Tensor, "*lead n n"]]]
 
 
 def moves_of(sites: list[Site], element: Element, shape: tuple[int, ...], dtype: torch.dtype) -> Moves:
-    """What an element does to one parameter of a shape, with factors and shifts in a dtype."""
+    """The changes of one parameter of a shape by an element, with factors and shifts in a dtype."""
     moves = Moves({}, {}, {}, [])
     for site in sites:
         value = element[site.group.name]
@@ -143,7 +144,7 @@ def act(
     params: Mapping[str, Tensor],
     ndims: Mapping[str, int],
 ) -> Params:
-    """New parameters moved by `element`; see `Symmetry.act`."""
+    """Move parameters by `element`; see `Symmetry.act`."""
     moved = dict(params)
     for name, local in sites.items():
         tensor = params[name]
@@ -220,7 +221,7 @@ def _axes(site: Site) -> tuple[int, ...]:
     return (*sorted(others), site.placement.axis)
 
 
-def _look_up(site: Site, values: Tensor) -> Tensor:
+def _look_up(site: Site, values: Num[Tensor, "*lead size"]) -> Num[Tensor, "*axes m"]:
     """Values `[*batch, *bases, size]` at the positions of a site: `[*batch, *other axes, m]`."""
     if not site.bases:
         return values if site.is_plain else values.index_select(-1, site.units)
@@ -236,8 +237,8 @@ def _look_up(site: Site, values: Tensor) -> Tensor:
     return values[key]
 
 
-def _factor(site: Site, value: Value) -> Tensor | None:
-    """What a site multiplies by, or None where that is one everywhere."""
+def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
+    """The factors of a site, or None where they are one everywhere."""
     factor = None
     placement = site.placement
 
@@ -301,9 +302,13 @@ def broadcastable(values: Tensor, axes: tuple[int, ...], batch: int, lead: int, 
 
 
 def _gather(
-    tensor: Tensor, displacements: dict[tuple[int, ...], Tensor], lead: int, shape: tuple[int, ...], batch: int
-) -> Tensor:
-    """Move entries; the last of `axes` is the axis along which a displacement counts."""
+    tensor: Shaped[Tensor, "*shape"],
+    displacements: dict[tuple[int, ...], Tensor],
+    lead: int,
+    shape: tuple[int, ...],
+    batch: int,
+) -> Shaped[Tensor, "*shape"]:
+    """Move entries; a displacement is along the last of its axes."""
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
     is_chained = any(depends.get(other) for others in depends.values() for other in others)
     is_by_rows = lead == batch == 1 and not depends and any(_row(shape, axes[-1]) >= LONG_ROW for axes in displacements)
@@ -316,7 +321,7 @@ def _gather(
 
 
 def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int, ...], batch: int) -> Tensor:
-    """Where each value comes from among all of a parameter, laid end to end, int64 `[*batch, *shape]`."""
+    """The flat index of the source of each value, `[*batch, *shape]`."""
     index = torch.arange(math.prod(shape)).reshape(shape)
     for axes, displacement in displacements.items():
         stride = math.prod(shape[axes[-1] + 1 :])
@@ -325,9 +330,13 @@ def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int
 
 
 def _gather_by_axis(
-    tensor: Tensor, displacements: dict[tuple[int, ...], Tensor], lead: int, shape: tuple[int, ...], batch: int
-) -> Tensor:
-    """The same without an index as large as the tensor: bases first, then what is repeated within them."""
+    tensor: Shaped[Tensor, "*shape"],
+    displacements: dict[tuple[int, ...], Tensor],
+    lead: int,
+    shape: tuple[int, ...],
+    batch: int,
+) -> Shaped[Tensor, "*shape"]:
+    """Like `_gather`, one axis at a time, without a full-size index; outer groups before nested ones."""
     for axes in sorted(displacements, key=len):
         axis = axes[-1]
         if any(other != axes and other[-1] == axis and len(other) > len(axes) for other in displacements):
@@ -349,11 +358,13 @@ def _gather_by_axis(
 
 
 def _row(shape: tuple[int, ...], axis: int) -> int:
-    """How many values follow one another in memory behind an index of an axis."""
+    """Number of consecutive values in memory behind an index of an axis."""
     return math.prod(shape[axis + 1 :])
 
 
-def _gather_rows(tensor: Tensor, axis: int, index: Tensor) -> Tensor:
+def _gather_rows(
+    tensor: Shaped[Tensor, "models *shape"], axis: int, index: Int[Tensor, "models length"]
+) -> Shaped[Tensor, "models *shape"]:
     """`tensor[model, ..., index[model], ...]`, row by row, which is many times faster than entry by entry."""
     models, length = len(tensor), tensor.shape[1 + axis]
     outer = math.prod(tensor.shape[1 : 1 + axis])
@@ -364,42 +375,49 @@ def _gather_rows(tensor: Tensor, axis: int, index: Tensor) -> Tensor:
 
 
 def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, ...], batch: int, lead: int) -> Tensor:
-    axis, placement = site.placement.axis, site.placement
-    if placement.is_inverse:
-        matrix = matrix if site.group.matrix == "orthogonal" else torch.linalg.inv(matrix).mT
-    n = site.group.size
-    copies = site.positions.numel() // n
-    order = site.units.argsort(stable=True)
+    """Multiply the values of the units in each copy of a group by the matrix of the copy."""
+    axis, n = site.placement.axis, site.group.size
+    if site.placement.is_inverse and site.group.matrix != "orthogonal":
+        matrix = torch.linalg.inv(matrix).mT
+    copies, order = site.positions.numel() // n, site.units.argsort(stable=True)
     positions = site.positions[order].reshape(n, copies).T.to(tensor.device)  # [copies, n]
     last = tensor.movedim(lead + axis, -1)
     picked = last[..., positions]  # [*lead, *remaining axes, copies, n]
+    others, ones = _axes(site)[:-1], [1] * (lead - batch)
+    blocks = _matrices_of_copies(site, matrix, order, copies).to(device=tensor.device, dtype=tensor.dtype)
+    if not site.bases:
+        # All copies have one matrix: a single product instead of one for every vector.
+        whole = blocks.reshape(*blocks.shape[:-2], *ones, n, n)
+        product = (picked.flatten(lead, -2) @ whole.mT).reshape(picked.shape)
+    elif not others:
+        # Each copy has one matrix for all other indices: a product for each copy, nothing repeated.
+        blocks = blocks.reshape(*blocks.shape[:batch], *ones, *blocks.shape[-3:])
+        rows = picked.reshape(*picked.shape[:lead], -1, copies, n).movedim(-2, -3)  # [*lead, copies, rest, n]
+        product = (rows @ blocks.mT).movedim(-3, -2).reshape(picked.shape)
+    else:
+        # Copies differ along other axes too: matrices are broadcast to [*lead, *remaining axes, copies, n, n].
+        remaining = [k for k in range(len(shape)) if k != axis]
+        wanted = [1] * len(remaining)
+        for k, other in enumerate(others):
+            wanted[remaining.index(other)] = blocks.shape[batch + k]
+        blocks = blocks.reshape(*blocks.shape[:batch], *ones, *wanted, *blocks.shape[-3:])
+        product = (blocks @ picked.unsqueeze(-1)).squeeze(-1)
     result = last.clone()
-    if not site.bases:  # One matrix for all of them: a single product instead of one for every vector.
-        whole = matrix.to(device=tensor.device, dtype=tensor.dtype)
-        whole = whole.reshape(*whole.shape[:-2], *([1] * (lead - batch)), n, n)
-        result[..., positions] = (picked.flatten(lead, -2) @ whole.mT).reshape(picked.shape)
-        return result.movedim(-1, lead + axis)
+    result[..., positions] = product
+    return result.movedim(-1, lead + axis)
+
+
+def _matrices_of_copies(site: Site, matrix: Tensor, order: Tensor, copies: int) -> Tensor:
+    """The matrix of each copy of a group at a site, `[*batch, *other axes, copies or 1, n, n]`."""
+    if not site.bases:
+        return matrix
     others = _axes(site)[:-1]
     index: list[Tensor] = []
     for other, base in site.bases:
         if other is None:
-            index.append(base[order].reshape(n, copies)[0])
+            index.append(base[order].reshape(site.group.size, copies)[0])
         else:
             k = others.index(other)
             index.append(base.reshape([-1 if j == k else 1 for j in range(len(others))] + [1]))
     key: tuple[EllipsisType | Tensor | slice, ...] = (..., *index, slice(None), slice(None))
-    blocks = matrix[key]
-    # blocks: [*batch, *other axes, copies or 1, n, n]; work on [*lead, *others, rest, copies, n].
-    blocks = blocks.to(device=tensor.device, dtype=tensor.dtype)
-    if not others:  # Each block has one matrix for all other indices: a product for each block, nothing repeated.
-        blocks = blocks.reshape(*blocks.shape[:batch], *([1] * (lead - batch)), *blocks.shape[-3:])
-        rows = picked.reshape(*picked.shape[:lead], -1, copies, n).movedim(-2, -3)  # [*lead, copies, rest, n]
-        result[..., positions] = (rows @ blocks.mT).movedim(-3, -2).reshape(picked.shape)
-        return result.movedim(-1, lead + axis)
-    remaining = [k for k in range(len(shape)) if k != axis]
-    wanted = [1] * len(remaining)
-    for k, other in enumerate(others):
-        wanted[remaining.index(other)] = blocks.shape[batch + k]
-    blocks = blocks.reshape(*blocks.shape[:batch], *([1] * (lead - batch)), *wanted, *blocks.shape[-3:])
-    result[..., positions] = (blocks @ picked.unsqueeze(-1)).squeeze(-1)
-    return result.movedim(-1, lead + axis)
+    return matrix[key]

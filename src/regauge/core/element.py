@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
 from regauge.core.groups import Group
@@ -25,21 +26,21 @@ PARTS = tuple(FIELD_OF_PART)
 
 @dataclass(frozen=True)
 class Value:
-    """What an element says about one group. Leading axes are batch axes, then one per base of the group.
+    """The value of an element for one group. Leading axes are batch axes, then one per base of the group.
 
     Attributes:
-        perm: Unit that each position takes its values from, int64 `[..., size]`.
-        scale: Positive factors, float64 `[..., families, size]`.
-        sign: Plus or minus one, int8 `[..., families, size]`.
-        shift: Half periods, int64 `[..., families, size]`.
-        matrix: float64 `[..., size, size]`, for orthogonal and linear groups.
+        perm: Unit that each position takes its values from, int64.
+        scale: Positive factors of each family, float64.
+        sign: Plus or minus one for each family, int8.
+        shift: Half periods of each family, int64.
+        matrix: Rotation or invertible matrix, float64, for orthogonal and linear groups.
     """
 
-    perm: Tensor | None = None
-    scale: Tensor | None = None
-    sign: Tensor | None = None
-    shift: Tensor | None = None
-    matrix: Tensor | None = None
+    perm: Int[Tensor, "*lead size"] | None = None
+    scale: Float[Tensor, "*lead scales size"] | None = None
+    sign: Num[Tensor, "*lead signs size"] | None = None
+    shift: Num[Tensor, "*lead shifts size"] | None = None
+    matrix: Float[Tensor, "*lead size size"] | None = None
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that the value has, by field name."""
@@ -183,7 +184,7 @@ def random(
 
 
 def require_parts(parts: tuple[str, ...]) -> None:
-    """Refuse names that are no parts of an element.
+    """Raise unless all names are parts of an element.
 
     Raises:
         ValueError: A part is unknown.
@@ -248,7 +249,9 @@ def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, 
     return Element(values, element.batch)
 
 
-def _select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def _select(
+    mask: Bool[Tensor, "*lead"], yes: Shaped[Tensor, "*shape"], no: Shaped[Tensor, "*shape"]
+) -> Shaped[Tensor, "*shape"]:
     """`torch.where` with a mask of the leading axes."""
     return torch.where(mask.reshape(*mask.shape, *([1] * (yes.ndim - mask.ndim))).to(yes.device), yes, no)
 
@@ -262,7 +265,7 @@ def _join(elements: Sequence[Element], join: Callable[[list[Tensor]], Tensor], b
 
 
 class _Pull:
-    """Gathers what one element says about a group by the index maps of another element."""
+    """Gathers the value of one element for a group by the index maps of another element."""
 
     def __init__(self, groups: tuple[Group, ...], element: Element, group: Group) -> None:
         by_name = {g.name: g for g in groups}
@@ -280,18 +283,18 @@ class _Pull:
                     shape[axis] = size
                 self.sources[self.lead + k] = perm.reshape(shape)
 
-    def blocks(self, values: Tensor) -> Tensor:
-        """`[*batch, *bases, ...]`, gathered along the bases."""
+    def blocks(self, values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+        """Gather values `[*batch, *bases, ...]` along the bases."""
         return values if self.is_trivial else values[tuple(self.sources)]
 
-    def units(self, values: Tensor) -> Tensor:
-        """`[*batch, *bases, size]`, gathered along the bases and the units."""
+    def units(self, values: Shaped[Tensor, "*lead size"]) -> Shaped[Tensor, "*lead size"]:
+        """Gather values along the bases and the units."""
         if self.own is None:
             return self.blocks(values)
         return values[(*(source.unsqueeze(-1) for source in self.sources), self.own)]
 
-    def families(self, values: Tensor) -> Tensor:
-        """`[*batch, *bases, families, size]`, gathered along the bases and the units."""
+    def families(self, values: Shaped[Tensor, "*lead families size"]) -> Shaped[Tensor, "*lead families size"]:
+        """Gather values along the bases and the units."""
         if self.own is None:
             return self.blocks(values)
         grid = [source.unsqueeze(-1).unsqueeze(-1) for source in self.sources]
@@ -334,7 +337,7 @@ def _shift_sign(group: Group, value: Value) -> Tensor:
     return torch.stack(rows, dim=-2)
 
 
-def _random_matrix(shape: torch.Size, group: Group, generator: torch.Generator) -> Tensor:
+def _random_matrix(shape: torch.Size, group: Group, generator: torch.Generator) -> Float[Tensor, "*lead size size"]:
     def haar(shape: torch.Size) -> Tensor:
         noise = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64).cpu()
         q, r = torch.linalg.qr(noise)

@@ -1,10 +1,11 @@
-"""What coordinate ascent sees of a symmetry: families of groups, and tensors unfolded where they act."""
+"""The algebra of a symmetry on tensors: families of groups, tensors unfolded where they act, and group averages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
+from jaxtyping import Num
 from torch import Tensor
 
 from regauge.core.act import Site
@@ -86,8 +87,8 @@ def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, 
     return result
 
 
-def unfold(tensor: Tensor, site: Site, lead: int = 0) -> Tensor:
-    """`[*lead, units, everything else]`: the values that each unit of a site owns."""
+def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor, "*lead units values"]:
+    """The values that each unit of a site owns."""
     axis = lead + site.placement.axis
     if not (site.is_sorted and site.positions.numel() == tensor.shape[axis]):
         tensor = tensor.index_select(axis, site.positions.to(tensor.device))
@@ -95,8 +96,10 @@ def unfold(tensor: Tensor, site: Site, lead: int = 0) -> Tensor:
     return tensor.reshape(*tensor.shape[:lead], site.group.size, -1)
 
 
-def inner_products(group: Group, a: Tensor, b: Tensor) -> Tensor:
-    """Unfolded values against unfolded values, `[..., n, n]`; only i with itself where nothing is reordered."""
+def inner_products(
+    group: Group, a: Num[Tensor, "*lead n values"], b: Num[Tensor, "*lead n values"]
+) -> Num[Tensor, "*lead n m"]:
+    """Inner products of unfolded values, all pairs of units; only each unit with itself where nothing is reordered."""
     if group.is_permuted or group.matrix != "none":
         return matmul(a, b.mT)
     return (a * b).sum(-1, keepdim=True)
@@ -153,8 +156,8 @@ def barycentre(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor |
     return tensor
 
 
-def average(tensor: Tensor, site: Site, lead: int = 0) -> Tensor:
-    """The mean of a tensor over all elements of the group of one site, in the tensor's own shape."""
+def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Tensor, "*shape"]:
+    """The mean of a tensor over all elements of the group of one site."""
     axis, positions = lead + site.placement.axis, site.positions.to(tensor.device)
     if _averages_to_zero(site):
         return tensor.index_fill(axis, positions, 0.0)

@@ -6,11 +6,12 @@ commutes with all of these: they change neither the mean of a vector nor its dev
 """
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 
-def zero_sum_basis(n: int) -> Tensor:
-    """An orthonormal basis of the vectors of n entries whose sum is zero, as rows, float64 `[n - 1, n]` (Helmert)."""
+def zero_sum_basis(n: int) -> Float[Tensor, "{n}-1 {n}"]:
+    """An orthonormal basis of the vectors of n entries whose sum is zero, as rows, in float64 (Helmert)."""
     k = torch.arange(1, n, dtype=torch.float64).unsqueeze(-1)
     columns = torch.arange(n)
     rows = torch.where(columns < k, 1.0, torch.where(columns == k, -k, 0.0))
@@ -18,25 +19,26 @@ def zero_sum_basis(n: int) -> Tensor:
     return basis
 
 
-def keeping_ones(rotation: Tensor) -> Tensor:
+def keeping_ones(rotation: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead m+1 m+1"]:
     """The rotation of n entries that keeps the ones and acts as `rotation` on the rest.
 
     Args:
-        rotation: `[..., n - 1, n - 1]`, in the coordinates of `zero_sum_basis`.
+        rotation: A rotation in the coordinates of `zero_sum_basis`.
 
     Returns:
-        `[..., n, n]`, with all rows and columns summing to one.
+        A rotation whose rows and columns all sum to one.
     """
     n = rotation.shape[-1] + 1
     basis = zero_sum_basis(n)
     return basis.mT @ rotation @ basis + torch.full((n, n), 1 / n, dtype=torch.float64)
 
 
-def without_reflection(matrix: Tensor) -> Tensor:
-    """An orthogonal matrix with its last column turned round where its determinant is minus one, `[..., n, n]`.
+def without_reflection(matrix: Float[Tensor, "*lead n n"]) -> Float[Tensor, "*lead n n"]:
+    """An orthogonal matrix with its last column turned round where its determinant is minus one.
 
     With `C = U S V^T` and the singular values in falling order, `without_reflection(U) without_reflection(V)^T` is the
-    rotation with the largest `<R, C>` that is no reflection: what has to be turned round is what counts least.
+    rotation with the largest `<R, C>` that is no reflection: the direction of the smallest singular value is turned
+    round.
 
     References:
         Kabsch (1976), A solution for the best rotation to relate two sets of vectors; Umeyama (1991), lemma.

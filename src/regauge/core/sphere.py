@@ -8,24 +8,28 @@ gradients are finite where points coincide.
 import math
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
+
+Points = Float[Tensor, "*#lead dim"]
+"""Points or tangent vectors whose leading axes broadcast."""
 
 MAX_STEPS = 100
 """Most steps of the iteration for a mean."""
 
 
-def normalize(x: Tensor) -> Tensor:
+def normalize(x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:
     """The nearest point of the sphere; zero has none and gives NaN."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norms
 
 
-def tangent(x: Tensor, v: Tensor) -> Tensor:
+def tangent(x: Points, v: Points) -> Points:
     """The part of v that is tangent to the sphere at x: `v - <x, v> x`."""
     return v - (x * v).sum(-1, keepdim=True) * x
 
 
-def distance(x: Tensor, y: Tensor) -> Tensor:
+def distance(x: Points, y: Points) -> Float[Tensor, "*lead"]:
     """The angle between points, in [0, pi]: `2 atan2(|x - y|, |x + y|)`.
 
     References:
@@ -35,8 +39,8 @@ def distance(x: Tensor, y: Tensor) -> Tensor:
     return 2 * torch.atan2(apart, together)
 
 
-def exp(x: Tensor, v: Tensor) -> Tensor:
-    """Where the geodesic that leaves x with velocity v is after unit time; v is tangent at x.
+def exp(x: Points, v: Points) -> Points:
+    """The end of the geodesic that leaves x with velocity v, tangent at x, after unit time.
 
     `exp(x, v) = cos |v| x + sin |v| v / |v|`.
     """
@@ -44,23 +48,23 @@ def exp(x: Tensor, v: Tensor) -> Tensor:
     return torch.cos(angle) * x + torch.sinc(angle / math.pi) * v
 
 
-def log(x: Tensor, y: Tensor) -> Tensor:
+def log(x: Points, y: Points) -> Points:
     """The velocity at x of the shortest geodesic that reaches y after unit time: `exp(x, log(x, y)) == y`.
 
-    Its length is `distance(x, y)`. From antipodal points no geodesic is the shortest, and what is returned means
-    nothing; `is_antipodal` tells.
+    Its length is `distance(x, y)`. From antipodal points no geodesic is the shortest, and the
+    result is meaningless; see `is_antipodal`.
     """
     angle = distance(x, y).unsqueeze(-1)
     return tangent(x, y - x) / torch.sinc(angle / math.pi)
 
 
-def geodesic(x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
+def geodesic(x: Points, y: Points, t: Tensor | float) -> Points:
     """The point a share t of the way along the shortest geodesic from x to y; exactly the ends at 0 and 1.
 
     Args:
-        x: Points `[..., dim]`.
-        y: Points, not antipodal to those of x; see `log`.
-        t: A number, or one for each leading index `[...]`.
+        x: Starts.
+        y: Ends, not antipodal to those of x; see `log`.
+        t: A number, or one for each leading index.
     """
     share = torch.as_tensor(t, dtype=x.dtype, device=x.device).unsqueeze(-1)
     angle = distance(x, y).unsqueeze(-1) / math.pi
@@ -68,19 +72,21 @@ def geodesic(x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
     return left * x + right * y
 
 
-def mean(points: Tensor, weights: Tensor | None = None, *, tolerance: float | None = None) -> Tensor:
+def mean(
+    points: Float[Tensor, "*lead points dim"],
+    weights: Float[Tensor, "... points"] | None = None,
+    *,
+    tolerance: float | None = None,
+) -> Float[Tensor, "*lead dim"]:
     """The Karcher mean: the point whose weighted squared distances to the points have the smallest sum.
 
     It is the only one when all points lie within an open half sphere. There `sum_k w_k log(mean, point_k) = 0`.
 
     Args:
-        points: `[..., points, dim]`.
-        weights: Not negative, `[..., points]` or `[points]`; equal unless given.
+        points: Points along the axis before the last.
+        weights: Not negative, for all means alike or for each; equal unless given.
         tolerance: The iteration ends when no mean moves further than this angle; by default four times the
             precision of the dtype.
-
-    Returns:
-        Means `[..., dim]`.
 
     Raises:
         ValueError: The weights are negative or sum to zero, or the weighted points cancel, so that no mean is near.
@@ -109,7 +115,7 @@ def mean(points: Tensor, weights: Tensor | None = None, *, tolerance: float | No
     return center
 
 
-def is_antipodal(x: Tensor, y: Tensor) -> Tensor:
-    """Whether points are opposite up to rounding, so that no geodesic between them is the shortest, bool `[...]`."""
+def is_antipodal(x: Points, y: Points) -> Bool[Tensor, "*lead"]:
+    """Whether points are opposite up to rounding, so that no geodesic between them is the shortest."""
     together: Tensor = torch.linalg.vector_norm(x + y, dim=-1)
     return together <= 16 * torch.finfo(x.dtype).eps

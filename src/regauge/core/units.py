@@ -1,14 +1,15 @@
 """The values that each unit of a group owns, gathered from a tensor and put back."""
 
 import torch
+from jaxtyping import Int, Num
 from torch import Tensor
 
 from regauge.core.act import Site
 from regauge.core.symmetry import Symmetry
 
 
-def unit_index(symmetry: Symmetry, name: str, site: Site) -> Tensor:
-    """Flat indices into a parameter, `[units, values]`: those of the units of every copy of a site's group.
+def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units values"]:
+    """Flat indices into a parameter of the values of each unit, in every copy of a site's group.
 
     Units are counted copy by copy, so that the first axis can be reshaped to `[*bases, size]`.
     """
@@ -27,18 +28,25 @@ def unit_index(symmetry: Symmetry, name: str, site: Site) -> Tensor:
     return flat.flatten()[owner.flatten().argsort(stable=True)].reshape(count, -1)
 
 
-def gather(tensor: Tensor, index: Tensor, ndim: int) -> Tensor:
-    """`[*lead, units, values]`; `ndim` is the number of axes of the parameter without leading model axes."""
+def gather(
+    tensor: Num[Tensor, "..."], index: Int[Tensor, "units values"], ndim: int
+) -> Num[Tensor, "*lead units values"]:
+    """Gather the values of each unit; `ndim` is the number of axes of the parameter without leading model axes."""
     return tensor.flatten(tensor.ndim - ndim)[..., index.to(tensor.device)]
 
 
-def scatter(tensor: Tensor, index: Tensor, values: Tensor, ndim: int) -> Tensor:
-    """The tensor with the values `[*lead, units, values]` put where `gather` takes them from."""
+def scatter(
+    tensor: Num[Tensor, "*shape"],
+    index: Int[Tensor, "units values"],
+    values: Num[Tensor, "*lead units values"],
+    ndim: int,
+) -> Num[Tensor, "*shape"]:
+    """Put values where `gather` takes them from."""
     flat = tensor.flatten(tensor.ndim - ndim).clone()
     flat[..., index.to(tensor.device)] = values
     return flat.reshape(tensor.shape)
 
 
 def copies_of(symmetry: Symmetry, group: str) -> int:
-    """How many independent copies a group has."""
+    """Number of independent copies of a group."""
     return torch.Size([symmetry[base].size for base in symmetry[group].within]).numel()

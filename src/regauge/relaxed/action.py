@@ -335,44 +335,46 @@ def _label(site: Site) -> _Label:
 
 
 def _cell(segments: Mapping[int, _Segment], ndim: int, present: set[str]) -> _Cell | None:
-    """The sum for one segment on each axis; None where no group with a matrix acts."""
+    """The einsum for one segment on each axis; None where no group with a matrix acts."""
     labels = {label.place: label for segment in segments.values() for label in segment.labels}
     needed = {place for place in labels if place[0] in present}
     needed |= {base for place in needed for base in labels[place].bases}
     if not needed:
         return None
-    # Each group's own factor counts once; a matrix holds those of its bases too, so these are divided out.
-    powers: dict[tuple[str, int], int] = {}
-    for place in sorted(needed, key=lambda p: -len(labels[p].bases)):
-        powers[place] = 1 - sum(power for other, power in powers.items() if place in labels[other].bases)
+    # Every group that moves has two indices, one of the source and one of the target; others keep one.
     letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    source, target = {}, {}
-    for place in labels:
-        source[place] = next(letters)
-        target[place] = next(letters) if place in needed else source[place]
+    source = {place: next(letters) for place in labels}
+    target = {place: next(letters) if place in needed else source[place] for place in labels}
     into = out = ""
     for axis in range(ndim):
-        if axis in segments:
-            places = [label.place for label in segments[axis].labels]
-            rest = next(letters)
-            into += "".join(source[p] for p in places) + rest
-            out += "".join(target[p] for p in places) + rest
-        else:
-            rest = next(letters)
-            into, out = into + rest, out + rest
+        places = [label.place for label in segments[axis].labels] if axis in segments else []
+        rest = next(letters)
+        into += "".join(source[p] for p in places) + rest
+        out += "".join(target[p] for p in places) + rest
     operands = []
-    for place, power in powers.items():
-        if power:
-            chain = [*labels[place].bases, place]
-            joint = tuple(e for p in chain for e in labels[p].character)
-            indices = "".join(target[p] for p in chain) + "".join(source[p] for p in chain)
-            operands.append(_Operand((place[0], joint), indices, power))
-    # What is divided out first, and the tensor after the first product: sums then are taken as early as can be.
+    for place, power in _powers(labels, needed).items():
+        chain = [*labels[place].bases, place]
+        joint = tuple(e for p in chain for e in labels[p].character)
+        indices = "".join(target[p] for p in chain) + "".join(source[p] for p in chain)
+        operands.append(_Operand((place[0], joint), indices, power))
+    # Divisors come first, and the tensor after the first product: sums then are taken as early as can be.
     operands.sort(key=lambda operand: operand.power)
     at = 1 + sum(operand.power < 0 for operand in operands)
     terms = ["..." + operand.letters for operand in operands]
     terms.insert(at, "..." + into)
     return _Cell(",".join(terms) + "->..." + out, tuple(operands), at)
+
+
+def _powers(labels: Mapping[tuple[str, int], _Label], needed: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """The power with which the matrix of each group enters a product, where it is not zero.
+
+    The matrix of a group holds the factors of its bases too, and each factor enters once: with groups g and h within
+    b, `J_g J_h / P_b`. So a base has power one minus the powers of all groups that are repeated within it.
+    """
+    powers: dict[tuple[str, int], int] = {}
+    for place in sorted(needed, key=lambda p: -len(labels[p].bases)):
+        powers[place] = 1 - sum(power for other, power in powers.items() if place in labels[other].bases)
+    return {place: power for place, power in powers.items() if power}
 
 
 def _power(matrix: Tensor, power: int) -> Tensor:
