@@ -19,7 +19,7 @@ NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class _Setting:
-    """Requirements of methods on what comes with the networks."""
+    """The task and the generator that come with networks, for methods that require them."""
 
     task: Task | None
     generator: torch.Generator | None
@@ -100,17 +100,18 @@ class Problem(_Setting):
         is_converged: Tensor | bool | None = None,
         moved: Mapping[str, Tensor] = NOTHING,
     ) -> Results:
-        """The result with these elements; see `Result`. The numbers of a single pair may be floats.
+        """The result with these elements, which moves the second networks; see `Result`.
+
+        Numbers of a single pair may be floats. A method leaves out what it does not have.
 
         Args:
             element: One element for each pair, or the same for all.
-            objective: What the method maximizes, at `element`.
-            initial: The same at the identity.
-            history: The objective from the start of the best climb on.
+            objective: The objective at `element`.
+            initial: The objective at the identity.
+            history: The objective along the best climb.
             starts: The objective that each climb reached.
             is_converged: Whether each pair ended by itself.
-            moved: Tensors of the second networks that are moved by `element` already, bit for bit as the action would,
-                with a leading axis of pairs. Those of another dtype or device are moved again.
+            moved: Tensors of the second networks that are moved already, bit for bit as the action would.
         """
 
         def numbers(values: Tensor | Sequence[float] | float) -> Tensor:
@@ -158,16 +159,9 @@ class ManyProblem(_Setting):
         is_converged: bool | None = None,
         params: Sequence[Params] = (),
     ) -> ManyResult:
-        """The result with one element for each network, the first of them the identity; see `Result`.
+        """The result with one element for each network, the first of them the identity; see `Problem.result`.
 
-        Args:
-            elements: What moves each network.
-            objective: What the method maximizes, at `elements`.
-            initial: The same at the identities.
-            history: The objective from the start of the best climb on.
-            starts: The objective that each climb reached.
-            is_converged: Whether the method ended by itself.
-            params: The moved networks, where they are known.
+        Networks are moved unless `params` has them.
         """
         elements = [materialize(element, self.symmetry.groups) for element in elements]
         first, rest = dict(self.networks[0]), zip(elements[1:], self.networks[1:], strict=True)
