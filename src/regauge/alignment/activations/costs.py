@@ -81,11 +81,11 @@ def activation_costs(
     Args:
         params_a: The first network.
         params_b: The second network.
-        symmetry: Of both.
+        symmetry: The symmetry of both networks.
         task: Module and batches.
         statistic: What is compared.
         outputs: Which outputs of the module count.
-        traces: Of the same module, from earlier pairs.
+        traces: Traces of the same module, from earlier pairs.
 
     Raises:
         TraceError: The task's module cannot be traced.

@@ -23,7 +23,7 @@ from regauge.training import Adam, Cosine, PlainProgram, descend, differentiate
 from regauge.training.descent import check_steps, cycle
 
 CHANGE = 1e-3
-"""The loss counts as settled when the last stretch between two checks changed it by less than this share."""
+"""The descent has converged when the loss changed by less than this share between the last two checks."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class ContinuousDescent(Method):
     parameters are not the best ones halfway; this is what brings the path close to flat there.
 
     Attributes:
-        loss: What falls.
+        loss: The loss that falls.
         init: An element, or a method whose result is the start; None is the identity.
-        steps: Of the optimizer.
+        steps: The number of steps of Adam.
         lr: Its learning rate at the start, in radians for rotations; it falls to zero along half a cosine.
-        checks: How many times h is judged, evenly spaced; the last one is at the end.
+        checks: The number of times that h is judged, evenly spaced; the last one is at the end.
 
     References:
         Theus et al. (2025), Generalized linear mode connectivity for transformers, who learn elements on the task loss.

@@ -54,13 +54,13 @@ class Sinkhorn(Method):
     the initial element puts them.
 
     Attributes:
-        loss: What falls.
+        loss: The loss that falls.
         init: An element, or a method whose result is the start; None is the identity.
-        steps: Of the optimizer.
+        steps: The number of steps of Adam.
         lr: Its learning rate, for logits in units of the temperature.
-        temperature: Of the Sinkhorn operator.
+        temperature: The temperature of the Sinkhorn operator.
         confidence: The share of each row of a plan that is given to the initial element at the start.
-        checks: How many times plans are rounded and judged, evenly spaced; the last one is at the end.
+        checks: The number of times that plans are rounded and judged, evenly spaced; the last one is at the end.
 
     References:
         Pena et al. (2023), Re-Basin via Implicit Sinkhorn Differentiation, equations 6 to 9; Eisenberger et al.

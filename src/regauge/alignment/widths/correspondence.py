@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.widths.axes import Axis, default_readers, require_readers, require_same_architecture
-from regauge.alignment.widths.plans import Plan, SignCharacter, mapped, sign_character
+from regauge.alignment.widths.plans import SignCharacter, UnitPlan, map_tensor, sign_character
 from regauge.alignment.widths.transport import entropy, in_order, transport
 from regauge.core.assignment import assign
 from regauge.core.families import barycentre, compared, dot, unfold
@@ -23,18 +23,18 @@ class Correspondence:
     """The outcome of `correspond`.
 
     Attributes:
-        plans: One for each group.
-        objective: What was maximized.
-        initial: The same where units are paired in their order (the identity for equal widths), except of groups with
-            given profits; never larger.
-        history: Objective at the start of the best climb and after each of its sweeps; it never falls.
+        plans: One plan for each group.
+        objective: The objective that was maximized.
+        initial: The objective where units are paired in their order (the identity for equal widths), except of groups
+            with given profits; never larger.
+        history: The objective at the start of the best climb and after each of its sweeps; it never falls.
         is_converged: Whether no single plan could be improved any more.
-        symmetry_a: Of the first network, with sizes.
-        symmetry_b: Of the second.
+        symmetry_a: The symmetry of the first network, with sizes.
+        symmetry_b: The symmetry of the second network, with sizes.
         readers: The axes along which parameters sum over units.
     """
 
-    plans: Mapping[str, Plan]
+    plans: Mapping[str, UnitPlan]
     objective: float
     initial: float
     history: tuple[float, ...]
@@ -62,7 +62,7 @@ class Correspondence:
         factor and every unit of B goes to several units of A, the result computes what B computes.
 
         Args:
-            params_b: Of the second network's shapes, unchanged. Buffers are mapped like parameters.
+            params_b: A network of the second one's shapes, unchanged. Buffers are mapped like parameters.
 
         Raises:
             KeyError: A parameter is missing.
@@ -81,7 +81,7 @@ class Correspondence:
                 raise ValueError(f"{name!r} holds {tensor.dtype}, which cannot be averaged; convert the network first")
             work = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
             pairs = list(zip(sites, symmetry_b.sites[name], strict=True))
-            there = mapped(work, pairs, self.symmetry_a.shapes[name], self.plans, self.readers)
+            there = map_tensor(work, pairs, self.symmetry_a.shapes[name], self.plans, self.readers)
             result[name] = there.to(tensor.dtype)
         return result
 
@@ -98,7 +98,7 @@ def correspond(
     max_sweeps: int = 100,
     tolerance: float = 1e-9,
 ) -> Correspondence:
-    """Which units of B belong to which units of A, where the two have different widths.
+    """Find which units of B belong to which units of A, where the two have different widths.
 
     Every group of units gets a transport plan T `[n_a, n_b]` with uniform masses. With all plans fixed but one, the
     cost of a pair of units is the squared distance of their weights, B's being mapped by the other plans; since the
@@ -117,8 +117,8 @@ def correspond(
     Args:
         params_a: The network that stays.
         params_b: The network that will be mapped, of the same architecture in other widths.
-        symmetry_a: Of the first network; the same groups act on the same parameters in both.
-        symmetry_b: Of the second.
+        symmetry_a: The symmetry of the first network; the same groups act on the same parameters in both.
+        symmetry_b: The symmetry of the second network.
         regularization: Strength of the entropy that makes plans soft. It is counted in units of the typical
             product of the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less.
             An average of units that differ varies less than each of them, so that the mapped network computes less
@@ -151,28 +151,21 @@ def correspond(
     read = default_readers(symmetry_a) if readers is None else frozenset(readers)
     require_readers(symmetry_a, symmetry_b, read)
     problem = _Problem(params_a, params_b, symmetry_a, symmetry_b, read, regularization, dict(profits or {}))
-    climb = problem.climb(problem.first_plans(), max_sweeps, tolerance)
+    plans, history, is_converged = problem.climb(problem.first_plans(), max_sweeps, tolerance)
     ordered = problem.ordered_plans()
     initial = problem.objective(ordered)
-    if climb.history[-1] < initial:
-        climb = problem.climb(ordered, max_sweeps, tolerance)
+    if history[-1] < initial:
+        plans, history, is_converged = problem.climb(ordered, max_sweeps, tolerance)
     return Correspondence(
-        plans=climb.plans,
-        objective=climb.history[-1],
+        plans=plans,
+        objective=history[-1],
         initial=initial,
-        history=climb.history,
-        is_converged=climb.is_converged,
+        history=history,
+        is_converged=is_converged,
         symmetry_a=symmetry_a,
         symmetry_b=symmetry_b,
         readers=read,
     )
-
-
-@dataclass(frozen=True)
-class _Climb:
-    plans: dict[str, Plan]
-    history: tuple[float, ...]
-    is_converged: bool
 
 
 class _Problem:
@@ -201,16 +194,16 @@ class _Problem:
         }
         self._softness = {group.name: regularization * self._typical_profit(group) for group in self._free}
 
-    def ordered_plans(self) -> dict[str, Plan]:
+    def ordered_plans(self) -> dict[str, UnitPlan]:
         """Units paired in their order."""
-        return {g.name: Plan(in_order(*self._sizes[g.name]), self._signs(g, 1)) for g in self._free} | self._given
+        return {g.name: UnitPlan(in_order(*self._sizes[g.name]), self._signs(g, 1)) for g in self._free} | self._given
 
-    def first_plans(self) -> dict[str, Plan]:
+    def first_plans(self) -> dict[str, UnitPlan]:
         """Every plan chosen once, the best anchored first, the unknown ones at their average: uniform, without sign."""
         plans = dict(self._given)
         for group in self._free:
             n, m = self._sizes[group.name]
-            plans[group.name] = Plan(torch.full((n, m), 1 / (n * m), dtype=torch.float64), self._signs(group, 0))
+            plans[group.name] = UnitPlan(torch.full((n, m), 1 / (n * m), dtype=torch.float64), self._signs(group, 0))
         unknown = {group.name: group for group in self._free}
         scores: dict[str, float] = {}
         while unknown:
@@ -221,13 +214,15 @@ class _Problem:
                 scores.pop(name, None)
         return plans
 
-    def objective(self, plans: Mapping[str, Plan]) -> float:
+    def objective(self, plans: Mapping[str, UnitPlan]) -> float:
         """What is maximized: the inner product of the networks, and entropies."""
         inner = sum(self._inner_product(name, plans) for name in self._a)
         return inner + sum(self._bonus(group.name, plans) for group in self._free)
 
-    def climb(self, plans: Mapping[str, Plan], max_sweeps: int, tolerance: float) -> _Climb:
-        """Improve one plan after the other until nothing gains; a step that does not gain is not taken."""
+    def climb(
+        self, plans: Mapping[str, UnitPlan], max_sweeps: int, tolerance: float
+    ) -> tuple[dict[str, UnitPlan], tuple[float, ...], bool]:
+        """Improve one plan after the other until nothing gains: the plans, the history, and whether it converged."""
         plans, least = dict(plans), tolerance * sum(self._norms.values())
         history, dirty = [self.objective(plans)], {group.name for group in self._free}
         while dirty and len(history) <= max_sweeps:
@@ -243,29 +238,29 @@ class _Problem:
                     dirty |= self._neighbors(group.name)
             history.append(reached)
         drift = self.objective(plans) - history[-1]  # What rounding added up on the way.
-        return _Climb(plans, tuple(value + drift for value in history), not dirty)
+        return plans, tuple(value + drift for value in history), not dirty
 
-    def _local(self, group: str, plans: Mapping[str, Plan]) -> float:
+    def _local(self, group: str, plans: Mapping[str, UnitPlan]) -> float:
         """The part of the objective that a group's plan changes."""
         return sum(self._inner_product(name, plans) for name in self._touched[group]) + self._bonus(group, plans)
 
-    def _inner_product(self, name: str, plans: Mapping[str, Plan]) -> float:
+    def _inner_product(self, name: str, plans: Mapping[str, UnitPlan]) -> float:
         shape = tuple(self._a[name].shape)
-        return dot(self._a[name], mapped(self._b[name], self._pairs[name], shape, plans, self._readers))
+        return dot(self._a[name], map_tensor(self._b[name], self._pairs[name], shape, plans, self._readers))
 
-    def _bonus(self, group: str, plans: Mapping[str, Plan]) -> float:
+    def _bonus(self, group: str, plans: Mapping[str, UnitPlan]) -> float:
         return self._softness[group] * entropy(plans[group].mass) if self._softness[group] else 0.0
 
-    def _best(self, group: Group, plans: Mapping[str, Plan]) -> Plan:
+    def _best(self, group: Group, plans: Mapping[str, UnitPlan]) -> UnitPlan:
         """The best plan of a group with all others fixed."""
         profits = self._profits(group, plans)
         keys, matrices = list(profits), list(profits.values())
         if not group.signs:
-            return Plan(transport(profits[()], self._softness[group.name]), self._signs(group, 1))
+            return UnitPlan(transport(profits[()], self._softness[group.name]), self._signs(group, 1))
         code = SignCode(keys)
-        return Plan(transport(code.best(matrices), self._softness[group.name]), code.signs(matrices, group.signs))
+        return UnitPlan(transport(code.best(matrices), self._softness[group.name]), code.signs(matrices, group.signs))
 
-    def _profits(self, group: Group, plans: Mapping[str, Plan]) -> dict[SignCharacter, Tensor]:
+    def _profits(self, group: Group, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
         """What one unit of mass on each pair adds to the objective, by the families of signs that act."""
         size_a, size_b = self._sizes[group.name]
         result = {(0,) * group.signs: torch.zeros(size_a, size_b, dtype=torch.float64)}
@@ -277,7 +272,7 @@ class _Problem:
                 others = [pair for pair in self._pairs[name] if pair[0].placement.axis != axis]
                 shape = list(self._a[name].shape)
                 shape[axis] = self._b[name].shape[axis]
-                b = mapped(self._b[name], others, tuple(shape), plans, self._readers)
+                b = map_tensor(self._b[name], others, tuple(shape), plans, self._readers)
                 product = (unfold(self._a[name], site_a) @ unfold(b, site_b).mT).double().cpu()
                 key, factor = sign_character(site_a), size_b if (name, axis) in self._readers else size_a
                 result[key] = result.get(key, 0) + factor * product
@@ -319,7 +314,9 @@ class _Problem:
     def _signs(self, group: Group, value: int) -> Tensor:
         return torch.full((group.signs, *self._sizes[group.name]), value, dtype=torch.int8)
 
-    def _plans_of(self, symmetry: Symmetry, profits: Mapping[str, Tensor], regularization: float) -> dict[str, Plan]:
+    def _plans_of(
+        self, symmetry: Symmetry, profits: Mapping[str, Tensor], regularization: float
+    ) -> dict[str, UnitPlan]:
         """The plans of groups whose profits are given: nothing else decides them."""
         plans = {}
         for name, profit in profits.items():
@@ -333,7 +330,7 @@ class _Problem:
             sign = torch.where(values < 0, -1, 1).to(torch.int8).expand(group.signs, *values.shape)
             values = values.abs() if group.signs else values
             typical = float(values.square().mean().sqrt())
-            plans[name] = Plan(transport(values, regularization * typical), sign)
+            plans[name] = UnitPlan(transport(values, regularization * typical), sign)
         return plans
 
 

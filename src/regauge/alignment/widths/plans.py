@@ -14,7 +14,7 @@ SignCharacter = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class UnitPlan:
     """Which units of two layers belong together.
 
     Attributes:
@@ -34,11 +34,11 @@ class Plan:
         return result
 
 
-def mapped(
+def map_tensor(
     tensor: Tensor,
     pairs: Sequence[tuple[Site, Site]],
     shape: Sequence[int],
-    plans: Mapping[str, Plan],
+    plans: Mapping[str, UnitPlan],
     readers: Collection[Axis],
 ) -> Tensor:
     """A tensor of the second network taken to the shape that it has in the first, axis by axis."""
