@@ -3,12 +3,9 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +20,7 @@ from regauge.nets.mlp import mlp
 from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
 from regauge.storage.checkpoints.writing import save
 from regauge.training.optimizers import AdamW
+from regauge.zoo.jobs.threads import one_thread
 
 NETWORKS = 3
 
@@ -97,20 +95,6 @@ def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
             examples=examples,
         ),
     )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread per network: for networks this small, more threads only wait for one another.
-
-    It also makes the numbers independent of how many processors there are.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def summary(results: dict[str, Any]) -> Table:

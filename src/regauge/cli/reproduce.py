@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table as Printed
 
 import regauge as rg
-from regauge.cli.demo import one_thread
 from regauge.cli.options import Reproduce, UsageError
 from regauge.cli.progress import show_progress
 from regauge.inr.rendering.path_strips import load_strips
@@ -18,6 +17,7 @@ from regauge.papers.table import Table
 from regauge.report.figures import line_figure, picture_figure
 from regauge.report.strips_figure import strips_figure
 from regauge.storage.checkpoints.writing import save_text
+from regauge.zoo.jobs.threads import one_thread
 
 UNLIMITED = 10_000
 """Characters in a line where no terminal limits it."""

@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import groupby, islice
 
 import torch
@@ -19,6 +18,7 @@ from regauge.training.one_by_one import Loop
 from regauge.training.programs import Backend, StackProgram
 from regauge.training.settings import drawn
 from regauge.training.stacks import Stack, VmapEngine, chain_of
+from regauge.zoo.jobs.threads import one_thread
 from regauge.zoo.training.batches import reads_everything
 from regauge.zoo.training.config import Config
 from regauge.zoo.training.examples import Examples, load_examples
@@ -248,14 +248,14 @@ def _trained(
     """Train one stack."""
     total = config.total_steps(examples)
     worth = len(members) / total
-    with _one_thread():
+    with one_thread():
         stack = Running(config, examples, members, maker.make(members), is_fixed=maker.backend == "compiled")
     checkpoints = {total} | (config.checkpoints.steps(total) if config.checkpoints else set())
     discards = {discard.step: discard for discard in config.discards}
     reached = 0
     states = descend(stack.program, map(stack.batches.at, range(total)), steps=total, schedule=config.schedule)
     for event in sorted(checkpoints | discards.keys()):
-        with _one_thread():
+        with one_thread():
             losses: Tensor | None = None
             for state in islice(states, event - reached):
                 losses = state.loss
@@ -270,14 +270,3 @@ def _trained(
         if not any(stack.is_alive):
             advance(worth * (total - reached))
             return
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread of torch for a while: the operators are so small that threads would wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
