@@ -90,7 +90,7 @@ def matched(symmetry: rg.Symmetry) -> Align:
                 x = torch.cat([left[w], left[bias].unsqueeze(1)], 1), left[out].T
                 y = torch.cat([moved[w], moved[bias].unsqueeze(1)], 1), moved[out].T
                 factors, profits = best_factors(*(u @ v.T for u, v in zip(x, y, strict=True)), *y)
-                order = torch.from_numpy(assign(profits.numpy()).columns)
+                order = torch.from_numpy(assign(profits.numpy()))
                 factor = factors.gather(1, order.unsqueeze(1))
                 moved[w], moved[bias] = moved[w][order] * factor, moved[bias][order] * factor[:, 0]
                 moved[out] = moved[out][:, order] / factor[:, 0]

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.alignment.engine import running
+from regauge.alignment.engine import family_costs, neighbor_terms
 from regauge.core import closest
-from regauge.core.assignment import Assignment
+from regauge.core.assignment import Assignments
 from regauge.core.products import matmul
 from regauge.data.images import cifar10, digits, mnist
 from regauge.nets.classification import Training, train
@@ -105,24 +105,26 @@ def floor(pair: Pair, symmetry: rg.Symmetry, method: rg.WeightMatching) -> tuple
     """
     shapes: Counter[tuple[int, int, int]] = Counter()
     solving = 0.0
-    products, assign = running.inner_products, closest.assign
+    products, assign = family_costs.inner_products, closest.assign_many
 
     def counted_products(group: rg.Group, a: Tensor, b: Tensor) -> Tensor:
         shapes[a.shape[-2], a.shape[-1], b.shape[-2]] += 1
         return products(group, a, b)
 
-    def timed_assign(*args: object, **kwargs: object) -> Assignment:
+    def timed_assign(*args: object, **kwargs: object) -> Assignments:
         nonlocal solving
         start = time.process_time()
         solved = assign(*args, **kwargs)
         solving += time.process_time() - start
         return solved
 
-    running.inner_products, closest.assign = counted_products, timed_assign
+    family_costs.inner_products = neighbor_terms.inner_products = counted_products
+    closest.assign_many = timed_assign
     try:
         rg.align(pair.a, pair.b, symmetry, method=method)
     finally:
-        running.inner_products, closest.assign = products, assign
+        family_costs.inner_products = neighbor_terms.inner_products = products
+        closest.assign_many = assign
     operations = {shape: 2 * math.prod(shape) * count for shape, count in shapes.items()}
     dominant = max(operations, key=lambda shape: operations[shape])
     own = sum(total / flops_per_second(*shape) for shape, total in operations.items())

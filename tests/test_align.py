@@ -27,9 +27,10 @@ from torch import Tensor
 
 import regauge as rg
 from regauge import Params, Symmetry, WeightMatching
-from regauge.alignment.engine.ascent import Ascent
 from regauge.alignment.engine.blocks import solve_family
-from regauge.core.families import families
+from regauge.alignment.engine.climbs import make_ascent
+from regauge.alignment.engine.pursuit import Pursuit
+from regauge.core.families import compared, families
 
 # --- laws ------------------------------------------------------------------------------------------------------
 
@@ -314,16 +315,40 @@ def test_the_report_says_what_to_do() -> None:
     assert "does not tell how high the barrier is: measure that with `regauge.line`" in rg.align(a, b, symmetry).report
 
 
-def test_running_costs_stay_true() -> None:
-    """After many steps the updated cost is what a new one would be."""
+def rotated_and_permuted() -> Symmetry:
+    """A chain of a rotated layer and a permuted one."""
+    axes: dict[str, tuple[str | None, ...]] = {"in": ("h1", None), "between": ("h2", "h1"), "out": (None, "h2")}
+    bound = Symmetry.from_axes(axes, kinds={"h1": "orthogonal", "h2": "signed"})
+    return bound.bind({"in": torch.zeros(6, 4), "between": torch.zeros(9, 6), "out": torch.zeros(3, 9)})
+
+
+@pytest.mark.parametrize("name", ["stream", "recurrent", "signed", "dihedral", "rotated and permuted"])
+def test_costs_that_are_corrected_stay_true(name: str) -> None:
+    """After many steps the corrected cost of a family is what a new one would be, for one pair and for several."""
+    symmetry = BY_HAND.get(name) or rotated_and_permuted()
+    for pairs in (1, 3):
+        drawings = ([drawn(symmetry, seed + k) for k in range(pairs)] for seed in (0, 10))
+        a, b = compared([{n: torch.stack([p[n] for p in many]) for n in many[0]} for many in drawings], symmetry)
+        ascent, rows = make_ascent(symmetry, a, b), torch.arange(pairs)
+        ascent.climb(rows, 100)
+        fresh = make_ascent(symmetry, a, b, start=ascent.networks.element)
+        for k, kept in ascent._costs.items():
+            new = fresh._costs[k].cost(rows)
+            for key, matrix in kept.cost(rows).matrices.items():
+                assert torch.allclose(matrix, new.matrices[key], atol=1e-10)
+
+
+def test_costs_follow_a_first_network_that_moves() -> None:
     symmetry = BY_HAND["stream"]
-    a, b = drawn(symmetry, 0), drawn(symmetry, 1)
-    ascent = Ascent(symmetry, a, b)
-    while ascent.sweep():
-        pass
-    fresh = Ascent(symmetry, a, ascent._b)
-    for family in ascent.families:
-        name = family.root.name
-        kept = ascent._running[name].cost(ascent._a, ascent._b, {}, ascent._average).matrices[()]
-        new = fresh._running[name].cost(fresh._a, fresh._b, {}, fresh._average).matrices[()]
-        assert torch.allclose(kept, new, atol=1e-10)
+    a, b, c = (compared([drawn(symmetry, seed)], symmetry)[0] for seed in range(3))
+    pursuit = Pursuit(symmetry, a, b, symmetry.identity())
+    pursuit.climb(100)
+    pursuit.aim_at({name: c[name] for name in list(c)[:3]})
+    gain = pursuit.climb(100)
+    aim = {**a, **{name: c[name] for name in list(c)[:3]}}
+    assert gain > 0
+    moved = symmetry.act(pursuit.element, b)
+    assert all(torch.allclose(pursuit.second[name], moved[name]) for name in b)
+    again = Pursuit(symmetry, aim, b, pursuit.element)
+    assert again.climb(100) <= 1e-9 * sum(float(aim[name].norm() * b[name].norm()) for name in aim)
+    assert not again.changed

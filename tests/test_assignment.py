@@ -36,47 +36,61 @@ def heavy_tailed(n: int, seed: int) -> np.ndarray:
 def test_equals_brute_force(n: int, seed: int) -> None:
     profit = np.random.default_rng(seed).normal(size=(n, n))
     best = max(total(profit, np.array(p)) for p in itertools.permutations(range(n)))
-    assert total(profit, assign(profit).columns) == pytest.approx(best, abs=1e-12)
+    assert total(profit, assign(profit)) == pytest.approx(best, abs=1e-12)
+
+
+def single(profit: np.ndarray, potentials: torch.Tensor | None = None) -> tuple[np.ndarray, torch.Tensor | None]:
+    """One problem as a batch of one."""
+    solved = assign_many(torch.from_numpy(profit).unsqueeze(0), potentials)
+    return solved.columns[0].numpy(), solved.potentials
 
 
 @pytest.mark.parametrize("n", [64, 200])
 def test_reductions_and_potentials_keep_the_optimum(solver: str, n: int) -> None:
     profit = heavy_tailed(n, 0)
     cold = assignment._scipy(-profit)
-    first = assign(profit, is_repeated=True)
-    assert sorted(first.columns) == list(range(n))
-    assert total(profit, first.columns) == pytest.approx(total(profit, cold), rel=1e-12)
-    assert first.potentials is not None
+    columns, potentials = single(profit)
+    for found in (columns, assign(profit)):
+        assert sorted(found) == list(range(n))
+        assert total(profit, found) == pytest.approx(total(profit, cold), rel=1e-12)
+    assert potentials is not None
     changed = profit + 0.05 * heavy_tailed(n, 1)
-    warm = assign(changed, first.potentials)
-    assert total(changed, warm.columns) == pytest.approx(total(changed, assignment._scipy(-changed)), rel=1e-12)
+    warm, _ = single(changed, potentials)
+    assert total(changed, warm) == pytest.approx(total(changed, assignment._scipy(-changed)), rel=1e-12)
 
 
 def test_wrong_potentials_cost_time_and_not_exactness(solver: str) -> None:
     profit = heavy_tailed(100, 2)
-    warm = assign(profit, np.random.default_rng(0).normal(size=100) * 100)
-    assert total(profit, warm.columns) == pytest.approx(total(profit, assignment._scipy(-profit)), rel=1e-12)
+    warm, _ = single(profit, torch.from_numpy(np.random.default_rng(0).normal(size=(1, 100)) * 100))
+    assert total(profit, warm) == pytest.approx(total(profit, assignment._scipy(-profit)), rel=1e-12)
 
 
 def test_the_identity_is_recognized_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     profit = np.eye(80) * 5 + np.random.default_rng(0).uniform(size=(80, 80))
-    first = assign(profit, is_repeated=True)
+    _, potentials = single(profit)
     monkeypatch.setattr(assignment, "_solver", lambda: pytest.fail)
-    assert (assign(profit, first.potentials).columns == np.arange(80)).all()
+    assert (single(profit, potentials)[0] == np.arange(80)).all()
+
+
+@pytest.mark.parametrize("n", [5, 60])
+def test_potentials_are_found_only_where_they_are_asked_for(n: int) -> None:
+    profits = torch.from_numpy(heavy_tailed(n, 4)).unsqueeze(0)
+    assert assign_many(profits, is_repeated=False).potentials is None
+    assert torch.equal(assign_many(profits, is_repeated=False).columns, assign_many(profits).columns)
 
 
 def test_dead_and_duplicate_units(solver: str) -> None:
     profit = np.zeros((70, 70))
     profit[:30, :30] = heavy_tailed(30, 3)
-    columns = assign(profit, is_repeated=True).columns
-    assert sorted(columns) == list(range(70))
-    assert total(profit, columns) == pytest.approx(total(profit, assignment._scipy(-profit)), rel=1e-12)
-    assert (assign(np.ones((5, 5))).columns == assign(np.ones((5, 5))).columns).all()
+    for columns in (assign(profit), single(profit)[0]):
+        assert sorted(columns) == list(range(70))
+        assert total(profit, columns) == pytest.approx(total(profit, assignment._scipy(-profit)), rel=1e-12)
+    assert (assign(np.ones((5, 5))) == assign(np.ones((5, 5)))).all()
 
 
 def test_empty_and_single() -> None:
-    assert assign(np.zeros((0, 0))).columns.tolist() == []
-    assert assign(np.array([[-3.0]])).columns.tolist() == [0]
+    assert assign(np.zeros((0, 0))).tolist() == []
+    assert assign(np.array([[-3.0]])).tolist() == [0]
 
 
 def test_a_module_named_lap_without_the_solver_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

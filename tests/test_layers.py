@@ -40,7 +40,7 @@ PURE = {
     "discovery": {"torch", "numpy", "scipy"},
     "relaxed": {"jaxtyping", "torch", "scipy", "numpy"},
     "training": {"torch", "numpy"},
-    "alignment": {"torch", "scipy", "numpy", "lap", "typing_extensions"},
+    "alignment": {"jaxtyping", "torch", "scipy", "numpy", "lap", "typing_extensions"},
     "canonical": {"jaxtyping", "torch", "scipy", "numpy"},
     "connect": {"torch", "numpy", "scipy"},
     "merging": {"torch", "numpy", "scipy", "safetensors"},

@@ -13,8 +13,8 @@ from torch.nn import functional
 import regauge as rg
 from regauge import Element, Params, Symmetry, WeightMatching
 from regauge.alignment import Method, Problem, Results
-from regauge.alignment.engine import pair_climbs
-from regauge.alignment.engine.ascent import Ascent
+from regauge.alignment.engine import climbs
+from regauge.alignment.engine.pursuit import Pursuit
 from regauge.alignment.method import match_each
 from regauge.core.families import compared
 from regauge.core.task import Task
@@ -110,7 +110,7 @@ def test_portions_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     a, b = population(symmetry, 7), population(symmetry, 7, seed=100)
     method = WeightMatching(restarts=1)
     whole = rg.align_pairs(a, b, symmetry, method=method, generator=generator(0))
-    monkeypatch.setattr(pair_climbs, "PORTION_PAIRS", 3)
+    monkeypatch.setattr(climbs, "PORTION_PAIRS", 3)
     parts = rg.align_pairs(a, b, symmetry, method=method, generator=generator(0))
     assert whole.history.shape == parts.history.shape
     assert torch.allclose(whole.history, parts.history, rtol=1e-12)
@@ -120,7 +120,7 @@ def test_portions_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_portions_side_by_side_are_those_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     symmetry = BY_HAND["signed"]
     a, b = population(symmetry, 7), population(symmetry, 7, seed=100)
-    monkeypatch.setattr(pair_climbs, "PORTION_PAIRS", 2)
+    monkeypatch.setattr(climbs, "PORTION_PAIRS", 2)
     threads, found = torch.get_num_threads(), []
     try:
         for number in (1, 2):
@@ -141,7 +141,7 @@ def test_what_fails_in_a_portion_fails() -> None:
     torch.set_num_threads(2)
     try:
         with pytest.raises(ZeroDivisionError):
-            pair_climbs.side_by_side(work, [slice(2, 4), slice(0, 2)])
+            climbs.side_by_side(work, [slice(2, 4), slice(0, 2)])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -149,10 +149,10 @@ def test_what_fails_in_a_portion_fails() -> None:
 
 def test_portions_are_even_and_bound_what_is_held() -> None:
     small = {"w": torch.zeros(1000, 10)}
-    sizes = [part.stop - part.start for part in pair_climbs.portions(small, small)]
+    sizes = [part.stop - part.start for part in climbs.portions(small, small)]
     assert sizes == [250] * 4
     large = {"w": torch.zeros(1, 1).expand(5, 3 << 22)}
-    sizes = [part.stop - part.start for part in pair_climbs.portions(large, large)]
+    sizes = [part.stop - part.start for part in climbs.portions(large, large)]
     assert sizes == [1] * 5
 
 
@@ -216,10 +216,10 @@ def test_pairs_whose_climb_ends_below_the_identity_fall_back_to_it() -> None:
 
 def climbed(symmetry: Symmetry, a: Params, b: Params, start: Element) -> float:
     """A single climb from an element."""
-    ascent = Ascent(symmetry, *compared([a, b], symmetry), start=start)
-    while ascent.sweep():
-        pass
-    return ascent.exact_objective()
+    first, second = compared([a, b], symmetry)
+    pursuit = Pursuit(symmetry, first, second, start)
+    pursuit.climb(1000)
+    return sum(float((first[name] * moved).sum()) for name, moved in pursuit.second.items())
 
 
 @pytest.mark.parametrize("name", ["permutation", "signed", "orthogonal", "recurrent", "grouped convolution"])

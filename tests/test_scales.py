@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge import Element, Group, Params, Placement, Symmetry, WeightMatching
-from regauge.alignment.engine.balanced import balanced
-from regauge.core.families import compared
+from regauge.alignment.engine.frames import Frame
 from regauge.core.scales import balance
 from regauge.nets.resnet import resnet20
 
@@ -245,10 +244,9 @@ def test_it_is_never_worse_than_the_identity() -> None:
     is_worse = []
     for seed in range(20):
         a, b = drawn(symmetry, seed), drawn(symmetry, seed + 100)
-        counted = compared([a, b], symmetry)
-        frame = balanced(a, b, counted[0], counted[1], symmetry)
+        frame = Frame.of(*({n: t.unsqueeze(0) for n, t in params.items()} for params in (a, b)), symmetry, "balance")
         result = rg.align(a, b, symmetry)
-        assert result.initial == pytest.approx(float(frame.identity_objective(symmetry)))
+        assert result.initial == pytest.approx(float(frame.identity_objective()))
         assert result.objective >= result.initial
         is_worse.append(result.initial > sum(float((frame.a[n] * frame.b[n]).sum()) for n in frame.a) + 1e-9)
         assert is_worse[-1] == all(torch.allclose(result.params[n], b[n], rtol=1e-12) for n in b)

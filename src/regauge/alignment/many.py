@@ -1,38 +1,32 @@
 """What methods for many networks share: their objective, and the choice between climbs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from regauge.alignment.engine.climbs import Climbs
+from regauge.alignment.engine.frames import rescale
+from regauge.alignment.engine.ladder import Fallback, ladder
 from regauge.alignment.problem import ManyProblem
 from regauge.alignment.result import ManyResult
 from regauge.core import act as _act
-from regauge.core.element import Element
+from regauge.core.element import Element, concatenate, stack
 from regauge.core.families import Tensors, compared, dot
 from regauge.core.interpolation import mean
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
 
 
-@dataclass(frozen=True)
-class Climb:
-    """Where one climb ended."""
-
-    elements: tuple[Element, ...]
-    objective: float
-    history: tuple[float, ...]
-    is_converged: bool
-
-
-def best_climb(
+def best_universe(
     problem: ManyProblem,
     scales: Literal["balance", "keep"],
-    climbs_from: Callable[[Sequence[Tensors]], Sequence[Climb]],
-    climb_from_identity: Callable[[Sequence[Tensors]], Climb],
+    climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
+    climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """What methods have in common: balanced scales, the choice between climbs, the identity as a last resort.
+    """Balance scales, choose between climbs, and fall back to the identity.
 
     With "balance" the networks are compared at the points of smallest norm on their orbits under positive scales,
     as `WeightMatching` does; all of them take over the scales of the first network.
@@ -41,41 +35,58 @@ def best_climb(
         problem: The networks as given. A task chooses between the climbs that end at or above the identities, by the
             loss of the plain mean.
         scales: Whether to balance.
-        climbs_from: Climbs between networks of which only what counts is left.
-        climb_from_identity: One more, from the identities; it never falls below where it begins.
+        climbs_from: Climbs between the compared tensors of networks; see `one_climb`.
+        climb_from_identity: One more climb, from the identities; it never falls below where it begins.
     """
     networks, symmetry, task = problem.networks, problem.symmetry, problem.task
     tensors = compared(networks, symmetry)
-    start, factors = tensors, [symmetry.identity()] * len(tensors)
+    start, factors = tensors, symmetry.identity((len(tensors),))
     if scales == "balance" and any(group.scales for group in symmetry.groups):
-        factors = [balance(network, symmetry, buffers="keep") for network in networks]
-        start = [move(symmetry, factors[0], network) for network in tensors]
-        tensors = [move(symmetry, factor, network) for factor, network in zip(factors, tensors, strict=True)]
-    initial = universe_objective(start, tensors, symmetry)
-    ends = [(climb, _as_given(symmetry, climb.elements, factors)) for climb in climbs_from(tensors)]
-    if max(climb.objective for climb, _ in ends) < initial:
-        climb = climb_from_identity(start)
-        offset = initial - universe_objective(start, start, symmetry)
-        history = tuple(value + offset for value in climb.history)
-        climb = Climb(climb.elements, climb.objective + offset, history, climb.is_converged)
-        ends.append((climb, _as_given(symmetry, climb.elements, [factors[0]] * len(tensors))))
-    best, elements = max(ends, key=lambda end: end[0].objective)
-    if task is not None and len(ends) > 1:
+        factors = stack([balance(network, symmetry, buffers="keep") for network in networks])
+        start = [rescale(symmetry, factors.item(0), network) for network in tensors]
+        tensors = [rescale(symmetry, factors.item(k), network) for k, network in enumerate(tensors)]
 
-        def mean_loss(end: tuple[Climb, tuple[Element, ...]]) -> float:
-            moved = [symmetry.act(element, network) for element, network in zip(end[1], networks, strict=True)]
-            return task.evaluate(mean(moved))["loss"]
+    def lead_back(found: Climbs, factors: Element) -> Climbs:
+        """Elements of scaled networks as elements of the networks as given, the first of which stays where it is."""
+        elements = symmetry.compose(found.element.map(lambda t: t[0], (len(networks),)), factors)
+        elements = symmetry.compose(symmetry.inverse(elements.item(0)), elements)
+        return replace(
+            found, element=_in_one_row(concatenate([symmetry.identity((1,)), elements.rows(slice(1, None))]))
+        )
 
-        candidates = [end for end in ends if end[0].objective >= initial]
-        best, elements = min(candidates, key=mean_loss)
+    def from_identity(rows: Tensor) -> Climbs:
+        return lead_back(climb_from_identity(start), factors.rows(torch.zeros(len(networks), dtype=torch.int64)))
+
+    def mean_loss(elements: Element) -> Tensor:
+        moved = [symmetry.act(elements.item(0, k), network) for k, network in enumerate(networks)]
+        assert task is not None
+        return torch.tensor([task.evaluate(mean(moved))["loss"]], dtype=torch.float64)
+
+    initial = torch.tensor([universe_objective(start, tensors, symmetry)], dtype=torch.float64)
+    climbs = [lead_back(found, factors) for found in climbs_from(tensors)]
+    best, starts = ladder(climbs, [Fallback(initial, from_identity)], initial, None if task is None else mean_loss)
     return problem.result(
-        elements,
-        objective=best.objective,
-        initial=initial,
-        history=best.history,
-        is_converged=best.is_converged,
-        starts=[climb.objective for climb, _ in ends],
+        [best.element.item(0, k) for k in range(len(networks))],
+        objective=float(best.objective),
+        initial=float(initial),
+        history=best.history[:, 0].tolist(),
+        is_converged=bool(best.is_converged),
+        starts=[value for value in starts[:, 0].tolist() if value == value],
     )
+
+
+def one_climb(elements: Sequence[Element], history: Sequence[float], *, is_converged: bool) -> Climbs:
+    """One climb of many networks, as a batch of one: its element has one row, with one element for each network."""
+    return Climbs(
+        element=_in_one_row(stack(elements)),
+        objective=torch.tensor(history[-1:], dtype=torch.float64),
+        history=torch.tensor(history, dtype=torch.float64).unsqueeze(1),
+        is_converged=torch.tensor([is_converged]),
+    )
+
+
+def _in_one_row(elements: Element) -> Element:
+    return elements.map(lambda t: t.unsqueeze(0), (1, *elements.batch))
 
 
 def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], symmetry: Symmetry) -> float:
@@ -107,13 +118,3 @@ def move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, Te
     """The action on some of the tensors of a network."""
     sites = {name: symmetry.sites[name] for name in tensors}
     return _act.act(symmetry.groups, sites, element, tensors, {name: t.ndim for name, t in tensors.items()})
-
-
-def _as_given(symmetry: Symmetry, elements: Sequence[Element], factors: Sequence[Element]) -> tuple[Element, ...]:
-    """Elements of scaled networks as elements of the networks as given, the first of which stays where it is."""
-    back = symmetry.inverse(symmetry.compose(elements[0], factors[0]))
-    pairs = list(zip(elements, factors, strict=True))[1:]
-    return (
-        symmetry.identity(),
-        *(symmetry.compose(back, symmetry.compose(element, factor)) for element, factor in pairs),
-    )

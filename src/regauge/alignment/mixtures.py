@@ -17,15 +17,15 @@ from math import comb
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from regauge.alignment.engine.blocks import complete, solve_family
+from regauge.alignment.engine.blocks import solve_family
 from regauge.core import act as _act
 from regauge.core.act import Site
-from regauge.core.assignment import Floats
 from regauge.core.closest import closest
 from regauge.core.element import Element
-from regauge.core.families import Family, Tensors, average, coupled_tensors, dot, group_cost
+from regauge.core.families import Family, Tensors, average, complete, coupled_tensors, dot, group_cost
 
 Vertex = Mapping[str, Element]
 """A hard element of every family, by the name of its root."""
@@ -69,7 +69,7 @@ class Mixture:
         # The entry at mask S is the mean of the tensor moved by the places whose bits are in S.
         self._means = {name: [t] * (1 << len(self._places[name])) for name, t in tensors.items()}
         self._excess = {name: [0.0] * len(places) for name, places in self._places.items()}
-        self._potentials: dict[str, Floats | None] = dict.fromkeys(self.families)
+        self._potentials: dict[str, Tensor | None] = dict.fromkeys(self.families)
 
     def mean(self, name: str) -> Tensor:
         """The relaxed tensor."""
@@ -217,7 +217,7 @@ class RelaxedUniverse:
             result.append({root: mixture.closest(root, aims) for root in mixture.families})
         return result
 
-    def line(self, vertices: Sequence[Vertex]) -> Floats:
+    def line(self, vertices: Sequence[Vertex]) -> NDArray[np.float64]:
         """The objective on the way to a vertex, as exact coefficients of powers of the step size."""
         total = np.zeros(1 + 2 * max(mixture.degree for mixture in self.mixtures))
         for name in self._names:
@@ -260,7 +260,7 @@ class RelaxedUniverse:
         return settled
 
 
-def highest(line: Floats) -> tuple[float, float]:
+def highest(line: NDArray[np.float64]) -> tuple[float, float]:
     """Where in [0, 1] a polynomial is largest, and its value there; the smallest such place.
 
     Args:

@@ -1,18 +1,20 @@
 """The closest element of a group: `closest(group, C) = argmax over g of <g, C>`, exactly, for every kind."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from regauge.core.assignment import Floats, assign, assign_many
+from regauge.core.assignment import assign_many
 from regauge.core.element import Value
 from regauge.core.groups import Group, Placement
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 from regauge.core.signs import SignCode
 
+PORTION = 1 << 22
+"""Most entries of a cost, times patterns of signs and parities, that are enumerated at once."""
 PULL = 1e-9
 """How strongly rotations are pulled to the identity, as a share of the cost's norm; what that loses is its square."""
 
@@ -57,29 +59,30 @@ class Cost:
 
     def at_identity(self) -> Tensor:
         """The objective of the identity, `[...]`."""
-        return torch.stack([_diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()
+        return torch.stack([diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()
 
     def at(self, value: Value) -> Tensor:
         """The objective of any value without positive factors, float64 `[...]`."""
         if value.matrix is not None:
-            matrices = torch.stack([m.double().cpu() for m in self.matrices.values()]).sum(0)
-            return (matrices * value.matrix).sum((-1, -2))
+            matrices = torch.stack([m.double() for m in self.matrices.values()]).sum(0)
+            return (matrices * value.matrix.to(matrices)).sum((-1, -2)).cpu()
         picked = self if value.perm is None else _picked(self, value.perm)
         total: Tensor | None = None
         for key, matrix in picked.matrices.items():
             own = matrix.squeeze(-1).double()
-            factor = _unit_signs(key, value)
-            own = own if factor is None else own * factor
+            factor = unit_signs(key, value)
+            own = own if factor is None else own * factor.to(own)
             total = own if total is None else total + own
         assert total is not None
         for s in picked.shifts:
             assert value.shift is not None
-            factor = _unit_signs(s.character, value)
-            source = s.source.double() if factor is None else s.source.double() * factor
-            amounts = torch.tensor(s.amounts, dtype=torch.float64)
-            moved = (amounts.unsqueeze(-1) * value.shift).sum(-2)
+            factor = unit_signs(s.character, value)
+            source = s.source.double() if factor is None else s.source.double() * factor.to(s.source.device)
+            moved = sum(amount * value.shift[..., f, :].double() for f, amount in enumerate(s.amounts))
+            assert isinstance(moved, Tensor)
+            moved = moved.to(source)
             total = total + moved * (s.target.double() - source) - s.count * moved**2 / 2
-        return total.sum(-1)
+        return total.sum(-1).cpu()
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Closest:
 
     value: Value
     objective: Tensor
-    potentials: Floats | None = None
+    potentials: Tensor | None = None
 
 
 def character(placement: Placement) -> Character:
@@ -103,7 +106,13 @@ def character(placement: Placement) -> Character:
 
 
 def closest(
-    group: Group, cost: Cost | Tensor, *, potentials: Floats | None = None, is_repeated: bool = False
+    group: Group,
+    cost: Cost | Tensor,
+    *,
+    potentials: Tensor | None = None,
+    current: Tensor | None = None,
+    slack: Tensor | None = None,
+    is_repeated: bool = False,
 ) -> Closest:
     """The element g of one group that maximizes `<g, C>`.
 
@@ -123,7 +132,9 @@ def closest(
     Args:
         group: Any group; what it is repeated within is a leading axis of the cost.
         cost: The objective, or a single matrix `[..., n, n]` where all placements share one character.
-        potentials: From a similar problem solved before, for one permutation.
+        potentials: The potentials of similar problems solved before, `[..., n]`.
+        current: Permutations to keep where they are best within `slack`, `[..., n]`.
+        slack: Gains that are not worth a change, `[...]`; zero unless given.
         is_repeated: Whether potentials should be returned.
 
     Raises:
@@ -134,20 +145,25 @@ def closest(
     """
     if isinstance(cost, Tensor):
         cost = _single(group, cost)
-    matrices = {key: matrix.double().cpu() for key, matrix in cost.matrices.items()}
+    lead = next(iter(cost.matrices.values())).shape[:-2]
     if group.matrix != "none":
-        return _procrustes(group, torch.stack(list(matrices.values())).sum(0))
-    cost = Cost(matrices, tuple(_on_cpu(s) for s in cost.shifts))
-    lead = next(iter(matrices.values())).shape[:-2]
+        return _procrustes(group, torch.stack([matrix.double() for matrix in cost.matrices.values()]).sum(0))
     if not group.is_permuted:
-        value, objective = _signs_and_shifts(group, cost)
+        value, objective = _signs_and_shifts(group, replace(cost, matrices=_doubles(cost.matrices)))
         return Closest(value, objective)
-    flat = profits(group, cost).reshape(-1, group.size, group.size)
-    if len(flat) == 1:
-        solved = assign(flat[0].numpy(), potentials, is_repeated=is_repeated)
-        found = with_order(group, cost, torch.from_numpy(solved.columns).reshape(*lead, group.size))
-        return replace(found, potentials=solved.potentials)
-    return with_order(group, cost, assign_many(flat).columns.reshape(*lead, group.size))
+    n = group.size
+    solved = assign_many(
+        profits(group, cost).reshape(-1, n, n),
+        None if potentials is None else potentials.reshape(-1, n),
+        current=None if current is None else current.reshape(-1, n),
+        slack=None if slack is None else slack.flatten(),
+        is_repeated=is_repeated,
+    )
+    perm = solved.columns.reshape(*lead, n)
+    picked = _picked(cost, perm)
+    value, objective = _signs_and_shifts(group, replace(picked, matrices=_doubles(picked.matrices)))
+    known = None if solved.potentials is None else solved.potentials.reshape(*lead, n)
+    return Closest(replace(value, perm=perm), objective, known)
 
 
 def _single(group: Group, matrix: Tensor) -> Cost:
@@ -157,7 +173,7 @@ def _single(group: Group, matrix: Tensor) -> Cost:
             "differently at different placements; give a Cost with one matrix for each character"
         )
     key = (1,) * group.signs + (0,) * group.shifts
-    return Cost({key: matrix if group.is_permuted or group.matrix != "none" else _diagonal(matrix).unsqueeze(-1)})
+    return Cost({key: matrix if group.is_permuted or group.matrix != "none" else diagonal(matrix).unsqueeze(-1)})
 
 
 def _procrustes(group: Group, c: Tensor) -> Closest:
@@ -167,28 +183,21 @@ def _procrustes(group: Group, c: Tensor) -> Closest:
             "from are not finite, or overflowed"
         )
     if group.keeps_ones:
-        basis = zero_sum_basis(group.size)
+        basis = zero_sum_basis(group.size).to(c)
         matrix = keeping_ones(_nearest_rotation(basis @ c @ basis.mT))
     else:
         matrix = _nearest_rotation(c, is_proper=group.is_proper)
-    return Closest(Value(matrix=matrix), (matrix * c).sum((-1, -2)))
+    return Closest(Value(matrix=matrix.cpu()), (matrix * c).sum((-1, -2)).cpu())
 
 
 def _nearest_rotation(c: Tensor, *, is_proper: bool = False) -> Tensor:
     # Where C has no full rank many rotations are equally good; a weak pull chooses the one that turns least.
-    pull = PULL * torch.linalg.matrix_norm(c)[..., None, None] * torch.eye(c.shape[-1], dtype=c.dtype)
+    pull = PULL * torch.linalg.matrix_norm(c)[..., None, None] * torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
     u, _, vh = torch.linalg.svd(c + pull)
     if is_proper:
         u, vh = without_reflection(u), without_reflection(vh.mT).mT
     matrix: Tensor = u @ vh
     return matrix
-
-
-def with_order(group: Group, cost: Cost, perm: Tensor) -> Closest:
-    """The best signs and shifts for given permutations `[..., n]`."""
-    picked = _picked(cost, perm)
-    value, objective = _signs_and_shifts(group, replace(picked, matrices=_doubles(picked.matrices)))
-    return Closest(replace(value, perm=perm), objective)
 
 
 def profits(group: Group, cost: Cost) -> Tensor:
@@ -205,83 +214,83 @@ def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Tensor]:
     """The best signs and shifts for given pairs, from a cost of shape `[..., n, 1]`."""
     if group.shifts:
         best, bits, steps = _enumerate(group, cost)
-        sign = (1 - 2 * bits[: group.signs].squeeze(-1)).movedim(0, -2).to(torch.int8) if group.signs else None
-        return Value(sign=sign, shift=steps.squeeze(-1).movedim(0, -2)), best.squeeze(-1).sum(-1)
+        sign = (1 - 2 * bits[: group.signs].squeeze(-1)).movedim(0, -2).to(torch.int8).cpu() if group.signs else None
+        return Value(sign=sign, shift=steps.squeeze(-1).movedim(0, -2).cpu()), best.squeeze(-1).sum(-1).cpu()
     if not group.signs:
-        return Value(), cost.matrices[()].squeeze(-1).sum(-1)
+        return Value(), cost.matrices[()].squeeze(-1).sum(-1).cpu()
     keys = list(cost.matrices)
     code, matrices = SignCode(keys), [cost.matrices[key] for key in keys]
-    best = code.best(matrices).squeeze(-1).sum(-1)
-    return Value(sign=code.signs(matrices, group.signs).squeeze(-1).movedim(0, -2)), best
+    best = code.best(matrices).squeeze(-1).sum(-1).cpu()
+    return Value(sign=code.signs(matrices, group.signs).squeeze(-1).movedim(0, -2).cpu()), best
 
 
 def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
     """Best profit over all sign patterns and shifts of each pair, its bits and its shifts `[families, ..., n, m]`."""
-    best: Tensor | None = None
-    bits = steps = torch.empty(0)
-    for pattern in product((0, 1), repeat=group.signs + group.shifts):
-        total = sum(_character_sign(key, pattern) * matrix for key, matrix in cost.matrices.items())
-        assert isinstance(total, Tensor)
-        gain, k = _best_shifts(group, cost.shifts, pattern, total)
-        total = total + gain
-        here = torch.tensor(pattern).reshape(-1, *([1] * total.ndim)).expand(-1, *total.shape)
-        if best is None:
-            best, bits, steps = total, here, k
-        else:
-            better = total > best
-            best = torch.where(better, total, best)
-            bits, steps = torch.where(better, here, bits), torch.where(better, k, steps)
-    assert best is not None
-    return best, bits, steps
+    like = next(iter(cost.matrices.values()))
+    patterns = torch.tensor(list(product((0, 1), repeat=group.signs + group.shifts)))
+    portion = max(1, PORTION // max(1, like.numel()))
+    found = [_best_of(group, cost, part.to(like.device)) for part in torch.split(patterns, portion)]
+    best, chosen, steps = found[0]
+    for first, (value, here, k) in zip(range(portion, len(patterns), portion), found[1:], strict=True):
+        better = value > best
+        best, chosen = torch.where(better, value, best), torch.where(better, here + first, chosen)
+        steps = torch.where(better, k, steps)
+    return best, patterns.to(like.device)[chosen].movedim(-1, 0), steps.to(torch.int64)
 
 
-def _best_shifts(
-    group: Group, shifts: Iterable[ShiftCost], pattern: tuple[int, ...], like: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What the best shifts of the pattern's parities add, and these shifts `[families, ..., n, m]`.
+def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The best of some patterns for each pair: its profit, its number, and its shifts `[families, ..., n, m]`.
 
-    Exact where no place is moved by two families; else the families are improved in turns.
+    Given a pattern, the best shift of each parity is a rounded number. That is exact where no place is moved by two
+    families; else the families are improved in turns.
     """
-    parity = pattern[group.signs :]
-    steps = torch.stack([torch.full_like(like, p) for p in parity])
-    places = []
-    for s in shifts:
-        difference = s.target.unsqueeze(-1) - _character_sign(s.character, pattern) * (
-            s.source.unsqueeze(-2) if like.shape[-1] == like.shape[-2] else s.source.unsqueeze(-1)
-        )
-        places.append((s, difference))
+    total = _by_pattern(cost.matrices, patterns)
+    parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]
+    parity = parity.reshape(*parity.shape, *[1] * (total.ndim - 1))
+    is_square, places = total.shape[-1] == total.shape[-2], []
+    for s in cost.shifts:
+        source = s.source.to(total).unsqueeze(-2 if is_square else -1)
+        places.append((s, s.target.to(total).unsqueeze(-1) - _by_pattern({s.character: source}, patterns)))
     is_coupled = any(sum(a != 0 for a in s.amounts) > 1 for s, _ in places)
+    steps = list(parity.expand(-1, *total.shape))
     for _ in range(4 if is_coupled else 1):
         for f in range(group.shifts):
-            slope, curvature = torch.zeros_like(like), 0.0
+            curvature = sum(s.count * s.amounts[f] ** 2 for s, _ in places)
+            if not curvature:
+                continue
+            slope: Tensor | float = 0.0
             for s, difference in places:
-                others = sum(s.amounts[o] * steps[o] for o in range(group.shifts) if o != f)
-                slope = slope + s.amounts[f] * (difference - s.count * others)
-                curvature += s.count * s.amounts[f] ** 2
-            if curvature:
-                steps[f] = parity[f] + 2 * torch.round((slope / curvature - parity[f]) / 2)
-    gain = torch.zeros_like(like)
+                if s.amounts[f]:
+                    others = sum(s.amounts[o] * steps[o] for o in range(group.shifts) if o != f and s.amounts[o])
+                    slope = slope + (s.amounts[f] / curvature) * (difference - s.count * others)
+            assert isinstance(slope, Tensor)
+            steps[f] = slope.sub(parity[f]).mul_(0.5).round_().mul_(2).add_(parity[f])
     for s, difference in places:
-        moved = sum(s.amounts[f] * steps[f] for f in range(group.shifts))
-        gain = gain + moved * difference - s.count * moved**2 / 2
-    return gain, steps.to(torch.int64)
+        moved = sum(amount * steps[f] for f, amount in enumerate(s.amounts) if amount)
+        total = total + moved * (difference - (s.count / 2) * moved)
+    best, chosen = total.max(0)
+    return best, chosen, torch.stack([k.gather(0, chosen.unsqueeze(0)).squeeze(0) for k in steps])
 
 
-def _character_sign(key: Character, pattern: tuple[int, ...]) -> int:
-    return -1 if sum(e * b for e, b in zip(key, pattern, strict=True)) % 2 else 1
+def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
+    """Sum terms with the signs of their characters, for every pattern of signs and parities, `[pattern, ...]`."""
+    tensors = torch.stack(list(terms.values()))
+    odd = (torch.tensor(list(terms), device=patterns.device) @ patterns.T) % 2
+    total: Tensor = torch.tensordot((1 - 2 * odd).T.to(tensors), tensors, 1)
+    return total
 
 
 def _picked(cost: Cost, perm: Tensor) -> Cost:
     """The cost of the pairs `(i, perm[i])` alone, `[..., n, 1]`."""
-    matrices = {key: matrix.gather(-1, perm.unsqueeze(-1)) for key, matrix in cost.matrices.items()}
-    return Cost(matrices, tuple(replace(s, source=s.source.gather(-1, perm)) for s in cost.shifts))
+    matrices = {key: matrix.gather(-1, perm.unsqueeze(-1).to(matrix.device)) for key, matrix in cost.matrices.items()}
+    return Cost(matrices, tuple(replace(s, source=s.source.gather(-1, perm.to(s.source.device))) for s in cost.shifts))
 
 
 def _doubles(matrices: Mapping[Character, Tensor]) -> dict[Character, Tensor]:
     return {key: matrix.double() for key, matrix in matrices.items()}
 
 
-def _unit_signs(key: Character, value: Value) -> Tensor | None:
+def unit_signs(key: Character, value: Value) -> Tensor | None:
     """What a character multiplies each unit by, `[..., n]`; None for one."""
     signs = 0 if value.sign is None else value.sign.shape[-2]
     factor: Tensor | None = None
@@ -298,9 +307,6 @@ def _unit_signs(key: Character, value: Value) -> Tensor | None:
     return factor
 
 
-def _on_cpu(s: ShiftCost) -> ShiftCost:
-    return replace(s, target=s.target.double().cpu(), source=s.source.double().cpu())
-
-
-def _diagonal(matrix: Tensor) -> Tensor:
+def diagonal(matrix: Tensor) -> Tensor:
+    """The profits of pairing each unit with itself."""
     return matrix.squeeze(-1) if matrix.shape[-1] == 1 else matrix.diagonal(dim1=-2, dim2=-1)

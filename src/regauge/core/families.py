@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Num
 from torch import Tensor
 
+from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, ShiftCost, character
+from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
 from regauge.core.products import matmul
 from regauge.core.symmetry import Symmetry
@@ -58,6 +60,12 @@ def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
         if own and any(has_choice(group) for group in members):
             result.append(Family(root, members, tuple(fixed.values()), own))
     return result
+
+
+def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
+    """Make an element of a family's groups, with the identity where `values` says nothing."""
+    blank = _element.identity((*family.members, *family.fixed), tuple(batch))
+    return Element(values, blank.batch).fill(blank)
 
 
 def coupled_tensors(family: Family) -> frozenset[str]:

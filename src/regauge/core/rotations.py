@@ -29,8 +29,8 @@ def keeping_ones(rotation: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead m
         A rotation whose rows and columns all sum to one.
     """
     n = rotation.shape[-1] + 1
-    basis = zero_sum_basis(n)
-    return basis.mT @ rotation @ basis + torch.full((n, n), 1 / n, dtype=torch.float64)
+    basis = zero_sum_basis(n).to(rotation)
+    return basis.mT @ rotation @ basis + 1 / n
 
 
 def without_reflection(matrix: Float[Tensor, "*lead n n"]) -> Float[Tensor, "*lead n n"]:

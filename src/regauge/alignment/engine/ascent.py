@@ -1,348 +1,323 @@
-"""Coordinate ascent over the groups of a symmetry, written once for every matching objective.
+"""Coordinate ascent over the groups of a symmetry, for many pairs of networks at once: written once for every method.
 
 Given two dictionaries of tensors and a symmetry that acts on the second, it climbs
 
     J(g) = <a, g b> - (|g b|^2 - |b|^2) / 2
 
-one family of groups at a time, each step an exact `closest`. Permutations, signs and rotations keep the norm,
-so J is the inner product of the two networks; half-period shifts do not, and with them J is, up to a
-constant, half the negative squared distance. What a matching method compares (weights, activations, means
-and standard deviations) is only a matter of which tensors it puts into the dictionaries.
+one family of groups at a time, each step an exact `closest`. Permutations, signs and rotations keep the norm, so J is
+the inner product of the two networks; half-period shifts do not, and with them J is, up to a constant, half the
+negative squared distance. What a matching method compares (weights, activations, means and standard deviations) is only
+a matter of which tensors it puts into the dictionaries.
 
-The second dictionary is kept moved, so that every step is relative to what is known and its cost needs no
-gather.
+All tensors have one leading axis of pairs, of length one for a single pair. Every pair has its own order of families
+and its own dirty flags, and a step works on the pairs that need it; pairs that have converged cost nothing. The best
+value of a family is absolute: the second networks are seen as all *other* families have moved them. Families in which
+something is nested take steps relative to where they are instead.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from regauge.alignment.engine.blocks import complete, solve_family
-from regauge.alignment.engine.moves import Change, UnitStep, unit_factor
-from regauge.alignment.engine.running import Pair, RunningCost
-from regauge.core import act as _act
-from regauge.core import element as _element
+from regauge.alignment.engine.family_costs import FamilyCost
+from regauge.alignment.engine.paired_networks import PairedNetworks, act_on, at
 from regauge.core.act import Site
-from regauge.core.closest import Character, Cost, character, closest
-from regauge.core.element import Element
-from regauge.core.families import Family, Tensors, barycentre, coupled_tensors, dot, families
-from regauge.core.symmetry import Symmetry
+from regauge.core.closest import Character, Cost, unit_signs
+from regauge.core.element import Element, Value
+from regauge.core.families import Family, Tensors, barycentre, complete, coupled_tensors
 
-CERTAIN = 1e-5
-"""A gain above this share of `sum |a| |b|` of the tensors involved is no rounding error of float32 products."""
+ROUNDING = 16
+"""A step that moves every unit must gain this many roundings of the objective's scale, others less in proportion."""
 DAMPING = (0.1, 0.3, 1.0, 3.0)
 """How strongly a step is held back when a group acts on two axes of one tensor and the full step fails."""
 
-Unknown = Mapping[str, Family]
-Averaged = frozenset[tuple[str, int]]
-"""The groups that are averaged over, and the axes on which they act."""
+Solve = Callable[[Family, Tensors, Tensors], tuple[Element, Tensor]]
+"""The best element of one family for each pair, and what it gains over the identity."""
+Rows = Int64[Tensor, " row"]
 
 
 class Ascent:
-    """One climb: the current element, the moved tensors and the objective.
+    """One climb for each pair. All tensors have one leading axis of pairs.
 
     Args:
-        symmetry: With every size known.
-        a: Tensors of the first network that count.
-        b: The same of the second.
-        start: Where to begin; the identity unless given.
-        tolerance: A step must gain more than this share of `sum |a| |b|`.
+        families: What is chosen; their sites are relative to the tensors without their leading axis.
+        a: First networks.
+        b: Second networks.
+        solve: Solves a family in which something is nested.
+        start: Where to begin, a batch of elements without positive scales; the identity unless given.
+        tolerance: A step must gain more than this share of `sum |a| |b|` of its pair.
+
+    Attributes:
+        networks: The networks, and where every pair is.
+        pairs: Number of pairs.
+        gained: What all steps gained so far.
     """
 
     def __init__(
-        self, symmetry: Symmetry, a: Tensors, b: Tensors, *, start: Element | None = None, tolerance: float = 1e-9
+        self,
+        families: Sequence[Family],
+        a: Tensors,
+        b: Tensors,
+        solve: Solve,
+        *,
+        start: Element | None = None,
+        tolerance: float = 1e-9,
     ) -> None:
-        sites = {name: symmetry.sites[name] for name in a}
-        self.element = symmetry.identity() if start is None else start
-        self._a = dict(a)
-        self._b = dict(b)
-        self._owned: set[str] = set()  # What may be written in place; everything else still belongs to the caller.
-        self.changed: set[str] = set()  # What moved since the last `aim_at`.
-        if start is not None:
-            self._b = _act.act(symmetry.groups, sites, start, self._b, {name: t.ndim for name, t in b.items()})
-        self._symmetry, self._start = symmetry, b
-        self._norms: dict[str, float] = {}
-        self.gained = 0.0
-        self.initial = 0.0
-        for name in a:  # Both in one pass: large tensors are read from memory once.
-            self._norms[name] = float(torch.linalg.vector_norm(a[name])) * float(torch.linalg.vector_norm(b[name]))
-            self.initial += self._objective_of(name)
-        self._averages: dict[str, dict[Averaged, Pair]] = {name: {} for name in a}
-        self._energies = {(name, Averaged()): norm for name, norm in self._norms.items()}
-        self._share, self._tolerance = tolerance, tolerance * sum(self._norms.values())
-        self.families = families(symmetry.groups, sites)
-        self._neighbors = {
-            one.root.name: [
-                other for other in self.families if one is not other and one.sites.keys() & other.sites.keys()
+        self.networks, self._families, self._solve = PairedNetworks(families, a, b, start), list(families), solve
+        self.pairs = self.networks.pairs
+        self._second_norms = {name: _norms(b[name]) for name in a}
+        self._norms: dict[str, Tensor] = {}
+        self._tolerance = tolerance
+        self._measure(a)
+        self._eps = max((torch.finfo(t.dtype).eps for t in a.values()), default=0.0)
+        self._coupled = [bool(coupled_tensors(family)) for family in self._families]
+        self._neighbors = [
+            [
+                k
+                for k, other in enumerate(self._families)
+                if (self._coupled[k] if other is one else bool(other.sites.keys() & one.sites.keys()))
             ]
-            for one in self.families
+            for one in self._families
+        ]
+        self._costs = {
+            k: FamilyCost(self.networks, family) for k, family in enumerate(self._families) if not family.is_nested
         }
-        self._coupled = {family.root.name: coupled_tensors(family) for family in self.families}
-        self._running = {
-            family.root.name: RunningCost(family, self._coupled[family.root.name])
-            for family in self.families
-            if not family.is_nested
-        }
-        self._dirty = {family.root.name for family in self.families}
+        self._energies: dict[tuple[str, frozenset[tuple[str, int]]], Tensor] = {}
+        self._order = torch.arange(len(self._families)).expand(self.pairs, -1).clone()
+        self._dirty = torch.ones(self.pairs, len(self._families), dtype=torch.bool)
+        self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
 
-    def start_from_barycentre(self, known: Collection[str] = ()) -> None:
-        """Choose every family once, the best anchored first, with unknown ones at their barycentre.
+    def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
+        """Improve every family of these pairs once whose neighbors moved; which of the pairs moved."""
+        before = self.gained[rows]
+        for step in range(len(self._families)):
+            family = self._order[rows, step]
+            for k in sorted(set(family.tolist())):
+                here = rows[(family == k) & self._dirty[rows, k]]
+                if len(here):
+                    self._dirty[here, k] = False
+                    (self._improve if k in self._costs else self._improve_nested)(k, here)
+        return self.gained[rows] > before
 
-        Families whose root is in `known` stay as they are, and come first in later sweeps.
+    def climb(self, rows: Rows, max_sweeps: int) -> tuple[Rows, list[Tensor]]:
+        """Sweep until nothing moves: the pairs that still moved in the last sweep, and `gained` after each sweep."""
+        gained: list[Tensor] = []
+        while len(rows) and len(gained) < max_sweeps:
+            rows = rows[self.sweep(rows)]
+            gained.append(self.gained.clone())
+        return rows, gained
 
-        An unknown permutation is replaced by the uniform doubly stochastic matrix, unknown signs and
-        rotations by zero: their expectation over the group. The family whose cost is best known (through
-        inputs, outputs and what is chosen already) comes first. Coordinate ascent from the identity ends in
-        poor local optima on residual networks, because there most of the first costs is noise.
+    def start_from_barycenter(self, known: Collection[str] = ()) -> None:
+        """Choose every family once, each pair its best anchored first, with unknown ones at their barycenter.
+
+        An unknown permutation is replaced by the uniform doubly stochastic matrix, unknown signs and rotations by zero:
+        their expectation over the group. The family whose cost is best known (through inputs, outputs and what is
+        chosen already) comes first. Coordinate ascent from the identity ends in poor local optima on residual networks,
+        because there most of the first costs is noise.
+
+        Args:
+            known: Roots of families that stay as they are; they come first in later sweeps.
         """
-        unknown = {family.root.name: family for family in self.families if family.root.name not in known}
-        scores: dict[str, float] = {}
-        order = [family for family in self.families if family.root.name in known]
-        while unknown:
-            for name in unknown.keys() - scores.keys():
-                scores[name] = self._anchored(unknown[name], unknown)
-            best = max(unknown, key=lambda name: scores[name])
-            order.append(unknown[best])
-            self._choose(unknown[best], unknown)
-            del unknown[best]
-            for neighbor in self._neighbors[best]:
-                scores.pop(neighbor.root.name, None)
-        self.families = order
-        self._averages = {name: {} for name in self._a}
+        numbers = range(len(self._families))
+        first = [k for k in numbers if self._families[k].root.name in known]
+        order = torch.empty_like(self._order)
+        order[:, : len(first)] = torch.tensor(first, dtype=torch.int64)
+        pending = [(torch.arange(self.pairs), tuple(k for k in numbers if k not in first))]
+        while pending:
+            rows, unknown = pending.pop()
+            if not unknown:
+                continue
+            scores = torch.stack([self._anchored(k, unknown)[rows] for k in unknown])
+            best = torch.from_numpy(np.argmax(scores.numpy(), axis=0))  # The first of equals.
+            for position in sorted(set(best.tolist())):
+                here, k = rows[best == position], unknown[position]
+                rest = tuple(other for other in unknown if other != k)
+                self._choose(k, here, rest)
+                order[here, len(self._families) - len(unknown)] = k
+                pending.append((here, rest))
+        self._order = order
 
     def aim_at(self, a: Tensors) -> None:
-        """Go on from here with other tensors in the first network; the names that `a` lacks stay as they are.
+        """Go on from here with other tensors in the first networks; the names that `a` lacks stay as they are.
 
         Only families that act on these names will be looked at again, from the potentials of their last search.
-        `initial` and `gained` go on counting what they counted.
+        `gained` goes on counting what it counted.
         """
-        self.changed.clear()
-        for name, tensor in a.items():
-            self._a[name] = tensor
-            self._averages[name].clear()
-            self._norms[name] = float(torch.linalg.vector_norm(tensor) * torch.linalg.vector_norm(self._b[name]))
-        self._tolerance = self._share * sum(self._norms.values())
-        for family in self.families:
+        self.networks.a |= a
+        self._measure(a)
+        for k, family in enumerate(self._families):
             if family.sites.keys() & a.keys():
-                self._dirty.add(family.root.name)
-                if not family.is_nested:
-                    self._running[family.root.name].forget()
+                self._dirty[:, k] = True
+            if k in self._costs:
+                self._costs[k].aim_at(a.keys())
 
-    @property
-    def first(self) -> Tensors:
-        """The tensors of the first network, as they were aimed at last."""
-        return self._a
-
-    @property
-    def second(self) -> Tensors:
-        """The tensors of the second network as they are now; later steps may write into them."""
-        return self._b
-
-    def moved(self) -> dict[str, Tensor]:
-        """The tensors of the second network where the action would give the same bits: no shifts, no rotations."""
-        return {
-            name: tensor
-            for name, tensor in self._b.items()
-            if not any(site.group.matrix != "none" or any(site.placement.shift) for site in self._symmetry.sites[name])
-        }
-
-    def exact_objective(self) -> float:
+    def objectives(self) -> Float64[Tensor, " pair"]:
         """The objective summed anew, without what rounding added up on the way."""
-        return sum(self._objective_of(name) for name in self._a)
+        return self.networks.objectives(self.networks.second())
 
-    def _objective_of(self, name: str) -> float:
-        """What one tensor contributes, summed in float64."""
-        moved, start = self._b[name], self._start[name]
-        total = dot(self._a[name], moved)
-        if any(any(site.placement.shift) for site in self._symmetry.sites[name]):
-            total -= (dot(moved, moved) - dot(start, start)) / 2
-        return total
+    def _measure(self, a: Tensors) -> None:
+        self._norms |= {name: _norms(tensor) * self._second_norms[name] for name, tensor in a.items()}
+        self._scale = sum(self._norms.values(), torch.zeros(self.pairs, dtype=torch.float64))
 
-    def sweep(self) -> bool:
-        """Improve every family once whose neighbors moved since its last step; whether anything moved."""
-        before = self.gained
-        for family in self.families:
-            if family.root.name in self._dirty:
-                self._improve(family)
-        return self.gained > before
-
-    def _choose(self, family: Family, unknown: Unknown) -> None:
-        """Set a family to what is best while others are unknown, whatever the objective says."""
-        unknown_sites = self._averaged_sites(family, unknown)
-        if family.is_nested:
-            a, b, sites = {}, {}, {}
-            for name, local in family.sites.items():
-                others = unknown_sites.get((name, -1), [])
-                x, y = self._average(name, others)
-                if x is not None and y is not None:
-                    a[name], b[name], sites[name] = x.unsqueeze(0), y.unsqueeze(0), local
-            if not _acts(family, sites):
+    def _improve(self, k: int, rows: Rows) -> None:
+        """Take the best step of a family for the pairs in which it gains anything."""
+        cost, current = self._costs[k].cost(rows), self._value(k, rows)
+        found = self._costs[k].closest(cost, rows, current, self._scale[rows] * max(self._tolerance, 4 * self._eps))
+        changed = _changed_share(current, found.value)
+        least = self._scale[rows] * (ROUNDING * self._eps * changed).clamp(min=self._tolerance)
+        if not self._coupled[k]:
+            self._accept(k, rows, found.value, found.objective - cost.at(current), least)
+            return
+        family = self._families[k]
+        is_open = found.objective - cost.at(current) > least
+        before = self._objectives(family, rows) if bool(is_open.any()) else torch.zeros_like(least)
+        for damping in (0.0, *DAMPING):
+            if not bool(is_open.any()):
                 return
-            relative = solve_family(replace(family, sites=sites), a, b)[0].item(0)
+            value = found.value
+            if damping:
+                value = self._costs[k].closest(_held_back(cost, current, damping), rows, current, 0 * least).value
+            self.networks.write(family.root.name, rows, value)
+            gain = torch.where(is_open, self._objectives(family, rows) - before, -torch.inf)
+            self.networks.write(family.root.name, rows, current)
+            is_open &= ~self._accept(k, rows, value, gain, least)
+
+    def _accept(self, k: int, rows: Rows, value: Value, gain: Tensor, least: Tensor) -> Bool[Tensor, " row"]:
+        """Set the value of a family where it gains enough; where that is."""
+        better = gain > least
+        if bool(better.all()):
+            self._write(k, rows, value)
+            self.gained[rows] += gain
+        elif bool(better.any()):
+            self._write(k, rows[better], value.map(lambda t: t[better]))
+            self.gained[rows[better]] += gain[better]
+        return better
+
+    def _objectives(self, family: Family, rows: Rows) -> Tensor:
+        return self.networks.objectives(self.networks.moved(family.sites, rows), rows)
+
+    def _improve_nested(self, k: int, rows: Rows) -> None:
+        """Take the step of a nested family where exact sums say that it gains."""
+        family = self._families[k]
+        a = {name: at(self.networks.a[name], rows) for name in family.sites}
+        b = self.networks.moved(family.sites, rows)
+        step, promised = self._solve(family, a, b)
+        least = self._scale[rows] * max(self._tolerance, ROUNDING * self._eps)
+        if not bool((promised > least).any()):
+            return
+        relative = self._whole(family, step)
+        moved = act_on((*family.members, *family.fixed), self.networks.own_sites(family), relative, b)
+        gain = self.networks.objectives(moved, rows) - self.networks.objectives(b, rows)
+        better = (promised > least) & (gain > least)
+        if bool(better.any()):
+            self.networks.compose(family, rows[better], relative.rows(better), moved)
+            self.gained[rows[better]] += gain[better]
+            self._soil(k, rows[better])
+
+    def _whole(self, family: Family, step: Element) -> Element:
+        """A step with the identity for the family's groups of which it says nothing."""
+        return complete(family, {group.name: step[group.name] for group in family.members}, step.batch)
+
+    def _choose(self, k: int, rows: Rows, unknown: Sequence[int]) -> None:
+        """Set a family to what is best while others are unknown, whatever the objective says."""
+        family = self._families[k]
+        hidden = {name: self._hidden(k, name, unknown) for name in family.sites}
+        if k in self._costs:
+            groups = {group.name for other in unknown for group in self._families[other].members}
+            cost, current = self._costs[k].cost(rows, groups | {family.root.name}), self._value(k, rows)
+            slack = self._scale[rows] * max(self._tolerance, 4 * self._eps)
+            self._write(k, rows, self._costs[k].closest(cost, rows, current, slack).value)
         else:
-            running = self._running[family.root.name]
-            found = running.closest(running.cost(self._a, self._b, unknown_sites, self._average))
-            relative = complete(family, {family.root.name: found.value}, ())
-        if not any(unknown_sites.values()):
-            self._dirty.discard(family.root.name)
-        self._apply(family, relative, self._changes(family, relative))
+            self._choose_nested(k, rows, hidden)
+        if not any(hidden.values()) and not self._coupled[k]:
+            self._dirty[rows, k] = False
 
-    def _improve(self, family: Family) -> None:
-        """Take the best step of a family if it gains anything; exact sums decide."""
-        root = family.root.name
-        self._dirty.discard(root)
-        if family.is_nested:
-            a, b = ({name: t[name].unsqueeze(0) for name in family.sites} for t in (self._a, self._b))
-            steps, gains = solve_family(family, a, b)
-            if float(gains) > self._tolerance:
-                self._try(family, steps.item(0), float(gains))
-            return
-        running = self._running[root]
-        cost = running.cost(self._a, self._b, {}, self._average)
-        found = running.closest(cost)
-        gain = float(found.objective - cost.at_identity())
-        if gain <= self._tolerance:
-            return
-        is_moved = self._try(family, complete(family, {root: found.value}, ()), gain)
-        if self._coupled[root]:
-            for damping in DAMPING:
-                if is_moved:
-                    self._dirty.add(root)
-                    break
-                held = closest(family.root, _held_back(cost, damping))
-                is_moved = self._try(family, complete(family, {root: held.value}, ()), 0.0)
+    def _choose_nested(self, k: int, rows: Rows, hidden: Mapping[str, Sequence[Site]]) -> None:
+        family, left, right = self._families[k], {}, {}
+        for name, b in self.networks.moved(family.sites, rows).items():
+            x, y = barycentre(at(self.networks.a[name], rows), hidden[name], 1), barycentre(b, hidden[name], 1)
+            if x is not None and y is not None:
+                left[name], right[name] = x, y
+        if any(s.group.name == family.root.name for name in left for s in family.sites[name]):
+            step, _ = self._solve(replace(family, sites={n: family.sites[n] for n in left}), left, right)
+            self.networks.compose(family, rows, self._whole(family, step), {})
+            self._soil(k, rows)
 
-    def _try(self, family: Family, relative: Element, promised: float) -> bool:
-        """Take a step unless it fails to gain; sums in float64 decide where rounding could."""
-        changes = self._changes(family, relative)
-        scale = sum(self._norms[name] for name in family.sites)
-        is_certain = promised > CERTAIN * scale and not self._coupled[family.root.name]
-        gain = promised if is_certain else self._gain(family, changes)
-        if gain <= self._tolerance:
-            return False
-        self._apply(family, relative, changes)
-        self.gained += gain
-        return True
-
-    def _changes(self, family: Family, relative: Element) -> list[Change]:
-        """What a step would write."""
-        changes = []
-        is_plain = not family.is_nested and family.root.matrix == "none"
-        members = {group.name for group in family.members}
-        units = UnitStep(family.root.size, relative[family.root.name])
-        for name, local in family.sites.items():
-            own = [site for site in local if site.group.name in members]
-            old = self._b[name]
-            if is_plain and name not in self._coupled[family.root.name]:
-                change = units.change(name, own, old)
-                if change is not None:
-                    changes.append(change)
-            else:
-                groups = (*family.members, *family.fixed)
-                new = _act.act(groups, {name: own}, relative, {name: old}, {name: old.ndim})[name]
-                changes.append(Change(name, None, torch.empty(0), new, old))
-        return changes
-
-    def _gain(self, family: Family, changes: list[Change]) -> float:
-        """What changes gain, summed in float64."""
-        gain = 0.0
-        for change in changes:
-            target, new = self._a[change.name], change.new
-            if change.axis is not None:
-                target = target.index_select(change.axis, change.positions)
-            gain += dot(target, change.difference)
-            if any(any(site.placement.shift) for site in family.sites[change.name]):
-                old = new - change.difference
-                gain -= (dot(new, new) - dot(old, old)) / 2
-        return gain
-
-    def _apply(self, family: Family, relative: Element, changes: list[Change]) -> None:
-        root = family.root.name
-        for change in changes:
-            self.changed.add(change.name)
-            self._averages[change.name].clear()
-            for neighbor in self._neighbors[root]:
-                if change.name in neighbor.sites:
-                    self._dirty.add(neighbor.root.name)
-                    if not neighbor.is_nested:
-                        self._running[neighbor.root.name].neighbor_moved(change, self._a)
-            if change.axis is None:
-                self._b[change.name] = change.new
-            else:
-                if change.name not in self._owned:
-                    self._b[change.name] = self._b[change.name].clone()
-                self._b[change.name].index_copy_(change.axis, change.positions, change.new)
-            self._owned.add(change.name)
-        if not family.is_nested:
-            value = relative[root]
-            characters = {character(s.placement): s for local in family.sites.values() for s in local}
-            factors = {key: f for key, s in characters.items() if (f := unit_factor(s, value)) is not None}
-            self._running[root].self_moved(value, factors)
-        groups = (*family.members, *family.fixed)
-        moved = _element.compose(groups, relative, self.element)
-        for group in family.members:
-            self.element = self.element.replace(group.name, moved[group.name])
-
-    def _averaged_sites(self, family: Family, unknown: Unknown) -> dict[tuple[str, int], list[Site]]:
-        """For each place of a family (tensor and axis; axis -1 for all) the sites that are still unknown."""
-        result = {}
-        own = {group.name for group in (*family.members, *family.fixed)}
-        for name, local in family.sites.items():
-            others = [
-                site
-                for other in self._neighbors[family.root.name]
-                if other.root.name in unknown
-                for site in other.sites.get(name, ())
-                if site.group.name not in own | {group.name for group in other.fixed}
-            ]
-            result[name, -1] = others
-            for axis in {site.placement.axis for site in local}:
-                twice = [site for site in local if site.placement.axis != axis and not family.is_nested]
-                result[name, axis] = others + twice
+    def _hidden(self, k: int, name: str, unknown: Iterable[int]) -> list[Site]:
+        """Sites of unknown families on a tensor of family k."""
+        own = {group.name for group in (*self._families[k].members, *self._families[k].fixed)}
+        result = []
+        for other in unknown:
+            if other != k:
+                fixed = {group.name for group in self._families[other].fixed}
+                local = self._families[other].sites.get(name, ())
+                result += [site for site in local if site.group.name not in own | fixed]
         return result
 
-    def _average(self, name: str, sites: Sequence[Site]) -> Pair:
-        """Both tensors of a name, averaged over the groups of `sites`; kept until the second one moves."""
-        if not sites:
-            return self._a[name], self._b[name]
-        known, key = self._averages[name], averaged(sites)
-        if key not in known:
-            known[key] = (barycentre(self._a[name], sites), barycentre(self._b[name], sites))
-        return known[key]
-
-    def _anchored(self, family: Family, unknown: Unknown) -> float:
+    def _anchored(self, k: int, unknown: Sequence[int]) -> Float64[Tensor, " pair"]:
         """The share of a family's tensors that unknown families cannot change."""
-        known = 0.0
-        for (name, axis), sites in self._averaged_sites(family, unknown).items():
-            if axis >= 0:
-                continue
-            # What is known already moves the tensor without changing this norm, so it is computed once.
-            key = (name, averaged(sites))
-            if key not in self._energies:
-                x, y = self._average(name, sites)
-                self._energies[key] = 0.0 if x is None or y is None else float(x.norm() * y.norm())
+        known, total = torch.zeros_like(self._scale), torch.zeros_like(self._scale)
+        for name in self._families[k].sites:
+            total += self._norms[name]
+            hidden = self._hidden(k, name, unknown)
+            key = (name, frozenset((site.group.name, site.placement.axis) for site in hidden))
+            if not hidden:
+                self._energies[key] = self._norms[name]
+            elif key not in self._energies:
+                x, y = barycentre(self.networks.a[name], hidden, 1), barycentre(self.networks.b[name], hidden, 1)
+                self._energies[key] = torch.zeros_like(self._scale)
+                if x is not None and y is not None:
+                    self._energies[key] = _norms(x) * _norms(y)
             known += self._energies[key]
-        return known / (sum(self._norms[name] for name in family.sites) or 1.0)
+        return known / torch.where(total == 0, 1.0, total)
+
+    def _value(self, k: int, rows: Rows) -> Value:
+        value = self.networks.value(self._families[k].root.name, rows)
+        return value.map(torch.clone) if self._coupled[k] else value
+
+    def _write(self, k: int, rows: Rows, value: Value) -> None:
+        self.networks.write(self._families[k].root.name, rows, value)
+        self._soil(k, rows)
+
+    def _soil(self, k: int, rows: Rows) -> None:
+        for neighbor in self._neighbors[k]:
+            self._dirty[rows, neighbor] = True
 
 
-def averaged(sites: Iterable[Site]) -> Averaged:
-    """What identifies an average over the groups of `sites`."""
-    return frozenset((site.group.name, site.placement.axis) for site in sites)
+def _norms(tensor: Tensor) -> Float64[Tensor, " pair"]:
+    norms: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1)
+    return norms.double().cpu()
 
 
-def _acts(family: Family, sites: Mapping[str, object]) -> bool:
-    return any(s.group.name == family.root.name for name in sites for s in family.sites[name])
+def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
+    """The share of units that a step moves; rotations move all."""
+    changed: Tensor | None = None
+    for part, differs in old.zip(new, torch.ne).items():
+        if part == "matrix":
+            return torch.ones(len(differs), dtype=torch.float64)
+        units = differs if part == "perm" else differs.any(-2)
+        changed = units if changed is None else changed | units
+    assert changed is not None
+    return changed.double().mean(-1)
 
 
-def _held_back(cost: Cost, damping: float) -> Cost:
-    """The cost with a bonus for the identity: the step becomes smaller and the linear model better."""
+def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
+    """The cost with a bonus for where each pair is: steps become smaller and the linear model better."""
     held: dict[Character, Tensor] = {}
     for key, matrix in cost.matrices.items():
-        bonus = damping * float(matrix.abs().amax(-1).mean())
-        if matrix.shape[-1] == 1:
-            held[key] = matrix + bonus
+        bonus = damping * matrix.abs().amax(-1).mean(-1)[..., None, None]
+        if current.matrix is not None:
+            held[key] = matrix + bonus * current.matrix.to(matrix)
+            continue
+        factor = unit_signs(key, current)
+        here = torch.ones(matrix.shape[:-1]) if factor is None else factor
+        here = (bonus * here.to(matrix).unsqueeze(-1)).expand(*matrix.shape[:-1], 1)
+        if current.perm is None:
+            held[key] = matrix + here
         else:
-            held[key] = matrix + bonus * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+            held[key] = matrix.scatter_add(-1, current.perm.to(matrix.device).unsqueeze(-1), here)
     return Cost(held, cost.shifts)

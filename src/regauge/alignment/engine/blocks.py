@@ -10,20 +10,28 @@ All tensors here have one leading axis of independent problems.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.problems import solved
 from regauge.alignment.engine.splitting import Blocks, split
-from regauge.core import element as _element
+from regauge.alignment.engine.two_starts import climb_from_two_starts
 from regauge.core.act import Site
-from regauge.core.closest import Character, Cost, ShiftCost, character, closest
+from regauge.core.closest import Character, Cost, ShiftCost, character, closest, diagonal
 from regauge.core.element import Element, Value
-from regauge.core.families import Family, Tensors, coupled_tensors, group_cost, inner_products, shift_cost, unfold
+from regauge.core.families import (
+    Family,
+    Tensors,
+    complete,
+    coupled_tensors,
+    group_cost,
+    inner_products,
+    shift_cost,
+    unfold,
+)
 from regauge.core.groups import Group
 from regauge.core.products import matmul
 
@@ -80,7 +88,7 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
             signs = torch.where(better, here, signs)
             kept = {name: found_values[name].where(better, kept[name]) for name in kept}
     assert best is not None
-    before = _diagonal(_block_products(root, blocks.a, blocks.b)).sum(-1)
+    before = diagonal(_block_products(root, blocks.a, blocks.b)).sum(-1)
     if root.is_permuted:
         perm = closest(Group(root.name, n, ()), best).value.perm
         assert perm is not None
@@ -96,12 +104,6 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
     values[root.name] = Value(perm=perm, sign=sign if root.signs else None)
     reached = best.gather(-1, columns.unsqueeze(-1)).squeeze(-1).sum(-1)
     return complete(family, values, (problems,)), reached - before
-
-
-def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
-    """An element of a family's groups with the identity where `values` says nothing (positive scales)."""
-    blank = _element.identity((*family.members, *family.fixed), tuple(batch))
-    return Element(values, blank.batch).fill(blank)
 
 
 def _block_products(root: Group, a: Tensors, b: Tensors) -> Tensor:
@@ -135,7 +137,7 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
         if len(together) == 1 and not coupled_tensors(together[0]):
             element, gain = solve_family(together[0], flat_a, flat_b)
         else:
-            element, gain = solved(together, flat_a, flat_b, solve_family)
+            element, gain = climb_from_two_starts(together, flat_a, flat_b, solve_family)
         shape = (-1, size, v)
         members = [group.name for family in together for group in family.members]
         values = {name: _reshaped(element[name], shape) for name in members}
@@ -231,7 +233,3 @@ def _reshaped(value: Value, shape: tuple[int, ...]) -> Value:
 def _character_sign(key: Character, pattern: tuple[int, ...]) -> int:
     # Without a pattern (too many families, or none) the base keeps its signs.
     return -1 if sum(e for e, s in zip(key, pattern, strict=False) if s < 0) % 2 else 1
-
-
-def _diagonal(matrix: Tensor) -> Tensor:
-    return matrix.squeeze(-1) if matrix.shape[-1] == 1 else matrix.diagonal(dim1=-2, dim2=-1)

@@ -1,17 +1,17 @@
 """Activation matching, and mixtures of activation and weight matching."""
 
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import dataclass
 
 from regauge.alignment.activations.costs import Statistic, Traces, activation_costs, precision_of
-from regauge.alignment.engine.ascent import Ascent
-from regauge.alignment.engine.balanced import Scales, balanced, require_scales
+from regauge.alignment.engine.climbs import Climbs, climb
+from regauge.alignment.engine.frames import Frame, Scales, require_scales
+from regauge.alignment.engine.ladder import Fallback, ladder
+from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.method import Method, match_each
-from regauge.alignment.problem import Problem
+from regauge.alignment.problem import Problem, batch_of_one
 from regauge.alignment.result import Results
 from regauge.core.element import Element
-from regauge.core.families import compared, dot
+from regauge.core.families import Tensors
 from regauge.core.outputs import Outputs
 from regauge.core.task import Task
 
@@ -129,62 +129,32 @@ def _match_pair(
 ) -> Results:
     """Ascent on the mixture, from the best element for the activations alone, or from the identity if it is better."""
     symmetry = problem.symmetry
-    params_a, params_b = problem.pair(0)
     costs = activation_costs(
-        params_a, params_b, symmetry, task, statistic=method.statistic, outputs=method.outputs, traces=traces
+        *problem.pair(0), symmetry, task, statistic=method.statistic, outputs=method.outputs, traces=traces
     )
-    a, b = compared([params_a, params_b], symmetry)
-    frame = balanced(params_a, params_b, a, b, symmetry, scales=method.scales)
-    norm = (
-        sum(float(torch.linalg.vector_norm(frame.a[k])) * float(torch.linalg.vector_norm(frame.b[k])) for k in a) or 1.0
-    )
+    frame = Frame.of(problem.a, problem.b, symmetry, method.scales)
+    norm = sum(float(frame.a[k].norm()) * float(frame.b[k].norm()) for k in frame.a) or 1.0
     # The parameters keep their units, because shifts of periodic units add constants to them.
     ratio = (1 - weight) / weight * norm / (costs.reach or 1.0)
-    first = Ascent(costs.symmetry, costs.a, costs.b, tolerance=TOLERANCE)
-    _climbed(first, method.max_sweeps)
-    target = {**frame.a, **{name: ratio * matrix for name, matrix in costs.a.items()}}
-    mixed = Ascent(costs.symmetry, target, {**frame.b, **costs.b}, start=first.element, tolerance=TOLERANCE)
-    climb = _climb(mixed, method.max_sweeps)
-    climbs = [replace(climb, element=symmetry.compose(frame.back, symmetry.compose(climb.element, frame.scales)))]
-    blank = Ascent(costs.symmetry, target, {**frame.original, **costs.b}, tolerance=TOLERANCE)
-    # An ascent counts from the norm of where it starts; the identity is worth less if that is the larger one.
-    offset = float(frame.identity_objective(symmetry)) - sum(dot(frame.a[k], frame.original[k]) for k in frame.a)
-    initial = blank.initial + offset
-    if climb.reached < initial:
-        climb = _climb(blank, method.max_sweeps)
-        element = symmetry.compose(frame.back, symmetry.compose(climb.element, frame.original_scales))
-        history = tuple(value + offset for value in climb.history)
-        climbs.append(replace(climb, element=element, reached=climb.reached + offset, history=history))
-    best = max(climbs, key=lambda climb: climb.reached)
+    responses = [batch_of_one(tensors) for tensors in (costs.a, costs.b)]
+    target = {**frame.a, **{name: ratio * matrix for name, matrix in responses[0].items()}}
+
+    def climb_mixture(second: Tensors, start: Element | None, *, is_from_original: bool) -> Climbs:
+        b = {**second, **responses[1]}
+        found = climb(costs.symmetry, target, b, start=start, max_sweeps=method.max_sweeps, tolerance=TOLERANCE)
+        return frame.lead_back(found, is_from_original=is_from_original)
+
+    first = climb(costs.symmetry, *responses, max_sweeps=method.max_sweeps, tolerance=TOLERANCE).element
+    initial = frame.identity_objective() + sum(dots(target[k], responses[1][k]) for k in responses[1])
+    climbs = [climb_mixture(frame.b, first, is_from_original=False)]
+    fallback = Fallback(initial, lambda rows: climb_mixture(frame.original(), None, is_from_original=True))
+    best, starts = ladder(climbs, [fallback], initial)
     unit = weight / norm
     return problem.result(
         best.element,
-        objective=unit * best.reached,
+        objective=unit * best.objective,
         initial=unit * initial,
-        history=[unit * value for value in best.history],
-        starts=[unit * climb.reached for climb in climbs],
+        history=unit * best.history,
+        starts=unit * starts,
         is_converged=best.is_converged,
     )
-
-
-@dataclass(frozen=True)
-class _Climb:
-    element: Element
-    reached: float
-    history: tuple[float, ...]
-    is_converged: bool
-
-
-def _climb(ascent: Ascent, max_sweeps: int) -> _Climb:
-    gained, is_converged = _climbed(ascent, max_sweeps)
-    reached = ascent.exact_objective()
-    return _Climb(ascent.element, reached, tuple(reached - (gained[-1] - gain) for gain in gained), is_converged)
-
-
-def _climbed(ascent: Ascent, max_sweeps: int) -> tuple[list[float], bool]:
-    """Sweep until nothing moves: what was gained after each sweep, and whether it ended."""
-    gained, is_moving = [0.0], True
-    while is_moving and len(gained) <= max_sweeps:
-        is_moving = ascent.sweep()
-        gained.append(ascent.gained)
-    return gained, not is_moving

@@ -1,15 +1,16 @@
 """Frank-Wolfe: all groups of all networks at once, over relaxed elements."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from regauge.alignment.engine.balanced import Scales, require_scales
-from regauge.alignment.many import Climb, best_climb
+from regauge.alignment.engine.climbs import Climbs
+from regauge.alignment.engine.frames import Scales, require_scales
+from regauge.alignment.many import best_universe
 from regauge.alignment.method import ManyMethod
-from regauge.alignment.methods.merge_many import MergeMany, improved
+from regauge.alignment.methods.merge_many import MergeMany, improve
 from regauge.alignment.methods.weight_matching import random_isometry
 from regauge.alignment.mixtures import RelaxedUniverse, Vertex, highest
 from regauge.alignment.problem import ManyProblem
@@ -73,19 +74,19 @@ class FrankWolfe(ManyMethod):
         """See `align_many`; the task chooses between restarts."""
         symmetry = problem.symmetry
 
-        def climbs(tensors: Sequence[Tensors]) -> list[Climb]:
+        def climbs(tensors: Sequence[Tensors]) -> list[Climbs]:
             ends = [self._climb(tensors, symmetry, None)]
             for _ in range(self.restarts):
                 chance = problem.require_generator(f"restarts={self.restarts} begin at random elements")
                 ends.append(self._climb(tensors, symmetry, chance))
             return ends
 
-        def from_identity(tensors: Sequence[Tensors]) -> Climb:
+        def from_identity(tensors: Sequence[Tensors]) -> Climbs:
             return _polished(tensors, symmetry, [symmetry.identity()] * len(tensors), (), is_converged=True)
 
-        return best_climb(problem, self.scales, climbs, from_identity)
+        return best_universe(problem, self.scales, climbs, from_identity)
 
-    def _climb(self, tensors: Sequence[Tensors], symmetry: Symmetry, chance: torch.Generator | None) -> Climb:
+    def _climb(self, tensors: Sequence[Tensors], symmetry: Symmetry, chance: torch.Generator | None) -> Climbs:
         sites = {name: symmetry.sites[name] for name in tensors[0]}
         free = [family for family in families(symmetry.groups, sites) if not family.fixed]
         universe = RelaxedUniverse(tensors, free)
@@ -118,15 +119,16 @@ def _polished(
     path: Sequence[float],
     *,
     is_converged: bool,
-) -> Climb:
+) -> Climbs:
     """Coordinate ascent from hard elements.
 
     Hard elements may fall below the relaxed ones where a group acts along two axes of one tensor, and by rounding
     elsewhere; the part of the path that is above them is no part of the history.
     """
-    end = improved(tensors, symmetry, elements, MergeMany(), range(len(tensors)))
-    history = (*(value for value in path if value < end.history[0]), *end.history)
-    return Climb(end.elements, end.objective, history, is_converged and end.is_converged)
+    end = improve(tensors, symmetry, elements, MergeMany(), range(len(tensors)))
+    below = [value for value in path if value < float(end.history[0])]
+    history = torch.cat([torch.tensor(below, dtype=torch.float64).unsqueeze(1), end.history])
+    return replace(end, history=history, is_converged=end.is_converged & is_converged)
 
 
 def _joined(symmetry: Symmetry, vertex: Vertex) -> Element:

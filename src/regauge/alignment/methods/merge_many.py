@@ -6,8 +6,9 @@ from typing import Literal
 
 import torch
 
-from regauge.alignment.engine.ascent import Ascent
-from regauge.alignment.many import Climb, best_climb, move, universe_objective
+from regauge.alignment.engine.climbs import Climbs
+from regauge.alignment.engine.pursuit import Pursuit
+from regauge.alignment.many import best_universe, move, one_climb, universe_objective
 from regauge.alignment.method import ManyMethod
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
@@ -62,19 +63,19 @@ class MergeMany(ManyMethod):
         """See `align_many`; the task chooses between restarts."""
         symmetry, count = problem.symmetry, len(problem.networks)
 
-        def climbs(tensors: Sequence[Tensors]) -> list[Climb]:
+        def climbs(tensors: Sequence[Tensors]) -> list[Climbs]:
             orders = [list(range(count))]
             for _ in range(self.restarts):
                 chance = problem.require_generator(f"restarts={self.restarts} visit the networks in random order")
                 orders.append(torch.randperm(count, generator=chance, device=chance.device).tolist())
             return [self._climb(problem, tensors, order) for order in orders]
 
-        def from_identity(tensors: Sequence[Tensors]) -> Climb:
-            return improved(tensors, symmetry, [symmetry.identity()] * count, self, range(count))
+        def from_identity(tensors: Sequence[Tensors]) -> Climbs:
+            return improve(tensors, symmetry, [symmetry.identity()] * count, self, range(count))
 
-        return best_climb(problem, self.inner.scales, climbs, from_identity)
+        return best_universe(problem, self.inner.scales, climbs, from_identity)
 
-    def _climb(self, problem: ManyProblem, tensors: Sequence[Tensors], order: Sequence[int]) -> Climb:
+    def _climb(self, problem: ManyProblem, tensors: Sequence[Tensors], order: Sequence[int]) -> Climbs:
         symmetry, inner = problem.symmetry, replace(self.inner, scales="keep")
         elements = [symmetry.identity()] * len(tensors)
         if self.start == "sequence":
@@ -85,56 +86,49 @@ class MergeMany(ManyMethod):
                 found = inner.match(Problem(there, here, symmetry, None, problem.generator))
                 elements[k] = found.element.item(0)
                 total = {name: tensor + found.params[name][0] for name, tensor in total.items()}
-        return improved(tensors, symmetry, elements, self, order)
+        return improve(tensors, symmetry, elements, self, order)
 
 
-def improved(
+def improve(
     tensors: Sequence[Tensors],
     symmetry: Symmetry,
     elements: Sequence[Element],
     settings: MergeMany,
     order: Sequence[int],
-) -> Climb:
+) -> Climbs:
     """Rounds in which each network climbs towards the mean of the others, from given elements on.
 
-    Every network keeps its ascent, so that a later visit looks only at what others moved, starting from the
+    Every network keeps its pursuit, so that a later visit looks only at what others moved, starting from the
     potentials of the visit before.
     """
     others, inner = len(tensors) - 1, settings.inner
     placed = [move(symmetry, element, network) for element, network in zip(elements, tensors, strict=True)]
     total = {name: torch.stack([p[name] for p in placed]).sum(0) for name in placed[0]}
-    ascents: dict[int, Ascent] = {}
+    pursuits: dict[int, Pursuit] = {}
     moved_at, seen_at = dict.fromkeys(total, 0), dict.fromkeys(order, -1)
     gained, clock, is_moving = [0.0], 0, True
     while is_moving and len(gained) <= settings.max_rounds:
         gained.append(gained[-1])
         for k in order:
             clock += 1
-            now = ascents[k].second if k in ascents else placed[k]
-            stale = [name for name, when in moved_at.items() if when > seen_at[k]]
-            aims = {name: (total[name] - now[name]) / others for name in stale}
-            if k in ascents:
-                ascents[k].aim_at(aims)
+            now = pursuits[k].second if k in pursuits else placed[k]
+            aims = {n: (total[n] - now[n]) / others for n, when in moved_at.items() if when > seen_at[k]}
+            if k in pursuits:
+                pursuits[k].aim_at(aims)
             else:
-                ascents[k] = Ascent(symmetry, aims, tensors[k], start=elements[k], tolerance=inner.tolerance)
-            gained[-1] += others * _swept(ascents[k], inner.max_sweeps)
+                pursuits[k] = Pursuit(symmetry, aims, tensors[k], elements[k], inner.tolerance)
+            gain = pursuits[k].climb(inner.max_sweeps)
+            gained[-1] += others * gain
             seen_at[k] = clock
-            for name in ascents[k].changed:
-                total[name] = others * ascents[k].first[name] + ascents[k].second[name]
-                moved_at[name] = clock
+            if gain:
+                first, second = pursuits[k].first, pursuits[k].second
+                for name in pursuits[k].changed:
+                    total[name] = others * first[name] + second[name]
+                    moved_at[name] = clock
         is_moving = gained[-1] > gained[-2]
-    reached = universe_objective([ascents[k].second for k in range(len(tensors))], tensors, symmetry)
-    return Climb(
-        elements=tuple(ascents[k].element for k in range(len(tensors))),
-        objective=reached,
-        history=tuple(reached - (gained[-1] - gain) for gain in gained),
+    reached = universe_objective([pursuits[k].second for k in range(len(tensors))], tensors, symmetry)
+    return one_climb(
+        [pursuits[k].element for k in range(len(tensors))],
+        [reached - (gained[-1] - gain) for gain in gained],
         is_converged=not is_moving,
     )
-
-
-def _swept(ascent: Ascent, max_sweeps: int) -> float:
-    """What sweeps gain until nothing moves."""
-    before, sweeps = ascent.gained, 1
-    while ascent.sweep() and sweeps < max_sweeps:
-        sweeps += 1
-    return ascent.gained - before

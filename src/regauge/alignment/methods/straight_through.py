@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.ascent import Ascent
+from regauge.alignment.engine.pursuit import Pursuit
 from regauge.alignment.method import Method, Start, are_alike, match_each, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
@@ -74,32 +74,29 @@ class StraightThrough(Method):
         history, starts, last = [max(initial, reached)], [reached], start
         a, b = compared([params_a, params_b], symmetry)
         is_converged = False
-        ascent = Ascent(symmetry, a, b, start=start)
+        if not a:
+            return problem.result(best, objective=history[-1], initial=initial, history=history, is_converged=True)
+        pursuit = Pursuit(symmetry, a, b, start)
         rest = symmetry.act(start, params_b, skip=a.keys())
 
         def gradient(theta: Params, batch: Batch) -> tuple[Tensor, list[Tensor | None]]:
             nonlocal rest
-            ascent.aim_at({name: tensor.clone() for name, tensor in theta.items()})
-            for _ in range(self.sweeps):
-                if not ascent.sweep():
-                    break
-            if ascent.changed:
-                rest = symmetry.act(ascent.element, params_b, skip=a.keys())
+            pursuit.aim_at({name: tensor.clone() for name, tensor in theta.items()})
+            if pursuit.climb(self.sweeps):
+                rest = symmetry.act(pursuit.element, params_b, skip=a.keys())
             middle = interpolate({name: t for name, t in params_a.items() if name not in a}, rest)
-            between = {name: t.requires_grad_() for name, t in interpolate(a, ascent.second).items()}
+            between = {name: t.requires_grad_() for name, t in interpolate(a, pursuit.second).items()}
             middle |= {name: t.to(params_a[name].dtype) for name, t in between.items()}
             loss = task.loss(middle, batch)
             found = torch.autograd.grad(loss, list(between.values()), allow_unused=True)
             return loss.detach(), [None if g is None else g / 2 for g in found]
 
-        if not a:
-            return problem.result(best, objective=history[-1], initial=initial, history=history, is_converged=True)
         program = PlainProgram(gradient, a, SGD(self.lr, momentum=self.momentum))
         checked = check_steps(self.steps, self.checks)
         for state in descend(program, cycle(task), steps=self.steps):
             if state.step in checked:
-                is_converged = bool(are_alike(ascent.element, last))
-                last = ascent.element
+                is_converged = bool(are_alike(pursuit.element, last))
+                last = pursuit.element
                 starts.append(-task.midpoint_loss(params_a, symmetry.act(last, params_b)))
                 if starts[-1] > history[-1]:
                     best = last

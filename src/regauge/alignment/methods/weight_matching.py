@@ -1,6 +1,6 @@
 """Weight matching: the element that brings the parameters of one network closest to another's."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -8,16 +8,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.ascent import Ascent
-from regauge.alignment.engine.balanced import Balanced, Scales, balanced, require_scales
-from regauge.alignment.engine.pair_climbs import PairClimbs, climb_pairs, portions
+from regauge.alignment.engine.climbs import Climbs, climb, portions, side_by_side
+from regauge.alignment.engine.frames import Frame, Scales, require_scales
+from regauge.alignment.engine.ladder import Fallback, ladder
+from regauge.alignment.engine.paired_networks import at
 from regauge.alignment.method import Method
-from regauge.alignment.methods.weight_matching_pairs import match_in_portions
-from regauge.alignment.problem import Problem, batch_of_one
-from regauge.alignment.result import Results
+from regauge.alignment.problem import Problem
+from regauge.alignment.result import Results, join
 from regauge.core.deferred import materialize
-from regauge.core.element import Element, stack
-from regauge.core.families import Tensors, compared, dot
+from regauge.core.element import Element, concatenate
+from regauge.core.families import Tensors
 from regauge.core.symmetry import Symmetry
 
 
@@ -78,128 +78,84 @@ class WeightMatching(Method):
 
     def match(self, problem: Problem) -> Results:
         """See `align` and `align_pairs`; the task chooses between restarts."""
-        if problem.pairs == 1:
-            return self._match_pair(problem)
         symmetry, pairs = problem.symmetry, problem.pairs
-        starts = [None if self.init is None else _expanded(_isometric(symmetry, self.init), pairs)]
-        starts += [random_isometry(symmetry, self._chance(problem), (pairs,)) for _ in range(self.restarts)]
-        climb = partial(self._climb_pairs, symmetry)
-        return match_in_portions(problem, climb, starts, is_balanced=self._is_balanced(symmetry))
+        init = None if self.init is None else _expand(_isometric(symmetry, self.init), pairs)
+        restarts = [random_isometry(symmetry, self._chance(problem), (pairs,)) for _ in range(self.restarts)]
 
-    def _match_pair(self, problem: Problem) -> Results:
-        symmetry, task = problem.symmetry, problem.task
-        params_a, params_b = problem.pair(0)
-        a, b = compared([params_a, params_b], symmetry)
-        if self._is_balanced(symmetry):
-            climbs, initial = self._balanced_climbs(problem, balanced(params_a, params_b, a, b, symmetry))
-        else:
-            climbs, initial = self._climbs(problem, a, b)
-        best = max(climbs, key=lambda climb: climb.objective)
-        if task is not None and len(climbs) > 1:
-            candidates = [climb for climb in climbs if climb.objective >= initial]
-            best = min(candidates, key=lambda c: task.midpoint_loss(params_a, symmetry.act(c.element, params_b)))
+        def match(part: slice) -> Results:
+            here = None if init is None else init.rows(part)
+            return self._match(problem[part], here, [start.rows(part) for start in restarts])
+
+        parts = list(portions(problem.a, problem.b))
+        # A task runs one module, which holds the parameters of one network at a time.
+        return join(side_by_side(match, parts) if problem.task is None else [match(part) for part in parts])
+
+    def _match(self, problem: Problem, init: Element | None, restarts: Sequence[Element]) -> Results:
+        frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales)
+        if not frame.a:
+            zeros = torch.zeros(1, problem.pairs)
+            element, is_converged = problem.symmetry.identity(), torch.ones(problem.pairs, dtype=torch.bool)
+            return problem.result(
+                element, objective=zeros, initial=zeros, history=zeros, starts=zeros, is_converged=is_converged
+            )
+        initial, is_from_barycenter = frame.identity_objective(), init is None and self.start == "barycentre"
+        climbs = [self._climb(frame, frame.a, frame.b, init, is_from_barycenter=is_from_barycenter)]
+        climbs += self._climbs(frame, restarts)
+
+        def from_identity(rows: Tensor, *, is_from_original: bool) -> Climbs:
+            second = frame.original() if is_from_original else frame.b
+            a, b = ({name: at(t, rows) for name, t in tensors.items()} for tensors in (frame.a, second))
+            return self._climb(frame.rows(rows), a, b, None, is_from_original=is_from_original)
+
+        fallbacks = [Fallback(initial, partial(from_identity, is_from_original=True))]
+        if frame.scales is not None and (is_from_barycenter or init is not None):
+            fallbacks.insert(0, Fallback(frame.objective(frame.b), partial(from_identity, is_from_original=False)))
+        best, starts = ladder(climbs, fallbacks, initial, problem.midpoint_losses)
         return problem.result(
             best.element,
             objective=best.objective,
             initial=initial,
             history=best.history,
-            starts=[climb.objective for climb in climbs],
+            starts=starts,
             is_converged=best.is_converged,
-            moved=batch_of_one(best.moved),
+            moved=best.moved,
         )
-
-    def _is_balanced(self, symmetry: Symmetry) -> bool:
-        return self.scales == "balance" and any(group.scales for group in symmetry.groups)
 
     def _chance(self, problem: Problem) -> torch.Generator:
         return problem.require_generator(f"restarts={self.restarts} begin at random elements")
 
-    def _climbs(self, problem: Problem, a: Tensors, b: Tensors) -> tuple[list["_Climb"], float]:
-        """One climb, the restarts, and one from the identity where the first one ends below it; what that is worth."""
-        symmetry = problem.symmetry
-        init = None if self.init is None else _isometric(symmetry, self.init)
-        if init is not None and init.batch not in ((), (1,)):
-            raise ValueError(
-                f"init is a batch of elements of shape {init.batch}; give a single one (`init.item(0)`), or align many "
-                "pairs at once with `regauge.align_pairs`"
-            )
-        init = init.item(0) if init is not None and init.batch else init
-        climbs = [self._climb(symmetry, a, b, self.start if init is None else "identity", init)]
-        starts = [random_isometry(symmetry, self._chance(problem)) for _ in range(self.restarts if a else 0)]
-        if starts:
-            many = [{name: t.expand(len(starts), *t.shape) for name, t in tensors.items()} for tensors in (a, b)]
-            for part in portions(*many):
-                left, right = ({name: t[part] for name, t in tensors.items()} for tensors in many)
-                found = self._climb_pairs(symmetry, left, right, stack(starts[part]))
-                climbs += [_one(found, k) for k in range(len(found.objective))]
-        worth = climbs[0].initial if init is None else sum(dot(a[name], b[name]) for name in a)
-        if (self.start != "identity" or init is not None) and climbs[0].objective < worth:
-            climbs.append(self._climb(symmetry, a, b, "identity", None))
-        return climbs, worth
-
-    def _balanced_climbs(self, problem: Problem, frame: Balanced) -> tuple[list["_Climb"], float]:
-        """Climbs between balanced networks, as elements of the networks as they are; what the identity is worth."""
-        symmetry = problem.symmetry
-
-        def undone(climb: _Climb, scales: Element) -> _Climb:
-            element = symmetry.compose(frame.back, symmetry.compose(climb.element, scales))
-            return replace(climb, element=element, moved={})
-
-        climbs = [undone(c, frame.scales) for c in self._climbs(problem, frame.a, frame.b)[0]]
-        initial = float(frame.identity_objective(symmetry))
-        if max(c.objective for c in climbs) < initial:
-            climb = undone(self._climb(symmetry, frame.a, frame.original, "identity", None), frame.original_scales)
-            offset = initial - climb.history[0]
-            history = tuple(value + offset for value in climb.history)
-            climbs.append(replace(climb, objective=climb.objective + offset, history=history))
-        return climbs, initial
+    def _climbs(self, frame: Frame, starts: Sequence[Element]) -> list[Climbs]:
+        """One climb from each start; those of a single pair run as one batch."""
+        if not starts or starts[0].batch[0] > 1:
+            return [self._climb(frame, frame.a, frame.b, start) for start in starts]
+        count, all_starts, climbs = len(starts), concatenate(starts), []
+        a, b = ({n: t.expand(count, *t.shape[1:]) for n, t in tensors.items()} for tensors in (frame.a, frame.b))
+        for part in portions(a, b):
+            left, right = ({name: t[part] for name, t in tensors.items()} for tensors in (a, b))
+            found = self._climb(frame, left, right, all_starts.rows(part))
+            climbs += [found.at(torch.tensor([k])) for k in range(len(found.objective))]
+        return climbs
 
     def _climb(
         self,
-        symmetry: Symmetry,
+        frame: Frame,
         a: Tensors,
         b: Tensors,
-        start: str,
-        element: Element | None,
-    ) -> "_Climb":
-        ascent = Ascent(symmetry, a, b, start=element, tolerance=self.tolerance)
-        if start == "barycentre":
-            ascent.start_from_barycentre()
-        gained, is_moving = [0.0], True
-        while is_moving and len(gained) <= self.max_sweeps:
-            is_moving = ascent.sweep()
-            gained.append(ascent.gained)
-        reached = ascent.exact_objective()
-        history = tuple(reached - (ascent.gained - gain) for gain in gained)
-        return _Climb(ascent.initial, ascent.element, reached, history, not is_moving, ascent.moved())
-
-    def _climb_pairs(self, symmetry: Symmetry, a: Tensors, b: Tensors, element: Element | None) -> PairClimbs:
-        return climb_pairs(
-            symmetry,
+        start: Element | None,
+        *,
+        is_from_barycenter: bool = False,
+        is_from_original: bool = False,
+    ) -> Climbs:
+        found = climb(
+            frame.symmetry,
             a,
             b,
-            start=element,
-            is_from_barycentre=element is None and self.start == "barycentre",
+            start=start,
+            is_from_barycenter=is_from_barycenter,
             max_sweeps=self.max_sweeps,
             tolerance=self.tolerance,
         )
-
-
-@dataclass(frozen=True)
-class _Climb:
-    initial: float
-    element: Element
-    objective: float
-    history: tuple[float, ...]
-    is_converged: bool
-    moved: Mapping[str, Tensor]
-
-
-def _one(found: PairClimbs, k: int) -> _Climb:
-    history = tuple(found.history[: int(found.sweeps[k]) + 1, k].tolist())
-    moved = {name: tensor[k] for name, tensor in found.moved.items()}
-    start = float(found.history[0, k])
-    return _Climb(start, found.element.item(k), float(found.objective[k]), history, bool(found.is_converged[k]), moved)
+        return frame.lead_back(found, is_from_original=is_from_original)
 
 
 def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
@@ -237,8 +193,13 @@ def _isometric(symmetry: Symmetry, element: Element) -> Element:
     return result
 
 
-def _expanded(element: Element, pairs: int) -> Element:
+def _expand(element: Element, pairs: int) -> Element:
     if element.batch not in ((), (pairs,)):
+        if pairs == 1:
+            raise ValueError(
+                f"init is a batch of elements of shape {element.batch}; give a single one (`init.item(0)`), or align "
+                "many pairs at once with `regauge.align_pairs`"
+            )
         raise ValueError(
             f"init is a batch of elements of shape {element.batch} for {pairs} pairs; give one for each pair, or a "
             "single one for all"

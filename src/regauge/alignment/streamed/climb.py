@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.ascent import Ascent
+from regauge.alignment.engine.climbs import climb, make_ascent
 from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.problem import batch_of_one
 from regauge.alignment.result import Result
 from regauge.alignment.streamed.balance import balance_streamed
 from regauge.alignment.streamed.plan import Plan, WorkingSet, restricted, sign_group
@@ -286,22 +287,20 @@ class _Climb:
             b |= _act.act(first.groups, {n: first.sites[n] for n in moved}, found, {n: b[n] for n in moved}, _ndims(b))
             self._update_signs(one, found)
         both = replace(local, groups=(*signs, *local.groups))
-        ascent = Ascent(both, a, b, tolerance=self._method.tolerance)
+        ascent = make_ascent(both, batch_of_one(a), batch_of_one(b), tolerance=self._method.tolerance)
         del b
         if k not in self._state.matched:
-            ascent.start_from_barycentre(known=[group.name for group in signs])
-        sweeps, is_moving = 0, True
-        while is_moving and sweeps < self._method.max_sweeps:
-            is_moving = ascent.sweep()
-            sweeps += 1
-        self._state.matched.add(k)
-        self._update_signs(one, ascent.element)
-        self._update(local.groups, ascent.element)
-        second = ascent.second
+            ascent.start_from_barycenter(known=[group.name for group in signs])
+        moving, _ = ascent.climb(torch.arange(1), self._method.max_sweeps)
+        element = ascent.networks.element.fill(both.identity((1,))).item(0)
+        second = {name: tensor[0] for name, tensor in ascent.networks.second().items()}
         del ascent
+        self._state.matched.add(k)
+        self._update_signs(one, element)
+        self._update(local.groups, element)
         gained = sum(self._stream.objective(name, a[name], second[name], starts[name]) for name in one.names)
         self._add(a, second, one.names, totals, one.signs)
-        return gained, not is_moving
+        return gained, not len(moving)
 
     def _first_signs(
         self, signs: Symmetry, members: set[str], a: Mapping[str, Tensor], b: Mapping[str, Tensor]
@@ -313,10 +312,8 @@ class _Climb:
             x, y = barycentre(a[name], unknown), barycentre(b[name], unknown)
             if x is not None and y is not None:
                 means[0][name], means[1][name] = x, y
-        ascent = Ascent(signs, *means, tolerance=self._method.tolerance)
-        while ascent.sweep():
-            pass
-        return ascent.element
+        found = climb(signs, batch_of_one(means[0]), batch_of_one(means[1]), tolerance=self._method.tolerance)
+        return found.element.item(0)
 
     def _add(
         self,

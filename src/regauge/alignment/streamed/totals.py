@@ -80,7 +80,7 @@ class Total:
             best = matrix if best is None else torch.maximum(best, matrix)
         assert best is not None
         units = torch.arange(group.size)
-        perm = torch.from_numpy(assign(best.numpy()).columns) if group.is_permuted else None
+        perm = torch.from_numpy(assign(best.numpy())) if group.is_permuted else None
         columns = torch.zeros_like(units) if perm is None else perm
         reached = torch.stack([matrix[units, columns] for matrix in self._patterns.values()])
         chosen = torch.tensor(list(self._patterns)).reshape(len(reached), -1)[reached.argmax(0)]

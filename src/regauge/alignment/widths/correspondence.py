@@ -47,7 +47,7 @@ class Correspondence:
     def hard(self) -> dict[str, Tensor]:
         """For each group of equal widths the permutation closest to its plan: unit `perm[i]` of B belongs to i of A."""
         return {
-            name: torch.from_numpy(assign(plan.mass.numpy()).columns)
+            name: torch.from_numpy(assign(plan.mass.numpy()))
             for name, plan in self.plans.items()
             if plan.mass.shape[0] == plan.mass.shape[1]
         }

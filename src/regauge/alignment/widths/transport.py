@@ -83,7 +83,7 @@ def entropy(plan: Tensor) -> float:
 def _split_units(profit: Floats, common: int) -> Tensor:
     n, m = profit.shape
     rows, columns = np.arange(common) // (common // n), np.arange(common) // (common // m)
-    taken = columns[assign(profit[rows][:, columns]).columns]
+    taken = columns[assign(profit[rows][:, columns])]
     counts = np.zeros((n, m))
     np.add.at(counts, (rows, taken), 1.0)
     return torch.from_numpy(counts / common)

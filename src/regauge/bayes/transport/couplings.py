@@ -103,7 +103,7 @@ def couple_particles(
         step = max(1, CHUNK // a.count)
         for x, y in zip(torch.split(one, step, 1), torch.split(other, step, 1), strict=True):
             products += ((x.double() - x.double().mean(0)) @ (y.double() - y.double().mean(0)).mT).cpu()
-    order = torch.from_numpy(assign(products.numpy()).columns)
+    order = torch.from_numpy(assign(products.numpy()))
     paired = {name: tensor.index_select(0, order.to(tensor.device)) for name, tensor in b.stack.items()}
     return a, ParticlePosterior(paired, b.buffers)
 

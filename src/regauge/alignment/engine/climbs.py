@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from regauge.alignment.engine.batched import BatchAscent
+from regauge.alignment.engine.ascent import Ascent
 from regauge.alignment.engine.blocks import solve_family
+from regauge.alignment.result import extend
 from regauge.core.element import Element
 from regauge.core.families import Tensors, families
 from regauge.core.symmetry import Symmetry
@@ -25,49 +27,51 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class PairClimbs:
+class Climbs:
     """One climb for each pair.
 
     Attributes:
         element: Where it ended, a batch over all groups.
-        objective: There, float64 `[pairs]`.
-        history: At its start and after each sweep, float64 `[sweeps + 1, pairs]`.
-        sweeps: How many sweeps it took, int64 `[pairs]`.
-        is_converged: Whether nothing moved in the last one, bool `[pairs]`.
-        moved: Tensors of the second networks where the action would give the same bits.
+        objective: The objective there.
+        history: The objective at its start and after each sweep; pairs that ended earlier repeat their last value.
+        is_converged: Whether nothing moved in the last sweep.
+        moved: Tensors of the second networks that are moved by `element`, bit for bit as the action would.
     """
 
     element: Element
-    objective: Tensor
-    history: Tensor
-    sweeps: Tensor
-    is_converged: Tensor
-    moved: Mapping[str, Tensor]
+    objective: Float64[Tensor, " pair"]
+    history: Float64[Tensor, "step pair"]
+    is_converged: Bool[Tensor, " pair"]
+    moved: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def at(self, rows: Tensor) -> "PairClimbs":
+    def at(self, rows: Tensor) -> "Climbs":
         """The climbs of some pairs."""
-        return PairClimbs(
+        if len(rows) == len(self.objective):
+            return self
+        return Climbs(
             self.element.rows(rows),
             self.objective[rows],
             self.history[:, rows],
-            self.sweeps[rows],
             self.is_converged[rows],
-            {name: t[rows] for name, t in self.moved.items()},
+            {name: t[rows.to(t.device)] for name, t in self.moved.items()},
         )
 
-    def but(self, rows: Tensor, other: "PairClimbs") -> "PairClimbs":
+    def but(self, rows: Tensor, other: "Climbs") -> "Climbs":
         """These climbs, with those of the pairs `rows` replaced by `other`."""
+        if len(rows) == len(self.objective):
+            return other
         steps = max(len(self.history), len(other.history))
-        history = padded(self.history, steps)
-        history[:, rows] = padded(other.history, steps)
-        return PairClimbs(
+        return Climbs(
             self.element.zip(other.element, lambda here, there: here.index_copy(0, rows, there)),
             self.objective.index_copy(0, rows, other.objective),
-            history,
-            self.sweeps.index_copy(0, rows, other.sweeps),
+            extend(self.history, steps).index_copy(1, rows, extend(other.history, steps)),
             self.is_converged.index_copy(0, rows, other.is_converged),
-            {n: t.index_copy(0, rows, other.moved[n]) for n, t in self.moved.items() if n in other.moved},
+            {n: t.index_copy(0, rows.to(t.device), other.moved[n]) for n, t in self.moved.items() if n in other.moved},
         )
+
+    def lift(self, offset: Tensor) -> "Climbs":
+        """The same climbs with a number added to the objective of each pair."""
+        return replace(self, objective=self.objective + offset, history=self.history + offset)
 
 
 def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
@@ -102,57 +106,50 @@ def side_by_side(work: Callable[[slice], T], parts: Sequence[slice]) -> list[T]:
         torch.set_num_threads(before)
 
 
-def climb_pairs(
+def climb(
     symmetry: Symmetry,
     a: Tensors,
     b: Tensors,
     *,
-    start: Element | None,
-    is_from_barycentre: bool,
-    max_sweeps: int,
-    tolerance: float,
-) -> PairClimbs:
+    start: Element | None = None,
+    is_from_barycenter: bool = False,
+    max_sweeps: int = 100,
+    tolerance: float = 1e-9,
+) -> Climbs:
     """Climb with all pairs at once; see `Ascent` for the objective and the steps.
 
     Args:
         symmetry: With every size known.
-        a: Tensors of the first networks that count, `[pair, ...]`.
-        b: The same of the second.
-        start: A batch of elements; the identity unless given.
-        is_from_barycentre: Choose every family once with unknown ones averaged, before the sweeps.
+        a: Compared tensors of the first networks, `[pair, ...]`.
+        b: Compared tensors of the second networks.
+        start: A batch of elements without positive scales; the identity unless given.
+        is_from_barycenter: Choose every family once with unknown ones averaged, before the sweeps.
         max_sweeps: Most sweeps.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
     """
-    a, b = ({name: tensor.cpu() for name, tensor in tensors.items()} for tensors in (a, b))
-    known = families(symmetry.groups, {name: symmetry.sites[name] for name in a})
-    ascent = BatchAscent(known, a, b, solve_family, start=start, tolerance=tolerance)
-    if is_from_barycentre:
-        ascent.start_from_barycentre()
-    gained = [ascent.gained.clone()]
-    sweeps = torch.zeros(ascent.pairs, dtype=torch.int64)
-    rows = torch.arange(ascent.pairs)
-    while len(rows) and len(gained) <= max_sweeps:
-        is_moving = ascent.sweep(rows)
-        sweeps[rows] += 1
-        gained.append(ascent.gained.clone())
-        rows = rows[is_moving]
-    moved = ascent.stacks.moved()
-    reached = ascent.stacks.objectives_of(moved) + ascent.stacks.rest
-    element = ascent.stacks.element.fill(symmetry.identity((ascent.pairs,)))
-    is_exact = {
-        name: not any(site.group.matrix != "none" or any(site.placement.shift) for site in symmetry.sites[name])
-        for name in moved
-    }
-    return PairClimbs(
-        element=element,
+    ascent = make_ascent(symmetry, a, b, start=start, tolerance=tolerance)
+    if is_from_barycenter:
+        ascent.start_from_barycenter()
+    first = ascent.gained.clone()
+    rows, gained = ascent.climb(torch.arange(ascent.pairs), max_sweeps)
+    reached = ascent.objectives()
+    return Climbs(
+        element=ascent.networks.element.fill(symmetry.identity((ascent.pairs,))),
         objective=reached,
-        history=reached - (ascent.gained - torch.stack(gained)),
-        sweeps=sweeps,
+        history=reached - (ascent.gained - torch.stack([first, *gained])),
         is_converged=torch.ones(ascent.pairs, dtype=torch.bool).index_fill(0, rows, False),
-        moved={name: tensor for name, tensor in moved.items() if is_exact[name]},
+        moved={n: t for n, t in ascent.networks.moved().items() if is_exact(symmetry, n)},
     )
 
 
-def padded(history: Tensor, steps: int) -> Tensor:
-    """A copy with the last row repeated until there are `steps` rows."""
-    return torch.cat([history, history[-1:].expand(steps - len(history), -1)])
+def make_ascent(
+    symmetry: Symmetry, a: Tensors, b: Tensors, *, start: Element | None = None, tolerance: float = 1e-9
+) -> Ascent:
+    """An ascent over all families of a symmetry that act on some tensors `[pair, ...]`."""
+    known = families(symmetry.groups, {name: symmetry.sites[name] for name in a})
+    return Ascent(known, a, b, solve_family, start=start, tolerance=tolerance)
+
+
+def is_exact(symmetry: Symmetry, name: str) -> bool:
+    """Whether a climb moves a tensor to the same bits as the action does: without shifts and rotations."""
+    return not any(site.group.matrix != "none" or any(site.placement.shift) for site in symmetry.sites[name])

@@ -1,0 +1,140 @@
+"""The cost of a family for many pairs at once: what stays is summed once, what one other group moves is corrected."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from regauge.alignment.engine.neighbor_terms import NeighborTerm
+from regauge.alignment.engine.paired_networks import PairedNetworks, at, put
+from regauge.core.act import Site
+from regauge.core.closest import Character, Closest, Cost, ShiftCost, character, closest
+from regauge.core.element import Value
+from regauge.core.families import Family, barycentre, inner_products, shift_cost, unfold
+
+
+@dataclass
+class _Term:
+    """One site of a root, and the other sites on the same tensor, its own along other axes among them.
+
+    Attributes:
+        name: The tensor.
+        site: Where the root acts.
+        others: Where other groups act, or the root along another axis.
+        neighbor: Corrects the term where one other group reorders the tensor.
+        is_kept: Whether it is part of the kept sums (once `is_present`) instead of being computed anew.
+        shift: Its quadratic part, where only the root acts.
+    """
+
+    name: str
+    site: Site
+    others: list[Site]
+    neighbor: NeighborTerm | None
+    is_kept: bool
+    is_present: bool = False
+    shift: ShiftCost | None = None
+
+
+class FamilyCost:
+    """The cost of one family in which nothing is nested, for every pair.
+
+    The second networks are seen as all *other* families have moved them, so that the best value does not depend on
+    where the family is. A tensor on which only this family acts enters once and is never moved.
+
+    Args:
+        networks: The pairs.
+        family: What is chosen.
+    """
+
+    def __init__(self, networks: PairedNetworks, family: Family) -> None:
+        self._networks, self._root = networks, family.root
+        self._sums: dict[Character, Float[Tensor, "pair target source"]] = {}
+        self._potentials: Float[Tensor, "pair source"] | None = None
+        self._terms = []
+        for name, local in networks.own_sites(family).items():
+            for site in local:
+                others = [s for s in networks.sites[name] if s.group.name != self._root.name]
+                others += [s for s in local if s.placement.axis != site.placement.axis]
+                neighbor = None
+                if len(others) == 1 and NeighborTerm.fits(networks, name, site, others[0]):
+                    neighbor = NeighborTerm(networks, name, site, others[0])
+                self._terms.append(_Term(name, site, others, neighbor, is_kept=not others or neighbor is not None))
+
+    def aim_at(self, names: Collection[str]) -> None:
+        """Compute everything anew next time if these first tensors matter; the potentials stay."""
+        if not any(term.name in names for term in self._terms):
+            return
+        self._sums.clear()
+        for term in self._terms:
+            term.is_present = False
+            if term.neighbor is not None:
+                term.neighbor.aim()
+
+    def closest(self, cost: Cost, rows: Tensor, current: Value, slack: Float64[Tensor, " row"]) -> Closest:
+        """The best values, from the potentials of the last search.
+
+        Args:
+            cost: The cost of these pairs.
+            rows: Which pairs.
+            current: Where they are; orders that are best within `slack` stay.
+            slack: Gains that are not worth a change.
+        """
+        potentials = None if self._potentials is None else at(self._potentials, rows)
+        found = closest(self._root, cost, current=current.perm, slack=slack, potentials=potentials, is_repeated=True)
+        if found.potentials is not None:
+            if self._potentials is None:
+                self._potentials = found.potentials.new_zeros(self._networks.pairs, self._root.size)
+            put(self._potentials, rows, found.potentials)
+        return found
+
+    def cost(self, rows: Tensor, unknown: Collection[str] = ()) -> Cost:
+        """The cost for some pairs, with averages over the groups `unknown`."""
+        networks = self._networks
+        every = None if len(rows) == networks.pairs else rows
+        extra: dict[Character, Tensor] = {}
+        shifts: list[ShiftCost] = []
+        for term in self._terms:
+            hidden = [site for site in term.others if site.group.name in unknown]
+            if term.is_kept and not hidden:
+                self._keep(term, rows)
+                if term.shift is not None:
+                    s = term.shift
+                    shifts.append(replace(s, target=at(s.target, every), source=at(s.source, every)))
+                continue
+            known = [site for site in term.others if site.group.name not in unknown]
+            b = networks.moved_by(term.name, known, every) if known else at(networks.b[term.name], every)
+            x, y = barycentre(at(networks.a[term.name], every), hidden, 1), barycentre(b, hidden, 1)
+            if x is None or y is None:
+                continue
+            left, right, key = unfold(x, term.site, 1), unfold(y, term.site, 1), character(term.site.placement)
+            product = inner_products(self._root, left, right)
+            extra[key] = extra[key] + product if key in extra else product
+            shift = shift_cost(term.site, left, right)
+            if shift is not None:
+                shifts.append(shift)
+        matrices = {key: at(total, every) for key, total in self._sums.items()}
+        for key, product in extra.items():
+            matrices[key] = matrices[key] + product if key in matrices else product
+        if not matrices:
+            matrices = {character(self._terms[0].site.placement): self._zeros(self._terms[0], len(rows))}
+        return Cost(matrices, tuple(shifts))
+
+    def _keep(self, term: _Term, rows: Tensor) -> None:
+        """Bring a kept term up to date; it is part of the sums from then on."""
+        if term.neighbor is None and term.is_present:
+            return
+        networks, key = self._networks, character(term.site.placement)
+        if key not in self._sums:
+            self._sums[key] = self._zeros(term, networks.pairs)
+        if term.neighbor is not None:
+            term.neighbor.update(self._sums[key], rows, networks.value(term.neighbor.group, rows))
+            return
+        left, right = unfold(networks.a[term.name], term.site, 1), unfold(networks.b[term.name], term.site, 1)
+        self._sums[key] += inner_products(self._root, left, right)
+        term.shift = shift_cost(term.site, left, right)
+        term.is_present = True
+
+    def _zeros(self, term: _Term, count: int) -> Tensor:
+        columns = self._root.size if self._root.is_permuted or self._root.matrix != "none" else 1
+        return self._networks.a[term.name].new_zeros(count, self._root.size, columns)

@@ -1,0 +1,163 @@
+"""Two groups on one tensor: the cost of one of them is corrected by what the other one moves."""
+
+import torch
+from jaxtyping import Float, Int, Int8
+from torch import Tensor
+
+from regauge.alignment.engine.paired_networks import IN_PLACE, PairedNetworks, unit_factors
+from regauge.core.act import Site
+from regauge.core.closest import character
+from regauge.core.element import Value
+from regauge.core.families import inner_products, unfold
+
+SHARES = (1 / 16, 1 / 4, 1.0)
+"""Pairs in which at most this share of the neighbor's units moved are corrected together, by as many units."""
+
+
+class NeighborTerm:
+    """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where another group's element h acts on u.
+
+    `update` adds to the cost what changed since the last update: the products with units that h moved.
+
+    Args:
+        networks: The pairs.
+        name: The tensor.
+        own: Where the group acts whose cost this is.
+        neighbor: Where the other group acts, on another axis.
+    """
+
+    def __init__(self, networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> None:
+        self._networks, self._name, self._own, self._neighbor = networks, name, own, neighbor
+        self._is_signed = any(character(neighbor.placement))
+        device = networks.a[name].device
+        units = torch.arange(neighbor.group.size, device=device).expand(networks.pairs, -1)
+        self._perm: Int[Tensor, "pair unit"] = units.clone()
+        self._factor: Int8[Tensor, "pair unit"] = torch.zeros_like(units, dtype=torch.int8)  # Nothing is added yet.
+        self._b = self._by_unit(networks.b[name])
+        self.aim()
+
+    @staticmethod
+    def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
+        """Whether the neighbor only reorders and flips units, of a whole axis that is not the group's own."""
+        a, b = networks.a[name], networks.b[name]
+        is_whole = neighbor.positions.numel() == a.shape[1 + neighbor.placement.axis]
+        is_more = any(neighbor.placement.shift) or any(own.placement.shift) or neighbor.group.matrix != "none"
+        is_apart = own.placement.axis != neighbor.placement.axis and a.dtype == b.dtype
+        return is_apart and is_whole and not is_more and not neighbor.bases and not own.bases
+
+    @property
+    def group(self) -> str:
+        """The name of the other group."""
+        return self._neighbor.group.name
+
+    def aim(self) -> None:
+        """Compare with the first networks as they are now; the next update adds the whole term."""
+        self._a = self._by_unit(self._networks.a[self._name])
+        self._factor.zero_()
+
+    def update(self, sums: Float[Tensor, "pair target source"], rows: Tensor, value: Value) -> None:
+        """Bring `sums` of the pairs `rows` up to date with the other group's value `[pair, ...]`."""
+        rows = rows.to(sums.device)
+        perm = self._perm[rows] if value.perm is None else value.perm.to(sums.device)
+        factor = unit_factors(self._neighbor, value, len(rows)).to(sums.device)
+        changed = (perm != self._perm[rows]) | (factor != self._factor[rows])
+        if len(sums) == 1 and self._own.group.matrix == "none" and not bool(self._factor.any()):
+            sums += self._whole()
+        elif len(sums) == 1:
+            units = changed[0].nonzero().T
+            if units.numel():
+                self._correct(sums, rows, None if units.numel() > IN_PLACE * changed.numel() else units, perm, factor)
+        else:
+            counts, n = changed.sum(1), changed.shape[1]
+            above = torch.zeros_like(counts)
+            for share in SHARES:
+                width = max(1, round(share * n))
+                here = ((counts > above) & (counts <= width)).nonzero().flatten()
+                above = torch.full_like(above, width)
+                if len(here):
+                    # Units that did not change fill up the width: their difference is zero.
+                    most = None if width == n else changed[here].byte().topk(width, dim=1, sorted=False).indices
+                    self._correct(sums, rows[here], most, perm[here], factor[here])
+        self._perm[rows], self._factor[rows] = perm, factor
+
+    def _whole(self) -> Float[Tensor, "pair target source"]:
+        """The whole term of a single pair, from its second tensor as it is moved now."""
+        b, value = self._networks.moved([self._name])[self._name], self._networks.value(self._own.group.name)
+        product = inner_products(self._own.group, unfold(self._a, self._own, 1), unfold(b, self._own, 1))
+        factor = unit_factors(self._own, value, 1).to(product)
+        if value.perm is None:
+            return product * factor.unsqueeze(2)
+        return torch.empty_like(product).index_copy_(2, value.perm[0].to(b.device), product * factor.unsqueeze(1))
+
+    def _correct(
+        self,
+        sums: Tensor,
+        rows: Tensor,
+        units: Int[Tensor, "row unit"] | None,
+        perm: Int[Tensor, "row all_units"],
+        factor: Int8[Tensor, "row all_units"],
+    ) -> None:
+        """Add the products with some units of the neighbor, or with all."""
+        before = self._factor[rows]
+        new = self._take(self._b, rows, perm, units, factor if self._is_signed else None)
+        if bool(before.any()):
+            is_plain = not self._is_signed and bool(before.all())
+            new = new - self._take(self._b, rows, self._perm[rows], units, None if is_plain else before)
+        left = self._take(self._a, rows, None, units, None)
+        change = inner_products(self._own.group, left, new)
+        if len(rows) == len(sums):
+            sums += change
+        else:
+            sums.index_add_(0, rows, change)
+
+    def _by_unit(self, tensor: Tensor) -> Tensor:
+        """Of several pairs a copy `[pair, unit of the neighbor, rest, unit of the group]`, laid out row by row.
+
+        A single pair may be large; its units are taken from the tensor itself.
+        """
+        if len(tensor) == 1:
+            return tensor
+        n, m = self._neighbor.group.size, self._own.group.size
+        ordered = _in_order(_in_order(tensor, self._own), self._neighbor)
+        ordered = ordered.movedim((1 + self._neighbor.placement.axis, 1 + self._own.placement.axis), (1, -1))
+        ordered = ordered.reshape(len(tensor), n, -1, m, ordered.shape[-1] // m).movedim(3, 4)
+        return ordered.reshape(len(tensor), n, -1, m).contiguous()
+
+    def _take(
+        self, tensor: Tensor, rows: Tensor, perm: Tensor | None, units: Tensor | None, factor: Tensor | None
+    ) -> Float[Tensor, "row target rest"]:
+        """What the group's units own of `factor * tensor[rows, perm]`, at some units of the neighbor alone."""
+        if units is not None:
+            perm = units if perm is None else perm.gather(1, units)
+            factor = None if factor is None else factor.gather(1, units)
+        if len(self._perm) == 1:
+            return unfold(self._take_single(tensor, perm, factor), self._own, 1)
+        if perm is None:
+            taken = tensor if len(rows) == len(tensor) else tensor[rows]
+        else:
+            flat = (rows.unsqueeze(1) * tensor.shape[1] + perm).flatten()
+            taken = tensor.flatten(0, 1).index_select(0, flat).reshape(*perm.shape, *tensor.shape[2:])
+        if factor is not None:
+            taken = taken * factor.to(taken.dtype)[..., None, None]
+        return taken.flatten(1, 2).mT
+
+    def _take_single(self, tensor: Tensor, perm: Tensor | None, factor: Tensor | None) -> Tensor:
+        site, axis = self._neighbor, 1 + self._neighbor.placement.axis
+        copies = site.positions.numel() // site.group.size
+        if perm is None:
+            tensor = _in_order(tensor, site)
+        else:
+            index = perm[0] if site.is_plain else site.positions.to(perm.device).reshape(-1, copies)[perm[0]].flatten()
+            tensor = tensor.index_select(axis, index)
+        if factor is None:
+            return tensor
+        shape = [-1 if k == axis else 1 for k in range(tensor.ndim)]
+        return tensor * factor[0].to(tensor.dtype).repeat_interleave(copies).reshape(shape)
+
+
+def _in_order(tensor: Tensor, site: Site) -> Tensor:
+    """A tensor `[pair, ...]` with what the units of a site own in the order of the units."""
+    axis = 1 + site.placement.axis
+    if site.is_sorted and site.positions.numel() == tensor.shape[axis]:
+        return tensor
+    return tensor.index_select(axis, site.positions.to(tensor.device))

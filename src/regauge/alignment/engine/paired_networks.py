@@ -1,0 +1,231 @@
+"""Pairs of networks along a leading axis, and the element that moves the second network of each pair."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float64, Int8
+from torch import Tensor
+
+from regauge.core import act as _act
+from regauge.core import element as _element
+from regauge.core.act import Site
+from regauge.core.closest import character
+from regauge.core.element import Element, Value
+from regauge.core.families import Family, Tensors
+from regauge.core.groups import Group
+
+IN_PLACE = 0.6
+"""Up to this share of moved units a tensor is written in place; above it a new one costs less."""
+PerPair = Float64[Tensor, " pair"]
+
+
+class PairedNetworks:
+    """Both networks of every pair, and an element for each. Tensors stay where they are; they are moved when asked for.
+
+    Tensors stay on their device, and what they are compared by does too. Elements and numbers, one for each pair, are
+    on the CPU.
+
+    Args:
+        families: What is chosen; their sites are relative to the tensors without their leading axis.
+        a: First networks, `[pair, ...]`.
+        b: Second networks.
+        start: Where to begin, a batch of elements without positive scales; the identity unless given.
+
+    Attributes:
+        pairs: Number of pairs.
+        sites: For each tensor the sites of all groups that are chosen.
+        writes: How often the value of each group was set.
+    """
+
+    def __init__(self, families: Sequence[Family], a: Tensors, b: Tensors, start: Element | None = None) -> None:
+        self.families, self.a, self.b = list(families), dict(a), dict(b)
+        self.pairs = len(next(iter(b.values())))
+        groups = {group.name: group for family in families for group in family.fixed}
+        groups |= {group.name: group for family in families for group in family.members}
+        self._groups = tuple(groups.values())
+        blank = _element.identity(self._groups, (self.pairs,))
+        given = blank if start is None else start
+        # Positive factors stay at one and are left out.
+        self.values = {n: replace(given[n], scale=None).map(lambda t: t.contiguous().clone()) for n in blank}
+        self.sites: dict[str, list[Site]] = {}
+        for family in self.families:
+            for name, local in self.own_sites(family).items():
+                known = self.sites.setdefault(name, [])
+                known.extend(site for site in local if not any(site is other for other in known))
+        self.writes = dict.fromkeys(self.values, 0)
+        self._kept: dict[str, _Kept] = {}
+
+    @property
+    def element(self) -> Element:
+        """Where every pair is; groups outside the families are not in it."""
+        return Element(self.values, (self.pairs,))
+
+    def value(self, name: str, rows: Tensor | None = None) -> Value:
+        """The value of one group, for some pairs."""
+        return self.values[name] if self._is_every(rows) else self.values[name].map(lambda t: t[rows])
+
+    def write(self, name: str, rows: Tensor, value: Value) -> None:
+        """Set the value of one group for some pairs."""
+        known = dict(self.values[name].items())
+        for part, new in value.items():
+            put(known[part], rows, new)
+        self.writes[name] += 1
+
+    def compose(self, family: Family, rows: Tensor, relative: Element, moved: Tensors) -> None:
+        """Move the groups of one family by an element, seen from where they are.
+
+        Args:
+            family: Its groups.
+            rows: Which pairs.
+            relative: The step.
+            moved: The tensors of these pairs after the step, as far as they are known.
+        """
+        groups = (*family.members, *family.fixed)
+        current = Element({group.name: self.value(group.name, rows) for group in groups}, (len(rows),))
+        now = _element.compose(groups, relative, current)
+        for group in family.members:
+            self.write(group.name, rows, now[group.name])
+        if self.pairs == 1:
+            self._kept |= {name: self._keep(name, tensor) for name, tensor in moved.items()}
+
+    @staticmethod
+    def own_sites(family: Family) -> dict[str, list[Site]]:
+        """Where the groups that one family chooses act."""
+        names = {group.name for group in family.members}
+        return {name: [s for s in local if s.group.name in names] for name, local in family.sites.items()}
+
+    def moved(self, names: Iterable[str] | None = None, rows: Tensor | None = None) -> dict[str, Tensor]:
+        """Tensors of the second networks that anything is chosen for, moved by the current element.
+
+        Those of a single pair are kept, and are written into when they are asked for again.
+        """
+        names = self.sites if names is None else names
+        if self.pairs > 1:
+            return {name: self.moved_by(name, self.sites[name], rows) for name in names}
+        return {name: self._follow(name) for name in names}
+
+    def second(self) -> dict[str, Tensor]:
+        """All tensors of the second networks as they are now."""
+        moved = self.moved()
+        return {name: moved.get(name, tensor) for name, tensor in self.b.items()}
+
+    def _follow(self, name: str) -> Tensor:
+        """A kept tensor brought up to date: only what moved since is written."""
+        sites, kept = self.sites[name], self._kept.get(name)
+        if kept is not None:
+            stale = {group for group, writes in kept.writes.items() if writes != self.writes[group]}
+            tensor = kept.tensor
+            if any(site.bases or site.group.matrix != "none" or any(site.placement.shift) for site in sites):
+                kept = None if stale else kept
+            else:
+                for site in sites:
+                    if site.group.name in stale:
+                        before, now = kept.values[site.group.name], self.values[site.group.name]
+                        tensor = _move_on(tensor, site, before, now)
+                kept = self._keep(name, tensor) if stale else kept
+        kept = self._keep(name, self.moved_by(name, sites)) if kept is None else kept
+        self._kept[name] = kept
+        return kept.tensor
+
+    def _keep(self, name: str, tensor: Tensor) -> "_Kept":
+        groups = {site.group.name for site in self.sites[name]}
+        values = {group: self.values[group].map(torch.clone) for group in groups}
+        return _Kept(tensor, values, {group: self.writes[group] for group in groups})
+
+    def moved_by(self, name: str, sites: Sequence[Site], rows: Tensor | None = None) -> Tensor:
+        """A tensor of the second networks as the current values move it at the given sites alone."""
+        tensor, chosen = at(self.b[name], rows), {site.group.name for site in sites}
+        element = Element({group: self.value(group, rows) for group in chosen}, (len(tensor),))
+        return act_on(self._groups, {name: sites}, element, {name: tensor})[name]
+
+    def objectives(self, moved: Tensors, rows: Tensor | None = None) -> PerPair:
+        """`<a, moved> - (|moved|^2 - |b|^2) / 2` over the tensors in `moved`; only shifts change the second part."""
+        total = torch.zeros(self.pairs if rows is None else len(rows), dtype=torch.float64)
+        for name, y in moved.items():
+            total += dots(at(self.a[name], rows), y)
+            if any(any(site.placement.shift) for site in self.sites.get(name, ())):
+                z = at(self.b[name], rows)
+                total -= (dots(y, y) - dots(z, z)) / 2
+        return total
+
+    def _is_every(self, rows: Tensor | None) -> bool:
+        return rows is None or len(rows) == self.pairs
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A tensor of a single second network as given values of the groups on it move it."""
+
+    tensor: Tensor
+    values: Mapping[str, Value]
+    writes: Mapping[str, int]
+
+
+def _move_on(tensor: Tensor, site: Site, before: Value, now: Value) -> Tensor:
+    """A tensor `[1, ...]` that `before` moved at a site, moved by `now` instead; in place where few units move."""
+    units = torch.arange(site.group.size)
+    source = units if before.perm is None or now.perm is None else before.perm[0].argsort()[now.perm[0]]
+    factor = unit_factors(site, now, 1)[0] * unit_factors(site, before, 1)[0][source]
+    changed = (source != units) | (factor != 1)
+    if bool(changed.double().mean() <= IN_PLACE):
+        units = changed.nonzero().flatten()
+        source, factor = source[units], factor[units]
+    if not len(units):
+        return tensor
+    rows, axis = site.positions.reshape(site.group.size, -1), 1 + site.placement.axis
+    new = tensor.index_select(axis, rows[source].flatten().to(tensor.device))
+    if bool((factor != 1).any()):
+        shape = [-1 if k == axis else 1 for k in range(new.ndim)]
+        new *= factor.repeat_interleave(rows.shape[1]).to(new).reshape(shape)
+    if rows[units].numel() == tensor.shape[axis] and site.is_sorted:
+        return new
+    return tensor.index_copy_(axis, rows[units].flatten().to(tensor.device), new)
+
+
+def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair unit"]:
+    """The signs that units get at a site from values of `count` pairs."""
+    factor = torch.ones(count, site.group.size, dtype=torch.int8)
+    signs = 0 if value.sign is None else value.sign.shape[-2]
+    for k, exponent in enumerate(character(site.placement)):
+        if exponent and k < signs:
+            assert value.sign is not None
+            factor *= value.sign[:, k]
+        elif exponent:
+            assert value.shift is not None
+            factor *= (1 - 2 * (value.shift[:, k - signs] % 2)).to(torch.int8)
+    return factor
+
+
+def act_on(
+    groups: Collection[Group], sites: Mapping[str, Sequence[Site]], element: Element, tensors: Tensors
+) -> dict[str, Tensor]:
+    """Tensors `[pair, ...]` moved by a batch of elements at the given sites; a single pair moves without its axis."""
+    local = {name: list(own) for name, own in sites.items()}
+    ndims = {name: tensors[name].ndim - 1 for name in sites}
+    own = {name: tensors[name] for name in sites}
+    if element.batch != (1,):
+        return _act.act(tuple(groups), local, element, own, ndims)
+    moved = _act.act(tuple(groups), local, element.item(0), {name: t[0] for name, t in own.items()}, ndims)
+    return {name: tensor.unsqueeze(0) for name, tensor in moved.items()}
+
+
+def at(tensor: Tensor, rows: Tensor | None) -> Tensor:
+    """Some pairs of a tensor."""
+    return tensor if rows is None or len(rows) == len(tensor) else tensor[rows]
+
+
+def put(into: Tensor, rows: Tensor, new: Tensor) -> None:
+    """Overwrite some pairs of a tensor."""
+    if len(rows) == len(into):
+        into.copy_(new)
+    else:
+        into[rows] = new
+
+
+def dots(x: Float64[Tensor, "pair *shape"], y: Float64[Tensor, "pair *shape"]) -> PerPair:
+    """Inner products of each pair: rows in their own precision, the sum over rows in float64."""
+    rows = 1 if x.ndim < 3 else 2
+    products: Tensor = torch.linalg.vecdot(x.flatten(rows), y.flatten(rows))
+    total = products.flatten(1).sum(1, dtype=torch.float64) if rows == 2 else products.double()
+    return total.cpu()
