@@ -57,15 +57,26 @@ class ActivationMatching(Method):
     scales: Scales = "balance"
 
     def __post_init__(self) -> None:
-        _require_sense(self.statistic, self.max_sweeps, self.scales)
+        if self.statistic not in ("correlation", "covariance"):
+            raise ValueError(f"statistic is {self.statistic!r}; choose 'correlation' or 'covariance'")
+        require_scales(self.scales)
+        if self.max_sweeps < 1:
+            raise ValueError(f"max_sweeps is {self.max_sweeps}, but at least one sweep is needed")
+
+    @property
+    def _weight(self) -> float:
+        """The share of the parameters in the objective."""
+        return TIES
 
     def match(self, problem: Problem) -> Results:
         """See `align`; the module is traced once for all pairs."""
-        return _match(self, problem, TIES)
+        task = problem.require_task(self)
+        traces = Traces(problem.symmetry, task.module, precision_of(problem.a, problem.b), self.outputs)
+        return match_each(problem, lambda pair: _match_pair(self, pair, task, self._weight, traces))
 
 
 @dataclass(frozen=True)
-class MixedMatching(Method):
+class MixedMatching(ActivationMatching):
     """Activation matching and weight matching in one objective.
 
     It maximizes
@@ -82,51 +93,25 @@ class MixedMatching(Method):
     in residual networks; activations alone ignore how units are connected. The sum is better than either.
 
     Attributes:
-        share: Of the activations, from 0 to 1.
-        statistic: As in `ActivationMatching`.
-        max_sweeps: Most sweeps over the groups.
-        outputs: Which outputs of the module count, as it was given to `discover`.
-        scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first; "keep" moves
-            values and never multiplies them, but by signs.
+        share: The share of the activations, from 0 to 1; other settings are those of `ActivationMatching`.
     """
 
     share: float = 0.5
-    statistic: Statistic = "correlation"
-    max_sweeps: int = 100
-    outputs: Outputs = None
-    scales: Scales = "balance"
 
     def __post_init__(self) -> None:
-        _require_sense(self.statistic, self.max_sweeps, self.scales)
+        super().__post_init__()
         if not 0 < self.share < 1:
             raise ValueError(
                 f"share is {self.share}, but must lie between 0 and 1; for activations or weights alone use "
                 "ActivationMatching or WeightMatching"
             )
 
-    def match(self, problem: Problem) -> Results:
-        """See `align`; the module is traced once for all pairs."""
-        return _match(self, problem, 1 - self.share)
+    @property
+    def _weight(self) -> float:
+        return 1 - self.share
 
 
-def _require_sense(statistic: str, max_sweeps: int, scales: str) -> None:
-    if statistic not in ("correlation", "covariance"):
-        raise ValueError(f"statistic is {statistic!r}; choose 'correlation' or 'covariance'")
-    require_scales(scales)
-    if max_sweeps < 1:
-        raise ValueError(f"max_sweeps is {max_sweeps}, but at least one sweep is needed")
-
-
-def _match(method: ActivationMatching | MixedMatching, problem: Problem, weight: float) -> Results:
-    """Match the pairs one after the other, with the same traces of the module."""
-    task = problem.require_task(method)
-    traces = Traces(problem.symmetry, task.module, precision_of(problem.a, problem.b), method.outputs)
-    return match_each(problem, lambda pair: _match_pair(method, pair, task, weight, traces))
-
-
-def _match_pair(
-    method: ActivationMatching | MixedMatching, problem: Problem, task: Task, weight: float, traces: Traces
-) -> Results:
+def _match_pair(method: ActivationMatching, problem: Problem, task: Task, weight: float, traces: Traces) -> Results:
     """Ascent on the mixture, from the best element for the activations alone, or from the identity if it is better."""
     symmetry = problem.symmetry
     costs = activation_costs(
