@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regauge.training import optimizers as module_of_optimizers
-from regauge.training.optimizers import Optimizer, stacked
+from regauge.training.optimizers import Optimizer, stack_optimizer
 from regauge.training.schedules import Schedule
-from regauge.training.settings import Choice, Uniform, bounds, derived, drawn
+from regauge.training.settings import Choice, Uniform, bounds, derive_seed, draw
 from regauge.zoo.training import SGD, Adam, AdamW, Constant, Cosine, LogUniform, OneCycle, StepDecay
 
 NETWORKS, STEPS = 5, 7
@@ -71,7 +71,7 @@ def test_every_network_moves_as_if_alone(
     factors = [1 / (1 + step) for step in range(STEPS)]
     expected = alone(name, settings, factors)
     params = gradients(-1)
-    optimizer = stacked(METHODS[name][0], params, settings, is_fused=is_fused)
+    optimizer = stack_optimizer(METHODS[name][0], params, settings, is_fused=is_fused)
     index = torch.tensor([4, 1, 2])
     for step, factor in enumerate(factors):
         given = gradients(step)
@@ -133,18 +133,18 @@ def test_schedules_are_those_of_torch(name: str, steps: int) -> None:
 
 def test_settings_are_drawn_from_their_distributions() -> None:
     for setting in (Uniform(-1.0, 3.0), LogUniform(1e-4, 1e-1), Choice((1.0, 5.0, 7.0))):
-        values = torch.tensor([drawn(setting, 0, "lr", k) for k in range(2000)], dtype=torch.float64)
+        values = torch.tensor([draw(setting, 0, "lr", k) for k in range(2000)], dtype=torch.float64)
         low, high = bounds(setting)
         assert low <= float(values.min()) <= float(values.max()) <= high
-        assert values.tolist() == [drawn(setting, 0, "lr", k) for k in range(2000)]
-        assert drawn(setting, 1, "lr", 0) != drawn(setting, 0, "lr", 0) or isinstance(setting, Choice)
-    logs = torch.tensor([math.log10(drawn(LogUniform(1e-4, 1e-1), 0, k)) for k in range(4000)])
+        assert values.tolist() == [draw(setting, 0, "lr", k) for k in range(2000)]
+        assert draw(setting, 1, "lr", 0) != draw(setting, 0, "lr", 0) or isinstance(setting, Choice)
+    logs = torch.tensor([math.log10(draw(LogUniform(1e-4, 1e-1), 0, k)) for k in range(4000)])
     shares = torch.histc(logs, 3, -4, -1) / 4000
     assert float((shares - 1 / 3).abs().max()) < 0.03
-    chosen = torch.tensor([drawn(Choice((0.0, 1.0)), 0, k) for k in range(4000)])
+    chosen = torch.tensor([draw(Choice((0.0, 1.0)), 0, k) for k in range(4000)])
     assert float(chosen.mean()) == pytest.approx(0.5, abs=0.03)
-    assert drawn(0.25, "anything") == 0.25
-    assert derived(1, "a", 23) != derived(1, "a2", 3)
+    assert draw(0.25, "anything") == 0.25
+    assert derive_seed(1, "a", 23) != derive_seed(1, "a2", 3)
 
 
 @pytest.mark.parametrize(

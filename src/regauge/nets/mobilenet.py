@@ -41,10 +41,10 @@ class MobileNetV2(nn.Module):
         self, settings: Sequence[tuple[int, int, int, int]], classes: int, width: float, in_channels: int
     ) -> None:
         super().__init__()
-        before, last = _rounded(32 * width), _rounded(1280 * max(1.0, width))
+        before, last = _round_channels(32 * width), _round_channels(1280 * max(1.0, width))
         self.features = nn.Sequential(*_conv_norm_act(in_channels, before, 3, 2, 1))
         for expansion, channels, repeats, stride in settings:
-            after = _rounded(channels * width)
+            after = _round_channels(channels * width)
             for i in range(repeats):
                 self.features.append(InvertedResidual(before, after, stride if i == 0 else 1, expansion))
                 before = after
@@ -76,6 +76,6 @@ def _conv_norm_act(in_channels: int, out_channels: int, kernel: int, stride: int
     return [conv, nn.BatchNorm2d(out_channels), nn.ReLU6()]
 
 
-def _rounded(channels: float) -> int:
+def _round_channels(channels: float) -> int:
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest

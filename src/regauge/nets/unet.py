@@ -180,23 +180,23 @@ class UNet(nn.Module):
         skips = [x]
         for k in range(self.levels):
             for i in range(k * self.blocks, (k + 1) * self.blocks):
-                x = _attended(self.down_attention[i], self.down[i](x, embedding), context)
+                x = _attend(self.down_attention[i], self.down[i](x, embedding), context)
                 skips.append(x)
             if k < self.levels - 1:
                 x = self.shrink[k](x)
                 skips.append(x)
-        x = _attended(self.middle_attention, self.middle1(x, embedding), context)
+        x = _attend(self.middle_attention, self.middle1(x, embedding), context)
         x = self.middle2(x, embedding)
         for k in range(self.levels):
             for i in range(k * (self.blocks + 1), (k + 1) * (self.blocks + 1)):
                 x = self.up[i](torch.cat([x, skips.pop()], 1), embedding)
-                x = _attended(self.up_attention[i], x, context)
+                x = _attend(self.up_attention[i], x, context)
             if k < self.levels - 1:
                 x = self.grow[k](functional.interpolate(x, scale_factor=2.0, mode="nearest"))
         result: Tensor = self.head(functional.silu(self.norm(x)))
         return result
 
 
-def _attended(block: nn.Module, x: Tensor, context: Tensor | None) -> Tensor:
+def _attend(block: nn.Module, x: Tensor, context: Tensor | None) -> Tensor:
     result: Tensor = block(x, context) if isinstance(block, SpatialTransformer) else x
     return result

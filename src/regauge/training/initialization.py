@@ -1,4 +1,4 @@
-"""How networks start: as their factory makes them, or drawn anew; each from its own seed."""
+"""Initial networks: as their factory makes them, or drawn anew, each from a seed of its own."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
-from regauge.training.settings import Setting, derived, drawn, require_setting
+from regauge.training.settings import Setting, derive_seed, draw, require_setting
 
 Kind = Literal["factory", "isotropic", "normal", "he", "glorot", "orthogonal"]
 """As the factory does it; or all parameters are normal with standard deviation 1; or the weights are, with 1,
@@ -41,12 +41,12 @@ class Initialization:
 
 @dataclass(frozen=True)
 class Start:
-    """What was drawn for one network.
+    """The choices drawn for the start of one network.
 
     Attributes:
-        seed: Of its random numbers.
-        kind: Of the initialization.
-        scale: Of its weights.
+        seed: The seed of its random numbers.
+        kind: The kind of the initialization.
+        scale: The factor of its weights.
     """
 
     seed: int
@@ -54,38 +54,38 @@ class Start:
     scale: float
 
 
-def start_of(initialization: Initialization, seed: int, network: int) -> Start:
-    """What the network with this id draws."""
+def draw_start(initialization: Initialization, seed: int, network: int) -> Start:
+    """Draw the start of the network with this id."""
     kinds = initialization.kinds
-    kind = kinds[derived(seed, "initialization", network) % len(kinds)]
-    return Start(derived(seed, "network", network), kind, drawn(initialization.scale, seed, "scale", network))
+    kind = kinds[derive_seed(seed, "initialization", network) % len(kinds)]
+    return Start(derive_seed(seed, "network", network), kind, draw(initialization.scale, seed, "scale", network))
 
 
-def initialized(architecture: Architecture, starts: Sequence[Start], dtype: torch.dtype) -> Params:
-    """The networks at their start, `[networks, ...]`; each depends on its own start alone."""
-    template = built(architecture, 0) if any(start.kind != "factory" for start in starts) else None
+def initialize(architecture: Architecture, starts: Sequence[Start], dtype: torch.dtype) -> Params:
+    """Make the initial networks, `[networks, ...]`; each depends on its own start alone."""
+    template = build(architecture, 0) if any(start.kind != "factory" for start in starts) else None
     states = []
     for start in starts:
         if start.kind == "factory":
             state = _from_factory(architecture, start)
         else:
             assert template is not None
-            state = _drawn_anew(template, start)
+            state = _draw_anew(template, start)
         states.append(state)
     return {
         spec.name: torch.stack([_cast(state[spec.name], dtype) for state in states]) for spec in architecture.layout
     }
 
 
-def built(architecture: Architecture, seed: int) -> nn.Module:
-    """What the factory makes when torch's global generator has this seed."""
-    with seeded(seed):
+def build(architecture: Architecture, seed: int) -> nn.Module:
+    """Make the module with torch's global generator at this seed."""
+    with use_seed(seed):
         return architecture.module()
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Torch's global generator has this seed for a while; then it is put back."""
+def use_seed(seed: int) -> Iterator[None]:
+    """Seed torch's global generator for the duration of a context, then restore it."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -95,7 +95,7 @@ _GLOBAL_GENERATOR = threading.Lock()
 
 
 def _from_factory(architecture: Architecture, start: Start) -> Params:
-    module = built(architecture, start.seed)
+    module = build(architecture, start.seed)
     state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
     if start.scale != 1:
         for name in _weights(module):
@@ -103,8 +103,8 @@ def _from_factory(architecture: Architecture, start: Start) -> Params:
     return state
 
 
-def _drawn_anew(module: nn.Module, start: Start) -> Params:
-    """Parameters of a kind; buffers, and the scales of normalization layers where weights are drawn, stay."""
+def _draw_anew(module: nn.Module, start: Start) -> Params:
+    """Draw parameters of a kind; buffers are kept, and where weights are drawn the scales of normalization layers."""
     generator = torch.Generator().manual_seed(start.seed)
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     weights = _weights(module)

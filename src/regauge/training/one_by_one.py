@@ -1,4 +1,6 @@
-"""One network after the other, with a fused optimizer and images in channels-last layout: for CNNs that are no chains.
+"""Programs that train one network after the other: for recurrent networks, and for CNNs that are no chains.
+
+The optimizer is fused, and images lie in channels-last layout.
 
 A batch whose hidden values do not fit the cache is read in pieces, and the gradients of the pieces are added up.
 """
@@ -59,7 +61,7 @@ class Loop:
         return torch.stack(losses).to(inputs.dtype)
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """What every network says, in evaluation mode, of a batch that all read."""
+        """Outputs of all networks in evaluation mode for one batch."""
         batch = channels_last(inputs)
         with torch.no_grad():
             results = torch.stack([module.eval()(batch) for module in self.modules])
@@ -73,7 +75,7 @@ class Loop:
         return {name: torch.stack([state[name].detach().contiguous() for state in states]) for name in states[0]}
 
     def keep(self, index: Tensor) -> None:
-        """Go on with the networks at `index` alone."""
+        """Drop all networks but those at `index`."""
         chosen = index.tolist()
         self.modules = [self.modules[k] for k in chosen]
         self.optimizers = [self.optimizers[k] for k in chosen]
@@ -81,7 +83,7 @@ class Loop:
 
 
 def pieces_of(module: nn.Module, batch: Tensor) -> int:
-    """Into how many pieces a batch is cut: one if hidden values fit the cache, or examples depend on one another."""
+    """Number of pieces to cut a batch into: one if hidden values fit the cache, or examples depend on one another."""
     if next(module.buffers(), None) is not None or batch.device.type != "cpu":
         return 1
     sizes = [0]

@@ -1,4 +1,9 @@
-"""Optimizers on stacked tensors: one update for all networks, with a learning rate for each of them."""
+"""Optimizers, and their updates of stacked tensors: one for all networks, with settings of each network.
+
+Torch's fused kernels update networks that share their settings, and large networks one by one. Small networks with
+settings of their own are updated by `Blocks`; torch's kernels, network by network, take
+6 times as long with 30-16-16-2 and 1.5 times with 784-10-10 (`benchmarks/hand_written.py`).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -132,27 +137,27 @@ def require_numbers(optimizer: Optimizer) -> dict[str, float]:
     return {name: float(value) for name, value in settings.items()}
 
 
-class Stacked(Protocol):
+class StackedOptimizer(Protocol):
     """Updates stacked parameters `[networks, ...]` in place; no network touches another."""
 
     def update(self, gradients: Sequence[Tensor], factor: float) -> None:
-        """One step with the learning rates times a factor of the schedule."""
+        """Take a step with the learning rates times the factor of the schedule."""
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Go on with these parameters, which are those of the networks at `index`."""
+        """Continue with these parameters, those of the networks at `index`."""
 
 
-def stacked(
+def stack_optimizer(
     method: Optimizer,
     params: Sequence[Tensor],
     settings: Mapping[str, Sequence[float]],
     *,
     is_fused: bool | None = None,
-) -> Stacked:
+) -> StackedOptimizer:
     """An optimizer of stacked parameters.
 
     Args:
-        method: What it computes.
+        method: The optimizer.
         params: `[networks, ...]` each; updated in place.
         settings: One value per network of each of `method.per_network`.
         is_fused: Whether torch's fused kernels do it, for all networks at once where their settings are the same and
@@ -174,7 +179,7 @@ class Fused:
         self._make(params)
 
     def update(self, gradients: Sequence[Tensor], factor: float) -> None:
-        """One step with the learning rates times a factor of the schedule."""
+        """Take a step with the learning rates times the factor of the schedule."""
         # The fused kernels run over memory: a gradient with other strides than its parameter would be read wrongly.
         plain = [gradient.contiguous() for gradient in gradients]
         for (views, optimizer, lr), own in zip(self.parts, self._views(plain), strict=True):
@@ -184,7 +189,7 @@ class Fused:
             optimizer.step()
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Go on with these parameters, which are those of the networks at `index`."""
+        """Continue with these parameters, those of the networks at `index`."""
         states = [[optimizer.state[view] for view in views] for views, optimizer, _ in self.parts]
         self.settings = {name: [values[k] for k in index.tolist()] for name, values in self.settings.items()}
         chosen = index.tolist() if self.is_split else [0]
@@ -202,7 +207,7 @@ class Fused:
             self.parts.append((views, self.method.make(views, settings), settings["lr"]))
 
     def _views(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """The tensors of each part."""
+        """Split tensors into those of each part."""
         if not self.is_split:
             return [list(tensors)]
         return [list(row) for row in zip(*(tensor.unbind() for tensor in tensors), strict=True)]
@@ -239,12 +244,12 @@ class Blocks(ABC):
         self._cut(params, [[torch.zeros_like(p) for p in params] for _ in range(self.moments)])
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Go on with these parameters, which are those of the networks at `index`."""
+        """Continue with these parameters, those of the networks at `index`."""
         self.settings = {k: v[index] if isinstance(v, Tensor) else v for k, v in self.settings.items()}
         self._cut(params, [[tensor[index] for tensor in tensors] for tensors in self.states])
 
     def update(self, gradients: Sequence[Tensor], factor: float) -> None:
-        """One step with the learning rates times a factor of the schedule."""
+        """Take a step with the learning rates times the factor of the schedule."""
         self.step += 1
         flat = [gradient.reshape(len(gradient), -1) for gradient in gradients]
         for block in self.blocks:
@@ -252,7 +257,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def _update(self, block: _Block, gradient: Tensor, factor: float) -> None:
-        """One step of some values."""
+        """Update the values of one block."""
 
     def _cut(self, params: Sequence[Tensor], states: list[list[Tensor]]) -> None:
         self.states = states

@@ -12,7 +12,7 @@ Backend = Literal["stacked", "compiled", "loop"]
 """One program for all networks of a stack; the same, compiled; or one network after the other."""
 
 PIECE_BYTES = 4 * 2**20
-"""Of the largest hidden tensor of a piece of a batch, where a batch may be read in pieces."""
+"""Size of the largest hidden tensor of a piece of a batch, where a batch may be read in pieces."""
 
 
 Batch = tuple[Tensor, Tensor]
@@ -24,7 +24,7 @@ class StackProgram(Program[Batch], Protocol):
     """The networks of a stack in training; losses are `[networks]`, and parameters and buffers `[networks, ...]`."""
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """What every network says, in evaluation mode, of a batch that all read, `[networks, examples, out]`."""
+        """Outputs of all networks in evaluation mode for one batch, `[networks, examples, out]`."""
 
     def keep(self, index: Tensor) -> None:
         """Drop all networks but those at `index`."""

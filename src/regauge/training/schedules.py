@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Constant:
-    """The learning rate stays."""
+    """A constant learning rate."""
 
     def factor(self, step: int, steps: int) -> float:
         """1."""
@@ -67,7 +67,7 @@ class OneCycle:
 
 @dataclass(frozen=True)
 class StepDecay:
-    """Every so many steps the learning rate is multiplied by a factor, `torch.optim.lr_scheduler.StepLR`.
+    """The learning rate is multiplied by a factor every `every` steps, `torch.optim.lr_scheduler.StepLR`.
 
     Attributes:
         every: Steps between two drops.

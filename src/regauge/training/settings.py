@@ -1,4 +1,4 @@
-"""Settings of networks: one number for all of them, or a distribution from which each draws its own."""
+"""Settings of networks: one number for all, or a distribution from which each network draws its own."""
 
 import hashlib
 import math
@@ -53,14 +53,14 @@ class Choice:
 
 
 Setting = float | Uniform | LogUniform | Choice
-"""What a network's learning rate, for example, is or is drawn from."""
+"""A number, or the distribution that each network draws it from, such as a learning rate."""
 
 
-def drawn(setting: Setting, *key: int | str) -> float:
-    """The value for whoever has this key: always the same, whoever else there is."""
+def draw(setting: Setting, *key: int | str) -> float:
+    """Draw the value of a key, which depends on the key alone."""
     if isinstance(setting, float | int):
         return float(setting)
-    return setting.at((derived(*key) >> 10) / 2**53)
+    return setting.at((derive_seed(*key) >> 10) / 2**53)
 
 
 def bounds(setting: Setting) -> tuple[float, float]:
@@ -73,7 +73,7 @@ def bounds(setting: Setting) -> tuple[float, float]:
 
 
 def require_setting(name: str, setting: Setting, low: float, high: float = math.inf, *, is_open: bool = False) -> None:
-    """Refuse a setting that can leave [low, high], or (low, high] if it is open.
+    """Raise unless a setting stays in [low, high], or in (low, high] if `is_open`.
 
     Raises:
         ValueError: It can.
@@ -85,7 +85,7 @@ def require_setting(name: str, setting: Setting, low: float, high: float = math.
         raise ValueError(f"{name} is {setting}, but must lie in {side}{low:g}, {end}")
 
 
-def derived(*key: int | str) -> int:
+def derive_seed(*key: int | str) -> int:
     """A seed of 63 bits that depends on the whole key, such as (seed of the population, "order", group, epoch)."""
     text = "\0".join(map(str, key))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

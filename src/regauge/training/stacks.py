@@ -10,7 +10,7 @@ from regauge.core.params import Params
 from regauge.training.chains.images import ImageChain
 from regauge.training.chains.steps import steps_of
 from regauge.training.chains.vectors import VectorChain, links_of
-from regauge.training.optimizers import Optimizer, stacked
+from regauge.training.optimizers import Optimizer, stack_optimizer
 from regauge.training.programs import Batch, learned_names, mean_loss
 
 
@@ -39,7 +39,7 @@ class Stack:
         self.learned = {name: params[name].clone() for name in learned_names(module)}
         self.rest = {name: tensor.clone() for name, tensor in params.items() if name not in self.learned}
         self.engine = engine
-        self.optimizer = stacked(optimizer, list(self.learned.values()), settings)
+        self.optimizer = stack_optimizer(optimizer, list(self.learned.values()), settings)
 
     def step(self, batch: Batch, factor: float) -> Tensor:
         """Take a step with all networks, and return their losses before it."""
@@ -49,7 +49,7 @@ class Stack:
         return losses
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """What every network says, in evaluation mode, of a batch that all read."""
+        """Outputs of all networks in evaluation mode for one batch."""
         with torch.no_grad():
             return self.engine.outputs(self.learned | self.rest, inputs.unsqueeze(0))
 
@@ -59,7 +59,7 @@ class Stack:
         return {name: both[name].clone() for name in self.order}
 
     def keep(self, index: Tensor) -> None:
-        """Go on with the networks at `index` alone."""
+        """Drop all networks but those at `index`."""
         self.learned = {name: tensor[index] for name, tensor in self.learned.items()}
         self.rest = {name: tensor[index] for name, tensor in self.rest.items()}
         self.optimizer.keep(list(self.learned.values()), index)
@@ -119,8 +119,8 @@ class VmapEngine:
         if members == 1:
             return torch.func.vmap(self._loss)(params, inputs, targets)
         own = len(targets) == networks and targets.is_floating_point()
-        wanted = _grouped(targets, groups) if own else targets
-        parts = {name: _grouped(tensor, groups).unbind() for name, tensor in params.items()}
+        wanted = _split_groups(targets, groups) if own else targets
+        parts = {name: _split_groups(tensor, groups).unbind() for name, tensor in params.items()}
         run = torch.func.vmap(self._loss, in_dims=(0, None, 0 if own else None))
         losses = [run({name: part[k] for name, part in parts.items()}, inputs[k], wanted[k]) for k in range(groups)]
         return torch.cat(losses)
@@ -133,5 +133,5 @@ class VmapEngine:
         return outputs
 
 
-def _grouped(tensor: Tensor, groups: int) -> Tensor:
+def _split_groups(tensor: Tensor, groups: int) -> Tensor:
     return tensor.reshape(groups, -1, *tensor.shape[1:])

@@ -54,7 +54,7 @@ class ImageChain:
         return losses.to(inputs.dtype), [torch.stack([one[name] for one in found]) for name in params]
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """What every network says of every example, `[networks, examples, out]`; inputs as for `gradients`."""
+        """Outputs of every network, `[networks, examples, out]`; inputs as for `gradients`."""
         networks = len(next(iter(params.values())))
         batches = [channels_last(batch) for batch in inputs]
         results = []
@@ -88,7 +88,7 @@ class ImageChain:
         return x, passed
 
     def _pieces(self, own: Params, batch: Tensor) -> int:
-        """Into how many pieces a batch is cut so that each hidden tensor fits the cache."""
+        """Number of pieces to cut a batch into so that each hidden tensor fits the cache."""
         if batch.device.type != "cpu":
             return 1
         _, passed = self._forward(own, batch[:1])

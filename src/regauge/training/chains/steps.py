@@ -1,4 +1,4 @@
-"""What a chain consists of, and how a module is read as one."""
+"""The steps of a chain of layers, and the reading of a module as a chain."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -26,11 +26,11 @@ MAXIMA: dict[str, Any] = {
 
 
 class Passed(NamedTuple):
-    """What a step keeps of a forward pass.
+    """Tensors that a step keeps of a forward pass.
 
     Attributes:
-        read: What came in.
-        wrote: What went out; activations may have been written over it since, except where it is their own.
+        read: The input.
+        wrote: The output; activations may have been written over it since, except where it is their own.
         kept: Slopes, or positions of maxima.
     """
 

@@ -107,7 +107,7 @@ class VectorChain:
         return losses, [found[name] for name in params]
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """What every network says of every example, `[networks, examples, out]`; inputs as for `gradients`."""
+        """Outputs of every network, `[networks, examples, out]`; inputs as for `gradients`."""
         hidden, _ = self._forward(params, inputs, is_training=False)
         return hidden[-1].transpose(1, 2)
 

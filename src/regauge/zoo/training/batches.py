@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regauge.training.settings import derived, drawn
+from regauge.training.settings import derive_seed, draw
 from regauge.zoo.training.config import ClassHalves, Config, Fraction
 from regauge.zoo.training.examples import Examples
 
@@ -14,7 +14,7 @@ def share_of(config: Config, group: int) -> float | None:
     """The share of the examples that a group draws, if it draws one."""
     if not isinstance(config.subset, Fraction):
         return None
-    return drawn(config.subset.share, config.seed, "share", group)
+    return draw(config.subset.share, config.seed, "share", group)
 
 
 def half_of(config: Config, group: int) -> int | None:
@@ -130,4 +130,4 @@ class Batches:
 
 
 def _generator(*key: int | str) -> torch.Generator:
-    return torch.Generator().manual_seed(derived(*key))
+    return torch.Generator().manual_seed(derive_seed(*key))

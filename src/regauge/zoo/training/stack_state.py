@@ -98,7 +98,7 @@ class Running:
                 row["validation_accuracy"] = float(accuracy[k]) if is_fine else None
             row["is_diverged"] = not is_fine
             rows.append(row)
-        discarded = set() if discard is None else self._discarded(rows, discard)
+        discarded = set() if discard is None else self._find_discarded(rows, discard)
         for k, row in enumerate(rows):
             row["is_discarded"] = k in discarded
         return rows
@@ -116,7 +116,7 @@ class Running:
         if not all(self.is_alive) and not self.is_fixed:
             self._compact()
 
-    def _discarded(self, rows: Sequence[Row], discard: Discard) -> set[int]:
+    def _find_discarded(self, rows: Sequence[Row], discard: Discard) -> set[int]:
         """The places of the networks that the rule says, without those that diverged or were given up before."""
         losses = [
             math.inf if row["is_diverged"] or not alive else row["validation_loss"]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from regauge.training.initialization import seeded
+from regauge.training.initialization import use_seed
 from regauge.zoo.training.examples import Examples
 
 
@@ -23,7 +23,7 @@ def require_trainable(module: nn.Module, examples: Examples) -> None:
     if tied:
         raise ValueError(f"{tied[:3]} are names of tensors with other names too; untie them to train a population")
     inputs = examples.inputs[:2].cpu()
-    (first, draws), (second, _) = (_tried(module, inputs, seed) for seed in (0, 1))
+    (first, draws), (second, _) = (_try(module, inputs, seed) for seed in (0, 1))
     # Other sources of chance than torch's global generator are only seen in what comes out.
     if draws or not torch.allclose(first, second, rtol=1e-3, equal_nan=True):
         raise ValueError(
@@ -33,10 +33,10 @@ def require_trainable(module: nn.Module, examples: Examples) -> None:
     examples.require_outputs(first.shape[1])
 
 
-def _tried(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
+def _try(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
     """What a module says in training mode, and whether it drew from torch's global generator; its buffers stay."""
     own = {name: tensor.detach().clone() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-    with seeded(seed), torch.no_grad():
+    with use_seed(seed), torch.no_grad():
         before = torch.get_rng_state()
         outputs: object = torch.func.functional_call(module.train(), own, (inputs,))
         draws = not torch.equal(before, torch.get_rng_state())

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from regauge.core.progress import Advance, no_advance
 from regauge.training.chains.vectors import VectorChain
 from regauge.training.descent import descend
-from regauge.training.initialization import built, initialized, start_of
+from regauge.training.initialization import build, draw_start, initialize
 from regauge.training.one_by_one import Loop
 from regauge.training.programs import Backend, StackProgram
-from regauge.training.settings import drawn
+from regauge.training.settings import draw
 from regauge.training.stacks import Stack, VmapEngine, chain_of
 from regauge.zoo.jobs.threads import one_thread
 from regauge.zoo.training.batches import reads_everything
@@ -117,21 +117,20 @@ def train_stacks(
     late = [discard for discard in config.discards if discard.step > total]
     if late:
         raise ValueError(f"{late[0]} never comes: trainings have {total} steps; discard at the last one or before")
-    module = built(config.architecture, config.seed).to(dtype)
+    module = build(config.architecture, config.seed).to(dtype)
     require_trainable(module, examples)
     maker = _Maker(config, module, examples, torch.device(device), dtype, backend, len(chosen))
     size = stack if stack is not None else maker.stack_size()
     for part in cut(config, chosen, size, is_one_group=reads_everything(config, examples)):
-        yield part, _trained(config, maker, examples, [member_of(config, k) for k in part], advance)
+        yield part, _train_stack(config, maker, examples, [member_of(config, k) for k in part], advance)
 
 
 def member_of(config: Config, network: int) -> Member:
     """What the network with this id draws."""
     settings = {
-        name: drawn(getattr(config.optimizer, name), config.seed, name, network)
-        for name in config.optimizer.per_network
+        name: draw(getattr(config.optimizer, name), config.seed, name, network) for name in config.optimizer.per_network
     }
-    start = start_of(config.initialization, config.seed, network)
+    start = draw_start(config.initialization, config.seed, network)
     return Member(network, network // config.group, start, settings)
 
 
@@ -182,7 +181,7 @@ class _Maker:
     def make(self, members: Sequence[Member]) -> StackProgram:
         """The program of these networks at their start."""
         starts = [member.start for member in members]
-        params = initialized(self.config.architecture, starts, self.dtype)
+        params = initialize(self.config.architecture, starts, self.dtype)
         params = {name: tensor.to(self.device) for name, tensor in params.items()}
         settings = {name: [member.settings[name] for member in members] for name in members[0].settings}
         if self.backend == "loop":
@@ -242,7 +241,7 @@ def _require_whole_groups(config: Config, ids: Sequence[int]) -> None:
             )
 
 
-def _trained(
+def _train_stack(
     config: Config, maker: _Maker, examples: Examples, members: list[Member], advance: Advance
 ) -> Iterator[Block]:
     """Train one stack."""
