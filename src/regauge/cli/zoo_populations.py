@@ -56,7 +56,7 @@ def compare(options: ZooCompare) -> None:
     console = Console(stderr=True)
     require_pictures(options.output, overwrite=options.overwrite)
     store, chosen, params = networks_of(options)
-    symmetry = None if options.align == "no" else symmetry_of(store, options.store)
+    symmetry = None if options.align == "no" else store.require_symmetry()
     task = task_on(options, store)
     matrix_of = Matrices(options, store, chosen, console)
     before = Barriers(task, points=options.points)
@@ -135,10 +135,10 @@ def networks_of(options: Sampled) -> tuple[Store, Indices, Params]:
 def distances_of(options: ZooMap, store: Store, params: Params, matrix_of: Matrices) -> NDArray[np.float64]:
     """The distances that the map shows, `[networks, networks]`."""
     if options.by == "orbits":
-        compare = OrbitDistances(symmetry_of(store, options.store), seed=options.seed)
+        compare = OrbitDistances(store.require_symmetry(), seed=options.seed)
         return matrix_of("distances of orbits", params, compare).numpy()
     if options.by == "universe":
-        params = universe(params, symmetry_of(store, options.store)).params
+        params = universe(params, store.require_symmetry()).params
     flat = torch.cat([t.double().flatten(1) for t in params.values() if t.is_floating_point()], 1)
     found: NDArray[np.float64] = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").numpy()
     return found
@@ -166,13 +166,6 @@ def task_on(options: ZooCompare, store: Store) -> rg.Task:
     else:
         batches = load_batches(options.data, options.batch)
     return with_reset(task_of(store.architecture.module(), batches, loss=options.loss, outputs=(), dtype=dtype))
-
-
-def symmetry_of(store: Store, folder: Any) -> rg.Symmetry:
-    """That of a store."""
-    if store.symmetry is None:
-        raise UsageError(f"the symmetry of the store {str(folder)!r} is not known; import it with --input-shape")
-    return store.symmetry
 
 
 def target_of(text: str) -> int | Literal["medoid", "universe"]:

@@ -113,6 +113,19 @@ class Store:
         """The shards in the order of the networks' numbers."""
         return self._now.shards
 
+    def require_symmetry(self) -> Symmetry:
+        """The symmetry of the architecture.
+
+        Raises:
+            ValueError: It is not known.
+        """
+        if self.symmetry is None:
+            raise ValueError(
+                f"the symmetry of the store {str(self.folder)!r} is not known; create it with one, or import it with "
+                "--input-shape"
+            )
+        return self.symmetry
+
     def verify(self) -> Verification:
         """Read every byte of the store on the disk and compare the checksums; see `regauge.storage.store.verify`."""
         return verify(self.folder)

@@ -1,6 +1,6 @@
 """Modules of the networks in public zoos, under the names of their parameters where they published any."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -79,20 +79,18 @@ class Listed(nn.Module):
         return x
 
 
+LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "conv": nn.Conv2d,
+    "linear": nn.Linear,
+    "pool": lambda: nn.MaxPool2d(2, 2),
+    "flatten": nn.Flatten,
+    "dropout": nn.Identity,
+}
+"""The layers of `Listed` by their names."""
+
+
 def _layer(kind: str, *sizes: int) -> nn.Module:
-    if kind == "conv":
-        before, after, kernel = sizes
-        return nn.Conv2d(before, after, kernel)
-    if kind == "linear":
-        before, after = sizes
-        return nn.Linear(before, after)
-    if kind == "pool":
-        return nn.MaxPool2d(2, 2)
-    if kind == "flatten":
-        return nn.Flatten()
-    if kind == "dropout":
-        return nn.Identity()
-    return _activation(kind)
+    return LAYERS[kind](*sizes) if kind in LAYERS else _activation(kind)
 
 
 def _activation(name: str) -> nn.Module:

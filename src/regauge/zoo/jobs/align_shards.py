@@ -49,8 +49,7 @@ class AlignShards:
     def __call__(self, key: str) -> None:
         """Align one shard."""
         part = Store.open(self.source).part([key])
-        if part.symmetry is None:
-            raise ValueError(f"the symmetry of the store {str(self.source)!r} is not known; create it with one")
+        symmetry = part.require_symmetry()
         indices = part.rows.where(is_finite=True)
         params, rows = part.read(indices), part.rows.dicts(indices)
         if rows:
@@ -58,7 +57,7 @@ class AlignShards:
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
             first = load(self.reference)
             with use_library(self.products):
-                result = align_pairs(first, params, part.symmetry, method=self.method, generator=generator)
+                result = align_pairs(first, params, symmetry, method=self.method, generator=generator)
             columns = {"objective": result.objective, "objective_before": result.initial}
             if result.is_converged is not None:
                 columns["is_converged"] = result.is_converged

@@ -68,8 +68,7 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
     Raises:
         ValueError: There is no such network, or the symmetry is not known.
     """
-    if store.symmetry is None:
-        raise ValueError(f"the symmetry of the store {str(store.folder)!r} is not known; create it with one")
+    symmetry = store.require_symmetry()
     if isinstance(to, Path):
         return load(to)
     if not isinstance(to, str):
@@ -83,8 +82,8 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
         return select(store.read(found[:1]), 0)
     params = store.read(sample(store, count, seed=seed))
     if to == "medoid":
-        return select(params, medoid(params, store.symmetry, seed=seed))
-    return universe(params, store.symmetry).mean
+        return select(params, medoid(params, symmetry, seed=seed))
+    return universe(params, symmetry).mean
 
 
 def plan_population(
