@@ -85,6 +85,8 @@ def test_a_store_gives_what_the_population_gives(tmp_path: Path) -> None:
     params = population(ARCHITECTURES["relu"][0], 20)
     store = store_of(tmp_path / "zoo", params)
     chosen = store.rows.where(square=lambda values: values > 20)
+    masked = Loader(store, batch=6, indices=store.rows["square"] > 20, generator=chance())
+    assert masked.indices.tolist() == chosen.tolist()
     settings = {"batch": 6, "indices": chosen, "augment": ("permutation",)}
     from_store = list(Loader(store, **settings, generator=chance()))
     assert same(from_store, list(Loader(params, symmetry=store.symmetry, **settings, generator=chance())))
@@ -194,7 +196,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         Loader(params, rank=2, world=2, generator=chance())
     with pytest.raises(ValueError, match="0 networks make no batch"):
         Loader(params, indices=[], generator=chance())
-    with pytest.raises(IndexError, match="networks 0 to 4, but the indices reach 5"):
+    with pytest.raises(IndexError, match="the population has the networks 0 to 4, but 5 was asked for"):
         Loader(params, indices=[5], generator=chance())
     with pytest.raises(ValueError, match="one model axis of one length"):
         Loader(params | {"more": torch.zeros(3)}, generator=chance())

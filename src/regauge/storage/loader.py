@@ -14,6 +14,7 @@ from regauge.core.element import require_parts
 from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.storage.store import Store
+from regauge.storage.store.listing import resolve
 
 Networks = Store | Mapping[str, Tensor]
 """A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""
@@ -50,7 +51,7 @@ class Loader:
     Args:
         networks: A store, or parameters with a leading model axis. A store keeps the networks that it lists now.
         batch: Networks of a batch; the last batch of an epoch may have fewer.
-        indices: Numbers of the networks to take, such as `store.split()["train"]`; all unless given.
+        indices: Numbers of the networks to take, such as `store.split()["train"]`, or a mask; all unless given.
         augment: Parts of the random element that moves each network, anew in every batch: some of "permutation",
             "sign", "scale", "shift" and "linear". The networks still compute the same functions.
         symmetry: The symmetry of the architecture, for `augment`; that of the store unless given.
@@ -79,9 +80,8 @@ class Loader:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        count = _count(networks)
         self.networks = networks
-        self.indices = np.arange(count) if indices is None else np.asarray(indices, np.int64)
+        self.indices = _resolve(networks, indices)
         self.batch, self.is_last_dropped = batch, is_last_dropped
         self.rank, self.world = rank, world
         self.augment, self.statistics = tuple(augment), statistics
@@ -95,8 +95,6 @@ class Loader:
             raise ValueError(f"batch={batch}, rank={rank}, world={world}: a batch has networks, and ranks count from 0")
         if not len(self.indices) or (is_last_dropped and len(self.indices) < batch):
             raise ValueError(f"{len(self.indices)} networks make no batch of {batch}; take more networks")
-        if self.indices.min() < 0 or self.indices.max() >= count:
-            raise IndexError(f"there are networks 0 to {count - 1}, but the indices reach {self.indices.max()}")
 
     def __len__(self) -> int:
         """Number of batches of an epoch, those of all shares."""
@@ -191,7 +189,7 @@ class Statistics:
         Raises:
             ValueError: There are no networks, or a value is not finite.
         """
-        chosen = np.arange(_count(networks)) if indices is None else np.asarray(indices, np.int64)
+        chosen = _resolve(networks, indices)
         if not len(chosen):
             raise ValueError("no networks have no statistics; take more")
         one = _read(networks, chosen[:1])
@@ -229,8 +227,11 @@ def _join(sums: NDArray[np.float64], values: Tensor) -> NDArray[np.float64]:
     return np.array([count, sums[1] + gap * more[0] / count, sums[2] + more[2] + gap**2 * sums[0] * more[0] / count])
 
 
-def _count(networks: Networks) -> int:
-    return len(networks) if isinstance(networks, Store) else count_models(networks)
+def _resolve(networks: Networks, indices: Sequence[int] | NDArray[Any] | None) -> NDArray[np.int64]:
+    chosen = slice(None) if indices is None else indices
+    if isinstance(networks, Store):
+        return resolve(chosen, len(networks))
+    return resolve(chosen, count_models(networks), "the population")
 
 
 def _read(networks: Networks, indices: NDArray[np.int64]) -> Params:

@@ -76,29 +76,6 @@ class Listing:
         first = {shard.path.stem: int(start) for shard, start in zip(self.shards, self.starts[:-1], strict=True)}
         return np.array([first[shard] + row for shard, row in places], np.int64)
 
-    def resolve(self, indices: Iterable[int] | slice | Array) -> Indices:
-        """Numbers of networks from numbers, a slice or a mask, `[networks]`.
-
-        Raises:
-            IndexError: There is no network of that number, a number is not an integer, or a mask is of another length.
-        """
-        count = len(self)
-        if isinstance(indices, slice):
-            indices = range(*indices.indices(count))
-        wanted = np.asarray(indices if isinstance(indices, np.ndarray | range) else list(indices)).reshape(-1)
-        if isinstance(indices, np.ma.MaskedArray) and wanted.dtype == bool:
-            wanted = indices.filled(False).reshape(-1)
-        if wanted.dtype == bool:
-            if len(wanted) != count:
-                raise IndexError(f"a mask of {len(wanted)} truth values does not fit the store's {count} networks")
-            return np.flatnonzero(wanted)
-        if len(wanted) and wanted.dtype.kind not in "iu":
-            raise IndexError(f"networks are numbered by integers, and {wanted.dtype} values were given")
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < count:
-            strange = wanted[(wanted < 0) | (wanted >= count)][0]
-            raise IndexError(f"the store has the networks 0 to {count - 1}, but {strange} was asked for")
-        return wanted.astype(np.int64)
-
     def read(self, numbers: Indices, segment: Segment, target: Array) -> None:
         """Copy one segment of some networks into memory, `segment.width` bytes for each."""
         if not len(numbers):
@@ -129,3 +106,31 @@ class Listing:
     def _load(self, name: str) -> Column:
         parts = enumerate(self.shards)
         return concatenate([(read_column(shard, self.files.get(k, shard), name), shard.count) for k, shard in parts])
+
+
+def resolve(indices: Iterable[int] | slice | Array, count: int, what: str = "the store") -> Indices:
+    """Numbers of networks from numbers, a slice or a mask, `[networks]`.
+
+    Args:
+        indices: Numbers from 0, a slice, or a mask with a truth value for every network.
+        count: Number of all networks.
+        what: Their name in errors.
+
+    Raises:
+        IndexError: There is no network of that number, a number is not an integer, or a mask is of another length.
+    """
+    if isinstance(indices, slice):
+        indices = range(*indices.indices(count))
+    wanted = np.asarray(indices if isinstance(indices, np.ndarray | range) else list(indices)).reshape(-1)
+    if isinstance(indices, np.ma.MaskedArray) and wanted.dtype == bool:
+        wanted = indices.filled(False).reshape(-1)
+    if wanted.dtype == bool:
+        if len(wanted) != count:
+            raise IndexError(f"a mask of {len(wanted)} truth values does not fit {what}'s {count} networks")
+        return np.flatnonzero(wanted)
+    if len(wanted) and wanted.dtype.kind not in "iu":
+        raise IndexError(f"networks are numbered by integers, and {wanted.dtype} values were given")
+    if len(wanted) and not 0 <= wanted.min() <= wanted.max() < count:
+        strange = wanted[(wanted < 0) | (wanted >= count)][0]
+        raise IndexError(f"{what} has the networks 0 to {count - 1}, but {strange} was asked for")
+    return wanted.astype(np.int64)

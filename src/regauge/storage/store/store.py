@@ -15,7 +15,7 @@ from regauge.storage.store import shard_file
 from regauge.storage.store.appending import ShardNames, pack, require_keys, require_layout
 from regauge.storage.store.columns import Array, encode
 from regauge.storage.store.integrity import Verification, verify
-from regauge.storage.store.listing import FINITE, Listing, Place
+from regauge.storage.store.listing import FINITE, Listing, Place, resolve
 from regauge.storage.store.manifest import Manifest
 from regauge.storage.store.mapping import MappedShards
 from regauge.storage.store.packing import memory_of, segments_of
@@ -192,7 +192,7 @@ class Store:
 
     def places(self, indices: Iterable[int] | Array) -> list[Place]:
         """Where some networks are, which stays so for good: their numbers may differ between readers."""
-        return self._now.places(self._now.resolve(indices))
+        return self._now.places(resolve(indices, len(self)))
 
     def numbers(self, places: Iterable[Place]) -> Indices:
         """The numbers that networks have here; the opposite of `places`.
@@ -230,7 +230,7 @@ class Store:
             ValueError: `out` is of another number of networks, or values are not stored as they are.
         """
         listing = self._now
-        wanted = listing.resolve(indices)
+        wanted = resolve(indices, len(listing))
         params: Params = {}
         for segment in self._segments:
             total = len(wanted) * segment.width
