@@ -1,4 +1,4 @@
-"""What a network that is a signal is: its layers, what its outputs mean, and a checkpoint that says both itself."""
+"""Implicit neural representations: layers, meaning of the outputs, and checkpoints that describe themselves."""
 
 import json
 import math
@@ -50,7 +50,7 @@ class Inr:
         out_features: Values at a point.
         width: Units of each hidden layer.
         depth: Number of hidden layers.
-        signal: What the outputs mean.
+        signal: Meaning of the outputs.
         omega: Frequency of every sine: 30 unless given, none for ReLU.
         limit: Distance at which labels are clipped: 0.1 unless given for a field of distances, none for the others.
         pixels: Height and width of an image, none for the others.
@@ -134,9 +134,9 @@ class Inr:
         not: only the former give networks from different starts different phases.
 
         Args:
-            generator: Where the values come from.
+            generator: Draws the values.
             bias: Uniform with bound 1/sqrt(n), with that of the weights, or zero.
-            dtype: Of the parameters; values are drawn in float32.
+            dtype: Dtype of the parameters; values are drawn in float32.
 
         Raises:
             ValueError: A ReLU network with the bound of a SIREN.
@@ -160,7 +160,7 @@ class Inr:
         return {name: tensor.detach().to(dtype) for name, tensor in network.state_dict().items()}
 
     def architecture(self, *, bias: Bias = "torch") -> Architecture:
-        """The same as what populations and stores know, networks of which start as `start` does.
+        """The architecture for populations and stores, whose networks are initialized as by `start`.
 
         Raises:
             ValueError: A ReLU network whose biases start differently from torch's.
@@ -186,7 +186,7 @@ class Inr:
 
     @classmethod
     def from_json(cls, text: str) -> "Inr":
-        """What `to_json` wrote.
+        """Read the text that `to_json` wrote.
 
         Raises:
             ValueError: The text is no INR, or of another version.
@@ -212,7 +212,7 @@ def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwr
 
 
 def header_of(inr: Inr) -> dict[str, str]:
-    """What the header of a checkpoint says about the INR that it holds."""
+    """The header entries of a checkpoint that describe the INR."""
     return {"kind": FORMAT, "inr": inr.to_json()}
 
 
@@ -229,7 +229,7 @@ def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
 
 
 def read_inr(path: str | Path | Checkpoint) -> Inr:
-    """What INR a file says it holds; only its header is read.
+    """Read the description of the INR in a file; only its header is read.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -1,1 +1,1 @@
-"""The experiments of the papers: from a frozen config to a table, the paper's number beside ours."""
+"""The experiments of the papers: from a frozen config to a table of our numbers and the paper's."""

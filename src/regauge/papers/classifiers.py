@@ -123,7 +123,7 @@ def name_training(training: Training) -> str:
 
 
 def small_images() -> DataName:
-    """What experiments run on that only show that everything works: MNIST where it is there, else the digits."""
+    """The images of test runs: MNIST if it is present, else the digits."""
     return "MNIST" if has_mnist() else "digits"
 
 

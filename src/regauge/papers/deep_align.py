@@ -67,7 +67,7 @@ CNN_TRAINING = Training(epochs=20, batch=128, optimizer=Adam(1e-4), schedule=Con
 """The paper says 20 epochs of Adam with 1e-4; the batch size is that of the MLPs."""
 
 SINKHORN_LR = 0.1
-"""Of the paper: with so many steps a larger one ends in worse optima."""
+"""Learning rate of the paper: with 1,000 steps a larger one ends in worse optima."""
 SINKHORN_BATCH = 256
 """Images per step; the paper does not say."""
 REFINING = 10_000

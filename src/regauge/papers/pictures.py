@@ -1,4 +1,4 @@
-"""What an experiment's pictures show, as values: charts and surfaces that the report draws."""
+"""Pictures of experiments as values: charts and surfaces that the report draws."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Series:
         label: Its name in the legend. Those without one follow the rest, thinner, in the same colors.
         x: Positions.
         y: Values.
-        low: Where a band around the values begins, if there is one.
-        high: Where it ends.
-        style: How it is drawn.
+        low: Lower limits of a band around the values, if there is one.
+        high: Upper limits of the band.
+        style: Line, dashed line or points.
     """
 
     label: str
@@ -33,9 +33,9 @@ class Chart:
     """Several series over one axis.
 
     Attributes:
-        title: What is shown.
-        x_label: What the positions are.
-        y_label: What the values are.
+        title: Title.
+        x_label: Label of the positions.
+        y_label: Label of the values.
         series: In the order of the legend.
         is_log_x: Whether positions are in equal ratios.
         y_limits: The values that are shown; all unless given.
@@ -54,7 +54,7 @@ class Surface:
     """A function of a plane, with points marked.
 
     Attributes:
-        title: What is shown.
+        title: Title.
         xs: Coordinates of the columns.
         ys: Coordinates of the rows.
         values: One row for each of `ys`; low is good.

@@ -1,4 +1,4 @@
-"""Pairs of small transformers trained from scratch, and what each part of their symmetry is worth between them.
+"""Pairs of small transformers trained from scratch, aligned with each part of their symmetry.
 
 References:
     Theus et al. (2025), Generalized linear mode connectivity for transformers.
@@ -57,8 +57,8 @@ class Examples:
     Attributes:
         train_inputs: Images `[n, channel, y, x]` or symbols `[n, token]`.
         train_targets: Classes `[n]` or the next symbols `[n, token]`.
-        test_inputs: As for training.
-        test_targets: As for training.
+        test_inputs: Test inputs of the same form.
+        test_targets: Test targets of the same form.
     """
 
     train_inputs: Tensor
@@ -310,7 +310,7 @@ class TransformerPair:
         return self._run.network(settings, key, move), before + seconds
 
     def _settings(self, way: TransformerWay) -> tuple[object, ...]:
-        """What the alignment of a row depends on, the rows before it included."""
+        """The settings that the alignment of a row depends on, those of earlier rows included."""
         config = self._config
         before = () if way.after is None else self._settings(self._ways[way.after])
         own = () if way.part is None else (way.part, way.method)

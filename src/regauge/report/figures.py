@@ -23,7 +23,7 @@ INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
 COLORS = ("#d1495b", "#00798c", "#8a6fb0", "#c58b2a", "#4c956c", "#33415c", "#d77fa1", "#7f8c8d")
 """Before, after, and further curves."""
 BESIDE = 2
-"""More curves than these have their names beside the axes, since they would lie on the curves."""
+"""Largest number of curves with a legend inside the axes; more would cover the curves."""
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -56,8 +56,8 @@ def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss", title
 
     Args:
         curves: For each label, rows with "t" (0 is the first network, 1 the second) and the metric.
-        metric: What is drawn.
-        title: What the metric is, where its name does not say it.
+        metric: Name of the metric that is drawn.
+        title: Title, where the name of the metric is none.
     """
     is_crowded = len(curves) > BESIDE
     with matplotlib.rc_context(STYLE):
@@ -105,7 +105,7 @@ def plane_figure(
         values: `[rows, columns]`; of a log posterior give the negative.
         points: Coordinates of the networks, `[networks, 2]`.
         labels: Their names.
-        title: What the values are.
+        title: Title of the values.
         levels: Number of contours.
 
     Raises:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regauge.report.figures import COLORS, INK, STYLE
 
 MISSING = "#d0d5dd"
-"""What has no value."""
+"""Color of missing values."""
 
 
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
@@ -22,7 +22,7 @@ def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> F
 
     Args:
         matrices: For each title, values `[networks, networks]`.
-        what: What the values are.
+        what: Label of the values.
 
     Raises:
         ValueError: No value between different networks is finite.
@@ -68,10 +68,10 @@ def map_figure(
 
     Args:
         points: `[networks, 2]`; distances are to scale.
-        groups: Of each network; named in a legend where there are two to eight.
-        title: Of the picture.
-        values: Of each network; NaN is drawn gray.
-        what: What values or groups are.
+        groups: Group of each network; named in a legend where there are two to eight.
+        title: Title of the picture.
+        values: Value of each network; NaN is drawn gray.
+        what: Label of values or groups.
     """
     size = float(np.clip(300 / np.sqrt(len(points)), 8, 60))
     with matplotlib.rc_context(STYLE):

@@ -21,7 +21,7 @@ Floats = NDArray[np.floating[Any]]
 NEIGHBORS = 16
 """Points of which the normal of one is found."""
 LIGHT = np.array([-0.35, 0.65, 0.68]) / np.linalg.norm([-0.35, 0.65, 0.68])
-"""Where light comes from: right, up and toward the viewer."""
+"""Direction of the light: right, up and toward the viewer."""
 REACH = 1.02
 """Half the width of a picture; shapes lie in the unit ball."""
 
@@ -32,7 +32,7 @@ class View:
 
     Attributes:
         azimuth: Turn about the upward axis, in degrees; at zero the axis after the upward one points to the viewer.
-        elevation: Of the viewer above the horizon, in degrees.
+        elevation: Angle of the viewer above the horizon, in degrees.
         up: Number of the upward axis: 1 (y) in graphics, 2 (z) in engineering.
 
     Raises:

@@ -22,7 +22,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "signed": ("inside", "outside"),
     "occupancy": ("outside", "inside"),
 }
-"""What labels of zero and one mean."""
+"""Meanings of the labels zero and one."""
 SIDE, WORDS, HISTOGRAM, GAP = 1.5, 0.2, 0.36, 0.16
 """Inches: of a picture, of the line with its loss, of its histogram, and between rows."""
 MARGIN, HEAD, FOOT = 1.45, 0.3, 0.08
@@ -38,7 +38,7 @@ def strips_figure(strips: Sequence[Strip], *, view: View | None = None) -> Figur
 
     Args:
         strips: One row each; all with the same values of t.
-        view: From where shapes are seen.
+        view: Direction from which shapes are seen.
 
     Raises:
         ValueError: There is no strip, or their values of t differ.
@@ -115,7 +115,7 @@ def _histogram(axes: Axes, heights: NDArray[np.float64], top: float, color: str)
 
 
 def _ends(axes: Axes, words: tuple[str, str]) -> None:
-    """What the ends of the scale of labels mean."""
+    """Write the meanings of the ends of the scale of labels."""
     for x, word, side in ((0.0, words[0], "left"), (1.0, words[1], "right")):
         axes.text(x, -0.1, word, transform=axes.transAxes, ha=side, va="top", color=MUTED, fontsize=7.5)
 
@@ -146,5 +146,5 @@ def _number(loss: float) -> str:
 
 
 def _name(t: float) -> str:
-    """Of a point on the path."""
+    """Name of a point on the path."""
     return {0.0: "A", 1.0: "B"}.get(t, f"{t:.2f}".lstrip("0"))

@@ -13,7 +13,7 @@ TANH = 0.6276
 """Root mean square of tanh of a standard normal number."""
 
 SHARE = 0.1
-"""Of the root mean square of the smallest weights that a hypernetwork makes: what it begins to add to its biases."""
+"""Initial size of what a hypernetwork adds to its biases, relative to the smallest weights that it makes."""
 
 
 class RowDecoder(nn.Module):
@@ -25,13 +25,13 @@ class RowDecoder(nn.Module):
     It is one linear layer from the code to all numbers, with its bias, whose matrix is made by a smaller network.
 
     Args:
-        rows: Of the matrix.
-        columns: Of the matrix.
+        rows: Rows of the matrix.
+        columns: Columns of the matrix.
         code: Length of the code.
         embedding: Length of the embeddings of rows.
         hidden: Units.
-        size: See above.
-        generator: Where the initialization comes from.
+        size: Root mean square of the products at the start.
+        generator: Draws the initialization.
 
     References:
         Ha et al. (2017), section 3.1: weights from learned embeddings of their place.
@@ -80,7 +80,7 @@ class HyperNetwork(nn.Module):
         widths: Units of the encoder's layers.
         embedding: Length of the decoder's embeddings.
         hidden: Units of the decoder.
-        generator: Where the initialization comes from.
+        generator: Draws the initialization.
 
     References:
         Paper 003, section 3.4.

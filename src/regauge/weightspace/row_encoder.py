@@ -17,7 +17,7 @@ class RowEncoder(nn.Module):
     units of *one* layer does not matter, but columns may not: the code is not invariant to permutations.
 
     Args:
-        columns: Of the matrix.
+        columns: Columns of the matrix.
         code: Length of a code.
         widths: Units of the four layers.
 

@@ -9,7 +9,7 @@ from regauge.bayes.importers.checks import gaussian
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 
 PLAIN = {"weight": "weight", "kernel": "weight", "bias": "bias"}
-"""What the fields of its layers are called in torch's."""
+"""The names of its layers' fields in torch's layers."""
 
 
 def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:

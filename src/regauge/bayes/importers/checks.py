@@ -1,4 +1,4 @@
-"""What every importer checks of the tensors that it is given."""
+"""Checks of tensors that all importers share."""
 
 from collections.abc import Mapping, Sequence
 

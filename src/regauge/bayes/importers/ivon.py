@@ -1,4 +1,4 @@
-"""Posteriors of IVON, the optimizer that learns standard deviations beside the weights."""
+"""Posteriors of IVON, the optimizer that learns standard deviations and weights together."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
 
     Args:
         optimizer: Outside of its `sampled_params()`, inside which the weights are a sample.
-        module: Whose parameters it optimizes; those that it does not are certain.
+        module: The optimized module; parameters that the optimizer lacks are certain.
 
     Raises:
         ValueError: The optimizer has no "hess" and "ess", or its parameters are not the module's.

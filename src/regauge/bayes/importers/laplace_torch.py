@@ -18,7 +18,7 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
     a little narrower. Biases and other vectors keep their standard deviations and lose their correlations.
 
     Args:
-        laplace: What `laplace.Laplace(...)` returned, after `fit`.
+        laplace: A fitted `laplace.Laplace(...)`.
 
     Raises:
         ValueError: It is not fitted, its covariance is neither diagonal nor Kronecker-factored, or it covers something

@@ -18,9 +18,9 @@ SPREADS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sd_diag": torch.Tensor.detach,
     "prec_diag": torch.rsqrt,
 }
-"""What its diagonal Gaussians keep (variational, extended Kalman filter, Laplace), and how it becomes a std."""
+"""Fields of its diagonal Gaussians (variational, extended Kalman filter, Laplace), and how each becomes a std."""
 DENSE = ("L_factor", "prec", "cov")
-"""What its Gaussians with full covariances keep."""
+"""Fields of its Gaussians with full covariances."""
 
 
 def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> GaussianPosterior | ParticlePosterior:
@@ -67,7 +67,7 @@ def log_posterior(
     examples: int,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Callable[[Mapping[str, Tensor], tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-    """What the transforms of the library `posteriors` are built from: the log posterior per example.
+    """The log posterior per example, from which transforms of the library `posteriors` are built.
 
     It maps parameters and a batch `(inputs, targets)` to
 
@@ -77,8 +77,8 @@ def log_posterior(
     one, (likelihood x prior)^(1/T), as `Variational` does.
 
     Args:
-        module: How to run parameters, in the mode that it is in.
-        likelihood: Of a target, given the outputs.
+        module: The module that runs the parameters, in its current mode.
+        likelihood: Likelihood of a target given the outputs.
         prior_std: Standard deviation of the prior on every parameter that the transform is started with.
         examples: N, the number of training examples.
         buffers: Buffers of the module, its own unless given; they stay as they are.

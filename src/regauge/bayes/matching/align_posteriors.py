@@ -22,11 +22,11 @@ class PosteriorAlignment(Generic[AnyPosterior]):
     """The outcome of aligning one posterior to another.
 
     Attributes:
-        element: What moves the second posterior.
+        element: The element that moves the second posterior.
         posterior: The second posterior, moved; it has the same predictive distribution.
         before: `W2^2` between the moments of both posteriors, as they were given; buffers do not count.
-        after: The same with the second one moved.
-        matching: How it went.
+        after: The same after the second one has moved.
+        matching: The result of the alignment of the moments.
     """
 
     element: Element
@@ -37,7 +37,7 @@ class PosteriorAlignment(Generic[AnyPosterior]):
 
     @property
     def report(self) -> str:
-        """How far apart they were and are, and how matching went."""
+        """Distances before and after, and the report of the alignment."""
         return f"{describe_fall(self.before, self.after)}; {self.matching.report}"
 
     def __str__(self) -> str:
@@ -65,9 +65,9 @@ def align(
     Args:
         q_a: The posterior that stays.
         q_b: The posterior that moves, unchanged itself.
-        symmetry: Of the architecture of both.
-        method: What compares pairs of means and standard deviations; `GaussianMatching()` unless given.
-        generator: For methods that use chance.
+        symmetry: The symmetry of both posteriors.
+        method: The method that compares pairs of means and standard deviations; `GaussianMatching()` unless given.
+        generator: Random generator, for methods that use chance.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.

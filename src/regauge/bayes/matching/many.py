@@ -24,8 +24,8 @@ class PosteriorsAlignment(Generic[AnyPosterior]):
         elements: One for each; the first is the identity.
         posteriors: All of them in the universe, the first one as it was; each has its predictive distribution.
         before: Mean over posteriors of `W2^2` from the barycenter, all by their moments; buffers do not count.
-        after: The same with all of them moved.
-        matching: How it went.
+        after: The same after all of them have moved.
+        matching: The result of the alignment of the moments.
     """
 
     elements: tuple[Element, ...]
@@ -36,7 +36,7 @@ class PosteriorsAlignment(Generic[AnyPosterior]):
 
     @property
     def report(self) -> str:
-        """How far apart they were and are, and how matching went."""
+        """Distances before and after, and the report of the alignment."""
         return f"from the barycenter, {describe_fall(self.before, self.after)}; {self.matching.report}"
 
     def __str__(self) -> str:
@@ -57,11 +57,11 @@ def align_many(
 
     Args:
         posteriors: One or more, of any kinds; the first one stays where it is.
-        symmetry: Of the architecture of all.
-        method: What compares pairs of means and standard deviations; `GaussianMatching()` unless given, whose
+        symmetry: The symmetry of all of them.
+        method: Compares pairs of means and standard deviations; `GaussianMatching()` unless given, whose
             method for many is `MergeMany`. `GaussianMatching(method=WeightMatching())` aligns all to the first
             posterior.
-        generator: For methods that use chance.
+        generator: Random generator, for methods that use chance.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.

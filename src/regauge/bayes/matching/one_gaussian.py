@@ -23,7 +23,7 @@ class OneGaussian:
 
     Attributes:
         posterior: The Gaussian; its mean is the mean of what was aligned.
-        alignment: How they were aligned, and each of them where it was merged.
+        alignment: The result of the alignment, with each of them where it was merged.
     """
 
     posterior: GaussianPosterior
@@ -53,12 +53,12 @@ def one_gaussian(
 
     Args:
         members: Two networks or more, or one posterior or more.
-        symmetry: Of the architecture of all.
+        symmetry: The symmetry of all of them.
         spread: Factor of the standard deviations, not negative.
         method: `MergeMany()` unless given for networks, so that each is matched to the mean of the others;
             `GaussianMatching()` for posteriors. A method for pairs aligns all to the first member.
         task: For methods that use data, and for networks the choice between restarts by the loss of the mean.
-        generator: For methods that use chance.
+        generator: Random generator, for methods that use chance.
 
     Raises:
         TypeError: Networks and posteriors are mixed, or the method does not take what is given.

@@ -17,7 +17,7 @@ from regauge.core.symmetry import Symmetry
 
 
 class Term(NamedTuple):
-    """What turns the noise E of a weight into a deviation `rows @ E @ columns^T` from its mean.
+    """Two roots that turn the noise E of a weight into a deviation `rows @ E @ columns^T` from its mean.
 
     Attributes:
         rows: `[out, p]`, for the first axis of the weight.
@@ -42,7 +42,7 @@ class KroneckerPosterior:
 
     Attributes:
         mean: A whole network, buffers included.
-        terms: For each weight the terms of its deviation, usually one, all for one shape of noise.
+        terms: Terms of the deviation of each weight, usually one, all for one shape of noise.
         std: Standard deviations of other parameters, such as biases; what neither names is certain.
 
     Raises:
@@ -101,7 +101,7 @@ class KroneckerPosterior:
             factors: For each weight G `[out, out]`, mean products of gradients with respect to the outputs, and A
                 `[in, in]`, mean products of inputs, each an average over examples.
             examples: N, the number of training examples.
-            prior_precision: Of every weight, positive.
+            prior_precision: Precision of the prior of every weight, positive.
             std: Standard deviations of other parameters.
 
         Raises:

@@ -39,11 +39,11 @@ class ParticlePosterior:
 
     @property
     def count(self) -> int:
-        """How many particles there are."""
+        """Number of particles."""
         return next(iter(self.stack.values())).shape[0]
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """Which particles are taken: in random order, each once before any twice."""
+        """Draw indices of particles: in random order, each once before any twice."""
         rounds = -(-count // self.count)
         orders = [torch.randperm(self.count, generator=generator, device=generator.device) for _ in range(rounds)]
         return {PARTICLE: torch.cat([torch.zeros(0, dtype=torch.int64, device=generator.device), *orders])[:count]}

@@ -1,4 +1,4 @@
-"""What every posterior can do: say its moments, be sampled, be moved by an element of the symmetry."""
+"""The protocol of posteriors: moments, samples, and the action of the symmetry."""
 
 from typing import Protocol, Self, runtime_checkable
 
@@ -20,7 +20,7 @@ class Posterior(Protocol):
     """A distribution over the parameters of a network; buffers are certain."""
 
     def draw(self, count: int, generator: torch.Generator) -> Noise:
-        """The randomness of so many samples."""
+        """Draw the randomness of `count` samples."""
         ...
 
     def at(self, noise: Noise) -> Params:

@@ -11,8 +11,8 @@ class Bin:
     """Examples whose most probable class has a probability in `(low, high]`.
 
     Attributes:
-        low: Of the bin.
-        high: Of the bin.
+        low: Lower bound.
+        high: Upper bound.
         count: Number of examples.
         confidence: The mean probability of their most probable class; NaN without examples.
         accuracy: The share of them that is right; NaN without examples.

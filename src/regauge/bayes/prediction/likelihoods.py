@@ -64,7 +64,7 @@ class Normal:
     """Numbers with independent noise of a known size: outputs are means, of the shape of the targets.
 
     Attributes:
-        std: Of the noise, in the units of the targets.
+        std: Standard deviation of the noise, in the units of the targets.
 
     Raises:
         ValueError: It is not positive.

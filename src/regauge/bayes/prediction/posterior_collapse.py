@@ -19,8 +19,8 @@ class PosteriorCollapse:
     """Variances over the data of the values of layers, in a posterior against those in its ends.
 
     Attributes:
-        samples: Of each sample's units, averaged over samples.
-        averages: Of the units averaged over samples, input by input: what all samples agree on.
+        samples: Variances of each sample's units, averaged over samples.
+        averages: Variances of the units averaged over samples, input by input: the part that all samples share.
     """
 
     samples: VarianceCollapse
@@ -43,11 +43,11 @@ def posterior_collapse(
     one by one, and all values of a batch in one sample are held at a time.
 
     Args:
-        module: How to run parameters; its own are not used.
-        posterior: What lies between the ends, such as `geodesic(a, b).at(0.5)`.
-        ends: Between which it lies, for the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
+        module: The module that runs the parameters; its own are not used.
+        posterior: A posterior between the ends, such as `geodesic(a, b).at(0.5)`.
+        ends: The ends, for the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
         batches: Inputs without labels, or tuples of positional or mappings of keyword inputs; they are held.
-        noise: Of the samples, for all of them.
+        noise: Noise of the samples of all posteriors.
         weights: Share of every end: `(1 - t, t)` at t; equal unless given.
 
     Raises:
@@ -84,7 +84,7 @@ def _sample(posterior: Posterior, noise: Noise, k: int) -> Params:
 def _variances(
     statistics: Statistics, places: Mapping[str, int], posterior: Posterior, noise: Noise
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Of every unit over the data: the average over samples of its variance, and the variance of its average."""
+    """For every unit over the data: the average over samples of its variance, and the variance of its average."""
     count = len(next(iter(noise.values())))
     each = [{name: Moments() for name in places} for _ in range(count)]
     averaged = {name: Moments() for name in places}

@@ -36,7 +36,7 @@ class PosteriorCurve(Curve):
 
     Attributes:
         table: One row per point: "t" and `Predictive.metrics`, among them the Monte Carlo "error" of the "loss".
-        influences: How much each sample moves the loss at each point, `[points, samples]`.
+        influences: Influence of each sample on the loss at each point, `[points, samples]`.
 
     References:
         Rossi et al. (2023), definition 3.
@@ -93,18 +93,18 @@ def posterior_line(
     the ends, each with all samples, so that there is no barrier, by the convexity of -log.
 
     Args:
-        module: As for `predict`.
+        module: See `predict`.
         q_a: The posterior at t = 0.
-        q_b: That at t = 1, of the same kind. Align it first, or the barrier says little.
-        batches: As for `predict`.
-        noise: Of the samples, in the coordinates of q_a.
-        samples: Instead of noise, how many to draw.
-        generator: For drawing them.
+        q_b: The posterior at t = 1, of the same kind. Align it first, or the barrier says little.
+        batches: See `predict`.
+        noise: Noise of the samples, in the coordinates of q_a.
+        samples: Number of samples to draw, instead of noise.
+        generator: Draws the samples.
         points: Number of equally spaced values of t, both ends included.
         path: `geodesic` or `mixture`.
-        likelihood: As for `predict`.
-        outputs: As for `predict`.
-        chunk: As for `predict`.
+        likelihood: See `predict`.
+        outputs: See `predict`.
+        chunk: See `predict`.
 
     Raises:
         ValueError: There are fewer than three points, the posteriors are not connected by such a path, or as for

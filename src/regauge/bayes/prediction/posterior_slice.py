@@ -59,16 +59,16 @@ def posterior_slice(
     (with `push_noise` for the moved one, so that it is the same function).
 
     Args:
-        module: How to run parameters; its own are not used.
+        module: The module that runs the parameters; its own are not used.
         first: The origin: a posterior, for its mean, or parameters.
-        second: On the positive x axis.
-        third: Somewhere else.
-        batches: As for `predict`.
-        prior_std: Of the prior `N(0, prior_std^2)` of every parameter of the module; buffers have none.
-        likelihood: As for `predict`.
-        outputs: As for `predict`.
-        resolution: As for `regauge.plane`.
-        margin: As for `regauge.plane`.
+        second: A network on the positive x axis.
+        third: A network off the x axis.
+        batches: See `predict`.
+        prior_std: Standard deviation of the prior of every parameter of the module; buffers have none.
+        likelihood: See `predict`.
+        outputs: See `predict`.
+        resolution: See `regauge.connect.plane`.
+        margin: See `regauge.connect.plane`.
 
     Raises:
         ValueError: The standard deviation of the prior is not positive, or as for `predict` and `regauge.plane`.

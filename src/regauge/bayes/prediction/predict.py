@@ -17,7 +17,7 @@ from regauge.core.params import Params, require_finite
 from regauge.core.task import Batch, call, evaluating
 
 TOGETHER = 2**21
-"""How many values the parameters and the largest intermediate result of samples that run together have, at most.
+"""Largest number of values of the parameters and the largest intermediate result of samples that run together.
 
 Small networks gain from running together what calls cost. Beyond this, on a CPU, they gain nothing, and batched
 convolutions become several times slower than single ones."""
@@ -43,16 +43,16 @@ def predict(
     sample shows. The result depends on this only by rounding.
 
     Args:
-        module: How to run parameters, in evaluation mode; its own are not used.
+        module: The module that runs the parameters, in evaluation mode; its own are not used.
         posterior: Any posterior, an ensemble among them, or the parameters of one network.
         batches: Pairs (inputs, targets), as for `Task`. They are read once and held. Integer targets may have any
             shape, one example each; negative ones (-100) do not count.
-        noise: Of the samples. The same noise for several posteriors makes their differences far more precise.
-        samples: Instead of noise, how many to draw.
-        generator: For drawing them.
+        noise: Noise of the samples. The same noise for several posteriors makes their differences far more precise.
+        samples: Number of samples to draw, instead of noise.
+        generator: Draws the samples.
         likelihood: `Categorical()` unless given.
-        outputs: Which output is compared with the targets; the first tensor unless given.
-        chunk: How many samples run together.
+        outputs: The output that is compared with the targets; the first tensor unless given.
+        chunk: Number of samples that run together.
 
     Raises:
         ValueError: Noise and number of samples are both given or both missing, or given for one network; there are no
@@ -107,7 +107,7 @@ def predict(
 
 
 def draw_noise(posterior: Posterior, samples: int | None, generator: torch.Generator | None) -> Noise:
-    """The noise of so many samples.
+    """Draw the noise of samples.
 
     Raises:
         ValueError: It is not said how many, or there is no generator.

@@ -12,16 +12,16 @@ from regauge.core.params import Params
 
 @dataclass(frozen=True, eq=False)
 class Predictive:
-    """What samples of a posterior predict on some examples: Bayesian model averaging.
+    """Predictions of samples of a posterior on some examples: Bayesian model averaging.
 
     The loss is the negative log predictive likelihood per example, in nats,
     `-(1/N) sum_i log (1/S) sum_s p(y_i | x_i, theta_s)`. The average is inside the logarithm, over probabilities and
     not over logits; it is evaluated by log-sum-exp. All numbers are float64.
 
     Attributes:
-        log_likelihoods: Of every sample on every example, in nats, `[samples, examples]`.
-        targets: Of the examples, `[examples, ...]`.
-        averages: What the likelihood's `statistics` are on average over samples, `[examples, ...]`, and of
+        log_likelihoods: Log likelihood of every sample on every example, in nats, `[samples, examples]`.
+        targets: Targets of the examples, `[examples, ...]`.
+        averages: Averages over samples of the likelihood's `statistics`, `[examples, ...]`, and of
             "log_likelihood" the average.
         is_exact: Whether the samples are the whole distribution, as for one network, so that nothing was estimated.
 
@@ -45,7 +45,7 @@ class Predictive:
 
     @property
     def influences(self) -> Tensor:
-        """How much each sample moves the loss, `[samples]`: `-(1/N) sum_i (p_is / mean_s p_is - 1)`; their sum is 0."""
+        """Influence of each sample on the loss, `[samples]`: `-(1/N) sum_i (p_is / mean_s p_is - 1)`; the sum is 0."""
         ratios = (self.log_likelihoods - log_mean_exp(self.log_likelihoods)).exp()
         return 1 - ratios.mean(1)
 
@@ -76,7 +76,7 @@ class Predictive:
 
     @property
     def bias(self) -> float:
-        """How much of the loss is bias, as far as the jackknife can tell: `loss - corrected`."""
+        """The jackknife estimate of the bias of the loss: `loss - corrected`."""
         return self.loss - self.corrected
 
     @property
@@ -86,7 +86,7 @@ class Predictive:
 
     @property
     def probabilities(self) -> Tensor:
-        """Of the classes, `[examples, classes]`: the average of the samples' probabilities.
+        """Class probabilities, averaged over samples, `[examples, classes]`.
 
         Raises:
             ValueError: The targets are not classes.
@@ -104,7 +104,7 @@ class Predictive:
 
     @property
     def entropy(self) -> "Entropy":
-        """What is uncertain about the class of each example, and why.
+        """Entropies of the class of each example.
 
         Raises:
             ValueError: The targets are not classes.
@@ -114,7 +114,7 @@ class Predictive:
         )
 
     def calibration(self, bins: int = 15) -> Calibration:
-        """How often the most probable class is right, against its probability, in equal bins of that probability.
+        """Calibration: accuracy against probability of the most probable class, in equal bins of that probability.
 
         Raises:
             ValueError: The targets are not classes, or there are no bins.
@@ -123,7 +123,7 @@ class Predictive:
 
     @property
     def mean(self) -> Tensor:
-        """Of the targets, `[examples, ...]`.
+        """The predicted mean of the targets, `[examples, ...]`.
 
         Raises:
             ValueError: The targets are classes.
@@ -142,7 +142,7 @@ class Predictive:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What a table says: "loss", its "error", "gibbs", "corrected"; "accuracy" and "ece" for classes, or "rmse"."""
+        """Metrics: "loss", its "error", "gibbs", "corrected"; "accuracy" and "ece" for classes, or "rmse"."""
         found = {"loss": self.loss, "error": self.error, "gibbs": self.gibbs, "corrected": self.corrected}
         if "probabilities" in self.averages:
             found |= {"accuracy": self.accuracy, "ece": self.calibration().error}
@@ -168,7 +168,7 @@ class Entropy:
     """Entropies of the predicted class, in nats, `[examples]`.
 
     Attributes:
-        predictive: Of the averaged probabilities: all uncertainty.
+        predictive: Entropy of the averaged probabilities: all uncertainty.
         expected: The average over samples of each sample's entropy: what remains when the parameters are known.
 
     References:
@@ -190,7 +190,7 @@ def log_mean_exp(values: Tensor) -> Tensor:
 
 
 def standard_error(influences: Tensor) -> float:
-    """Of a mean over samples with these influences on it; NaN for a single sample."""
+    """Standard error of a mean, from the influence of each sample; NaN for one sample."""
     count = len(influences)
     return float(influences.std() / count**0.5) if count > 1 else math.nan
 

@@ -27,7 +27,7 @@ from regauge.core.assignment import assign
 from regauge.core.params import Params, require_same_shapes
 
 CHUNK = 1 << 22
-"""So many numbers of particles are held in float64 at once."""
+"""Numbers of particles that are held in float64 at once."""
 
 
 def couple_gaussians(a: GaussianPosterior, b: GaussianPosterior) -> tuple[GaussianPosterior, GaussianPosterior]:

@@ -19,8 +19,8 @@ class Displacement:
     Noise of the first fits every point of the path, and a sample moves along a straight line when t grows.
 
     Attributes:
-        first: What the path starts from.
-        last: What it ends at, written for the noise of the first.
+        first: The start of the path.
+        last: The end of the path, written for the noise of the first.
 
     References:
         McCann (1997), A convexity principle for interacting gases; Rossi et al. (2023), equation 6.

@@ -110,8 +110,8 @@ class MixturePath:
     """From one posterior to another by mixing, without moving anything.
 
     Attributes:
-        first: What the path starts from.
-        last: What it ends at.
+        first: The start of the path.
+        last: The end of the path.
     """
 
     first: Posterior

@@ -14,7 +14,7 @@ from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.transport import couplings
 
 DENSE_LIMIT = 2000
-"""Up to so many uncertain parameters, low-rank Gaussians with diagonal parts are compared by full covariances."""
+"""Largest number of uncertain parameters for which low-rank Gaussians are compared by full covariances."""
 
 
 class SquaredDistance(NamedTuple):

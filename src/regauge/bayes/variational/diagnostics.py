@@ -1,4 +1,4 @@
-"""How much of a network a variational posterior uses: mean-field posteriors give up units that they do not need."""
+"""Use of a network by a variational posterior: mean-field posteriors give up units that they do not need."""
 
 import math
 from collections.abc import Mapping
@@ -13,24 +13,24 @@ from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 SIGNAL = 2.0
-"""A weight counts when its mean exceeds so many of its standard deviations."""
+"""A weight is counted when its mean exceeds this number of standard deviations."""
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What a variational posterior uses of its network.
+    """Use of a network by a variational posterior.
 
     Where the standard deviations are those of the prior and few units are active, the posterior has gone back to the
     prior (over-pruning): its barriers say little about those of networks that use all their units.
 
     Attributes:
         kl: Kullback-Leibler divergence from the prior, in nats.
-        kl_per_example: The same per training example, as it stands beside the loss.
+        kl_per_example: The divergence per training example, comparable with the loss.
         std_ratio: Median standard deviation over that of the prior, of all uncertain parameters.
-        std_ratios: The same of each parameter.
-        active: For each group how many of its units are active: one of the weights that read it has a mean of more
+        std_ratios: The same median for each parameter.
+        active: For each group the number of active units: one of the weights that read it has a mean of more
             than two standard deviations.
-        sizes: For each of these groups how many units it has.
+        sizes: Number of units of each of these groups.
         uncounted: Groups whose units were not counted, and why.
     """
 
@@ -78,7 +78,7 @@ def diagnose(
         posterior: A diagonal Gaussian.
         prior_std: Standard deviation of the prior.
         examples: Number of training examples.
-        symmetry: Of the network; without it no units are counted.
+        symmetry: Symmetry of the network; without it no units are counted.
 
     Raises:
         ValueError: The prior's standard deviation or the number of examples is not positive, nothing is uncertain, or a
@@ -134,7 +134,7 @@ def _why_not(group: Group) -> str:
 
 
 def _readers(group: Group, symmetry: Symmetry, posterior: GaussianPosterior) -> list[Site]:
-    """Where uncertain weights read the units of a group."""
+    """The sites at which uncertain weights read the units of a group."""
     sites = [
         site
         for name, local in symmetry.sites.items()

@@ -17,7 +17,7 @@ from regauge.training.descent import shuffle, training_mode
 
 @dataclass(frozen=True, kw_only=True)
 class Variational(Descent):
-    """How a diagonal Gaussian is fitted to the posterior of a network.
+    """Settings for fitting a diagonal Gaussian to the posterior of a network.
 
     The target is the tempered posterior (likelihood x prior)^(1/T) with the prior N(0, prior_std^2) on every uncertain
     parameter. Minimized is the negative evidence lower bound per example, in nats,
@@ -85,13 +85,13 @@ def fit(
     be trained. It runs in training mode, and its buffers end up in the mean.
 
     Args:
-        module: How to run the parameters; its own are not used.
+        module: The module that runs the parameters; its own are not used.
         start: Means at the start.
         inputs: `[n, ...]`.
         targets: `[n, ...]`, as the likelihood reads them.
         config: Prior, temperature, and how to train.
         generator: Draws the order of the examples and the samples.
-        likelihood: Of a target, given the outputs; of classes, given logits, unless given.
+        likelihood: Likelihood of a target given the outputs; `Categorical()` unless given.
         certain: Names of parameters that are trained as points, without a prior.
         progress: Shows the steps, with the mean negative log likelihood of each batch under the weights drawn.
 
@@ -166,7 +166,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where each parameter lies in one flat vector; the uncertain ones come first."""
+    """Positions of parameters in one flat vector; the uncertain ones come first."""
 
     shapes: Mapping[str, torch.Size]
     uncertain: int

@@ -11,8 +11,8 @@ class CodeDecoder(nn.Module):
     own, halfway.
 
     Args:
-        coordinates: Of a point.
-        outputs: Of the signal.
+        coordinates: Number of coordinates of a point.
+        outputs: Number of outputs of the signal.
         code: Length of a code.
         width: Units of every layer.
         octaves: Frequencies of each coordinate.

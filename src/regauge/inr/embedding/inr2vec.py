@@ -59,10 +59,10 @@ class Embedding:
     """A trained encoder and its decoder.
 
     Attributes:
-        inr: What the networks are.
+        inr: Architecture of the networks.
         encoder: Rows to codes.
         decoder: Codes and points to the signal.
-        losses: Of every step, `[steps]`.
+        losses: The loss of every step, `[steps]`.
     """
 
     inr: Inr
@@ -95,7 +95,7 @@ class Embedding:
         return float((self.codes(params_a) - self.codes(params_b)).double().norm())
 
     def decode(self, code: Tensor, points: Tensor) -> Tensor:
-        """What the decoder reads from a code at points `[n, in]`: `[n, out]`, as the networks' own outputs are read."""
+        """Decode a code at points `[n, in]` to outputs `[n, out]` like those of the networks."""
         with torch.no_grad():
             return self.decoder(code.unsqueeze(0), points.to(code).unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
 
@@ -115,9 +115,9 @@ def train_embedding(
     come from one start.
 
     Args:
-        inr: What the networks are.
+        inr: Architecture of the networks.
         params: The networks, `[networks, ...]`.
-        samples: Of each network's signal; as many for all.
+        samples: Samples of each network's signal, the same number for all.
         config: Sizes and training.
         generator: Draws the initialization, the order of networks and which samples a step reads.
         progress: Shows the steps and their losses.

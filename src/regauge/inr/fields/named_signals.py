@@ -45,7 +45,7 @@ class ShapeSignal:
     """A point cloud, or a mesh, in the unit ball.
 
     Attributes:
-        vertices: Of the mesh, or the points, `[n, 3]`.
+        vertices: Vertices of the mesh, or the points, `[n, 3]`.
         faces: Numbers of vertices, `[faces, 3]`; None for points.
         to: Whether distances are to points (drawn from the surface of a mesh), or to the mesh; None is to points
             where they have no sign, and to the mesh where they have one.
@@ -75,7 +75,7 @@ Signal = ImageSignal | GridSignal | ShapeSignal
 
 
 def is_signal(text: str) -> bool:
-    """Whether a text has the form of the name of a signal; nothing is read, so that the file may not be there."""
+    """Whether a text has the form of the name of a signal; the file need not exist."""
     name, tail = _split_tail(text)
     known = name in SHAPES_SHA256 or name.lower().endswith((*IMAGE_SUFFIXES, *MESH_SUFFIXES, *CLOUD_SUFFIXES))
     return known or (name in ("chair", "monitor") and tail.isdecimal())
@@ -139,10 +139,10 @@ def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: tor
     """Samples of any signal: all pixels, all cells, or queries of the field of a shape.
 
     Args:
-        signal: What is learned.
+        signal: The signal to be learned.
         inr: The network that learns it.
-        queries: Where a shape is asked.
-        generator: Where chance comes from.
+        queries: Numbers of points at which a shape is evaluated.
+        generator: Random generator.
 
     Raises:
         ValueError: The network does not represent such a signal.

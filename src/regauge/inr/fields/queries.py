@@ -1,4 +1,4 @@
-"""Where fields are asked: mostly near the surface, some further off, a few anywhere."""
+"""Points at which fields are evaluated: mostly near the surface, some further off, a few anywhere."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Queries:
-    """How many points are drawn how far from a surface, of 500,000 in paper 003.
+    """Numbers of points by their distance from the surface, 500,000 in all in paper 003.
 
     Those of a kind lie around the points of the surface, all of which serve equally often, with normal noise.
 
     Attributes:
         near: Points with noise of standard deviation `near_sigma`.
-        middle: Those with `middle_sigma`.
-        far: Those with `far_sigma`.
+        middle: Points with noise of standard deviation `middle_sigma`.
+        far: Points with noise of standard deviation `far_sigma`.
         uniform: Points anywhere in the cube [-1, 1]^3.
-        near_sigma: See `near`; the unit is the radius of the shape's ball.
-        middle_sigma: See `middle`.
-        far_sigma: See `far`.
+        near_sigma: Standard deviation for `near`; the unit is the radius of the shape's ball.
+        middle_sigma: Standard deviation for `middle`.
+        far_sigma: Standard deviation for `far`.
 
     Raises:
         ValueError: There is no point, or a count or standard deviation is negative.
@@ -56,8 +56,8 @@ def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generato
 
     Args:
         surface: `[points, 3]`.
-        queries: How many, and how far from the surface.
-        generator: Where chance comes from.
+        queries: Numbers of points and their distances from the surface.
+        generator: Random generator.
 
     Returns:
         `[queries.total, 3]`, near ones first, uniform ones last, clipped to the cube; in the dtype of the surface.

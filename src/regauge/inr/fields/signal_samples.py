@@ -1,4 +1,4 @@
-"""What a network learns: points and the labels there."""
+"""Training samples of a network: points and their labels."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ class Samples:
         return len(self.points)
 
     def to(self, dtype: torch.dtype) -> "Samples":
-        """The same in a dtype; nothing is copied where it is so already."""
+        """Convert to a dtype; nothing is copied if it is the dtype already."""
         return Samples(self.points.to(dtype), self.labels.to(dtype))
 
 

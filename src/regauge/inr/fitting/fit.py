@@ -71,11 +71,11 @@ def fit(
     """Minimize the loss of a network on samples of a signal.
 
     Args:
-        inr: What the network is.
-        samples: Of the signal.
+        inr: Architecture of the network.
+        samples: Samples of the signal.
         config: Steps, batches, optimizer and loss.
         start: Initial parameters, unchanged; the result has their dtype.
-        generator: Which samples a step reads.
+        generator: Draws the samples of each step.
         progress: Shows the steps.
 
     Raises:

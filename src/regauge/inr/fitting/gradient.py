@@ -79,7 +79,7 @@ class Gradient:
         return loss.detach()
 
     def _add(self, k: int, delta: Tensor, inputs: Tensor, factor: float) -> None:
-        """What a block adds to the gradient of layer k."""
+        """Add a block's share to the gradient of layer k."""
         weight, bias = self.gradients[f"layers.{k}.weight"], self.gradients[f"layers.{k}.bias"]
         add_matmul(weight, delta.t(), inputs, factor=factor)
         bias.addmv_(delta.t(), self.ones[: len(delta)], alpha=factor)

@@ -18,7 +18,7 @@ from regauge.zoo.jobs.threads import one_thread
 from regauge.zoo.training import Config, Examples, train
 
 IMAGES = Fit(steps=1000, batch=None, optimizer=Adam(5e-4))
-"""How the networks of `mnist-inrs` are fitted."""
+"""Settings of the fits of `mnist-inrs`."""
 
 
 def image_inr(height: int, width: int, channels: int = 1, *, units: int = 32, depth: int = 2) -> Inr:
@@ -36,10 +36,10 @@ def fit_images(
 
     Args:
         images: In [0, 1], `[images, channels, height, width]`.
-        inr: What each network is; `image_inr` of this size unless given.
+        inr: Architecture of each network; `image_inr` of this size unless given.
         config: Steps, batch, optimizer and schedule; the loss is the squared error.
-        bias: How biases start.
-        seed: Where all chance comes from.
+        bias: Initialization of the biases.
+        seed: Seed of all chance.
 
     Returns:
         Parameters in the dtype of the images, `[images, ...]`.
@@ -96,12 +96,12 @@ def fit_many(
     Networks of shapes are large enough for one to fill a core, so that nothing is gained by stacking them.
 
     Args:
-        inr: What every network is.
-        samples: Of each signal.
-        config: As for `fit`.
+        inr: Architecture of every network.
+        samples: Samples of each signal.
+        config: Settings of `fit`.
         starts: Initial parameters of each network; the same ones may be given several times.
-        generators: Which samples the steps of each network read.
-        workers: How many are fitted at the same time; as many as there are processors unless given.
+        generators: Draw the samples of each network's steps.
+        workers: Number of networks that are fitted at the same time; the number of processors unless given.
         progress: Shows the steps of all networks; it is called in the thread that fits each.
 
     Returns:

@@ -20,7 +20,7 @@ class Focal:
 
     Attributes:
         alpha: Weight of what is occupied.
-        gamma: How much less.
+        gamma: Exponent; larger values discount right answers more.
 
     References:
         Lin et al. (2017), equation 5; De Luigi et al. (2023), whose program gives empty cells the weight 0.1.

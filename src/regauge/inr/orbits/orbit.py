@@ -23,10 +23,10 @@ class Orbit:
 
     Attributes:
         params: The copies, a population `[count, ...]`.
-        element: What moved each, a batch of elements: copy k is `act(element.item(k), original + noise)`.
-        parts: Which parts of the symmetry they were drawn from; None for all.
+        element: The elements that moved the copies, a batch: copy k is `act(element.item(k), original + noise)`.
+        parts: Parts of the symmetry that the elements were drawn from; None for all.
         noise: Standard deviation of the noise, as a share of each tensor's own.
-        reach: Shifts are between minus and plus so many half periods.
+        reach: Largest shift, in half periods.
     """
 
     params: Params
@@ -63,9 +63,9 @@ def orbit(
 
     Args:
         params: One network, unchanged.
-        symmetry: Of its architecture.
+        symmetry: Symmetry of its architecture.
         count: Number of copies.
-        generator: Where chance comes from.
+        generator: Random generator.
         parts: Some of "permutation", "sign", "scale", "shift" and "linear"; all unless given.
         noise: Standard deviation of the noise, as a share of each tensor's own.
         reach: Largest shift, in half periods of a sine.
@@ -105,11 +105,11 @@ def write_orbit(
     Rows have the columns "id", "step" (zero), "noise", "reach" and "parts"; `store.about` has the seed if it is given.
 
     Args:
-        folder: Of the new store, see `Store.create`.
-        copies: What is written, as one shard.
-        architecture: Of the network.
-        symmetry: Of the architecture.
-        seed: From which the copies can be made again.
+        folder: Folder of the new store, see `Store.create`.
+        copies: The copies, written as one shard.
+        architecture: Architecture of the network.
+        symmetry: Symmetry of the architecture.
+        seed: Seed from which the copies can be made again.
         about: Anything else to remember, as plain JSON.
 
     Raises:
@@ -131,7 +131,7 @@ def write_orbit(
 
 
 def _digest(params: Params) -> str:
-    """Of all values."""
+    """Digest of all values."""
     digest = hashlib.sha256()
     for name, tensor in sorted(params.items()):
         digest.update(name.encode())
@@ -148,7 +148,7 @@ def _draw_shifts(element: Element, reach: int, generator: torch.Generator) -> El
 
 
 def _add_noise(tensor: Tensor, count: int, noise: float, generator: torch.Generator) -> Tensor:
-    """The tensor so many times, each with noise of its own."""
+    """Return `count` independently noised copies of the tensor."""
     copies = tensor.detach().expand(count, *tensor.shape)
     if not noise or not tensor.is_floating_point():
         return copies.clone()

@@ -1,4 +1,4 @@
-"""How well copies of a network are found again."""
+"""Recovery of a network's copies by alignment."""
 
 import time
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ RECOVERED = 1e-4
 
 @dataclass(frozen=True)
 class Recovery:
-    """What alignment made of the copies of a network.
+    """The outcome of aligning the copies of a network with it.
 
     Attributes:
         params: The aligned copies, `[count, ...]`.
@@ -41,7 +41,7 @@ class Recovery:
 
     @property
     def is_recovered(self) -> Tensor:
-        """Which copies are where they belong, up to rounding, bool `[count]`."""
+        """Whether each copy is where it belongs, up to rounding, bool `[count]`."""
         return self.errors <= RECOVERED
 
     @property
@@ -81,13 +81,13 @@ def recovery(
 
     Args:
         params: The original.
-        copies: Of it.
-        symmetry: From which the copies were drawn.
-        method: How they are aligned; None leaves them as they are.
+        copies: Copies of the original.
+        symmetry: The symmetry that the copies were drawn from.
+        method: The method of alignment; None leaves the copies as they are.
         within: The symmetry that the method may use: the whole one unless given.
         task: Model, data and loss of the curves, and for methods that use one.
-        points: Of each curve.
-        generator: Where chance comes from, for methods that use it.
+        points: Points of each curve.
+        generator: Random generator, for methods that use chance.
 
     Raises:
         ValueError: The copies do not fit the original or the symmetry, or there are fewer than three points.

@@ -15,8 +15,8 @@ def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Ten
     """The network's outputs, without gradients.
 
     Args:
-        network: How to run the parameters.
-        params: Of one network, or of a population with a leading model axis.
+        network: The module or INR that runs the parameters.
+        params: Parameters of one network, or of a population with a leading model axis.
         points: `[points, in]`.
 
     Returns:

@@ -13,8 +13,8 @@ def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height:
     """The picture that a network is, at any resolution.
 
     Args:
-        network: How to run the parameters.
-        params: Of one network, or of a population with a leading model axis.
+        network: The module or INR that runs the parameters.
+        params: Parameters of one network, or of a population with a leading model axis.
         height: Rows of pixels.
         width: Columns of pixels.
 

@@ -37,8 +37,8 @@ def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 12
     cube ends open there.
 
     Args:
-        inr: Of signal "signed" or "occupancy".
-        params: Of one network.
+        inr: An INR with signal "signed" or "occupancy".
+        params: Parameters of one network.
         resolution: Points along each axis.
 
     Raises:

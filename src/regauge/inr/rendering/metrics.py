@@ -1,4 +1,4 @@
-"""How well a reconstruction agrees with what it should be."""
+"""Agreement of reconstructions with their references."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ THRESHOLD = 0.01
 
 @dataclass(frozen=True)
 class Agreement:
-    """How two point clouds P (reconstructed) and Q (the reference) agree.
+    """Agreement of two point clouds: P (reconstructed) and Q (the reference).
 
     Attributes:
         chamfer: `mean over P of min |p - q|^2 + mean over Q of min |q - p|^2`: squared distances, means, their sum.
@@ -40,7 +40,7 @@ def compare_points(points: Tensor, reference: Tensor, *, threshold: float = THRE
     Args:
         points: `[points, 3]`.
         reference: `[others, 3]`.
-        threshold: Of the F-score.
+        threshold: Largest distance at which the F-score counts a point as right.
 
     Raises:
         ValueError: The reference is empty, or a coordinate is not finite.

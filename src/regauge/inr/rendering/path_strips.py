@@ -1,4 +1,4 @@
-"""What networks on a path between two others show: pictures, losses, and histograms of their labels."""
+"""Strips of networks on a path between two others: pictures, losses, and histograms of their labels."""
 
 import io
 import json
@@ -34,11 +34,11 @@ Picture = Tensor | Mesh | PointCloud | None
 
 @dataclass(frozen=True)
 class Detail:
-    """How finely shapes are shown.
+    """Resolution of rendered shapes.
 
     Attributes:
-        projection: Of points from unsigned distances.
-        resolution: Of meshes.
+        projection: Settings of `extract_points`, for unsigned distances.
+        resolution: Resolution of meshes.
     """
 
     projection: Projection = field(default_factory=lambda: Projection(count=8192))
@@ -50,11 +50,11 @@ class Strip:
     """Networks along a path.
 
     Attributes:
-        label: Of the path: how its second end was aligned.
-        signal: What the networks represent.
-        ts: Where on the path, from 0 to 1.
-        losses: There.
-        pictures: What the networks show.
+        label: Name of the path: how its second end was aligned.
+        signal: Signal that the networks represent.
+        ts: Positions on the path, from 0 to 1.
+        losses: Losses at these positions.
+        pictures: Renderings of the networks.
         counts: For each network the numbers of labels (the sigmoids of its outputs) in equal parts of [0, 1],
             `[networks, bins]`; None for images, and where no points were asked.
     """
@@ -85,16 +85,16 @@ def render_strip(
     Every network is shown with the same random points, so that equal ones look the same.
 
     Args:
-        inr: Of both networks.
+        inr: Architecture of both networks.
         params_a: The network at t = 0.
         params_b: The network at t = 1.
         evaluate: From parameters to metrics, "loss" among them, as for `line`.
-        label: Of the path.
+        label: Name of the path.
         points: Number of equally spaced values of t, both ends included.
         path: The straight line unless given.
-        queries: Where labels are counted, `[points, in]`; not for images.
-        detail: How finely shapes are shown.
-        generator: Where random points come from; moves on once, however many networks are shown.
+        queries: Points at which labels are counted, `[points, in]`; not for images.
+        detail: Resolution of the renderings.
+        generator: Draws random points; it advances once, whatever the number of networks.
 
     Raises:
         ImportError: scikit-image is not installed, and meshes are needed.

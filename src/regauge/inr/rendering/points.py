@@ -20,7 +20,7 @@ PATIENCE = 4
 
 @dataclass(frozen=True)
 class Projection:
-    """How points come to the surface.
+    """Settings of the projection of points to the surface.
 
     Uniform points of [-1, 1]^3 with a distance of at most `near` move `x <- x - u(x) grad u(x) / |grad u(x)|`, `steps`
     times. Those whose distance before the last move was at most `close` stay.
@@ -57,7 +57,7 @@ class PointCloud:
 
     Attributes:
         points: `[points, 3]`, in the dtype of the network.
-        wanted: How many were asked for.
+        wanted: Number of requested points.
         draws: Random points that were tried.
     """
 
@@ -88,10 +88,10 @@ def extract_points(
     so.
 
     Args:
-        inr: Of signal "unsigned".
-        params: Of one network.
-        projection: How; the defaults of `Projection` if left out.
-        generator: Where the random points come from.
+        inr: An INR with signal "unsigned".
+        params: Parameters of one network.
+        projection: Settings; the defaults of `Projection` unless given.
+        generator: Draws the random points.
 
     Raises:
         ValueError: The signal is another, `near` is not below the distance at which labels are clipped, or the
@@ -136,7 +136,7 @@ def extract_points(
 def _walk(
     module: nn.Module, params: Mapping[str, Tensor], points: Tensor, labels: DistanceLabels, projection: Projection
 ) -> Tensor:
-    """Where points come to that were close to the surface before their last move."""
+    """Move points toward the surface; keep those that were close to it before the last move."""
     distances = points.new_full((len(points),), math.inf)
     for _ in range(projection.steps):
         start = points.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""What the comparisons of barriers consist of, at every scale."""
+"""The settings of the comparisons of barriers, at every scale."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -24,7 +24,7 @@ Norm = Literal["filter", "layer"]
 NORMS: tuple[Norm, ...] = ("filter", "layer")
 
 PAPER_LR = 1e-6
-"""Of table 1, for the evidence lower bound summed over the training images."""
+"""Learning rate of table 1, for the evidence lower bound summed over the training images."""
 TRAIN = 60_000
 """Training images of MNIST and Fashion-MNIST; CIFAR-10 has 50,000."""
 
@@ -111,7 +111,7 @@ def figure8(scale: Scale) -> Barriers:
 
 
 def figure9(scale: Scale) -> Barriers:
-    """Posteriors beside points."""
+    """Posteriors and points."""
     points = Training(epochs=100 if scale == "paper" else 10, batch=500, optimizer=Adam(1e-3))
     return _barriers(
         scale,
@@ -129,7 +129,7 @@ def figure9(scale: Scale) -> Barriers:
 
 
 def figure11(scale: Scale) -> Barriers:
-    """Normalizations, and what their symmetries are worth."""
+    """Normalizations, and the gains from their symmetries."""
     families = [residual(scale, norm) for norm in NORMS]
     cases = [Case(family.name, family, 2 if scale == "cpu" else _pairs(scale)) for family in families]
     if scale == "cpu":

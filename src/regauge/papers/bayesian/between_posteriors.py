@@ -1,4 +1,4 @@
-"""What lies between two posteriors: mixtures (figure 3), planes (figures 6 and A16), variances (figure 10)."""
+"""Between two posteriors: mixtures (figure 3), planes (figures 6 and A16), variances (figure 10)."""
 
 import functools
 from dataclasses import dataclass
@@ -58,8 +58,8 @@ class PosteriorPair:
         first: q_0.
         second: q_1, as inferred.
         moved: P#q_1.
-        noise: Of samples of q_1.
-        moved_noise: Of the same samples of P#q_1.
+        noise: Noise of samples of q_1.
+        moved_noise: Noise of the same samples of P#q_1.
     """
 
     first: GaussianPosterior
@@ -87,7 +87,7 @@ def collapse_config(scale: Scale) -> Between:
 
 
 def mixtures(config: Between, run: Run) -> Table:
-    """The geodesic, aligned and not, beside the mixture."""
+    """Compare the geodesic, aligned and not, with the mixture."""
     family, pair = config.family, _pair(config, run)
     data = batches(family, config.test, is_test=True)
 

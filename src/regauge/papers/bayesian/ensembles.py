@@ -54,12 +54,12 @@ class Ensembles:
 
 @dataclass(frozen=True)
 class Way:
-    """How networks are aligned before they are merged.
+    """A way to align networks before they are merged.
 
     Attributes:
         label: In words.
-        networks: What aligns the members; None leaves them as they are.
-        gaussians: The same for posteriors.
+        networks: The method that aligns the members; None leaves them as they are.
+        gaussians: The method that aligns posteriors.
     """
 
     label: str
@@ -91,7 +91,7 @@ def config(scale: Scale) -> Ensembles:
 
 
 def measure(config: Ensembles, run: Run) -> Table:
-    """Merge after each way of aligning, beside the members and their ensemble."""
+    """Merge after each way of aligning, and compare with the members and their ensemble."""
     members = posteriors(config.members, config.member_count, run)
     bayesian = posteriors(config.posteriors, config.posterior_count, run)
     networks = [member.mean for member in members]

@@ -68,7 +68,7 @@ class Family:
 
     @property
     def prior_std(self) -> float:
-        """Of every parameter.
+        """Prior standard deviation of every parameter.
 
         Raises:
             TypeError: The family consists of points.
@@ -77,7 +77,7 @@ class Family:
 
     @property
     def temperature(self) -> float:
-        """Of the posteriors.
+        """Temperature of the posteriors.
 
         Raises:
             TypeError: The family consists of points.
@@ -156,7 +156,7 @@ def keep(settings: object, key: str, make: Callable[[], GaussianPosterior], run:
 
 
 def batches(family: Family, count: int, *, is_test: bool, size: int = 500) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The first so many training or test images, in batches."""
+    """The first `count` training or test images, in batches."""
     data = family.images()
     inputs, labels = (
         (data.test_images, data.test_labels)

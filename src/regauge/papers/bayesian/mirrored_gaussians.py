@@ -25,8 +25,8 @@ class Toy:
     """A Gaussian over two interchangeable parameters, and its mirror image.
 
     Attributes:
-        mean: Of both parameters, so that the means say nothing.
-        stds: Of the two parameters.
+        mean: Mean of both parameters, so that the means say nothing.
+        stds: Standard deviations of the two parameters.
     """
 
     mean: float = 1.0

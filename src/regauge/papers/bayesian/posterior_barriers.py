@@ -178,7 +178,7 @@ def _line(config: Barriers, case: Case, pair: int, arm: Arm, found: Sequence[Gau
 
 
 def _state(family: Family, index: int, posterior: GaussianPosterior, run: Run) -> Record:
-    """How much of one posterior is pruned."""
+    """Diagnose how much of a posterior is pruned."""
     if not posterior.std:
         return {}
 

@@ -37,10 +37,10 @@ class Regression:
 
     Attributes:
         width: Units of each of the three hidden layers.
-        inference: How a posterior is found.
-        pairs: How many pairs of posteriors; the first is pictured.
-        points: On each geodesic.
-        samples: Of each posterior.
+        inference: Settings of variational inference.
+        pairs: Number of pairs of posteriors; the first is pictured.
+        points: Points of each geodesic.
+        samples: Number of samples of each posterior.
         is_small: Whether a made-up curve stands in for the Snelson set.
     """
 

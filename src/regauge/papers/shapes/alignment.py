@@ -38,7 +38,7 @@ class ShapeWay(Way):
     """A row of a comparison of networks of shapes.
 
     Attributes:
-        second: Which second network: from the same start, the same moved by a hidden element, or from another start.
+        second: The second network: from the same start, that moved by a hidden element, or from another start.
         is_repaired: Whether networks between the ends are repaired.
         view: The form in which the method sees two networks; the element that it finds moves the network itself.
         pruned: Share of the parameters of both networks, the smallest ones, that are set to zero.

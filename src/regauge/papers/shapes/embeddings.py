@@ -37,7 +37,7 @@ class Embeddings:
         study: The networks that are compared.
         count: Networks that the encoder is trained on, all from the shared start, each of a stretched shape.
         queries: Samples of each of these.
-        training: Of encoder and decoder.
+        training: Settings of the training of encoder and decoder.
     """
 
     study: Study

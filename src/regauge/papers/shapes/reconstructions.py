@@ -29,7 +29,7 @@ class Reconstructions:
     Attributes:
         study: The networks; of every shape the first pair is shown.
         points: Networks in a row, both ends included.
-        detail: How finely they are shown.
+        detail: Resolution of the renderings.
     """
 
     study: Study

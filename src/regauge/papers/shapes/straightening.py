@@ -41,7 +41,7 @@ class Basin:
         study: The networks; of every shape the first pair is used.
         straighten: Training of the weights themselves.
         hyper: Training of encoder and hypernetwork.
-        hyper_shapes: For the first so many shapes.
+        hyper_shapes: Number of shapes with a hypernetwork.
     """
 
     study: Study

@@ -71,10 +71,10 @@ class Shape:
     """The networks of one shape.
 
     Attributes:
-        name: Of the shape.
-        first: From the shared start.
-        same: From the shared start, of other points of the shape.
-        others: From starts of their own, of the same points as `same`.
+        name: Name of the shape.
+        first: The network from the shared start.
+        same: A network from the shared start, fitted to other points of the shape.
+        others: Networks from starts of their own, fitted to the same points as `same`.
     """
 
     name: str
@@ -136,12 +136,12 @@ def task(study: Study, name: str, run: Run) -> rg.Task:
 
 
 def samples(study: Study, name: str, run: Run) -> Samples:
-    """What the shape's second networks were fitted to."""
+    """Samples that the shape's second networks were fitted to."""
     return _samples(study, name, 1, run)
 
 
 def starts(study: Study, kind: str, name: str, run: Run) -> Params:
-    """Where a network began: the shared start of inr2vec where it fits and is there, or a drawn one."""
+    """The start of a network: the shared start of inr2vec if it fits and is present, or a drawn one."""
     if kind in ("first", "same"):
         if study.inr == Inr() and present(SHARED_START) is not None:
             return shared_start()
