@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import Method, WeightMatching, align, align_pairs
-from regauge.canonical.element import carry_out
-from regauge.canonical.plan import LinearStep, Plan, RotationStep, ScaleStep, plan
+from regauge.canonical.carry_out import carry_out
+from regauge.canonical.steps import LinearStep, Plan, RotationStep, ScaleStep, plan
 from regauge.core.element import PARTS, Element, require_parts, select_parts
 from regauge.core.params import Params, require_finite
 from regauge.core.symmetry import Symmetry
@@ -51,7 +51,7 @@ def canonicalize(
 
     Args:
         params: A network, or a population with one leading model axis. Unchanged itself.
-        symmetry: Of the architecture.
+        symmetry: The symmetry of the architecture.
         parts: Which freedom is fixed: some of "permutation", "sign", "scale", "shift", "linear"; all unless given.
             The law then holds for the elements of these parts.
         reference: A network of the same architecture. What is then fixed by alignment to it, instead of sums and
@@ -107,11 +107,11 @@ def canonical_element(
     require_finite(reference, "the reference")
     anchor = symmetry.act(carry_out(_continuous(steps), symmetry, reference, PARTS), reference)
     moved = symmetry.act(element, params)
-    found = matched(anchor, moved, symmetry, method=method, task=task, generator=generator)
+    found = match_canonical(anchor, moved, symmetry, method=method, task=task, generator=generator)
     return symmetry.compose(found, element)
 
 
-def matched(
+def match_canonical(
     anchor: Mapping[str, Tensor],
     moved: Mapping[str, Tensor],
     symmetry: Symmetry,

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regauge.canonical.plan import ScaleStep, plan
+from regauge.canonical.steps import ScaleStep, plan
 from regauge.core import sphere
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry

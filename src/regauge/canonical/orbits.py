@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import Method
-from regauge.canonical.canonicalize import canonicalize, matched
+from regauge.canonical.canonicalize import canonicalize, match_canonical
 from regauge.core.interpolation import distance
 from regauge.core.params import require_same_shapes
 from regauge.core.symmetry import Symmetry
@@ -32,7 +32,7 @@ def orbit_distance(
     Args:
         params_a: One network.
         params_b: Another network of the same architecture.
-        symmetry: Of the architecture.
+        symmetry: The symmetry of the architecture.
         method: How the second is aligned; `WeightMatching(scales="keep")` unless given.
         task: For methods that use one.
         generator: For methods that use chance.
@@ -45,6 +45,6 @@ def orbit_distance(
     require_same_shapes(params_a, params_b)
     symmetry = symmetry.bind(params_a)
     first, second = canonicalize(params_a, symmetry), canonicalize(params_b, symmetry)
-    element = matched(first, second, symmetry, method=method, task=task, generator=generator)
+    element = match_canonical(first, second, symmetry, method=method, task=task, generator=generator)
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     return min(distance(first, b, ignored) for b in (second, symmetry.act(element, second)))

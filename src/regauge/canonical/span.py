@@ -36,14 +36,14 @@ class Span:
         return self.contains([a - b for a, b in zip(left, right, strict=True)])
 
     def settle(self, vector: Sequence[int]) -> Vector:
-        """Add a vector that is not contained; returned is what moves it by one and moves none settled before."""
+        """Extend the span by `vector`; return the dual vector (1 on `vector`, 0 on all earlier ones)."""
         chosen = next(free for free in self._free if self._dot(vector, free))
         length = self._dot(vector, chosen)
-        direction = self._reduced(x / length for x in chosen)
+        direction = self._reduce(x / length for x in chosen)
         others = [free for free in self._free if free is not chosen]
         self._known.clear()
         self._free = [
-            self._reduced(x - self._dot(vector, free) * y for x, y in zip(free, direction, strict=True))
+            self._reduce(x - self._dot(vector, free) * y for x, y in zip(free, direction, strict=True))
             for free in others
         ]
         return direction
@@ -52,5 +52,5 @@ class Span:
         total = sum((x * y for x, y in zip(left, right, strict=True)), Fraction())
         return total % 2 if self._is_binary else total
 
-    def _reduced(self, values: Iterable[Fraction]) -> Vector:
+    def _reduce(self, values: Iterable[Fraction]) -> Vector:
         return tuple(x % 2 if self._is_binary else x for x in values)

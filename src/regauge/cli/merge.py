@@ -10,7 +10,7 @@ from regauge.cli.matching import configure, method_of
 from regauge.cli.options import Merge, UsageError
 from regauge.cli.streaming import read_job, show_plan, show_work
 from regauge.cli.tasks import matching_task
-from regauge.merging.record import card_path
+from regauge.merging.merge_record import card_path
 from regauge.merging.rules import Rule
 
 NEED_BASE = ("task-arithmetic", "ties", "dare", "dare-ties")

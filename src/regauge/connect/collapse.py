@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regauge.connect.moments import Statistics
 from regauge.connect.repair import goals, require_endpoints
-from regauge.connect.statistics import Statistics
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Paths between two networks: small objects that say where a share t of the way is."""
+"""Paths between two networks: small objects that return the network a share t of the way."""
 
 import math
 from abc import ABC, abstractmethod
@@ -140,7 +140,7 @@ class ControlledPath(ABC):
 
     @classmethod
     def between(cls, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], *, bends: int = 1) -> Self:
-        """The straight line in this form, with so many control points equally spaced on it: where training starts."""
+        """The straight line in this form, with `bends` equally spaced control points: a start for training."""
         return cls(tuple(interpolate(params_a, params_b, k / (bends + 1)) for k in range(1, bends + 1)))
 
     @abstractmethod

@@ -62,7 +62,7 @@ class Plane:
         """The directions of the axes: orthonormal vectors over the parameters (buffers left out)."""
         (a, b, c), points = self._networks, self.points.tolist()
         x_axis, y_axis = {}, {}
-        for name in _counted(a, self._buffers):
+        for name in _parameter_names(a, self._buffers):
             u, v = (p[name].double() - a[name].double() for p in (b, c))
             x_axis[name] = u / points[1][0]
             y_axis[name] = (v - points[2][0] * x_axis[name]) / points[2][1]
@@ -117,7 +117,7 @@ def plane(
     if isinstance(judge, Task) and judge.prepare is None:
         values = _evaluate_together(judge, empty, where)
     else:
-        prepare = judge.prepared if isinstance(judge, Task) else dict
+        prepare = judge.prepare_average if isinstance(judge, Task) else dict
         values = _columns([evaluate(prepare(empty.at(float(x), float(y))), judge) for x, y in where])
     at_points = _columns([evaluate(params, judge) for params in networks])
     shaped = {name: tensor.reshape(len(ys), len(xs)) for name, tensor in values.items()}
@@ -136,13 +136,13 @@ def _coordinates(networks: tuple[Params, Params, Params], buffers: frozenset[str
     """Gram-Schmidt over the differences from the first network; inner products in float64."""
     a, b, c = networks
     uu = uv = vv = 0.0
-    for name in _counted(a, buffers):
+    for name in _parameter_names(a, buffers):
         u, v = (p[name].to(a[name].device).double().flatten() - a[name].double().flatten() for p in (b, c))
         uu, uv, vv = uu + float(u @ u), uv + float(u @ v), vv + float(v @ v)
     width = math.sqrt(uu)
     x = uv / width if width else 0.0
     rest = 0.0
-    for name in _counted(a, buffers) if width else ():
+    for name in _parameter_names(a, buffers) if width else ():
         u, v = (p[name].to(a[name].device).double().flatten() - a[name].double().flatten() for p in (b, c))
         rest += float((v - u * (x / width)).square().sum())
     y = math.sqrt(rest)
@@ -154,7 +154,7 @@ def _coordinates(networks: tuple[Params, Params, Params], buffers: frozenset[str
     return torch.tensor([[0.0, 0.0], [width, 0.0], [x, y]], dtype=torch.float64)
 
 
-def _counted(params: Mapping[str, Tensor], buffers: Collection[str]) -> list[str]:
+def _parameter_names(params: Mapping[str, Tensor], buffers: Collection[str]) -> list[str]:
     return [name for name, tensor in params.items() if tensor.is_floating_point() and name not in buffers]
 
 

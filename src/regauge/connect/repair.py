@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regauge.connect.affine_layers import Layer
 from regauge.connect.batchnorm import has_statistics, reset_batchnorm
-from regauge.connect.layers import Layer
-from regauge.connect.statistics import Moments, Statistics
+from regauge.connect.moments import Moments, Statistics
 from regauge.core.params import Params, require_finite, require_same_shapes
 
 CONSTANT = 1e-6
@@ -86,7 +86,7 @@ def repair(
         now = statistics.moments(result, {layer.value: layer.axis for layer in stage})
         for layer in stage:
             goal = goals([end[layer.value] for end in ends], shares)
-            for name, tensor in _repaired(layer, result, now[layer.value], *goal).items():
+            for name, tensor in _repair_layer(layer, result, now[layer.value], *goal).items():
                 result |= dict.fromkeys(statistics.aliases.get(name, (name,)), tensor)
     if is_normalized:
         result = reset_batchnorm(result, statistics.module, statistics)
@@ -130,7 +130,7 @@ def require_endpoints(
     return [w / sum(shares) for w in shares]
 
 
-def _repaired(layer: Layer, params: Params, now: Moments, mean: Tensor, std: Tensor) -> Params:
+def _repair_layer(layer: Layer, params: Params, now: Moments, mean: Tensor, std: Tensor) -> Params:
     """The weight and the bias of a layer that bring its units to a mean and a standard deviation."""
     is_live = now.std > CONSTANT * (now.mean.abs() + std)
     factor = torch.where(is_live, std / torch.where(is_live, now.std, 1.0), 1.0)

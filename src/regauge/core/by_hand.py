@@ -32,7 +32,7 @@ def groups_from_axes(
     return tuple(_group(name, kinds.get(name, "permutation"), tuple(places)) for name, places in found.items())
 
 
-def sized(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
+def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
     """The group with its size, read off the shapes of the parameters that it acts on."""
     if group.size:
         return group

@@ -1,4 +1,4 @@
-"""Elements of a symmetry that does not know its sizes yet: they are made when they meet parameters."""
+"""Elements of a symmetry whose sizes are not known yet: they are made when they act on parameters."""
 
 from collections.abc import Callable, Iterator
 

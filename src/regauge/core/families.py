@@ -83,7 +83,7 @@ def has_choice(group: Group) -> bool:
 
 
 def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, Tensor]]:
-    """What counts in each network: the parameters that the symmetry moves, in float32 or float64 and on one device."""
+    """The compared parameters of each network: those that the symmetry moves, in float32 or float64, on one device."""
     result: list[dict[str, Tensor]] = [{} for _ in networks]
     for name in symmetry.sites:
         tensors = [params[name] for params in networks]

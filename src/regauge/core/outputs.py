@@ -1,4 +1,4 @@
-"""Which outputs of a model count: the choice is part of the question that discovery answers."""
+"""The choice of a model's outputs: part of the question that discovery answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

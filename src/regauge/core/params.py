@@ -32,7 +32,7 @@ def count_models(params: Mapping[str, Tensor]) -> int:
 
 
 def require_finite(params: Mapping[str, Tensor], label: str) -> None:
-    """Refuse NaN and Inf.
+    """Raise if a network holds NaN or Inf.
 
     Raises:
         ValueError: A floating-point tensor of `params` holds a value that is not finite.
@@ -49,7 +49,7 @@ def require_finite(params: Mapping[str, Tensor], label: str) -> None:
 
 
 def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
-    """Refuse two networks of different architectures.
+    """Raise unless two networks are of one architecture.
 
     Raises:
         ValueError: Names or shapes differ.

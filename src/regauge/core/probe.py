@@ -60,7 +60,7 @@ def away(
         if not all(bool(t.isfinite().all()) for t in trial.reference):
             infinite = trial._replace(is_finite=False) if is_raised else infinite
             continue
-        error = relative_change(trial.reference, run(_rounded(point, generator)))
+        error = relative_change(trial.reference, run(_round_off(point, generator)))
         if error <= STEADY * tolerance:
             return trial
         if best is None or error < best[0]:
@@ -104,7 +104,7 @@ class Probe:
 
     def rounds(self) -> bool:
         """Whether something that depends on the parameters is computed in less than float64."""
-        named = self._named(self.params)
+        named = self._name_all(self.params)
         for name, tensor in named.items():
             # Kernels of batch normalization have no derivatives with respect to running statistics.
             is_parameter = name.removeprefix("module.") not in self.buffers
@@ -117,11 +117,11 @@ class Probe:
     def __call__(self, params: Mapping[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
             # Tied parameters are given under all their names.
-            named = self._named(params)
+            named = self._name_all(params)
             result = torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
         return [t.detach() for t in result]
 
-    def _named(self, params: Mapping[str, Tensor]) -> Params:
+    def _name_all(self, params: Mapping[str, Tensor]) -> Params:
         """All tensors by their full names; buffers as copies, because a forward pass may write into them."""
         named = {f"module.{name}": tensor.detach() for name, tensor in params.items()}
         for name, tensor in self.module.named_buffers(remove_duplicate=False):
@@ -194,7 +194,7 @@ def _perturb_one(
     return moved
 
 
-def _rounded(params: Params, generator: torch.Generator) -> Params:
+def _round_off(params: Params, generator: torch.Generator) -> Params:
     """Parameters with random rounding errors."""
 
     def off(tensor: Tensor) -> Tensor:

@@ -38,9 +38,9 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Litera
     its exponent, becomes one. A unit that has only zeros keeps its factors.
 
     Args:
-        symmetry: Of the architecture.
+        symmetry: The symmetry of the architecture.
         params: One network, or a population with a leading model axis.
-        buffers: They never count; "keep" uses only those combinations of families that leave every buffer as
+        buffers: They are never compared; "keep" uses only those combinations of families that leave every buffer as
             it is. Batch normalization in evaluation mode lets a filter and its gain scale oppositely while the
             running mean moves along, but that is undone by half when the statistics are computed anew.
 
@@ -72,7 +72,7 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Litera
         raise ValueError("the squares of the parameters are not finite, so no scales balance them")
     dtypes = {params[name].dtype for name in squares.tensors}
     tolerance = max(TOLERANCE.get(dtype, 1e-7) for dtype in dtypes)
-    logs = _minimized(directions, squares, torch.Size(lead).numel(), tolerance)
+    logs = _minimize(directions, squares, torch.Size(lead).numel(), tolerance)
     sizes = {group.name: group.size for group in symmetry.groups}
     for group in symmetry.groups:
         own = [(d.weights, t) for d, t in zip(directions, logs, strict=True) if d.group == group.name]
@@ -128,7 +128,7 @@ class _Place:
 
     def weights(self, squares: "_Squares", count: int) -> Tensor:
         """The squares that each unit owns, moved and summed, `[batch, count]`."""
-        sums = squares.summed(self.name, self.axes)
+        sums = squares.sum_over(self.name, self.axes)
         if self.is_plain:
             return sums
         sums = sums.index_select(-1, self.positions).flatten(1)
@@ -145,7 +145,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Squares:
-    """Squares of what counts, and the logarithms of what they are multiplied by, which depend on few axes each.
+    """Squares of the compared parameters, and the logarithms of their factors, which depend on few axes each.
 
     Attributes:
         tensors: `[batch, *shape]`, summed over axes that nothing scales.
@@ -155,7 +155,7 @@ class _Squares:
     tensors: dict[str, Tensor]
     fields: dict[str, dict[tuple[int, ...], Tensor]]
 
-    def summed(self, name: str, axes: tuple[int, ...]) -> Tensor:
+    def sum_over(self, name: str, axes: tuple[int, ...]) -> Tensor:
         """The moved squares of a tensor summed over all other axes, `[batch, *lengths of the axes]`."""
         tensor = self.tensors[name]
         operands: list[Tensor | list[int]] = [tensor, list(range(tensor.ndim))]
@@ -174,7 +174,7 @@ class _Direction:
         group: Its name.
         weights: How much each family moves, integers.
         count: Number of units in all copies.
-        places: Where it acts on what counts.
+        places: Where it acts on compared parameters.
     """
 
     group: str
@@ -230,7 +230,7 @@ def _squares(tensor: Tensor, sites: Sequence[Site], lead: int) -> Tensor:
     return squares.sum(free, keepdim=True, dtype=torch.float64) if free else squares.double()
 
 
-def _minimized(directions: Sequence[_Direction], squares: _Squares, batch: int, tolerance: float) -> list[Tensor]:
+def _minimize(directions: Sequence[_Direction], squares: _Squares, batch: int, tolerance: float) -> list[Tensor]:
     """The logarithms of the factors of every direction, `[batch, count]`.
 
     Coordinate descent alone is slow in deep chains, where whole layers trade factors with their neighbors. After
@@ -253,12 +253,12 @@ def _minimized(directions: Sequence[_Direction], squares: _Squares, batch: int, 
             logs, jump = logs + back, torch.zeros_like(logs)
             continue
         visited = [*visited[-MEMORY:], (logs, steps)]
-        jump = _extrapolated(visited) - logs
+        jump = _extrapolate(visited) - logs
         _jump(directions, squares, torch.split(jump, counts, dim=1))
     return list(torch.split(logs, counts, dim=1))
 
 
-def _extrapolated(visited: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def _extrapolate(visited: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """The affine combination of the points whose steps cancel best, by least squares."""
     points = torch.stack([point for point, _ in visited], dim=-1)
     steps = torch.stack([step for _, step in visited], dim=-1)
@@ -285,7 +285,7 @@ def _jump(directions: Sequence[_Direction], squares: _Squares, steps: Sequence[T
 
 
 def _step(direction: _Direction, squares: _Squares, batch: int) -> Tensor:
-    """How far each unit's factor moves, `[batch, count]`.
+    """The change of the logarithm of each unit's factor, `[batch, count]`.
 
     With weights W and exponents e the slope of `sum W exp(e t)` vanishes where the logarithms of its rising and
     of its falling part meet. Their difference grows at most by the largest rising plus the largest falling

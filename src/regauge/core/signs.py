@@ -57,7 +57,7 @@ class SignCode:
         return (1 - 2 * result).to(torch.int8)
 
     @cached_property
-    def _reduced(self) -> tuple[dict[int, tuple[int, frozenset[int]]], list[frozenset[int]]]:
+    def _reduce(self) -> tuple[dict[int, tuple[int, frozenset[int]]], list[frozenset[int]]]:
         """Gauss-Jordan over GF(2): rows by pivot with the basis characters they combine; each word in that basis."""
         rows: dict[int, tuple[int, frozenset[int]]] = {}
         expressed: list[frozenset[int]] = []
@@ -80,12 +80,12 @@ class SignCode:
 
     @property
     def _pivots(self) -> dict[int, frozenset[int]]:
-        return {pivot: combination for pivot, (_, combination) in self._reduced[0].items()}
+        return {pivot: combination for pivot, (_, combination) in self._reduce[0].items()}
 
     @cached_property
     def _components(self) -> list[_Component]:
         parts: list[tuple[set[int], set[int]]] = []  # (basis, members)
-        for index, word in enumerate(self._reduced[1]):
+        for index, word in enumerate(self._reduce[1]):
             basis, members = set(word), {index}
             for part in [p for p in parts if p[0] & basis]:
                 parts.remove(part)
@@ -94,7 +94,7 @@ class SignCode:
         result = []
         for basis, members in parts:
             order = sorted(basis)
-            masks = [sum(1 << order.index(b) for b in self._reduced[1][m]) for m in sorted(members)]
+            masks = [sum(1 << order.index(b) for b in self._reduce[1][m]) for m in sorted(members)]
             result.append(_Component(tuple(sorted(members)), tuple(masks), tuple(order)))
         return result
 

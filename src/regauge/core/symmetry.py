@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core import symmetry_json
-from regauge.core.by_hand import groups_from_axes, sized
+from regauge.core.by_hand import groups_from_axes, set_sizes
 from regauge.core.compiled import CompiledElement, compile_element
 from regauge.core.deferred import DeferredElement, Make, materialize
 from regauge.core.element import PARTS, Element
@@ -238,7 +238,7 @@ class Symmetry:
             raise ValueError("some parameters have a leading model axis and others have not; stack all or none")
         if shapes == dict(self.shapes) and self.is_sized:
             return self
-        return replace(self, groups=tuple(sized(group, shapes) for group in self.groups), shapes=shapes)
+        return replace(self, groups=tuple(set_sizes(group, shapes) for group in self.groups), shapes=shapes)
 
     def require_ones(self, params: Mapping[str, Tensor]) -> None:
         """Refuse parameters for which the symmetry does not hold.

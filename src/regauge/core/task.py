@@ -18,23 +18,23 @@ Batch = tuple[Any, Any]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross entropy, in nats, of logits `[..., classes]` and classes `[...]`; targets of -100 do not count."""
+    """The mean cross entropy, in nats, of logits `[..., classes]` and classes `[...]`; targets of -100 are left out."""
     logits = outputs.reshape(-1, outputs.shape[-1])
     return functional.cross_entropy(logits, targets.reshape(-1))
 
 
 @dataclass(frozen=True)
 class Task:
-    """How networks of one architecture are run and judged: module, batches, loss.
+    """How networks of one architecture are run and evaluate_one: module, batches, loss.
 
     Attributes:
-        module: How to run parameters; its own are not used. It always runs in evaluation mode.
+        module: Runs parameters; its own are not used. It always runs in evaluation mode.
         batches: Pairs (inputs, targets); inputs are a tensor, a tuple of positional or a mapping of keyword
             arguments. They are read several times, so give a list, a data loader, or another collection.
         criterion: From the output and the targets to the mean loss of a batch, differentiable.
         outputs: Which output is compared with the targets: a field name, or a function of what the module returns;
             its first tensor unless given.
-        prepare: What is done to an average of networks before it is judged, such as `reset_batchnorm`; nothing
+        prepare: What is done to an average of networks before it is evaluate_one, such as `reset_batchnorm`; nothing
             unless given.
 
     Raises:
@@ -69,13 +69,13 @@ class Task:
         """The mean loss of the network halfway between two, over all batches."""
         return self.evaluate_average(interpolate(params_a, params_b))["loss"]
 
-    def prepared(self, average: Params) -> Params:
-        """An average of networks as `prepare` makes it."""
+    def prepare_average(self, average: Params) -> Params:
+        """Prepare an average of networks as `prepare` says, if it is given."""
         return average if self.prepare is None else self.prepare(average)
 
     def evaluate_average(self, average: Params) -> dict[str, float]:
-        """`evaluate` of an average of networks, prepared."""
-        return self.evaluate(self.prepared(average))
+        """`evaluate` of an average of networks, prepare_average."""
+        return self.evaluate(self.prepare_average(average))
 
     def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.
@@ -90,7 +90,7 @@ class Task:
         with torch.no_grad():
             for inputs, targets in self.batches:
                 output = self.run(params, inputs)
-                counted = _counted(targets)
+                counted = _count_targets(targets)
                 loss += float(self.criterion(output, targets)) * counted
                 count += counted
                 if _are_classes(output, targets):
@@ -101,7 +101,7 @@ class Task:
         return {"loss": loss / count} | ({"accuracy": correct / classified} if classified else {})
 
     def evaluate_each(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What `evaluate` says of every network of a population, all in the same calls, float64 `[models]`.
+        """Evaluate every network of a population, all in the same calls; metrics are float64 `[models]`.
 
         Args:
             params: One leading model axis on every tensor.
@@ -113,14 +113,14 @@ class Task:
         correct: Tensor | float = 0.0
         count = classified = 0
 
-        def judged(one: Params, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        def evaluate_one(one: Params, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
             output = self.run(one, inputs)
             return self.criterion(output, targets), output
 
         with torch.no_grad():
             for inputs, targets in self.batches:
-                losses, outputs = torch.func.vmap(judged, in_dims=(0, None, None))(dict(params), inputs, targets)
-                counted = _counted(targets)
+                losses, outputs = torch.func.vmap(evaluate_one, in_dims=(0, None, None))(dict(params), inputs, targets)
+                counted = _count_targets(targets)
                 loss = loss + losses.double() * counted
                 count += counted
                 if _are_classes(outputs[0], targets):
@@ -150,13 +150,13 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def call(module: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Any:
-    """What a module returns for parameters and the inputs of a batch. Tied tensors may come under all their names.
+    """Run a module with parameters on the inputs of a batch. Tied tensors may come under all their names.
 
     Raises:
         ValueError: The module cannot compute with the dtypes of parameters and inputs.
     """
     args, kwargs = arguments(inputs)
-    # Torch refuses several names of a tied tensor, unless it is told not to tie them itself.
+    # Torch refuses several names of a tied tensor, unless tying is turned off.
     is_partial = not module.state_dict(keep_vars=True).keys() <= params.keys()
     try:
         return torch.func.functional_call(module, dict(params), args, kwargs, tie_weights=is_partial)
@@ -165,8 +165,9 @@ def call(module: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Any:
         if not given or own == given or not any(part in str(error) for part in ("dtype", "type (")):
             raise
         raise ValueError(
-            f"the parameters are {_listed(own)} and the inputs {_listed(given)}, which {type(module).__name__} cannot "
-            "compute with; convert one of them, as in {name: tensor.float() for name, tensor in params.items()}"
+            f"the parameters are {_list_dtypes(own)} and the inputs {_list_dtypes(given)}, which "
+            f"{type(module).__name__} cannot compute with; convert one of them, as in "
+            "{name: tensor.float() for name, tensor in params.items()}"
         ) from error
 
 
@@ -175,13 +176,13 @@ def _floats(values: Iterable[Any]) -> set[torch.dtype]:
     return {value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}
 
 
-def _listed(dtypes: set[torch.dtype]) -> str:
+def _list_dtypes(dtypes: set[torch.dtype]) -> str:
     return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every part is in the mode in which it was."""
+    """Put a module into evaluation mode; afterwards every part is in its own mode again."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -191,8 +192,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _counted(targets: Any) -> int:
-    """Over how many targets the loss of a batch is a mean; negative ones (-100) do not count."""
+def _count_targets(targets: Any) -> int:
+    """The number of targets that the loss of a batch is a mean over; negative ones (-100) are left out."""
     if isinstance(targets, Tensor) and not targets.is_floating_point():
         return int((targets >= 0).sum())
     return len(targets)

@@ -1,7 +1,7 @@
 """One network from many: means and soups, sums of task vectors."""
 
 from regauge.merging.merge import merge
-from regauge.merging.record import MergeRecord, MergeResult
+from regauge.merging.merge_record import MergeRecord, MergeResult
 from regauge.merging.rules import Average, Dare, GreedySoup, TaskArithmetic, Ties
 from regauge.merging.widths import merge_widths
 

@@ -13,7 +13,7 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.merging.record import MergeRecord, MergeResult, card_path, require_labels
+from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rules import Average, MeanRule, Rule, VectorRule
 from regauge.merging.streamed import merge_streamed
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
@@ -152,7 +152,7 @@ def _merge(
         networks, reference = aligned.params[1:], base
         merged = _combine(base, networks, aligned.symmetry, rule, factors, generator)
     if task is not None:
-        merged = task.prepared(merged)
+        merged = task.prepare_average(merged)
     buffers = aligned.symmetry.buffers
     record = MergeRecord(
         networks=tuple(names[: len(params)]),

@@ -13,7 +13,7 @@ from regauge.core.interpolation import shares_of
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.merging.record import MergeRecord, MergeResult, card_path, require_labels
+from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rules import Average, Rule, TaskArithmetic
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.shards import Pieces

@@ -11,7 +11,7 @@ from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.merging.merge import merge
-from regauge.merging.record import MergeResult
+from regauge.merging.merge_record import MergeResult
 from regauge.merging.rules import Rule
 
 

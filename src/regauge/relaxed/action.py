@@ -246,7 +246,7 @@ class _Step:
         """Cut one axis after the other into its segments, move each cell, and put them together again."""
         if len(chosen) == len(self.axes):
             cell = self.cells[chosen]
-            return tensor if cell is None else self._moved(cell, tensor, lead, blocks, chosen)
+            return tensor if cell is None else self._move(cell, tensor, lead, blocks, chosen)
         # Counted from the end: matrices may bring batch axes that the tensor does not have yet.
         ndim, order = tensor.ndim - lead, self._orders[len(chosen)]
         axis, segments = self.axes[len(chosen)] - ndim, self.segments[len(chosen)]
@@ -265,7 +265,7 @@ class _Step:
         orders = [torch.cat([segment.positions for segment in several]) for several in self.segments]
         return [None if bool((o == torch.arange(len(o))).all()) else (o, o.argsort()) for o in orders]
 
-    def _moved(
+    def _move(
         self, cell: _Cell, tensor: Tensor, lead: int, blocks: Mapping[Key, Tensor], chosen: tuple[int, ...]
     ) -> Tensor:
         shape: list[int] = list(tensor.shape[lead:])

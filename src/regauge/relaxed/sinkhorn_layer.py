@@ -78,8 +78,8 @@ class _Sinkhorn(torch.autograd.Function):
         logits: Tensor, potentials: Tensor | None, tolerance: float, max_iterations: int
     ) -> tuple[Tensor, Tensor]:
         if potentials is None:
-            potentials = _annealed(logits, max_iterations)
-        return _normalized(logits, potentials, tolerance, max_iterations)
+            potentials = _anneal(logits, max_iterations)
+        return _normalize(logits, potentials, tolerance, max_iterations)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -103,17 +103,17 @@ class _Sinkhorn(torch.autograd.Function):
         return _Sinkhorn.apply(*tensors, tolerance, most), (0, 0)  # type: ignore[no-untyped-call]
 
 
-def _annealed(logits: Tensor, max_iterations: int) -> Tensor:
+def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
     """Potentials to start from: those of higher temperatures, halved until the one that is wanted."""
     g = torch.zeros_like(logits[..., 0, :])
     spread = float(logits.amax() - logits.amin()) if logits.numel() else 0.0
     doublings = max(0, math.ceil(math.log2(max(spread, 1.0) / SPREAD)))
     for k in range(doublings, 0, -1):
-        g = 2 * _normalized(logits / 2**k, g, ROUGH, max_iterations)[1]
+        g = 2 * _normalize(logits / 2**k, g, ROUGH, max_iterations)[1]
     return g
 
 
-def _normalized(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
+def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
     """The plan and its potentials g; multiplicative iterations where they stay in range, logarithms elsewhere."""
     done = 0
     while True:

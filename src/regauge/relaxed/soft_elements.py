@@ -35,7 +35,7 @@ class SoftElement:
     Args:
         symmetry: With every size known.
         keys: The matrices that will be asked for.
-        pairs: How many.
+        pairs: Number of pairs.
         confidence: What each row of a plan gives to the identity at the start; the rest is spread evenly.
         temperature: Of the Sinkhorn operator; logits are scaled with it.
         like: Where dtype and device are taken from.

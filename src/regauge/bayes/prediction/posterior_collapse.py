@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from regauge.bayes.posteriors.posterior import Noise, Posterior
 from regauge.connect.collapse import LayerVariance, VarianceCollapse
+from regauge.connect.moments import Moments, Statistics
 from regauge.connect.repair import require_endpoints
-from regauge.connect.statistics import Moments, Statistics
 from regauge.core.params import Params
 
 

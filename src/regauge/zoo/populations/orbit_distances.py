@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.method import Method
-from regauge.canonical.canonicalize import canonicalize, matched
+from regauge.canonical.canonicalize import canonicalize, match_canonical
 from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
 from regauge.zoo.populations.population_pairs import (
@@ -50,7 +50,7 @@ class OrbitDistances:
         generator = torch.Generator().manual_seed(self.seed)
 
         def align(to: Params, params: Params) -> Params:
-            element = matched(to, params, symmetry, method=self.method, task=None, generator=generator)
+            element = match_canonical(to, params, symmetry, method=self.method, task=None, generator=generator)
             return symmetry.act(element, params)
 
         def compare(pairs: PairBlock) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regauge.connect.layers import Layer, layers_of
+from regauge.connect.affine_layers import Layer, layers_of
 from regauge.core.params import Params
 from regauge.core.task import arguments, evaluating
 from regauge.discovery.registry import leaves_as_operators
@@ -84,7 +84,7 @@ class Statistics:
         self._traces: dict[tuple[Any, ...], Values] = {}
         self._layers: tuple[Layer, ...] | None = None
         for batch in batches:
-            self._prepared(batch)
+            self._prepare(batch)
             break
 
     @property
@@ -119,7 +119,7 @@ class Statistics:
         """
         running = self.floats(params)
         for batch in self._batches:
-            values, args, kwargs = self._prepared(batch)
+            values, args, kwargs = self._prepare(batch)
             with evaluating(self.module):
                 found = values(running, args, kwargs, list(places))
             result = {name: found[name].movedim(axis, 0).flatten(1) for name, axis in places.items()}
@@ -148,7 +148,7 @@ class Statistics:
         args, kwargs = pytree.tree_map(cast, arguments(batch))
         return args, kwargs
 
-    def _prepared(self, batch: Any) -> tuple[Values, tuple[Any, ...], dict[str, Any]]:
+    def _prepare(self, batch: Any) -> tuple[Values, tuple[Any, ...], dict[str, Any]]:
         args, kwargs = self._arguments(batch)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         key = (structure, *(tuple(x.shape) if isinstance(x, Tensor) else x for x in leaves))

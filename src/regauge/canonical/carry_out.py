@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regauge.canonical.plan import (
+from regauge.canonical.steps import (
     LinearStep,
     OrderStep,
     Place,
