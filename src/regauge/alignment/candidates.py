@@ -5,11 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regauge.alignment.problem import Problem, item
+from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core.element import Element
 from regauge.core.params import Params
-from regauge.core.task import Task
 
 Measure = Callable[[Params], Tensor]
 """From moved second networks to what is maximized, float64 `[pairs]`."""
@@ -20,21 +19,23 @@ class Candidates:
 
     Args:
         problem: The pairs.
-        measure: What is maximized.
         start: The first element of each pair to be offered, preferred to an identity that is as good.
+        measure: What is maximized; the loss halfway between the networks with its sign turned unless given, which needs
+            a task.
 
     Attributes:
         initial: The objective at the identity, float64 `[pairs]`.
         objective: The best objective so far.
     """
 
-    def __init__(self, problem: Problem, measure: Measure, start: Element | None = None) -> None:
-        self._problem, self._measure = problem, measure
+    def __init__(self, problem: Problem, start: Element | None = None, measure: Measure | None = None) -> None:
+        self._problem = problem
+        self._measure = (lambda params: -problem.midpoint_losses(params)) if measure is None else measure
         self._best = problem.symmetry.identity((problem.pairs,))
-        self.initial = self.objective = measure(dict(problem.b))
+        self.initial = self.objective = self._measure(dict(problem.b))
         self._reached: list[Tensor] = []
         if start is not None:
-            self._reached.append(measure(problem.move(start)))
+            self._reached.append(self._measure(problem.move(start)))
             self._best = start.where(self._reached[0] >= self.initial, self._best)
             self.objective = torch.maximum(self.initial, self._reached[0])
         self._history = [self.objective]
@@ -63,13 +64,3 @@ class Candidates:
             starts=torch.stack(self._reached) if self._reached else (),
             is_converged=is_converged,
         )
-
-
-def negative_midpoint_losses(problem: Problem, task: Task) -> Measure:
-    """The loss halfway between the networks of each pair, with its sign turned."""
-
-    def measure(params: Params) -> Tensor:
-        pairs = ((item(problem.a, k), item(params, k)) for k in range(problem.pairs))
-        return -torch.tensor([task.midpoint_loss(a, b) for a, b in pairs], dtype=torch.float64)
-
-    return measure

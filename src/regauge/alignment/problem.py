@@ -1,7 +1,7 @@
 """What a method is given: pairs of networks, or many networks, with their symmetry, data and source of chance."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -89,19 +89,11 @@ class Problem(_Setting):
             return {**{name: tensor.unsqueeze(0) for name, tensor in one.items()}, **done}
         return {**self.symmetry.act(element, self.b, skip=done), **done}
 
-    @property
-    def midpoint_losses(self) -> Callable[[Element], Tensor] | None:
-        """The loss of the task halfway between the networks of each pair, moved by a batch of elements."""
-        task = self.task
-        if task is None:
-            return None
-
-        def losses(element: Element) -> Tensor:
-            moved = self.move(element)
-            pairs = ((item(self.a, k), item(moved, k)) for k in range(self.pairs))
-            return torch.tensor([task.midpoint_loss(a, b) for a, b in pairs], dtype=torch.float64)
-
-        return losses
+    def midpoint_losses(self, params: Mapping[str, Tensor]) -> Tensor:
+        """The loss of the task halfway between the first networks and the moved second ones, float64 `[pairs]`."""
+        assert self.task is not None
+        pairs = ((item(self.a, k), item(params, k)) for k in range(self.pairs))
+        return torch.tensor([self.task.midpoint_loss(a, b) for a, b in pairs], dtype=torch.float64)
 
     def result(
         self,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from regauge.alignment.candidates import Candidates, negative_midpoint_losses
+from regauge.alignment.candidates import Candidates
 from regauge.alignment.method import Method
 from regauge.alignment.methods.activation_matching import MixedMatching
 from regauge.alignment.methods.weight_matching import WeightMatching
@@ -31,7 +31,8 @@ class BestOf(Method):
 
     def match(self, problem: Problem) -> Results:
         """See `align`."""
-        candidates = Candidates(problem, negative_midpoint_losses(problem, problem.require_task(self)))
+        problem.require_task(self)
+        candidates = Candidates(problem)
         for method in self.methods:
             found = method.match(problem)
             candidates.offer(found.element, found.params)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.alignment.candidates import Candidates, negative_midpoint_losses
+from regauge.alignment.candidates import Candidates
 from regauge.alignment.method import Method, Start, match_each, start_of
 from regauge.alignment.methods.activation_matching import MixedMatching
 from regauge.alignment.problem import Problem
@@ -84,7 +84,7 @@ class ContinuousDescent(Method):
             problem.require_generator("loss='random' takes the loss at random points of the line")
         params_a, params_b = problem.pair(0)
         start = start_of(self.init, problem)
-        candidates = Candidates(problem, negative_midpoint_losses(problem, task), start)
+        candidates = Candidates(problem, start)
         freedom = {group.name: _generators(group, symmetry) for group in symmetry.groups if _is_continuous(group)}
         if not freedom:
             return candidates.result(is_converged=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regauge.alignment.candidates import Candidates, Measure, negative_midpoint_losses
+from regauge.alignment.candidates import Candidates, Measure
 from regauge.alignment.method import Method, Start, are_alike, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem, item
@@ -99,7 +99,7 @@ class Sinkhorn(Method):
     def _descend(self, problem: Problem, start: Element) -> Results:
         params_a, params_b, symmetry, count = problem.a, problem.b, problem.symmetry, problem.pairs
         task = None if self.loss == "l2" else problem.task
-        candidates = Candidates(problem, self._measure(problem), start)
+        candidates = Candidates(problem, start, self._measure(problem))
         at_start, is_converged = symmetry.act(start, params_b), torch.ones(count, dtype=torch.bool)
         (a, b) = _floats(params_a, at_start) if task is not None else compared([params_a, at_start], symmetry)
         action = RelaxedAction(symmetry, b, movable(symmetry))
@@ -152,11 +152,9 @@ class Sinkhorn(Method):
             return task.loss({name: t[0] for name, t in between.items()}, batch).reshape(1)
         return torch.func.vmap(lambda params: task.loss(params, batch))(between)
 
-    def _measure(self, problem: Problem) -> Measure:
-        """What hard elements are judged by."""
+    def _measure(self, problem: Problem) -> Measure | None:
+        """What hard elements are judged by; the loss halfway where there is none."""
         task = problem.task
-        if self.loss == "midpoint" and task is not None:
-            return negative_midpoint_losses(problem, task)
 
         def squares(params: Params) -> Tensor:
             a, b = compared([problem.a, params], problem.symmetry)
@@ -171,7 +169,7 @@ class Sinkhorn(Method):
             each = [[task.evaluate_average(interpolate(a, b, t))["loss"] for t in POINTS] for a, b in pairs]
             return -torch.tensor(each, dtype=torch.float64).mean(1)
 
-        return squares if self.loss == "l2" else losses
+        return {"l2": squares, "random": losses}.get(self.loss)
 
 
 def _floats(*networks: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from regauge.alignment.candidates import Candidates
 from regauge.alignment.engine.pursuit import Pursuit
 from regauge.alignment.method import Method, Start, are_alike, match_each, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
@@ -67,15 +68,13 @@ class StraightThrough(Method):
     def _match_pair(self, problem: Problem) -> Results:
         task, symmetry = problem.require_task(self), problem.symmetry
         params_a, params_b = problem.pair(0)
-        start = start_of(self.init, problem).item(0)
-        initial = -task.midpoint_loss(params_a, params_b)
-        reached = -task.midpoint_loss(params_a, symmetry.act(start, params_b))
-        best = start if reached >= initial else symmetry.identity()
-        history, starts, last = [max(initial, reached)], [reached], start
+        start = start_of(self.init, problem)
+        candidates = Candidates(problem, start)
+        start = last = start.item(0)
         a, b = compared([params_a, params_b], symmetry)
         is_converged = False
         if not a:
-            return problem.result(best, objective=history[-1], initial=initial, history=history, is_converged=True)
+            return candidates.result(is_converged=True)
         pursuit = Pursuit(symmetry, a, b, start)
         rest = symmetry.act(start, params_b, skip=a.keys())
 
@@ -97,10 +96,5 @@ class StraightThrough(Method):
             if state.step in checked:
                 is_converged = bool(are_alike(pursuit.element, last))
                 last = pursuit.element
-                starts.append(-task.midpoint_loss(params_a, symmetry.act(last, params_b)))
-                if starts[-1] > history[-1]:
-                    best = last
-                history.append(max(history[-1], starts[-1]))
-        return problem.result(
-            best, objective=history[-1], initial=initial, history=history, starts=starts, is_converged=is_converged
-        )
+                candidates.offer(last.expand(1))
+        return candidates.result(is_converged)
