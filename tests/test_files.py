@@ -134,6 +134,17 @@ def test_what_does_not_fit_says_what_helps(paths: list[Path], tmp_path: Path) ->
     assert not out.exists()
 
 
+def test_torch_files_are_read_as_a_whole(paths: list[Path], tmp_path: Path) -> None:
+    torch.save(_params(1), tmp_path / "b.pt")
+    expected = rg.align(_params(0), _params(1), SYMMETRY)
+    found = rg.align(paths[0], tmp_path / "b.pt", SYMMETRY, out=tmp_path / "out.safetensors")
+    assert _equal(load(tmp_path / "out.safetensors"), expected.params)
+    assert _equal(found.params, expected.params)
+    with pytest.raises(ValueError, match=r"b\.pt' cannot be read piece by piece; convert it to \.safetensors"):
+        rg.align(paths[0], tmp_path / "b.pt", SYMMETRY, out=tmp_path / "more.safetensors", resume=True)
+    assert not (tmp_path / "more.safetensors").exists()
+
+
 # What the command line writes is what the library returns.
 
 

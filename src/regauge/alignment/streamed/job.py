@@ -245,8 +245,8 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None) -> Streame
         method: `WeightMatching` without restarts and `init`; its defaults unless given.
 
     Raises:
-        ValueError: The checkpoints differ in their tensors, the method needs networks in memory, or no plan holds as
-            little as is allowed.
+        ValueError: The checkpoints are torch files, or differ in their tensors; the method needs networks in memory; or
+            no plan holds as little as is allowed.
     """
     method = WeightMatching() if method is None else method
     if not isinstance(method, WeightMatching):
@@ -257,6 +257,12 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None) -> Streame
     if method.restarts or method.init is not None:
         raise ValueError("restarts and init need the networks in memory; leave them out, or allow more memory")
     checkpoints = job.checkpoints
+    whole = [checkpoint.label for checkpoint in checkpoints if not checkpoint.is_safetensors]
+    if whole:
+        raise ValueError(
+            f"{whole[0]!r} cannot be read piece by piece; convert it to .safetensors, or allow more memory and write "
+            "to a .safetensors file"
+        )
     require_alike(checkpoints)
     first = checkpoints[0].stored
     symmetry = symmetry.bind(checkpoints[0].on_meta())

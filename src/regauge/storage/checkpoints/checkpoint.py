@@ -149,9 +149,14 @@ class Checkpoint(Mapping[str, Tensor]):
         return sum(tensor.nbytes for tensor in self.stored.values())
 
     @property
+    def is_safetensors(self) -> bool:
+        """Whether tensors can be read from the disk one by one, unlike those of torch files."""
+        return all(tensor.start is not None for tensor in self.stored.values())
+
+    @property
     def is_lazy(self) -> bool:
         """Whether tensors are read from the disk one by one: those of safetensors files, until all are in memory."""
-        return self._params is None and all(tensor.start is not None for tensor in self.stored.values())
+        return self._params is None and self.is_safetensors
 
     @property
     def is_folder(self) -> bool:
