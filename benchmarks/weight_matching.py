@@ -8,11 +8,18 @@ method: the matrix products that were done plus the exact assignments that were 
 product at the GFLOP/s that this machine reaches on its own shape, and, stricter, with all of them at the GFLOP/s of
 the shape that dominates, which the small and thin ones cannot reach.
 
-    REGAUGE_DATA=... python benchmarks/weight_matching.py [part of a name, for one architecture alone]
+    REGAUGE_DATA=... python benchmarks/weight_matching.py [part of a name] [--git-re-basin FOLDER]
+
+FOLDER is a checkout of `themrzmaster/git-re-basin-pytorch`, which then takes part, too; its permutation specification
+is written from the groups that regauge discovers. The last row of each architecture is `rg.align` as it is called
+without settings: it balances positive scales first, and compares other weights, so its objective is another one.
 """
 
+import argparse
+import contextlib
 import copy
 import importlib.util
+import io
 import math
 import statistics
 import sys
@@ -20,6 +27,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,9 +95,9 @@ def inner_product(module: nn.Module, a: rg.Params, b: rg.Params) -> float:
     return sum(float((a[name].double() * b[name].double()).sum()) for name, _ in module.named_parameters())
 
 
-def measure_ours(label: str, pair: Pair, symmetry: rg.Symmetry, **settings: int) -> Row:
+def measure_ours(label: str, pair: Pair, symmetry: rg.Symmetry, **settings: Any) -> Row:
     """Median time of `align`, and its floor; scales are kept, because the objective is of the weights as they are."""
-    method = rg.WeightMatching(scales="keep", **settings)
+    method = rg.WeightMatching(**{"scales": "keep", **settings})
     seconds = []
     for _ in range(RUNS):
         start = time.process_time()
@@ -160,12 +169,43 @@ def measure_rebasin(pair: Pair) -> Row:
     return Row("rebasin", statistics.median(objectives), statistics.median(seconds))
 
 
+def measure_git_re_basin(pair: Pair, symmetry: rg.Symmetry, folder: Path) -> Row:
+    """Median time and median objective of `git-re-basin-pytorch` over its random orders."""
+    sys.path.insert(0, str(folder))
+    matching = importlib.import_module("utils.weight_matching")
+    names = [name for name, _ in pair.module.named_parameters()]
+    axes: dict[str, list[str | None]] = {name: [None] * pair.a[name].ndim for name in names}
+    for group in symmetry.groups:
+        for place in group.placements:
+            if place.parameter in axes:
+                axes[place.parameter][place.axis] = group.name
+    spec = matching.permutation_spec_from_axes_to_perm({name: tuple(groups) for name, groups in axes.items()})
+    a, b = ({name: params[name] for name in names} for params in (pair.a, pair.b))
+    seconds, objectives = [], []
+    for seed in range(RUNS):
+        torch.manual_seed(seed)
+        start = time.process_time()
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = matching.weight_matching(spec, a, b)
+        seconds.append(time.process_time() - start)
+        moved = dict(b)
+        for name, groups in axes.items():
+            for axis, group in enumerate(groups):
+                if group is not None:
+                    moved[name] = moved[name].index_select(axis, found[group].long())
+        objectives.append(inner_product(pair.module, a, moved))
+    return Row("git-re-basin-pytorch", statistics.median(objectives), statistics.median(seconds))
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("chosen", nargs="?", default="")
+    parser.add_argument("--git-re-basin", type=Path)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     if importlib.util.find_spec("rebasin") is None:
         sys.exit("the package rebasin is not installed; see benchmarks/README.md for how to add it")
     images, small, colors = mnist(), digits(), cifar10()
-    chosen = sys.argv[1] if len(sys.argv) > 1 else ""
     settings: list[tuple[str, Callable[[], nn.Module], Tensor, Tensor, Training]] = [
         (
             "MLP 784-512-512-512-10, MNIST",
@@ -189,7 +229,7 @@ def main() -> None:
             Training(epochs=2, batch=64, optimizer=AdamW(1e-3)),
         ),
     ]
-    pairs = [trained_pair(*setting) for setting in settings if chosen in setting[0]]
+    pairs = [trained_pair(*setting) for setting in settings if options.chosen in setting[0]]
     print("| networks | program | objective | CPU s | floor, s | / floor | / strict floor | sweeps | rebasin / time |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for pair in pairs:
@@ -201,8 +241,11 @@ def main() -> None:
             measure_ours("regauge, permutations", pair, permutations),
             measure_ours("the same, at most 3 sweeps", pair, permutations, max_sweeps=3),
         ]
+        if options.git_re_basin is not None:
+            rows.insert(1, measure_git_re_basin(pair, permutations, options.git_re_basin))
         if any(group.signs for group in discovered.groups):
             rows.append(measure_ours("regauge, all groups", pair, discovered))
+        rows.append(measure_ours("regauge, as it is called by default", pair, discovered, scales="balance"))
         naive = inner_product(pair.module, pair.a, pair.b)
         print(f"| {pair.name} | unaligned | {naive:.2f} | | | | | | |")
         for row in rows:
