@@ -136,10 +136,10 @@ def test_a_step_of_a_nested_family_does_not_lose_what_is_reached() -> None:
         assert float(gain) >= 0
 
 
-def test_residual_streams_need_the_barycentre() -> None:
+def test_residual_streams_need_the_barycenter() -> None:
     """A planted permutation under noise of the weights' own size, in a stream that is anchored weakly."""
     symmetry = stream(48, 64, 6)
-    recovered = {"barycentre": 0, "identity": 0}
+    recovered = {"barycenter": 0, "identity": 0}
     for seed in range(4):
         a, noise = drawn(symmetry, seed, torch.float32), drawn(symmetry, seed + 100, torch.float32)
         planted = symmetry.random(generator(seed))
@@ -148,7 +148,7 @@ def test_residual_streams_need_the_barycentre() -> None:
             found = rg.align(a, b, symmetry, method=WeightMatching(start=start)).element  # type: ignore[arg-type]
             undone = symmetry.inverse(planted)
             recovered[start] += all(torch.equal(found[n].perm, undone[n].perm) for n in found)  # type: ignore[arg-type]
-    assert recovered["barycentre"] == 4
+    assert recovered["barycenter"] == 4
     assert recovered["identity"] < 4
 
 
@@ -170,7 +170,7 @@ def test_restarts_of_a_symmetry_without_groups() -> None:
 
 
 def test_a_start_that_ends_below_the_identity_falls_back_to_it() -> None:
-    """Rotations in a chain without anchors, of networks that are close already: the barycentre knows nothing."""
+    """Rotations in a chain without anchors, of networks that are close already: the barycenter knows nothing."""
     symmetry = mlp_symmetry(1, 12, 12, 12, 1, kind="orthogonal")
     a, noise = drawn(symmetry, 23), drawn(symmetry, 24)
     result = rg.align(a, {key: t + 0.1 * noise[key] for key, t in a.items()}, symmetry)
@@ -300,7 +300,7 @@ def test_methods_are_checked() -> None:
     a = drawn(symmetry, 0)
     with pytest.raises(ValueError, match=r"restarts=2 begin at random elements; give align a torch.Generator"):
         rg.align(a, a, symmetry, method=WeightMatching(restarts=2))
-    with pytest.raises(ValueError, match="start is 'middle'; choose 'barycentre' or 'identity'"):
+    with pytest.raises(ValueError, match="start is 'middle'; choose 'barycenter' or 'identity'"):
         WeightMatching(start="middle")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one sweep is needed"):
         WeightMatching(max_sweeps=0)

@@ -39,7 +39,7 @@ def test_the_line_is_the_exact_polynomial_of_the_objective(name: str, count: int
     symmetry = BY_HAND[name]
     networks = [drawn(symmetry, seed) for seed in range(count)]
     universe = relaxed(symmetry, networks)
-    universe.start_from_barycentre()
+    universe.start_from_barycenter()
     universe.step(random_vertices(symmetry, universe, 5), 0.3)
     vertices = random_vertices(symmetry, universe, 50)
     line = universe.line(vertices)
@@ -67,7 +67,7 @@ def test_relaxed_layers_are_products_with_doubly_stochastic_matrices() -> None:
     symmetry = mlp_symmetry(4, 5, 6, 3)
     b = drawn(symmetry, 0)
     mixture = Mixture(families(symmetry.groups, symmetry.sites), b)
-    mixture.start_from_barycentre()
+    mixture.start_from_barycenter()
     matrices = {"h1": torch.full((5, 5), 0.2).double(), "h2": torch.full((6, 6), 1 / 6).double()}
     for seed, size in ((1, 0.7), (2, 0.4), (3, 0.5)):
         g = symmetry.random(generator(seed))
@@ -94,7 +94,7 @@ def test_the_best_vertex_rises_fastest(name: str) -> None:
     """The slope towards the vertices is at least that towards any other elements."""
     symmetry = BY_HAND[name]
     universe = relaxed(symmetry, [drawn(symmetry, seed) for seed in range(2)])
-    universe.start_from_barycentre()
+    universe.start_from_barycenter()
     universe.step(random_vertices(symmetry, universe, 5), 0.4)
     slope = universe.line(universe.vertices())[1]
     assert slope >= 0
@@ -108,7 +108,7 @@ def test_making_it_hard_costs_nothing_where_the_objective_is_linear_in_each_grou
     for seed in range(3):
         networks = [drawn(symmetry, seed), drawn(symmetry, seed + 30), drawn(symmetry, seed + 60)]
         universe = relaxed(symmetry, networks)
-        universe.start_from_barycentre()
+        universe.start_from_barycenter()
         universe.step(random_vertices(symmetry, universe, 5), 0.4)
         before = objective(universe, list(networks[0]))
         vertices = universe.settle()
@@ -122,7 +122,7 @@ def test_making_it_hard_costs_nothing_where_the_objective_is_linear_in_each_grou
             assert all(torch.allclose(moved[n], mixture.mean(n), atol=1e-9) for n in network)
 
 
-@pytest.mark.parametrize("start", ["barycentre", "identity"])
+@pytest.mark.parametrize("start", ["barycenter", "identity"])
 @pytest.mark.parametrize("name", UNSCALED)
 def test_it_never_falls_nor_ends_below_the_identity_and_reports_what_it_reaches(name: str, start: str) -> None:
     symmetry = BY_HAND[name]
@@ -146,7 +146,7 @@ def test_a_single_family_is_solved_exactly(symmetry: Symmetry) -> None:
         assert rg.align(a, b, symmetry, method=FrankWolfe()).objective == pytest.approx(best, abs=1e-8)
 
 
-def test_residual_streams_are_recovered_from_the_barycentre() -> None:
+def test_residual_streams_are_recovered_from_the_barycenter() -> None:
     """A planted permutation under noise of the weights' own size, in a stream that is anchored weakly."""
     symmetry = stream(24, 40, 4)
     for seed in range(2):
@@ -192,7 +192,7 @@ def test_settings_are_checked() -> None:
     a = drawn(symmetry, 0)
     with pytest.raises(ValueError, match=r"restarts=2 begin at random elements; give align a torch.Generator"):
         rg.align(a, a, symmetry, method=FrankWolfe(restarts=2))
-    with pytest.raises(ValueError, match="start is 'middle'; choose 'barycentre' or 'identity'"):
+    with pytest.raises(ValueError, match="start is 'middle'; choose 'barycenter' or 'identity'"):
         FrankWolfe(start="middle")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="scales is 'none'; choose 'balance' or 'keep'"):
         FrankWolfe(scales="none")  # type: ignore[arg-type]

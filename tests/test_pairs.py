@@ -63,9 +63,9 @@ def test_methods_for_single_pairs_are_looped_over(name: str) -> None:
 # --- a batch is a loop ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", ["barycentre", "identity"])
+@pytest.mark.parametrize("start", ["barycenter", "identity"])
 @pytest.mark.parametrize("name", BY_HAND)
-def test_a_batch_reaches_what_single_pairs_reach(name: str, start: Literal["barycentre", "identity"]) -> None:
+def test_a_batch_reaches_what_single_pairs_reach(name: str, start: Literal["barycenter", "identity"]) -> None:
     symmetry = BY_HAND[name]
     a, b = population(symmetry, 7), population(symmetry, 7, seed=100)
     kept = {key: (a[key].clone(), b[key].clone()) for key in b}

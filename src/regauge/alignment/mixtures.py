@@ -85,7 +85,7 @@ class Mixture:
         """By how much shifts raise the expected squared norm."""
         return sum(sum(values) for values in self._excess.values())
 
-    def start_from_barycentre(self) -> None:
+    def start_from_barycenter(self) -> None:
         """Draw uniformly: every relaxed tensor is its average over the groups, shifts stay at zero."""
         for name, means in self._means.items():
             for mask in range(1, len(means)):
@@ -199,10 +199,10 @@ class RelaxedUniverse:
             norms = [float(torch.linalg.vector_norm(tensors[name])) for tensors in networks]
             self.scale += (sum(norms) ** 2 - sum(norm**2 for norm in norms)) / 2
 
-    def start_from_barycentre(self) -> None:
+    def start_from_barycenter(self) -> None:
         """Every network but the first at its average over the groups."""
         for mixture in self.mixtures:
-            mixture.start_from_barycentre()
+            mixture.start_from_barycenter()
 
     def aims(self, k: int) -> dict[str, Tensor]:
         """The mean of all networks but one."""

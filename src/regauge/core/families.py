@@ -144,7 +144,7 @@ def add_term(
         shifts.append(shift)
 
 
-def barycentre(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
+def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
     """The part of a tensor that the groups of `sites` cannot change: its average over their elements.
 
     Permutations average the values of all units; signs and rotations average to zero. The inner product of

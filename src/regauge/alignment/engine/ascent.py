@@ -28,7 +28,7 @@ from regauge.alignment.engine.paired_networks import PairedNetworks, act_on, at
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, unit_signs
 from regauge.core.element import Element, Value
-from regauge.core.families import Family, Tensors, barycentre, complete, coupled_tensors
+from regauge.core.families import Family, Tensors, barycenter, complete, coupled_tensors
 
 ROUNDING = 16
 """A step that moves every unit must gain this many roundings of the objective's scale, others less in proportion."""
@@ -239,7 +239,7 @@ class Ascent:
     def _choose_nested(self, k: int, rows: Rows, hidden: Mapping[str, Sequence[Site]]) -> None:
         family, left, right = self._families[k], {}, {}
         for name, b in self.networks.moved(family.sites, rows).items():
-            x, y = barycentre(at(self.networks.a[name], rows), hidden[name], 1), barycentre(b, hidden[name], 1)
+            x, y = barycenter(at(self.networks.a[name], rows), hidden[name], 1), barycenter(b, hidden[name], 1)
             if x is not None and y is not None:
                 left[name], right[name] = x, y
         if any(s.group.name == family.root.name for name in left for s in family.sites[name]):
@@ -268,7 +268,7 @@ class Ascent:
             if not hidden:
                 self._energies[key] = self._norms[name]
             elif key not in self._energies:
-                x, y = barycentre(self.networks.a[name], hidden, 1), barycentre(self.networks.b[name], hidden, 1)
+                x, y = barycenter(self.networks.a[name], hidden, 1), barycenter(self.networks.b[name], hidden, 1)
                 self._energies[key] = torch.zeros_like(self._scale)
                 if x is not None and y is not None:
                     self._energies[key] = _norms(x) * _norms(y)

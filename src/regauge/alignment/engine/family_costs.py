@@ -11,7 +11,7 @@ from regauge.alignment.engine.paired_networks import PairedNetworks, at, put
 from regauge.core.act import Site
 from regauge.core.closest import Character, Closest, Cost, ShiftCost, character, closest
 from regauge.core.element import Value
-from regauge.core.families import Family, barycentre, inner_products, shift_cost, unfold
+from regauge.core.families import Family, barycenter, inner_products, shift_cost, unfold
 
 
 @dataclass
@@ -104,7 +104,7 @@ class FamilyCost:
                 continue
             known = [site for site in term.others if site.group.name not in unknown]
             b = networks.moved_by(term.name, known, every) if known else at(networks.b[term.name], every)
-            x, y = barycentre(at(networks.a[term.name], every), hidden, 1), barycentre(b, hidden, 1)
+            x, y = barycenter(at(networks.a[term.name], every), hidden, 1), barycenter(b, hidden, 1)
             if x is None or y is None:
                 continue
             left, right, key = unfold(x, term.site, 1), unfold(y, term.site, 1), character(term.site.placement)

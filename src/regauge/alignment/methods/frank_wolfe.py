@@ -36,13 +36,13 @@ class FrankWolfe(ManyMethod):
     of a residual MLP (stream of 64, six blocks, noise as large as the weights, three inputs and outputs as its only
     anchors) are found in 20 of 20 trials, by `WeightMatching` in 3. It takes about three to eight times as long.
 
-    Departures from the paper: the line search is exact; relaxed elements start at the barycentre; the first
+    Departures from the paper: the line search is exact; relaxed elements start at the barycenter; the first
     network stays as it is, since the universe is free up to an element common to all; the end is polished.
     Positive scales are treated as in `WeightMatching`. Groups that are repeated within two others, of which
     neither is within the other, take part only in the last climb, and so do these others.
 
     Attributes:
-        start: Begin at the "barycentre", or at the "identity" as published. Whatever the start, the identity is
+        start: Begin at the "barycenter", or at the "identity" as published. Whatever the start, the identity is
             tried when the result would be worse than it.
         restarts: Further climbs from points halfway between the start and random elements. The one with the
             largest objective is kept or, given a task, the one whose mean network has the smallest loss.
@@ -54,15 +54,15 @@ class FrankWolfe(ManyMethod):
         Crisostomi et al. (2024), C2M3: Cycle-consistent multi-model merging, sections 3.1 and 3.2.
     """
 
-    start: Literal["barycentre", "identity"] = "barycentre"
+    start: Literal["barycenter", "identity"] = "barycenter"
     restarts: int = 0
     max_steps: int = 200
     tolerance: float = 1e-6
     scales: Scales = "balance"
 
     def __post_init__(self) -> None:
-        if self.start not in ("barycentre", "identity"):
-            raise ValueError(f"start is {self.start!r}; choose 'barycentre' or 'identity'")
+        if self.start not in ("barycenter", "identity"):
+            raise ValueError(f"start is {self.start!r}; choose 'barycenter' or 'identity'")
         require_scales(self.scales)
         if self.restarts < 0 or self.max_steps < 1 or self.tolerance < 0:
             raise ValueError(
@@ -90,8 +90,8 @@ class FrankWolfe(ManyMethod):
         sites = {name: symmetry.sites[name] for name in tensors[0]}
         free = [family for family in families(symmetry.groups, sites) if not family.fixed]
         universe = RelaxedUniverse(tensors, free)
-        if self.start == "barycentre":
-            universe.start_from_barycentre()
+        if self.start == "barycenter":
+            universe.start_from_barycenter()
         if chance is not None:
             drawn = [random_isometry(symmetry, chance) for _ in tensors]
             universe.step([dict.fromkeys(m.families, g) for m, g in zip(universe.mixtures, drawn, strict=True)], 0.5)

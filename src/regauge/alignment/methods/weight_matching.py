@@ -36,12 +36,12 @@ class WeightMatching(Method):
     happens to be scaled. Choosing the scales that minimize the distance instead, jointly with the permutation,
     makes weights smaller wherever two units agree little, and depends on the scales of the first network.
 
-    Departures from the paper: the first costs use the barycentre of what is not known yet, best anchored group
+    Departures from the paper: the first costs use the barycenter of what is not known yet, best anchored group
     first (planted permutations of residual networks are then recovered, which fails from the identity); groups
     are visited in a fixed order and only when a neighbor moved; buffers move but do not count.
 
     Attributes:
-        start: Begin at the "barycentre", or at the "identity" as published. Whatever the start, the identity
+        start: Begin at the "barycenter", or at the "identity" as published. Whatever the start, the identity
             is tried when the result would be worse than it.
         restarts: Further climbs from random elements, run as one batch. Of all climbs the one with the largest
             objective is kept or, given a task, the one with the smallest task loss halfway between the networks
@@ -59,7 +59,7 @@ class WeightMatching(Method):
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.
     """
 
-    start: Literal["barycentre", "identity"] = "barycentre"
+    start: Literal["barycenter", "identity"] = "barycenter"
     restarts: int = 0
     max_sweeps: int = 100
     tolerance: float = 1e-9
@@ -68,8 +68,8 @@ class WeightMatching(Method):
 
     def __post_init__(self) -> None:
         require_scales(self.scales)
-        if self.start not in ("barycentre", "identity"):
-            raise ValueError(f"start is {self.start!r}; choose 'barycentre' or 'identity'")
+        if self.start not in ("barycenter", "identity"):
+            raise ValueError(f"start is {self.start!r}; choose 'barycenter' or 'identity'")
         if self.restarts < 0 or self.max_sweeps < 1 or self.tolerance < 0:
             raise ValueError(
                 f"restarts={self.restarts}, max_sweeps={self.max_sweeps}, tolerance={self.tolerance}: restarts and "
@@ -98,7 +98,7 @@ class WeightMatching(Method):
             return problem.result(
                 element, objective=zeros, initial=zeros, history=zeros, starts=zeros, is_converged=is_converged
             )
-        initial, is_from_barycenter = frame.identity_objective(), init is None and self.start == "barycentre"
+        initial, is_from_barycenter = frame.identity_objective(), init is None and self.start == "barycenter"
         climbs = [self._climb(frame, frame.a, frame.b, init, is_from_barycenter=is_from_barycenter)]
         climbs += self._climbs(frame, restarts)
 

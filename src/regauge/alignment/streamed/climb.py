@@ -20,7 +20,7 @@ from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.element import Element, Value
-from regauge.core.families import barycentre
+from regauge.core.families import barycenter
 from regauge.core.groups import Group
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
@@ -93,7 +93,7 @@ def align_streamed(
     A sweep reads both checkpoints once. Each working set is moved by what is known, its own groups climb as in memory,
     and what is then known of the spread groups is added to their costs; at the end of the sweep they take their best
     value. So the groups are visited one after the other as in memory, and the objective rises with every sweep. The
-    first values of the spread groups come from what the unknown groups cannot change (`barycentre`): embeddings,
+    first values of the spread groups come from what the unknown groups cannot change (`barycenter`): embeddings,
     heads, gains. Without spread groups there is one sweep, and the result is that of `align`.
 
     A spread group that acts on two axes of one tensor takes its linear step; one that does not prove itself in the next
@@ -140,7 +140,7 @@ class _Climb:
         if self._is_balanced and state.left is None:
             self._pass("balancing scales", self._balance)
         if not state.is_anchored:
-            if self._method.start == "barycentre":
+            if self._method.start == "barycenter":
                 self._pass("first values", self._anchor, len(self._plan.spread))
             else:
                 state.matched = set(range(len(self._plan.sets)))
@@ -148,7 +148,7 @@ class _Climb:
             self._keep(state)
         is_converged = self._sweeps()
         assert state.initial is not None
-        if state.history[-1] < state.initial and not state.is_from_identity and self._method.start == "barycentre":
+        if state.history[-1] < state.initial and not state.is_from_identity and self._method.start == "barycenter":
             state.element, state.right, state.before = self._symmetry.identity(), state.left, None
             state.matched, state.is_from_identity = set(range(len(self._plan.sets))), True
             state.history, state.quiet = [], 0
@@ -309,7 +309,7 @@ class _Climb:
         means: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
         for name in signs.sites:
             unknown = [site for site in self._symmetry.sites[name] if site.group.name in members]
-            x, y = barycentre(a[name], unknown), barycentre(b[name], unknown)
+            x, y = barycenter(a[name], unknown), barycenter(b[name], unknown)
             if x is not None and y is not None:
                 means[0][name], means[1][name] = x, y
         found = climb(signs, batch_of_one(means[0]), batch_of_one(means[1]), tolerance=self._method.tolerance)
@@ -341,10 +341,10 @@ class _Climb:
                 or (other.group.name == name and other.placement.axis != site.placement.axis)
             ]
             shape = self._symmetry.shapes[tensor]
-            if others and barycentre(torch.empty(shape, device="meta"), others) is None:
+            if others and barycenter(torch.empty(shape, device="meta"), others) is None:
                 return None, None
             x, y, _ = self._stream.load(tensor, rows)
-            return barycentre(x, others), barycentre(y, others)
+            return barycenter(x, others), barycenter(y, others)
 
         return pair
 

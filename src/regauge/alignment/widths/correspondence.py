@@ -11,7 +11,7 @@ from regauge.alignment.widths.axes import Axis, default_readers, require_readers
 from regauge.alignment.widths.plans import SignCharacter, UnitPlan, map_tensor, sign_character
 from regauge.alignment.widths.transport import entropy, in_order, transport
 from regauge.core.assignment import assign
-from regauge.core.families import barycentre, compared, dot, unfold
+from regauge.core.families import barycenter, compared, dot, unfold
 from regauge.core.groups import Group
 from regauge.core.params import Params, require_finite
 from regauge.core.signs import SignCode
@@ -293,7 +293,7 @@ class _Problem:
         known, others = 0.0, {name for name in unknown if name != group}
         for name in self._touched[group]:
             averages = [
-                barycentre(values, [p[k] for p in self._pairs[name] if p[k].group.name in others])
+                barycenter(values, [p[k] for p in self._pairs[name] if p[k].group.name in others])
                 for k, values in enumerate((self._a[name], self._b[name]))
             ]
             if averages[0] is not None and averages[1] is not None:
