@@ -40,7 +40,7 @@ class PairedNetworks:
 
     def __init__(self, families: Sequence[Family], a: Tensors, b: Tensors, start: Element | None = None) -> None:
         self.families, self.a, self.b = list(families), dict(a), dict(b)
-        self.pairs = len(next(iter(b.values())))
+        self.pairs = len(next(iter(b.values()))) if b else 1
         groups = {group.name: group for family in families for group in family.fixed}
         groups |= {group.name: group for family in families for group in family.members}
         self._groups = tuple(groups.values())
