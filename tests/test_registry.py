@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.discovery import record as law
+from regauge.discovery import laws as law
 from regauge.discovery import registry
 
 

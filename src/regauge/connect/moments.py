@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 from regauge.connect.affine_layers import Layer, layers_of
 from regauge.core.params import Params
 from regauge.core.task import arguments, evaluating
+from regauge.discovery.intermediate_values import IntermediateValues
 from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.trace import trace
-from regauge.discovery.values import Values
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Statistics:
         is_alike = all(t.dtype == self._dtype for t in module.state_dict().values() if t.is_floating_point())
         self.module = module if is_alike else copy.deepcopy(module).to(self._dtype)
         self._batches = batches
-        self._traces: dict[tuple[Any, ...], Values] = {}
+        self._traces: dict[tuple[Any, ...], IntermediateValues] = {}
         self._layers: tuple[Layer, ...] | None = None
         for batch in batches:
             self._prepare(batch)
@@ -148,7 +148,7 @@ class Statistics:
         args, kwargs = pytree.tree_map(cast, arguments(batch))
         return args, kwargs
 
-    def _prepare(self, batch: Any) -> tuple[Values, tuple[Any, ...], dict[str, Any]]:
+    def _prepare(self, batch: Any) -> tuple[IntermediateValues, tuple[Any, ...], dict[str, Any]]:
         args, kwargs = self._arguments(batch)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         key = (structure, *(tuple(x.shape) if isinstance(x, Tensor) else x for x in leaves))
@@ -162,5 +162,5 @@ class Statistics:
                     "measured over all batches; give batches of one shape"
                 )
             self._layers = layers
-            self._traces[key] = Values(self.module, program)
+            self._traces[key] = IntermediateValues(self.module, program)
         return self._traces[key], args, kwargs

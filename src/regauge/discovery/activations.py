@@ -19,11 +19,11 @@ from regauge.discovery.angles import free_angles
 from regauge.discovery.correspond import carried_over
 from regauge.discovery.discover import traced
 from regauge.discovery.emit import groups_of, unplaced
+from regauge.discovery.intermediate_values import IntermediateValues
 from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
 from regauge.discovery.trace import Program
-from regauge.discovery.values import Values
 
 READERS = {
     "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "addbmm", "mv", "addmv", "dot", "einsum", "bilinear",
@@ -61,7 +61,7 @@ class Activations:
     symmetry: Symmetry
     read: tuple[str, ...]
     notes: tuple[str, ...]
-    _values: Values = field(repr=False)
+    _values: IntermediateValues = field(repr=False)
 
     def values(
         self,
@@ -127,7 +127,7 @@ def activations(
     shapes = {name: value.shape for name, value in watched.items() if name not in refused}
     groups, notes = carried_over(bound, groups_of(freedoms, slots, program.aliases), shapes)
     placed = _placed(groups, shapes)
-    values = Values(module, program)
+    values = IntermediateValues(module, program)
     result = Activations(placed, _read(program, placed), notes, values)
     failed = set() if is_meta else _failures(result, bound, inputs, kwargs)
     if not failed:

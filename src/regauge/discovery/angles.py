@@ -1,8 +1,8 @@
 """The angles that fixed turns leave free: rotary positions commute with rotations of each pair of coordinates.
 
 What may act on a single axis index is solved elsewhere, and of a pair of coordinates that positions turn by fixed
-angles it finds a common scale and a common sign. Both belong to more: all rotations of the plane commute with the
-turns, so that queries and keys may be turned by one angle. Which of the pairs are such planes no operator says by its
+angles it finds a common scale and a common sign. Both belong to more: all rotations of the paired commute with the
+turns, so that queries and keys may be turned by one angle. Which of the pairs are such axes no operator says by its
 name, and halves, neighbors and complex numbers are written in many ways. So every pair that shares a sign is tried: the
 operators between the parameters and the first values that do not have the axis any more are evaluated on random
 numbers in float64, with the constants of the trace in their places, before and after random turns. As everything
@@ -22,10 +22,10 @@ from regauge.core.groups import Group, Placement
 from regauge.core.probe import relative_change
 from regauge.discovery.emit import needed_bases
 from regauge.discovery.evaluation import Constants, UndecidedError
-from regauge.discovery.freedom import Freedom, Plane, Planes, ScaleFamily
+from regauge.discovery.freedom import Freedom, PairedAxis, ScaleFamily, Turns
 from regauge.discovery.interpret import Pass
 from regauge.discovery.layout import Atom
-from regauge.discovery.pairings import pairings, watched_planes
+from regauge.discovery.pairings import pairings, watched_pairs
 from regauge.discovery.region import Region
 from regauge.discovery.slots import Slots
 from regauge.discovery.trace import Program
@@ -73,7 +73,7 @@ class _Trial:
 
     def turn(self, freedom: Freedom) -> Freedom:
         """The freedom with turns of pairs in the place of the signs that they contain."""
-        signs, scales, turns = [], list(freedom.scales), list(freedom.planes)
+        signs, scales, turns = [], list(freedom.scales), list(freedom.turns)
         for family, bases in freedom.signs:
             own = [slot for slot in freedom.slots if slot in family]
             number, pairs = self._free_pairs(own, freedom.atom, bases)
@@ -81,16 +81,16 @@ class _Trial:
                 signs.append((family, bases))
                 continue
             seen = [slot for slot in freedom.watched if slot in family]
-            everywhere = [*pairs, *watched_planes(seen, number, bases, self.places)]
+            everywhere = [*pairs, *watched_pairs(seen, number, bases, self.places)]
             along = [scale for scale in scales if _is_scale_of(scale, everywhere, bases, freedom.slots)]
             scales = [scale for scale in scales if scale not in along]
-            unread = {self.places[slot].name for slot in seen} - {plane.name for plane in everywhere}
-            turns.append(Planes(tuple(everywhere), bases, tuple(along), frozenset(unread)))
-        return replace(freedom, signs=signs, scales=scales, planes=turns)
+            unread = {self.places[slot].name for slot in seen} - {paired.name for paired in everywhere}
+            turns.append(Turns(tuple(everywhere), bases, tuple(along), frozenset(unread)))
+        return replace(freedom, signs=signs, scales=scales, turns=turns)
 
     def _free_pairs(
         self, slots: Sequence[int], atom: Atom, bases: frozenset[Atom]
-    ) -> tuple[int | None, Sequence[Plane]]:
+    ) -> tuple[int | None, Sequence[PairedAxis]]:
         """The first way to read slots as pairs such that all turns of them pass; no pairs where there is none."""
         reasons = []
         for number, pairs in pairings(slots, bases, self.places):
@@ -106,12 +106,12 @@ class _Trial:
             self.undecided[sentence] = None
         return None, ()
 
-    def _passes(self, planes: Sequence[Plane], groups: tuple[Group, ...], atom: Atom) -> bool:
+    def _passes(self, axes: Sequence[PairedAxis], groups: tuple[Group, ...], atom: Atom) -> bool:
         """Whether random turns leave alone all values behind the axis, and turning one place alone does not."""
-        region = Region(self.program, self.found, atom, planes, self.constants)
+        region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:
             return False
-        like = (region.shape(), _geometry(region.names, planes, groups))
+        like = (region.shape(), _geometry(region.names, axes, groups))
         if like not in self.known:
             generator = torch.Generator().manual_seed(0)
             only_first = (*groups[:-1], replace(groups[-1], placements=groups[-1].placements[:1]))
@@ -125,33 +125,33 @@ class _Trial:
         return self.known[like]
 
 
-def _is_scale_of(scale: ScaleFamily, planes: Sequence[Plane], bases: frozenset[Atom], own: Sequence[int]) -> bool:
-    """Whether a family multiplies both coordinates of each plane alike, and no other parameters."""
+def _is_scale_of(scale: ScaleFamily, axes: Sequence[PairedAxis], bases: frozenset[Atom], own: Sequence[int]) -> bool:
+    """Whether a family multiplies both coordinates of each paired alike, and no other parameters."""
     family, within = scale
-    covered = {slot for plane in planes for slot in plane.slots}
-    is_alike = all(family.get(plane.slots[0], 0) == family.get(plane.slots[1], 0) for plane in planes)
+    covered = {slot for paired in axes for slot in paired.slots}
+    is_alike = all(family.get(paired.slots[0], 0) == family.get(paired.slots[1], 0) for paired in axes)
     return within == bases and all(slot in covered for slot in own if slot in family) and is_alike
 
 
-def _groups(planes: Sequence[Plane], atom: Atom, bases: Mapping[Atom, Sequence[Placement]]) -> tuple[Group, ...]:
+def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequence[Placement]]) -> tuple[Group, ...]:
     """An angle for every unit of the atom and every index of its bases."""
-    names = {plane.name for plane in planes}
+    names = {paired.name for paired in axes}
     groups = []
     for k, (base, placements) in enumerate(bases.items()):
         here = tuple(p for p in placements if p.parameter in names)
         groups.append(Group(f"base {k}", base.size, here, is_permuted=False, is_base=True))
-    pairs = tuple(plane.pairs for plane in planes)
+    pairs = tuple(paired.pairs for paired in axes)
     groups.append(Group("pairs", atom.size, pairs, is_permuted=False, is_base=True))
     within = tuple(group.name for group in groups)
-    turns = tuple(plane.turn(atom.size) for plane in planes)
+    turns = tuple(paired.turn(atom.size) for paired in axes)
     last = Group("turns", 2, turns, is_permuted=False, matrix="orthogonal", is_proper=True, within=within)
     return (*groups, last)
 
 
-def _geometry(names: Sequence[str], planes: Sequence[Plane], groups: Sequence[Group]) -> Hashable:
-    """Where planes and groups act, with the numbers of the parameters instead of their names."""
+def _geometry(names: Sequence[str], axes: Sequence[PairedAxis], groups: Sequence[Group]) -> Hashable:
+    """Where axes and groups act, with the numbers of the parameters instead of their names."""
     numbers = {name: k for k, name in enumerate(names)}
-    own = tuple((numbers[p.name], p.axis, p.start, p.stride, p.distance, p.others) for p in planes)
+    own = tuple((numbers[p.name], p.axis, p.start, p.stride, p.distance, p.others) for p in axes)
     sites = tuple(
         (group.size, tuple(replace(p, parameter=str(numbers.get(p.parameter))) for p in group.placements))
         for group in groups

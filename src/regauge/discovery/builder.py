@@ -8,16 +8,16 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
-from regauge.discovery import record as law
+from regauge.discovery import laws as law
+from regauge.discovery.laws import Axis, Law, LawOf, Value, Virtual
 from regauge.discovery.layout import Layout, leaf
-from regauge.discovery.record import Law, Letter, Spot, Value, Virtual
-from regauge.discovery.views import Views
+from regauge.discovery.movement import Movement
 
 Over = Literal["sum", "magnitude", "norm"]
 Operand = Value | float | int | bool | complex
 
 
-class Builder(Views):
+class Builder(Movement):
     """Everything that a rule may use: moving values, sums and products, functions of entries, reductions."""
 
     def multilinear(
@@ -31,40 +31,40 @@ class Builder(Views):
         A label of None is an axis of size one that broadcasts.
         """
         operands = list(zip(self.distinct([value for value, _ in operands]), [n for _, n in operands], strict=True))
-        spots: dict[Hashable, list[Spot]] = {}
+        axes: dict[Hashable, list[Axis]] = {}
         for value, labels in operands:
             for dim, label in enumerate(labels):
                 if label is not None:
-                    spots.setdefault(label, []).append(Spot(value, (dim,)))
-        for found in spots.values():
-            self.tie(*(spot.value.layouts[spot.dims[0]] for spot in found))
+                    axes.setdefault(label, []).append(value.axis(dim))
+        for found in axes.values():
+            self.tie(*(axis.value.layouts[axis.dims[0]] for axis in found))
         layouts = [
-            spots[label][0].value.layouts[spots[label][0].dims[0]] if label in spots else leaf(n)
+            axes[label][0].value.layouts[axes[label][0].dims[0]] if label in axes else leaf(n)
             for label, n in zip(out, shape, strict=True)
         ]
         result = Value(layouts, shape)
         result.virtual = self._carried([value for value, _ in operands], out, [labels for _, labels in operands])
-        letters = []
-        for label, found in spots.items():
-            target = Spot(result, (list(out).index(label),)) if label in out else None
+        laws = []
+        for label, found in axes.items():
+            target = Axis(result, (list(out).index(label),)) if label in out else None
             if target is not None and len(found) == 1:
-                letters.append(law.linear(found[0], target))
+                laws.append(law.linear(found[0], target))
             elif target is not None:
-                letters.append(law.product(target, found))
+                laws.append(law.product(target, found))
             elif len(found) == 2:
-                letters.append(law.contracted(*found))
+                laws.append(law.contracted(*found))
             elif len(found) == 1:
-                letters.append(law.fixed(*found))
+                laws.append(law.fixed(*found))
             else:
-                letters.append(law.product(None, found))
-        letters.extend(
-            law.fixed(Spot(value, (dim,)))
+                laws.append(law.product(None, found))
+        laws.extend(
+            law.fixed(value.axis(dim))
             for value, labels in operands
             for dim, label in enumerate(labels)
             if label is None
         )
-        letters.extend(law.fixed(Spot(result, (k,))) for k, label in enumerate(out) if label not in spots)
-        self.record(*letters)
+        laws.extend(law.fixed(result.axis(k)) for k, label in enumerate(out) if label not in axes)
+        self.record(*laws)
         return result
 
     def add(self, operands: Sequence[Operand], shape: Sequence[int], *, select: Value | None = None) -> Value:
@@ -84,7 +84,7 @@ class Builder(Views):
         return self._pointwise(operands, shape, "joint")
 
     def reduce(
-        self, x: Value, dims: Sequence[int], keepdim: bool, over: Over = "sum", *, along: Law = law.linear
+        self, x: Value, dims: Sequence[int], keepdim: bool, over: Over = "sum", *, along: LawOf = law.linear
     ) -> Value:
         """A symmetric function over some axes; `along` is the law for the other axes (default: linear).
 
@@ -102,13 +102,13 @@ class Builder(Views):
         result = Value(layouts, shape)
         if x.virtual is not None and x.virtual.dim in kept:
             result.virtual = x.virtual._replace(dim=where[x.virtual.dim])
-        letters = [along(Spot(x, (k,)), Spot(result, (where[k],))) for k in kept]
-        one: dict[Over, Law] = {"sum": law.fixed, "magnitude": law.even, "norm": law.normed}
+        laws = [along(x.axis(k), result.axis(where[k])) for k in kept]
+        one: dict[Over, LawOf] = {"sum": law.fixed, "magnitude": law.even, "norm": law.normed}
         reduced = one["magnitude" if over == "norm" and len(dims) > 1 else over]
-        letters.extend(reduced(Spot(x, (k,))) for k in dims)
+        laws.extend(reduced(x.axis(k)) for k in dims)
         if keepdim:
-            letters.extend(law.fixed(Spot(result, (k,))) for k in dims)
-        self.record(*letters)
+            laws.extend(law.fixed(result.axis(k)) for k in dims)
+        self.record(*laws)
         return result
 
     def _pointwise(
@@ -160,36 +160,36 @@ class Builder(Views):
         result = Value(layouts, shape, uniform=frozenset(uniform))
         labels = [list(range(len(shape) - x.ndim, len(shape))) for x in everyone]
         result.virtual = self._carried(everyone, list(range(len(shape))), labels)
-        letters: list[Letter] = []
+        laws: list[Law] = []
         covered: set[tuple[int, int]] = set()
         for k, (having, lacking, masked) in enumerate(plans):
-            out = Spot(result, (k,))
-            spots = [Spot(x, (dim,)) for x, dim, _ in having]
+            out = result.axis(k)
+            axes = [x.axis(dim) for x, dim, _ in having]
             covered |= {(id(x), dim) for x, dim, _ in having}
             if masked is not None:
                 dim = k - (len(shape) - masked.ndim)
                 covered.add((id(masked), dim))
-                chosen = Spot(masked, (dim,))
-                is_plain = bool(spots) and not lacking and not has_offset
-                letters.append(law.masked(chosen, *spots, out) if is_plain else law.fixed(chosen, *spots, out))
-            elif not spots:
-                letters.append(law.fixed(out))
+                chosen = masked.axis(dim)
+                is_plain = bool(axes) and not lacking and not has_offset
+                laws.append(law.masked(chosen, *axes, out) if is_plain else law.fixed(chosen, *axes, out))
+            elif not axes:
+                laws.append(law.fixed(out))
             elif how == "mul":
-                if len(spots) == 1 and having[0][2] == 1:
-                    letters.append(law.multiplied(spots[0], out, None if lacking else _factor(numbers)))
+                if len(axes) == 1 and having[0][2] == 1:
+                    laws.append(law.multiplied(axes[0], out, None if lacking else _factor(numbers)))
                 else:
-                    letters.append(law.product(out, spots, [e for _, _, e in having]))
+                    laws.append(law.product(out, axes, [e for _, _, e in having]))
             elif how == "joint":
-                letters.append(law.fixed(*spots, out))
+                laws.append(law.fixed(*axes, out))
             elif lacking or has_offset:
-                letters.append(law.offset(spots, out) if how == "add" and mask is None else law.fixed(*spots, out))
+                laws.append(law.offset(axes, out) if how == "add" and mask is None else law.fixed(*axes, out))
             elif how == "maximum":
-                letters.append(law.positive(*spots, out))
+                laws.append(law.positive(*axes, out))
             else:
-                letters.append(law.added(spots, out) if mask is None else law.linear(*spots, out))
+                laws.append(law.added(axes, out) if mask is None else law.linear(*axes, out))
         for x in everyone:
-            letters.extend(law.fixed(Spot(x, (d,))) for d in range(x.ndim) if (id(x), d) not in covered)
-        self.record(*letters)
+            laws.extend(law.fixed(x.axis(d)) for d in range(x.ndim) if (id(x), d) not in covered)
+        self.record(*laws)
         return result
 
     def _carried(

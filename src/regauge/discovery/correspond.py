@@ -13,7 +13,7 @@ from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 
 Floats = NDArray[np.float64]
-Axis = tuple[str, int]
+AxisKey = tuple[str, int]
 """A parameter and one of its axes."""
 
 
@@ -58,9 +58,9 @@ def carried_over(
     return tuple(groups), tuple(notes)
 
 
-def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[Axis, Tensor]:
+def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[AxisKey, Tensor]:
     """For every axis of a parameter on which a group acts, the unit that owns each index; -1 for none."""
-    result: dict[Axis, Tensor] = {}
+    result: dict[AxisKey, Tensor] = {}
     for place in group.placements:
         if place.parameter in shapes:
             key, shape = (place.parameter, place.axis), shapes[place.parameter]
@@ -70,7 +70,11 @@ def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[Axis, T
 
 
 def _has_same_units(
-    group: Group, here: Mapping[Axis, Tensor], other: Group, there: Mapping[Axis, Tensor], symmetry: Symmetry
+    group: Group,
+    here: Mapping[AxisKey, Tensor],
+    other: Group,
+    there: Mapping[AxisKey, Tensor],
+    symmetry: Symmetry,
 ) -> bool:
     if group.size != other.size or not here or not here.keys() <= there.keys():
         return False

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from regauge.core.groups import Frozen, Group, Placement
 from regauge.discovery.freedom import Freedom
+from regauge.discovery.laws import Value
 from regauge.discovery.layout import Atom, leaves
-from regauge.discovery.record import Value
-from regauge.discovery.slots import Place, Slots
+from regauge.discovery.slots import SlotPlace, Slots
 
 
 def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
@@ -23,7 +23,7 @@ def unplaced(freedoms: Sequence[Freedom], slots: Slots) -> set[str]:
     """Watched values on which some group acts in a way that no placement says: the index of a base is not there."""
     refused = set(slots.unread)
     for freedom in freedoms:
-        refused |= frozenset().union(*(part.unread for part in freedom.planes))
+        refused |= frozenset().union(*(part.unread for part in freedom.turns))
         bases = [freedom.bases, *(bases for _, bases in (*freedom.scales, *freedom.signs))]
         covered = {slot: part.bases for part in freedom.matrices for slot in part.watched}
         for slot in freedom.watched:
@@ -48,7 +48,7 @@ def frozen_axes(params: Mapping[str, Value], groups: Sequence[Group]) -> tuple[F
 
 class _Emitter:
     def __init__(
-        self, freedoms: Sequence[Freedom], places: Mapping[int, Place], aliases: Mapping[str, tuple[str, ...]]
+        self, freedoms: Sequence[Freedom], places: Mapping[int, SlotPlace], aliases: Mapping[str, tuple[str, ...]]
     ) -> None:
         self.freedoms = freedoms
         self.places = places
@@ -156,14 +156,14 @@ class _Emitter:
     def _turns(self, freedom: Freedom) -> list[Group]:
         """For every kind of pairs two groups: the pairs with their scales, and a rotation within each pair."""
         groups = []
-        for part in freedom.planes:
+        for part in freedom.turns:
             within = self._within(part.bases)
-            name = self._name(freedom, [part.planes[0].slots[0]])
+            name = self._name(freedom, [part.axes[0].slots[0]])
             pairs, turns = [], []
-            for plane in part.planes:
-                scale = tuple(family.get(plane.slots[0], 0) for family, _ in part.scales)
-                pairs += self._named(replace(plane.pairs, scale=scale))
-                turns += self._named(plane.turn(freedom.atom.size))
+            for paired in part.axes:
+                scale = tuple(family.get(paired.slots[0], 0) for family, _ in part.scales)
+                pairs += self._named(replace(paired.pairs, scale=scale))
+                turns += self._named(paired.turn(freedom.atom.size))
             groups.append(
                 Group(
                     name,
@@ -227,7 +227,7 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
             for _, bases in [*freedom.scales, *freedom.signs]:
                 needed |= bases
         needed |= frozenset().union(*(part.bases for part in freedom.matrices))
-        needed |= frozenset().union(*(part.bases for part in freedom.planes))
+        needed |= frozenset().union(*(part.bases for part in freedom.turns))
     changed = True
     while changed:
         # A base is a group of its own, with its own bases.

@@ -13,7 +13,7 @@ ScaleFamily = tuple[Vector, frozenset[Atom]]
 
 
 @dataclass(frozen=True)
-class Plane:
+class PairedAxis:
     """Where the units of an atom have two coordinates each, on one axis of one tensor.
 
     Attributes:
@@ -48,17 +48,17 @@ class Plane:
 
 
 @dataclass(frozen=True)
-class Planes:
+class Turns:
     """Rotations of the pairs of coordinates that the units of an atom have.
 
     Attributes:
-        planes: Where.
+        axes: Where.
         bases: Atoms on which the angles may depend, besides the unit.
         scales: Families of scales of these pairs, and of no other parameters.
-        unread: Intermediate values that turn in a way that no plane says: one coordinate without the other.
+        unread: Intermediate values that turn in a way that no pair says: one coordinate without the other.
     """
 
-    planes: tuple[Plane, ...]
+    axes: tuple[PairedAxis, ...]
     bases: frozenset[Atom]
     scales: tuple[ScaleFamily, ...]
     unread: frozenset[str]
@@ -100,7 +100,7 @@ class Freedom:
         signs: Slots of each family of signs, with the bases of each.
         shifts: Families of half-period shifts.
         matrices: Matrices on some of the slots; the rest above does not act there.
-        planes: Rotations of pairs of coordinates, where the units are such pairs.
+        turns: Rotations of pairs of coordinates, where the units are such pairs.
     """
 
     atom: Atom
@@ -112,4 +112,4 @@ class Freedom:
     signs: list[tuple[frozenset[int], frozenset[Atom]]] = field(default_factory=list)
     shifts: list[ShiftFamily] = field(default_factory=list)
     matrices: list[MatrixPart] = field(default_factory=list)
-    planes: list[Planes] = field(default_factory=list)
+    turns: list[Turns] = field(default_factory=list)

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from regauge.discovery import record as law
+from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
-from regauge.discovery.call import Call, NoRuleError, Rule
+from regauge.discovery.equal_entries import EqualEntries
+from regauge.discovery.laws import Value
 from regauge.discovery.layout import leaf
-from regauge.discovery.record import Spot, Value
+from regauge.discovery.movement import Stacked
+from regauge.discovery.operator_call import Call, NoRuleError, Rule
 from regauge.discovery.rules import ACCEPTS_STACK, RULES
 from regauge.discovery.rules.reductions import sum_of_squares
-from regauge.discovery.ties import Ties
 from regauge.discovery.trace import Program, TraceError
-from regauge.discovery.views import Stack
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 """Where parameters are finer, a conversion to one of these rounds: scales do not pass."""
@@ -88,7 +88,7 @@ class _Run:
         self.rules = {**RULES, **extra}
         self.params: dict[str, Value] = {}
         self.values: dict[Node, Any] = {}
-        self.ties = Ties()
+        self.ties = EqualEntries()
         nodes = program.graph.graph.find_nodes(op="placeholder")
         own = {node.meta["val"].dtype for node in nodes if node.name in program.states}
         self.coarse = HALF - own if not own & HALF else frozenset()
@@ -130,7 +130,7 @@ class _Run:
         b.op = b.node = "output"
         for node in self.program.outputs:
             value = self.values[node]
-            if isinstance(value, Value | Stack):
+            if isinstance(value, Value | Stacked):
                 value = b.whole(value)
                 if not value.is_fixed:
                     b.settle(value)
@@ -138,7 +138,7 @@ class _Run:
         for node, name in self.program.written:
             value, buffer = self.values[node], self.params.get(name)
             b.op = f"update of {name}"
-            if isinstance(value, Value | Stack):
+            if isinstance(value, Value | Stacked):
                 value = b.use(b.whole(value))
                 b.settle(value)
                 if buffer is None:
@@ -146,7 +146,7 @@ class _Run:
                     continue
                 for k in range(buffer.ndim):
                     b.tie(buffer.layouts[k], value.layouts[k])
-                b.record(*(law.linear(Spot(buffer, (k,)), Spot(value, (k,))) for k in range(buffer.ndim)))
+                b.record(*(law.linear(buffer.axis(k), value.axis(k)) for k in range(buffer.ndim)))
 
     def _placeholder(self, node: Node) -> Any:
         fake = node.meta.get("val")
@@ -191,7 +191,7 @@ class _Run:
         squared = _as_square(node, call)
         if name not in READS_POSITIONS:
             for tensor in tensors:
-                for piece in tensor.pieces if isinstance(tensor, Stack) else [tensor]:
+                for piece in tensor.pieces if isinstance(tensor, Stacked) else [tensor]:
                     b.settle(piece)
         if squared is not None:
             return squared
@@ -218,7 +218,7 @@ class _Run:
         return result
 
     def _joined(self, argument: Any) -> Any:
-        if isinstance(argument, Stack):
+        if isinstance(argument, Stacked):
             return self.b.whole(argument)
         if isinstance(argument, list | tuple):
             return [self._joined(a) for a in argument]
@@ -296,7 +296,7 @@ def _resolved(argument: Any, values: Mapping[Node, Any]) -> Any:
 
 
 def _tensors(argument: Any) -> list[Any]:
-    if isinstance(argument, Value | Stack):
+    if isinstance(argument, Value | Stacked):
         return [argument]
     if isinstance(argument, Squared):
         return [argument.base]

@@ -66,7 +66,7 @@ def expand(layout: Iterable[Atom]) -> Layout:
     return result
 
 
-def core(layout: Iterable[Atom]) -> Layout:
+def without_units(layout: Iterable[Atom]) -> Layout:
     """The expanded product without units, the leaves of size one."""
     return [atom for atom in expand(layout) if atom.size > 1]
 
@@ -146,7 +146,7 @@ def unify(a: Layout, b: Layout, reason: str) -> bool:
     """Tie two axes index by index. Where their structures cannot be made to agree, both are frozen."""
     if size_of(a) != size_of(b):
         raise ValueError(f"cannot tie an axis of size {size_of(a)} to one of size {size_of(b)} ({reason})")
-    if _unify(core(a), core(b), reason, can_unroll=True):
+    if _unify(without_units(a), without_units(b), reason, can_unroll=True):
         _merge_units(a, b)
         return True
     clash = f"{reason}: block structures that do not nest"
@@ -265,9 +265,9 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
         elif a[0].size == b[0].size:
             if not _merge(a[0], b[0], reason):
                 return False
-            a, b = core(a[1:]), core(b[1:])
+            a, b = without_units(a[1:]), without_units(b[1:])
         elif _match(a, b, 0, reason) or _match(b, a, 0, reason) or _match(a, b, -1, reason) or _match(b, a, -1, reason):
-            a, b = core(a), core(b)
+            a, b = without_units(a), without_units(b)
         else:
             return can_unroll and _unroll(a, b, reason)
     return not a and not b
@@ -353,7 +353,7 @@ def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
 
 
 def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
-    if not _unify(core(x), core(y), reason, can_unroll=True):
+    if not _unify(without_units(x), without_units(y), reason, can_unroll=True):
         return False
     _merge_units(x, y)
     return True
@@ -402,4 +402,7 @@ def _unroll(a: Layout, b: Layout, reason: str) -> bool:
         return False
     points = range(step, total, step)
     pieces_a, pieces_b = cut(a, points), cut(b, points)
-    return all(_unify(core(x), core(y), reason, can_unroll=False) for x, y in zip(pieces_a, pieces_b, strict=True))
+    return all(
+        _unify(without_units(x), without_units(y), reason, can_unroll=False)
+        for x, y in zip(pieces_a, pieces_b, strict=True)
+    )

@@ -5,10 +5,10 @@ Axes that a record does not mention are frozen, so that a rule which forgets som
 
 from collections.abc import Sequence
 
-from regauge.discovery import layout as axis
-from regauge.discovery import record as law
+from regauge.discovery import laws as law
+from regauge.discovery import layout as algebra
+from regauge.discovery.laws import Law, LawOf, Record, Value
 from regauge.discovery.layout import Layout, leaf
-from regauge.discovery.record import Law, Letter, Record, Spot, Value
 
 
 class Recorder:
@@ -32,43 +32,43 @@ class Recorder:
         uniform = frozenset() if value.is_zero else value.uniform
         fresh = Value(layouts, value.shape, is_zero=value.is_zero, uniform=uniform)
         own = law.zero if value.is_zero else law.fixed
-        self.record(*(own(Spot(fresh, (k,))) for k in range(value.ndim)))
+        self.record(*(own(fresh.axis(k)) for k in range(value.ndim)))
         return fresh
 
-    def record(self, *letters: Letter) -> None:
-        """Keep the letters of an operator; freeze the axes of its tensors that no letter mentions."""
-        letters = tuple(letter for letter in letters if letter.spots)
+    def record(self, *laws: Law) -> None:
+        """Keep the laws of an operator; freeze the axes of its tensors that no one mentions."""
+        laws = tuple(one for one in laws if one.axes)
         mentioned: dict[int, set[int]] = {}
         values: dict[int, Value] = {}
-        for letter in letters:
-            for spot in letter.spots:
-                values[id(spot.value)] = spot.value
-                mentioned.setdefault(id(spot.value), set()).update(spot.dims)
+        for one in laws:
+            for axis in one.axes:
+                values[id(axis.value)] = axis.value
+                mentioned.setdefault(id(axis.value), set()).update(axis.dims)
         extra = []
         for key, value in values.items():
             for dim in range(value.ndim):
                 if dim not in mentioned[key]:
                     if value.shape[dim] > 1:
-                        axis.freeze(value.layouts[dim], f"{self.op}: not free to move")
-                    extra.append(law.fixed(Spot(value, (dim,)), mixes=True))
-        self.records.append(Record(self.op, [*letters, *extra]))
+                        algebra.freeze(value.layouts[dim], f"{self.op}: not free to move")
+                    extra.append(law.fixed(value.axis(dim), mixes=True))
+        self.records.append(Record(self.op, [*laws, *extra]))
 
     def tie(self, *layouts: Layout) -> None:
         for other in layouts[1:]:
-            axis.unify(layouts[0], other, self.op)
+            algebra.unify(layouts[0], other, self.op)
 
     def freeze(self, value: Value, dims: Sequence[int] | None = None, reason: str | None = None) -> None:
         """Nothing may act on these axes."""
         dims = range(value.ndim) if dims is None else dims
         for dim in dims:
-            axis.freeze(value.layouts[dim], reason or self.op)
-        spots = [Spot(value, (dim,)) for dim in dims]
-        self.records.append(Record(self.op, [law.fixed(spot, mixes=True) for spot in spots]))
+            algebra.freeze(value.layouts[dim], reason or self.op)
+        axes = [value.axis(dim) for dim in dims]
+        self.records.append(Record(self.op, [law.fixed(axis, mixes=True) for axis in axes]))
 
     def settle(self, value: Value) -> None:
         """Positions that a tensor holds as numbers keep their meaning only if their axis does not move."""
         if value.index_of is not None:
-            axis.freeze(value.index_of, f"{self.op}: uses positions as numbers")
+            algebra.freeze(value.index_of, f"{self.op}: uses positions as numbers")
 
     def opaque(self, operands: Sequence[Value], shapes: Sequence[Sequence[int]]) -> list[Value]:
         """An operator that nothing is known of: freeze what goes in and what comes out."""
@@ -83,10 +83,10 @@ class Recorder:
             results.append(value)
         return results
 
-    def unary(self, x: Value, make: Law) -> Value:
-        """A function of each entry; `make(spot of x, spot of the result)` is its law."""
+    def unary(self, x: Value, make: LawOf) -> Value:
+        """A function of each entry; `make(axis of x, axis of the result)` is its law."""
         result = Value(x.layouts, x.shape, uniform=x.uniform, virtual=x.virtual)
-        self.record(*(make(Spot(x, (k,)), Spot(result, (k,))) for k in range(x.ndim)))
+        self.record(*(make(x.axis(k), result.axis(k)) for k in range(x.ndim)))
         return result
 
     def distinct(self, operands: Sequence[Value]) -> list[Value]:

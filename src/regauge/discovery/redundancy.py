@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from regauge.discovery.freedom import Freedom
 from regauge.discovery.layout import Atom
-from regauge.discovery.slots import Place
+from regauge.discovery.slots import SlotPlace
 from regauge.discovery.systems import Vector, independent, independent_signs, select
 
 
@@ -46,7 +46,7 @@ def _restrict(freedom: Freedom, keep: Callable[[frozenset[Atom]], frozenset[Atom
     freedom.matrices = [replace(part, bases=keep(part.bases)) for part in freedom.matrices]
 
 
-def drop_redundant(freedoms: list[Freedom], places: Mapping[int, Place]) -> None:
+def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
     """Families of a base that the groups repeated within it contain: a factor per head is a matrix per head."""
     known_scales: dict[Atom, list[Vector]] = defaultdict(list)
     known_signs: dict[Atom, list[frozenset[int]]] = defaultdict(list)
@@ -71,7 +71,7 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, Place]) -> None
         freedom.signs = [freedom.signs[k] for k in odd]
 
 
-def drop_uniform(freedoms: list[Freedom], places: Mapping[int, Place]) -> None:
+def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
     """Families of single units that multiply whole parameters as uniform families of larger groups do."""
 
     def whole(exponents: Vector) -> Vector | None:
@@ -114,7 +114,7 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, Place]) -> None:
         freedom.signs = odd
 
 
-def _lifted(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, Place]) -> Vector:
+def _lifted(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
     """What a family that is the same for all units within each block does to the block as a whole."""
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():

@@ -9,7 +9,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from regauge.discovery.evaluation import Constants, UndecidedError, comparable, evaluate, like
-from regauge.discovery.freedom import Plane
+from regauge.discovery.freedom import PairedAxis
 from regauge.discovery.interpret import Pass
 from regauge.discovery.layout import Atom, leaves
 from regauge.discovery.trace import Program
@@ -27,10 +27,10 @@ class Region:
     """
 
     def __init__(
-        self, program: Program, found: Pass, atom: Atom, planes: Sequence[Plane], constants: Constants
+        self, program: Program, found: Pass, atom: Atom, pairs: Sequence[PairedAxis], constants: Constants
     ) -> None:
         self._constants = constants
-        self._axes = {plane.name: plane.axis for plane in planes}
+        self._axes = {pair.name: pair.axis for pair in pairs}
         self._starts = [n for n in constants.parameters if program.states[n.name] in self._axes]
         self.names = [program.states[node.name] for node in self._starts]
         self._inside: dict[Node, str | None] = dict(zip(self._starts, self.names, strict=True))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regauge.discovery.builder import Builder
-from regauge.discovery.call import Call, Rule
-from regauge.discovery.record import Value
+from regauge.discovery.laws import Value
+from regauge.discovery.operator_call import Call, Rule
 
 LEAF = "regauge_leaf::call"
 

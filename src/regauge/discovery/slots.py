@@ -1,7 +1,7 @@
 """Records written out: every occurrence of every piece of a parameter's axis, and how operators tie them.
 
 A slot is one occurrence of a leaf in one product block of one axis of one tensor. A tie is one instance of
-a letter: the slots at the same place of all its spots.
+a law: the slots at the same place of all its axes.
 """
 
 from collections import defaultdict
@@ -11,8 +11,8 @@ from itertools import product
 from typing import Any
 
 from regauge.core.groups import Placement
+from regauge.discovery.laws import Axis, Law, Record, Value
 from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
-from regauge.discovery.record import Letter, Record, Spot, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,14 @@ class Tie:
     """The slots that one index of one operator relates at one place.
 
     Attributes:
-        letter: The law; its equations run over `slots`.
-        slots: One slot per spot of the letter.
+        law: The law; its equations run over `slots`.
+        slots: One slot per axis of the law.
         companions: For each slot, the atoms that its tensor has beside it, aligned with the other tensors: a
             transformation of the slot may depend on their index. The number says which index of the operator it
             is: rows and columns of x @ x.T run over the same atom, but not together.
     """
 
-    letter: Letter
+    law: Law
     slots: tuple[int, ...]
     companions: tuple[frozenset["Companion"], ...]
 
@@ -42,7 +42,7 @@ class Tie:
 
 Companion = tuple[Atom, int]
 OWN = -1
-"""The index that a letter itself runs over; chosen axes are numbered down from here."""
+"""The index that a law itself runs over; chosen axes are numbered down from here."""
 
 
 @dataclass
@@ -60,14 +60,14 @@ class Slots:
 
     ties: dict[Atom, list[Tie]] = field(default_factory=lambda: defaultdict(list))
     blocked: set[int] = field(default_factory=set)
-    places: dict[int, "Place"] = field(default_factory=dict)
-    watched: dict[int, "Place"] = field(default_factory=dict)
+    places: dict[int, "SlotPlace"] = field(default_factory=dict)
+    watched: dict[int, "SlotPlace"] = field(default_factory=dict)
     unread: set[str] = field(default_factory=set)
     atoms: list[Atom] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Place:
+class SlotPlace:
     """Where a slot of a parameter lies: a product block of one axis.
 
     Attributes:
@@ -99,7 +99,7 @@ class Place:
         return Placement(self.name, self.axis, self.start, self.stride if self.stride else 1, self.others, **how)
 
 
-Block = tuple[int, tuple[Atom, ...], tuple[tuple[Atom, int], ...]]
+SlotBlock = tuple[int, tuple[Atom, ...], tuple[tuple[Atom, int], ...]]
 """First index of a block, its leaves of more than one unit, and all leaves with their slots.
 
 The slot of atoms that no parameter has is -1.
@@ -122,7 +122,7 @@ def write_out(
 class _Writer:
     def __init__(self, params: Mapping[str, Value], watched: Mapping[str, Value]) -> None:
         self.slots = Slots()
-        self.blocks: dict[tuple[int, int], list[Block]] = {}
+        self.blocks: dict[tuple[int, int], list[SlotBlock]] = {}
         self.terms: dict[tuple[Atom, ...], list[tuple[Term, tuple[Atom, ...]]]] = {}
         self.repeated: dict[int, frozenset[Atom]] = {}
         self.keep: list[Value] = []
@@ -141,7 +141,7 @@ class _Writer:
                 self.slots.unread.add(name)
         return self.slots
 
-    def _axis(self, value: Value, dim: int) -> list[Block]:
+    def _axis(self, value: Value, dim: int) -> list[SlotBlock]:
         key = (id(value), dim)
         if key not in self.blocks:
             self.keep.append(value)
@@ -164,17 +164,17 @@ class _Writer:
         self.slots.atoms.append(atom)
         return len(self.slots.atoms) - 1
 
-    def _spot(self, spot: Spot) -> list[Block]:
-        """The blocks of a spot; a range has been cut out along the boundaries of blocks."""
-        if len(spot.dims) == 1:
-            blocks = self._axis(spot.value, spot.dims[0])
-            if spot.length is None:
+    def _axes(self, axis: Axis) -> list[SlotBlock]:
+        """The blocks of a axis; a range has been cut out along the boundaries of blocks."""
+        if len(axis.dims) == 1:
+            blocks = self._axis(axis.value, axis.dims[0])
+            if axis.length is None:
                 return blocks
-            inside = [b for b in blocks if spot.start <= b[0] < spot.start + spot.length]
-            return [(start - spot.start, *rest) for start, *rest in inside or blocks]  # type: ignore[misc]
-        axes = [self._axis(spot.value, dim) for dim in spot.dims]
-        sizes = [spot.value.shape[dim] for dim in spot.dims]
-        result: list[Block] = []
+            inside = [b for b in blocks if axis.start <= b[0] < axis.start + axis.length]
+            return [(start - axis.start, *rest) for start, *rest in inside or blocks]  # type: ignore[misc]
+        axes = [self._axis(axis.value, dim) for dim in axis.dims]
+        sizes = [axis.value.shape[dim] for dim in axis.dims]
+        result: list[SlotBlock] = []
         for chosen in product(*axes):
             start = 0
             for (first, _, _), size in zip(chosen, sizes, strict=True):
@@ -185,17 +185,15 @@ class _Writer:
         return result
 
     def _record(self, record: Record) -> None:
-        expanded = [[self._spot(spot) for spot in letter.spots] for letter in record.letters]
+        expanded = [[self._axes(axis) for axis in law.axes] for law in record.laws]
         matched = [_aligned(blocks) for blocks in expanded]
-        reach = [frozenset(id(spot.value) for spot in letter.spots) for letter in record.letters]
+        reach = [frozenset(id(axis.value) for axis in law.axes) for law in record.laws]
         everywhere = [
-            _in_every_block(blocks)
-            if ok and not (letter.is_mixing or letter.is_shared or letter.is_virtual)
-            else frozenset()
-            for letter, blocks, ok in zip(record.letters, expanded, matched, strict=True)
+            _in_every_block(blocks) if ok and not (law.is_mixing or law.is_shared or law.is_virtual) else frozenset()
+            for law, blocks, ok in zip(record.laws, expanded, matched, strict=True)
         ]
         chosen = _virtual_axes(record, reach)
-        for k, letter in enumerate(record.letters):
+        for k, law in enumerate(record.laws):
             if not matched[k]:
                 for blocks in expanded[k]:
                     self._block(place for block in blocks for place in block[2])
@@ -203,45 +201,43 @@ class _Writer:
             if not any(slot >= 0 for blocks in expanded[k] for block in blocks for _, slot in block[2]):
                 continue
             outside = {}
-            for value in {id(spot.value): spot.value for spot in letter.spots}.values():
+            for value in {id(axis.value): axis.value for axis in law.axes}.values():
                 found = [(a, j) for j, row in enumerate(everywhere) if j != k and id(value) in reach[j] for a in row]
                 found += [(a, OWN - 1 - j) for j, (row, held) in enumerate(chosen) if id(value) in held for a in row]
                 outside[id(value)] = self._once(value, found)
-            self._letter(letter, expanded[k], outside)
+            self._law(law, expanded[k], outside)
 
-    def _letter(self, letter: Letter, expanded: list[list[Block]], outside: Mapping[int, frozenset[Companion]]) -> None:
-        """Tie the slots of all spots, block by block; `outside` are the companions from other letters, by tensor."""
-        beside = tuple(frozenset[Companion]() if letter.is_shared else outside[id(s.value)] for s in letter.spots)
+    def _law(self, law: Law, expanded: list[list[SlotBlock]], outside: Mapping[int, frozenset[Companion]]) -> None:
+        """Tie the slots of all axes, block by block; `outside` are the companions from other laws, by tensor."""
+        beside = tuple(frozenset[Companion]() if law.is_shared else outside[id(s.value)] for s in law.axes)
         others = {atom for companions in beside for atom, _ in companions}
-        taken = {id(x): {a for a, _ in outside[id(x)]} | self._repeated(x) for x in (s.value for s in letter.spots)}
+        taken = {id(x): {a for a, _ in outside[id(x)]} | self._repeated(x) for x in (s.value for s in law.axes)}
         for row in zip(*expanded, strict=True):
             inside = row[0][1]
             has_units = any(len(large) < len(places) for _, large, places in row)
             is_alone = len(inside) == 1 and inside[0] not in others
-            around = _around(letter, inside, outside, taken) if has_units or not is_alone else ()
+            around = _around(law, inside, outside, taken) if has_units or not is_alone else ()
             columns = [[slot for atom, slot in places if atom.size > 1] for _, _, places in row]
             for atom, *slots in zip(inside, *columns, strict=True):
                 here = beside
-                if not (letter.is_shared or is_alone):
+                if not (law.is_shared or is_alone):
                     here = tuple(companions - {(atom, OWN)} for companions in around)
-                self._tie(letter, atom, slots, here)
+                self._tie(law, atom, slots, here)
             if has_units:
-                self._units(letter, row, around)
+                self._units(law, row, around)
 
-    def _tie(
-        self, letter: Letter, atom: Atom, slots: Iterable[int], companions: tuple[frozenset[Companion], ...]
-    ) -> None:
-        tie = Tie(letter, tuple(slots), companions)
+    def _tie(self, law: Law, atom: Atom, slots: Iterable[int], companions: tuple[frozenset[Companion], ...]) -> None:
+        tie = Tie(law, tuple(slots), companions)
         if tie.slots[0] >= 0:
             self.slots.ties[atom].append(tie)
 
-    def _units(self, letter: Letter, row: Sequence[Block], companions: tuple[frozenset[Companion], ...]) -> None:
-        """Tie the leaves of size one, where all spots have the same ones."""
+    def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
+        """Tie the leaves of size one, where all axes have the same ones."""
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
         if len(set(map(len, units))) == 1 and all(len({atom for atom, _ in c}) == 1 for c in columns):
             for column in columns:
-                self._tie(letter, column[0][0], [slot for _, slot in column], companions)
+                self._tie(law, column[0][0], [slot for _, slot in column], companions)
         else:
             self._block(place for u in units for place in u)
 
@@ -271,9 +267,9 @@ class _Writer:
         found = [slot for dim in range(value.ndim) for _, _, places in self._axis(value, dim) for _, slot in places]
         return all(slot in read for slot in found if slot >= 0)
 
-    def _places(self, name: str, value: Value, read: set[int]) -> dict[int, Place]:
+    def _places(self, name: str, value: Value, read: set[int]) -> dict[int, SlotPlace]:
         """Where the slots of a tensor lie, those that some operator reads."""
-        result: dict[int, Place] = {}
+        result: dict[int, SlotPlace] = {}
         numel = 1
         for n in value.shape:
             numel *= n
@@ -290,7 +286,7 @@ class _Writer:
                         continue
                     others = tuple((a.size, s) for i, (a, s) in enumerate(factors) if i != j and a.size > 1)
                     mates = tuple(a for i, (a, _) in enumerate(factors) if i != j and a.size > 1)
-                    result[slot] = Place(
+                    result[slot] = SlotPlace(
                         name=name,
                         axis=dim,
                         term=t,
@@ -306,27 +302,27 @@ class _Writer:
 
 
 def _around(
-    letter: Letter,
+    law: Law,
     inside: Sequence[Atom],
     outside: Mapping[int, frozenset[Companion]],
     taken: Mapping[int, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """For each spot what else has an index in a block with these leaves: the leaves themselves, and `outside`."""
-    mates = [] if letter.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
+    """For each axis what else has an index in a block with these leaves: the leaves themselves, and `outside`."""
+    mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
         key: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[key]])
         for key, beside in outside.items()
     }
-    return tuple(found[id(spot.value)] for spot in letter.spots)
+    return tuple(found[id(axis.value)] for axis in law.axes)
 
 
-def _aligned(expanded: list[list[Block]]) -> bool:
-    """Whether all spots of a letter read the same: same blocks, same leaves."""
+def _aligned(expanded: list[list[SlotBlock]]) -> bool:
+    """Whether all axes of a law read the same: same blocks, same leaves."""
     shapes = [[(start, large) for start, large, _ in blocks] for blocks in expanded]
     return all(shape == shapes[0] for shape in shapes)
 
 
-def _in_every_block(expanded: list[list[Block]]) -> frozenset[Atom]:
+def _in_every_block(expanded: list[list[SlotBlock]]) -> frozenset[Atom]:
     blocks = expanded[0]
     if not blocks:
         return frozenset()
@@ -343,16 +339,16 @@ def _virtual_axes(record: Record, reach: list[frozenset[int]]) -> list[tuple[fro
     """Axes that tensors of this record select from, with the tensors that they hold for."""
     found: dict[tuple[int, int], tuple[frozenset[Atom], set[int]]] = {}
     direct: dict[Atom, set[int]] = defaultdict(set)
-    for k, letter in enumerate(record.letters):
-        for spot in letter.spots:
-            if letter.is_virtual:
-                for atom in leaves(spot.value.layouts[spot.dims[0]]):
-                    direct[atom].add(id(spot.value))
-            virtual = spot.value.virtual
-            if virtual is not None and spot.dims == (virtual.dim,) and not letter.is_mixing:
+    for k, law in enumerate(record.laws):
+        for axis in law.axes:
+            if law.is_virtual:
+                for atom in leaves(axis.value.layouts[axis.dims[0]]):
+                    direct[atom].add(id(axis.value))
+            virtual = axis.value.virtual
+            if virtual is not None and axis.dims == (virtual.dim,) and not law.is_mixing:
                 atoms = frozenset(leaves(virtual.layout))
                 # Two indices that both choose (tokens and tokens) are two choices, even from one index tensor.
-                found.setdefault((id(virtual.source), k), (atoms, set()))[1].add(id(spot.value))
+                found.setdefault((id(virtual.source), k), (atoms, set()))[1].add(id(axis.value))
     return [
         (atoms, frozenset(values | {v for atom in atoms for v in direct[atom]})) for atoms, values in found.values()
     ]

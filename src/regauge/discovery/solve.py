@@ -85,9 +85,9 @@ class _AtomSolver:
         unknowns = Proportions()
         unknowns.fix(*self.blocked)
         for tie in self.ties:
-            if tie.letter.scale is None:
+            if tie.law.scale is None:
                 unknowns.fix(*tie.slots)
-            for row in tie.letter.scale or ():
+            for row in tie.law.scale or ():
                 unknowns.equate(tie.slots, row)
         return unknowns
 
@@ -96,13 +96,13 @@ class _AtomSolver:
         for slot in self.own:
             system.find(slot)
         for tie in self.ties:
-            edges = tie.letter.edges or ()
+            edges = tie.law.edges or ()
             with_edge = {k for i, j, _ in edges for k in (i, j)}
             system.block(*(slot for k, slot in enumerate(tie.slots) if k not in with_edge))
             for i, j, parity in edges:
                 system.tie(tie.slots[i], tie.slots[j], parity)
-            if tie.letter.is_metric:
-                system.rotate(tie.slots[0], keeps_ones=tie.letter.keeps_ones)
+            if tie.law.is_metric:
+                system.rotate(tie.slots[0], keeps_ones=tie.law.keeps_ones)
         system.block(*self.blocked)
         own, seen, members = (self._by_root(system, slots) for slots in (self.own, self.watched, self.everywhere))
         parts = []
@@ -135,20 +135,20 @@ class _AtomSolver:
         """Translations of values along this atom, and the slots at which periodic functions read them."""
         unknowns = Proportions()
         periods: list[int] = []
-        if not any(tie.letter.period for tie in self.ties):
+        if not any(tie.law.period for tie in self.ties):
             return unknowns, periods
         unknowns.fix(*self.blocked)
         # A translation must be constant along all other axes: only a vector can hold one.
         unknowns.fix(*(slot for slot in self.own if self.places[slot].numel_elsewhere > 1))
         for tie in self.ties:
-            if tie.letter.period is not None:
+            if tie.law.period is not None:
                 x, out = tie.slots
                 unknowns.fix(out)
                 periods.append(x)
-            elif tie.letter.shift is None:
+            elif tie.law.shift is None:
                 unknowns.fix(*tie.slots)
             else:
-                for row in tie.letter.shift:
+                for row in tie.law.shift:
                     unknowns.equate(tie.slots, [quotient(Fraction(c), 1) for c in row])
         unknowns.settle()
         while unknowns.pending:
@@ -178,11 +178,11 @@ class _AtomSolver:
         zero: set[int] = set(self.blocked)
         tags = {root: -1 - k for k, root in enumerate(steps)}
         for tie in self.ties:
-            if tie.letter.sign is None:
+            if tie.law.sign is None:
                 zero.update(tie.slots)
-            for row in tie.letter.sign or ():
+            for row in tie.law.sign or ():
                 odd = [slot for slot, coefficient in zip(tie.slots, row, strict=True) if coefficient % 2]
-                if tie.letter.period is not None:
+                if tie.law.period is not None:
                     root, weight = translations.value(tie.slots[0])
                     if weight and root in steps and int(weight * steps[root]) % 2:
                         odd.append(tags[root])

@@ -5,7 +5,7 @@ builder's primitives, each of which is sound by itself. To add one, write a func
 subject, name it in that file's RULES, and add a case to `tests/test_rules.py`.
 """
 
-from regauge.discovery.call import Rule
+from regauge.discovery.operator_call import Rule
 from regauge.discovery.rules import (
     attention,
     elementwise,

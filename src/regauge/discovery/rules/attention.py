@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from regauge.discovery.builder import Builder
-from regauge.discovery.call import Call, NoRuleError, Rule, as_value
-from regauge.discovery.record import Value
+from regauge.discovery.laws import Value
+from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value
 from regauge.discovery.rules.norms import normalized
 from regauge.discovery.rules.products import apply_matmul
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from regauge.discovery import record as law
+from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
-from regauge.discovery.call import Call, NoRuleError, Rule, as_value, named
-from regauge.discovery.record import Law, Letter, Spot, Value
-from regauge.discovery.views import Stack
+from regauge.discovery.laws import Axis, Law, LawOf, Value
+from regauge.discovery.movement import Stacked
+from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, named
 
 
-def unary(make: Law) -> Rule:
+def unary(make: LawOf) -> Rule:
     """A rule for a function of each entry with the given law."""
 
     def rule(b: Builder, call: Call) -> Value:
@@ -21,12 +21,12 @@ def unary(make: Law) -> Rule:
     return rule
 
 
-def copy(b: Builder, call: Call) -> Value | Stack:
+def copy(b: Builder, call: Call) -> Value | Stacked:
     """The same values: clone, contiguous, dropout in evaluation mode."""
     x = call.x
     if call.get("train", call.get("training", False)):
         raise NoRuleError("chance")
-    if isinstance(x, Stack):
+    if isinstance(x, Stacked):
         return x
     return _with_meaning(x, b.unary(x, law.same))
 
@@ -36,9 +36,9 @@ def native_dropout(b: Builder, call: Call) -> Any:
     return [copy(b, call), Value.fixed(call.shapes[1], uniform=frozenset(range(len(call.shapes[1]))))]
 
 
-def cast(b: Builder, call: Call) -> Value | Stack:
+def cast(b: Builder, call: Call) -> Value | Stacked:
     """A conversion: floating point to floating point keeps everything, anything else keeps the order only."""
-    if all(call.is_float) and isinstance(call.x, Value | Stack) and not _holds_positions(call.x):
+    if all(call.is_float) and isinstance(call.x, Value | Stacked) and not _holds_positions(call.x):
         return copy(b, call)
     x = as_value(b, call.x)
     result = b.unary(x, law.fixed)
@@ -96,7 +96,7 @@ def maximum(b: Builder, call: Call) -> Value:
 
 def joint(b: Builder, call: Call) -> Value:
     """Comparisons, logic, and other functions of the entries at one index."""
-    operands = [as_value(b, v) for v in call.arguments.values() if isinstance(v, Value | Stack)]
+    operands = [as_value(b, v) for v in call.arguments.values() if isinstance(v, Value | Stacked)]
     return b.joint(operands, call.shape)
 
 
@@ -120,9 +120,9 @@ def masked_fill(b: Builder, call: Call) -> Value:
 
 def power(b: Builder, call: Call) -> Value:
     x, exponent = call.first("self"), call["exponent"]
-    if not isinstance(x, Value | Stack):
+    if not isinstance(x, Value | Stacked):
         return b.unary(as_value(b, exponent), law.fixed)
-    if isinstance(exponent, Value | Stack):
+    if isinstance(exponent, Value | Stacked):
         return joint(b, call)
     x = as_value(b, x)
     if float(exponent).is_integer() and exponent != 0:
@@ -177,17 +177,17 @@ def prelu(b: Builder, call: Call) -> Value:
         if slopes not in ([], [dim]):
             raise NoRuleError("slopes along another axis")
     result = Value(x.layouts, x.shape)
-    letters: list[Letter] = []
+    laws: list[Law] = []
     for k in range(x.ndim):
-        i, o = Spot(x, (k,)), Spot(result, (k,))
+        i, o = x.axis(k), result.axis(k)
         if k == dim and weight.shape[0] == x.shape[k]:
             b.tie(x.layouts[k], weight.layouts[0])
-            letters.append(Letter((i, Spot(weight, (0,)), o), ((1, 0, -1), (0, 1, 0)), None))
+            laws.append(Law((i, weight.axis(0), o), ((1, 0, -1), (0, 1, 0)), None))
         else:
-            letters.append(law.positive(i, o))
+            laws.append(law.positive(i, o))
     if weight.shape[0] != x.shape[dim]:
-        letters.append(law.fixed(Spot(weight, (0,))))
-    b.record(*letters)
+        laws.append(law.fixed(weight.axis(0)))
+    b.record(*laws)
     return result
 
 
@@ -203,39 +203,39 @@ def sine(b: Builder, call: Call) -> Value:
     return b.unary(as_value(b, call.x), lambda i, o: law.periodic(i, o, "even" if call.name == "cos" else "odd"))
 
 
-def _tested(i: Spot, o: Spot) -> Letter:
-    return Letter((i, o), ((0, 1),), ((0, 1),))
+def _tested(i: Axis, o: Axis) -> Law:
+    return Law((i, o), ((0, 1),), ((0, 1),))
 
 
-def _even(i: Spot, o: Spot) -> Letter:
-    return Letter((i, o), None, ((0, 1),))
+def _even(i: Axis, o: Axis) -> Law:
+    return Law((i, o), None, ((0, 1),))
 
 
-def _absolute(i: Spot, o: Spot) -> Letter:
+def _absolute(i: Axis, o: Axis) -> Law:
     return law.power(i, o, 1, is_even=True)
 
 
-def _sign(i: Spot, o: Spot) -> Letter:
-    return Letter((i, o), ((0, 1),), ((1, 1),))
+def _sign(i: Axis, o: Axis) -> Law:
+    return Law((i, o), ((0, 1),), ((1, 1),))
 
 
-def _root(i: Spot, o: Spot) -> Letter:
-    return Letter((i, o), ((1, -2),), None)
+def _root(i: Axis, o: Axis) -> Law:
+    return Law((i, o), ((1, -2),), None)
 
 
-def _inverse_root(i: Spot, o: Spot) -> Letter:
-    return Letter((i, o), ((1, 2),), None)
+def _inverse_root(i: Axis, o: Axis) -> Law:
+    return Law((i, o), ((1, 2),), None)
 
 
-def _reciprocal(i: Spot, o: Spot) -> Letter:
-    return Letter((i, o), ((1, 1),), ((1, 1),))
+def _reciprocal(i: Axis, o: Axis) -> Law:
+    return Law((i, o), ((1, 1),), ((1, 1),))
 
 
-def _negated(i: Spot, o: Spot) -> Letter:
+def _negated(i: Axis, o: Axis) -> Law:
     return law.multiplied(i, o, -1.0)
 
 
-def _clamp_law(low: float | None, high: float | None) -> Law:
+def _clamp_law(low: float | None, high: float | None) -> LawOf:
     if (low, high) in ((0, None), (None, 0)):
         return law.positive
     if low is not None and high is not None and low == -high <= 0:
@@ -249,7 +249,7 @@ def _operands(b: Builder, call: Call) -> list[Any]:
 
 
 def _scalar(b: Builder, x: Any) -> Any:
-    return as_value(b, x) if isinstance(x, Value | Stack) else x
+    return as_value(b, x) if isinstance(x, Value | Stacked) else x
 
 
 def _times(b: Builder, x: Any, factor: Any) -> Any:
@@ -262,8 +262,8 @@ def _broadcast(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(np.broadcast_shapes(x, y))
 
 
-def _holds_positions(x: Value | Stack) -> bool:
-    return any(piece.index_of is not None for piece in (x.pieces if isinstance(x, Stack) else [x]))
+def _holds_positions(x: Value | Stacked) -> bool:
+    return any(piece.index_of is not None for piece in (x.pieces if isinstance(x, Stacked) else [x]))
 
 
 def _with_meaning(x: Value, result: Value) -> Value:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from regauge.discovery import record as law
+from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder, Over
-from regauge.discovery.call import Call, NoRuleError, Rule, as_value, ints, named
-from regauge.discovery.record import Law, Letter, Spot, Value
+from regauge.discovery.laws import Axis, Law, LawOf, Value
+from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, ints, named
 from regauge.discovery.rules.reductions import dims_of
 
 
@@ -26,14 +26,14 @@ def rms_norm(b: Builder, call: Call) -> Any:
     x = as_value(b, call["input"])
     axes = list(range(x.ndim - len(ints(call["normalized_shape"])), x.ndim))
     result = Value(x.layouts, x.shape)
-    letters = []
+    laws = []
     for k in range(x.ndim):
-        i, o = Spot(x, (k,)), Spot(result, (k,))
+        i, o = x.axis(k), result.axis(k)
         if k in axes:
-            letters.append(law.normed(i, o) if len(axes) == 1 else law.odd(i, o, mixes=True))
+            laws.append(law.normed(i, o) if len(axes) == 1 else law.odd(i, o, mixes=True))
         else:
-            letters.append(law.odd(i, o))
-    b.record(*letters)
+            laws.append(law.odd(i, o))
+    b.record(*laws)
     return _with_statistics(b, call, _affine(b, result, call.get("weight"), None, axes), [x])
 
 
@@ -77,33 +77,33 @@ def _batch_norm(b: Builder, x: Value, call: Call) -> Value:
     mean, var = as_value(b, call["running_mean"]), as_value(b, call["running_var"])
     b.tie(x.layouts[1], mean.layouts[0], var.layouts[0])
     result = Value(x.layouts, x.shape)
-    i, m, v, o = Spot(x, (1,)), Spot(mean, (0,)), Spot(var, (0,)), Spot(result, (1,))
+    i, m, v, o = x.axis(1), mean.axis(0), var.axis(0), result.axis(1)
     rows = ((1, -1, 0, 0), (1, 0, 0, -1), (0, 0, 1, 0))
     signs = ((1, 1, 0, 0), (1, 0, 0, 1), (0, 0, 1, 0))
-    others = [law.fixed(Spot(x, (k,)), Spot(result, (k,))) for k in range(x.ndim) if k != 1]
+    others = [law.fixed(x.axis(k), result.axis(k)) for k in range(x.ndim) if k != 1]
     # The shift of the running mean could take up a translation of x; translations end here instead.
-    b.record(Letter((i, m, v, o), rows, signs), *others)
+    b.record(Law((i, m, v, o), rows, signs), *others)
     return _affine(b, result, call.get("weight"), call.get("bias"), [1])
 
 
-def _jointly(i: Spot, o: Spot) -> Letter:
+def _jointly(i: Axis, o: Axis) -> Law:
     return law.fixed(i, o, mixes=True)
 
 
 def normalized(
-    b: Builder, x: Value, dims: Sequence[int], odd_dims: Sequence[int] = (), *, over: Law = _jointly
+    b: Builder, x: Value, dims: Sequence[int], odd_dims: Sequence[int] = (), *, over: LawOf = _jointly
 ) -> Value:
     """A symmetric function of the entries along `dims`, jointly, with the law `over`; odd along `odd_dims`."""
     dims = [d % x.ndim for d in dims]
     result = Value(x.layouts, x.shape, virtual=x.virtual if x.virtual and x.virtual.dim not in dims else None)
-    letters = []
+    laws = []
     for k in range(x.ndim):
-        i, o = Spot(x, (k,)), Spot(result, (k,))
+        i, o = x.axis(k), result.axis(k)
         if k in dims:
-            letters.append(over(i, o))
+            laws.append(over(i, o))
         else:
-            letters.append(law.odd(i, o) if k in odd_dims else law.fixed(i, o))
-    b.record(*letters)
+            laws.append(law.odd(i, o) if k in odd_dims else law.fixed(i, o))
+    b.record(*laws)
     return result
 
 
@@ -127,9 +127,9 @@ def weight_norm(b: Builder, call: Call) -> Value:
     b.record(
         # A scale of v cancels exactly: there is no epsilon.
         *(
-            Letter((Spot(v, (k,)), Spot(direction, (k,))), ((0, 1),), ((1, 1),))
+            Law((v.axis(k), direction.axis(k)), ((0, 1),), ((1, 1),))
             if k == dim
-            else normed(Spot(v, (k,)), Spot(direction, (k,)))
+            else normed(v.axis(k), direction.axis(k))
             for k in range(v.ndim)
         )
     )
@@ -137,7 +137,7 @@ def weight_norm(b: Builder, call: Call) -> Value:
     return result
 
 
-def _absolute(i: Spot, o: Spot) -> Letter:
+def _absolute(i: Axis, o: Axis) -> Law:
     return law.power(i, o, 1, is_even=True)
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from regauge.discovery import layout as axis
-from regauge.discovery import record as law
+from regauge.discovery import laws as law
+from regauge.discovery import layout as algebra
 from regauge.discovery.builder import Builder
-from regauge.discovery.call import Call, NoRuleError, Rule, as_value, named
+from regauge.discovery.laws import Law, Value
 from regauge.discovery.layout import leaf
-from regauge.discovery.record import Letter, Spot, Value
+from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, named
 
 
 def linear(b: Builder, call: Call) -> Value:
@@ -16,7 +16,7 @@ def linear(b: Builder, call: Call) -> Value:
 
 
 def apply_linear(b: Builder, x: Value, weight: Value, bias: Any) -> Value:
-    """x W^T + b over the last axis."""
+    """x W^T + b over the last algebra."""
     lead = list(range(x.ndim - 1))
     if weight.ndim == 1:
         result = b.multilinear([(x, [*lead, "in"]), (weight, ["in"])], lead, x.shape[:-1])
@@ -148,21 +148,21 @@ def convolution(b: Builder, call: Call) -> Value:
     )
     for k in range(2, x5.ndim - 1):
         if not is_pointwise:
-            axis.freeze(w5.layouts[k + 1], f"{b.op}: kernel axis")
+            algebra.freeze(w5.layouts[k + 1], f"{b.op}: kernel axis")
     b.tie(x5.layouts[1], w5.layouts[0])
     into, out_of = (1, 2) if is_transposed else (2, 1)
     b.tie(x5.layouts[2], w5.layouts[into])
     result5.layouts[2] = w5.layouts[out_of]
-    letters: list[Letter] = [
-        law.linear(Spot(x5, (0,)), Spot(result5, (0,))),
-        law.product(Spot(result5, (1,)), [Spot(x5, (1,)), Spot(w5, (0,))]),
-        law.contracted(Spot(x5, (2,)), Spot(w5, (into,))),
-        law.linear(Spot(w5, (out_of,)), Spot(result5, (2,))),
+    laws: list[Law] = [
+        law.linear(x5.axis(0), result5.axis(0)),
+        law.product(result5.axis(1), [x5.axis(1), w5.axis(0)]),
+        law.contracted(x5.axis(2), w5.axis(into)),
+        law.linear(w5.axis(out_of), result5.axis(2)),
     ]
     if is_pointwise:
-        letters.extend(law.linear(Spot(x5, (3 + k,)), Spot(result5, (3 + k,))) for k in range(space))
-        letters.extend(law.fixed(Spot(w5, (3 + k,))) for k in range(space))
-    b.record(*letters)
+        laws.extend(law.linear(x5.axis(3 + k), result5.axis(3 + k)) for k in range(space))
+        laws.extend(law.fixed(w5.axis(3 + k)) for k in range(space))
+    b.record(*laws)
     result = as_value(b, b.view(result5, shape))
     bias = call.get("bias")
     if bias is not None:

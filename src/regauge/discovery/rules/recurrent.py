@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regauge.discovery import record as law
+from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
-from regauge.discovery.call import Call, NoRuleError, Rule, as_value
+from regauge.discovery.laws import LawOf, Value
 from regauge.discovery.layout import leaf
-from regauge.discovery.record import Law, Spot, Value
+from regauge.discovery.movement import Stacked
+from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value
 from regauge.discovery.rules.products import apply_linear
-from regauge.discovery.views import Stack
 
 Cell = Callable[[Builder, Value, list[Value], "list[Value | None]"], list[Value]]
 
@@ -22,7 +22,7 @@ def gru(b: Builder, call: Call) -> Any:
     return _layers(b, call, _gru_cell, [call["hx"]])
 
 
-def rnn(activation: Law) -> Rule:
+def rnn(activation: LawOf) -> Rule:
     def rule(b: Builder, call: Call) -> Any:
         def cell(b: Builder, x: Value, state: list[Value], weights: "list[Value | None]") -> list[Value]:
             total = _gates(b, x, state[0], weights)
@@ -42,7 +42,7 @@ def gru_cell(b: Builder, call: Call) -> Any:
     return _gru_cell(b, as_value(b, call["input"]), [as_value(b, call["hx"])], _cell_weights(b, call))[0]
 
 
-def rnn_cell(activation: Law) -> Rule:
+def rnn_cell(activation: LawOf) -> Rule:
     def rule(b: Builder, call: Call) -> Value:
         total = _gates(b, as_value(b, call["input"]), as_value(b, call["hx"]), _cell_weights(b, call))
         return b.unary(total, activation)
@@ -85,7 +85,7 @@ def _layers(b: Builder, call: Call, cell: Cell, states: Sequence[Any]) -> Any:
                 final.append(state)
         x = outputs[0] if directions == 1 else b.cat(outputs, x.ndim - 1)
     # Layers and directions stay apart unless the final states are used as one tensor.
-    return [x, *(Stack(0, final) for final in finals)]
+    return [x, *(Stacked(0, final) for final in finals)]
 
 
 def _initial(b: Builder, states: Any, index: int) -> Value:
@@ -136,7 +136,7 @@ def _chunks(b: Builder, x: Value, count: int) -> list[Value]:
 def _without_time(b: Builder, x: Value, time: int) -> Value:
     kept = [k for k in range(x.ndim) if k != time]
     result = Value([x.layouts[k] for k in kept], [x.shape[k] for k in kept])
-    b.record(*(law.linear(Spot(x, (k,)), Spot(result, (j,))) for j, k in enumerate(kept)))
+    b.record(*(law.linear(x.axis(k), result.axis(j)) for j, k in enumerate(kept)))
     b.freeze(x, [time], f"{b.op}: time")
     return result
 
@@ -146,14 +146,14 @@ def _with_time(b: Builder, x: Value, time: int, length: int) -> Value:
     layouts.insert(time, leaf(length, f"{b.op}: time"))
     shape.insert(time, length)
     result = Value(layouts, shape)
-    b.record(*(law.linear(Spot(x, (k,)), Spot(result, (k + (k >= time),))) for k in range(x.ndim)))
+    b.record(*(law.linear(x.axis(k), result.axis(k + (k >= time))) for k in range(x.ndim)))
     return result
 
 
 def _tie(b: Builder, *values: Value) -> None:
     for k in range(values[0].ndim):
         b.tie(*(value.layouts[k] for value in values))
-    b.record(*(law.linear(*(Spot(value, (k,)) for value in values)) for k in range(values[0].ndim)))
+    b.record(*(law.linear(*(value.axis(k) for value in values)) for k in range(values[0].ndim)))
 
 
 RULES: dict[str, Rule] = {

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from regauge.discovery import record as law
+from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
-from regauge.discovery.call import Call, NoRuleError, Rule, as_value, ints, named
+from regauge.discovery.laws import Axis, Law, LawOf, Value
 from regauge.discovery.layout import leaf
-from regauge.discovery.record import Law, Letter, Spot, Value
+from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, ints, named
 
 
 def dims_of(call: Call, ndim: int) -> list[int]:
@@ -17,7 +17,7 @@ def dims_of(call: Call, ndim: int) -> list[int]:
     return [d % ndim for d in ints(dim)]
 
 
-def reduction(along: Law) -> Rule:
+def reduction(along: LawOf) -> Rule:
     """A rule for a symmetric reduction with the given law for the axes that stay."""
 
     def rule(b: Builder, call: Call) -> Value:
@@ -71,8 +71,8 @@ def ordered(b: Builder, call: Call) -> Any:
         layouts = [leaf(shape[d], reason) if d == dim else x.layouts[d] for d in range(x.ndim)]
         along = law.compared if is_index else law.positive
         result = Value(layouts, shape, index_of=x.layouts[dim] if is_index else None)
-        letters = [along(Spot(x, (d,)), Spot(result, (d,))) for d in range(x.ndim) if d != dim]
-        b.record(*letters, Letter((Spot(x, (dim,)),), is_shared=True), law.fixed(Spot(result, (dim,)), mixes=True))
+        laws = [along(x.axis(d), result.axis(d)) for d in range(x.ndim) if d != dim]
+        b.record(*laws, Law((x.axis(dim),), is_shared=True), law.fixed(result.axis(dim), mixes=True))
         results.append(result)
     return results if len(results) > 1 else results[0]
 
@@ -86,14 +86,14 @@ def cumulative(b: Builder, call: Call) -> Any:
     for shape, is_float in zip(call.shapes, call.is_float, strict=True):
         result = Value(x.layouts, shape)
         law_here = along if is_float else law.compared
-        letters = [law_here(Spot(x, (d,)), Spot(result, (d,))) for d in range(x.ndim) if d != dim]
-        b.record(*letters, law.fixed(Spot(x, (dim,)), Spot(result, (dim,)), mixes=True))
+        laws = [law_here(x.axis(d), result.axis(d)) for d in range(x.ndim) if d != dim]
+        b.record(*laws, law.fixed(x.axis(dim), result.axis(dim), mixes=True))
         b.freeze(result, [dim])
         results.append(result)
     return results if len(results) > 1 else results[0]
 
 
-def pool(along: Law) -> Rule:
+def pool(along: LawOf) -> Rule:
     """A rule for pooling and resampling: spatial axes are frozen, channels have the given law."""
 
     def rule(b: Builder, call: Call) -> Any:
@@ -108,10 +108,10 @@ def pool(along: Law) -> Rule:
             layouts = [*x.layouts[:lead], *(leaf(n, reason) for n in shape[lead:])]
             result = Value(layouts, shape)
             law_here = law.compared if k else along
-            letters = [law_here(Spot(x, (d,)), Spot(result, (d,))) for d in range(lead)]
+            laws = [law_here(x.axis(d), result.axis(d)) for d in range(lead)]
             if is_global:
-                letters.extend(law.fixed(Spot(x, (d,))) for d in range(lead, x.ndim))
-            b.record(*letters, *(law.fixed(Spot(result, (d,)), mixes=True) for d in range(lead, x.ndim)))
+                laws.extend(law.fixed(x.axis(d)) for d in range(lead, x.ndim))
+            b.record(*laws, *(law.fixed(result.axis(d), mixes=True) for d in range(lead, x.ndim)))
             results.append(result)
         return results if len(results) > 1 else results[0]
 
@@ -128,12 +128,12 @@ def _winner(b: Builder, x: Value, call: Call) -> Value:
     layouts = [leaf(1) if k == dim else x.layouts[k] for k in (range(x.ndim) if keepdim else kept)]
     result = Value(layouts, call.shapes[-1], index_of=x.layouts[dim])
     where = {k: k if keepdim else j for j, k in enumerate(kept)}
-    letters = [law.compared(Spot(x, (k,)), Spot(result, (where[k],))) for k in kept]
-    b.record(*letters, Letter((Spot(x, (dim,)),), is_shared=True))
+    laws = [law.compared(x.axis(k), result.axis(where[k])) for k in kept]
+    b.record(*laws, Law((x.axis(dim),), is_shared=True))
     return result
 
 
-def _square(i: Spot, o: Spot) -> Letter:
+def _square(i: Axis, o: Axis) -> Law:
     return law.power(i, o, 2, is_even=True)
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from regauge.discovery import record as law
+from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
-from regauge.discovery.call import Call, NoRuleError, Rule, as_value, ints, named
+from regauge.discovery.laws import LawOf, Value
 from regauge.discovery.layout import leaf
-from regauge.discovery.record import Law, Spot, Value
-from regauge.discovery.views import Stack
+from regauge.discovery.movement import Stacked
+from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, ints, named
 
-Moved = Value | Stack
+Moved = Value | Stacked
 
 
 def view(b: Builder, call: Call) -> Moved:
@@ -141,9 +141,9 @@ def cat(b: Builder, call: Call) -> Value:
     return b.cat([as_value(b, x) if not isinstance(x, Value) else x for x in call["tensors"]], call.get("dim", 0))
 
 
-def stack(b: Builder, call: Call) -> Stack:
+def stack(b: Builder, call: Call) -> Stacked:
     pieces = [b.use(x) if isinstance(x, Value) else b.whole(x) for x in call["tensors"]]
-    return Stack(call.get("dim", 0) % (pieces[0].ndim + 1), pieces)
+    return Stacked(call.get("dim", 0) % (pieces[0].ndim + 1), pieces)
 
 
 def pad(b: Builder, call: Call) -> Value:
@@ -238,18 +238,18 @@ def unfold_patches(b: Builder, call: Call) -> Moved:
     reason = f"{b.op}: spatial axis"
     layouts = [*x.layouts[: len(lead) + 1], leaf(kernel, reason), leaf(length, reason)]
     result = Value(layouts, [*lead, channels, kernel, length])
-    b.record(*(law.linear(Spot(x, (k,)), Spot(result, (k,))) for k in range(len(lead) + 1)))
+    b.record(*(law.linear(x.axis(k), result.axis(k)) for k in range(len(lead) + 1)))
     return b.view(result, call.shape)
 
 
-def _rearranged(b: Builder, x: Value, dims: Sequence[int], shape: Sequence[int], along: Law = law.same) -> Value:
+def _rearranged(b: Builder, x: Value, dims: Sequence[int], shape: Sequence[int], along: LawOf = law.same) -> Value:
     dims = [d % x.ndim for d in dims]
     reason = f"{b.op}: positions are moved by a fixed rule"
     layouts = [leaf(shape[k], reason) if k in dims else x.layouts[k] for k in range(x.ndim)]
     result = Value(layouts, shape, index_of=x.index_of)
     b.record(
-        *(along(Spot(x, (k,)), Spot(result, (k,))) for k in range(x.ndim) if k not in dims),
-        *(law.fixed(Spot(result, (k,)), mixes=True) for k in dims),
+        *(along(x.axis(k), result.axis(k)) for k in range(x.ndim) if k not in dims),
+        *(law.fixed(result.axis(k), mixes=True) for k in dims),
     )
     for k in dims:
         b.freeze(x, [k], reason)
@@ -267,7 +267,7 @@ def view_as_real(b: Builder, call: Call) -> Value:
     """Complex numbers as pairs along a new last axis."""
     x = as_value(b, call.x)
     result = Value([*x.layouts, leaf(2)], call.shape, virtual=x.virtual)
-    b.record(*(law.linear(Spot(x, (k,)), Spot(result, (k,))) for k in range(x.ndim)))
+    b.record(*(law.linear(x.axis(k), result.axis(k)) for k in range(x.ndim)))
     b.freeze(result, [x.ndim], "real and imaginary parts")
     return result
 

@@ -14,7 +14,7 @@ from regauge.discovery.trace import Program
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
+class IntermediateValues:
     """The intermediate values of a traced model, by name: "%" and the name of the node.
 
     Attributes:

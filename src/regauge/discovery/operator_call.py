@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from regauge.discovery.builder import Builder
-from regauge.discovery.record import Value
-from regauge.discovery.views import Stack
+from regauge.discovery.laws import Value
+from regauge.discovery.movement import Stacked
 
-Result = Value | Stack | list[Value] | tuple[Any, ...]
+Result = Value | Stacked | list[Value] | tuple[Any, ...]
 Rule = Callable[[Builder, "Call"], Any]
 
 
@@ -64,7 +64,7 @@ class Call:
 
 def as_value(b: Builder, x: Any) -> Value:
     """An operand as one tensor with axes of its own if it is fixed."""
-    if isinstance(x, Stack):
+    if isinstance(x, Stacked):
         x = b.whole(x)
     if not isinstance(x, Value):
         raise NoRuleError(f"expected a tensor, found {type(x).__name__}")

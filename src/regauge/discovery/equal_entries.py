@@ -24,7 +24,7 @@ LAYERS = "embedding addmm lstm gru rnn_tanh".split()  # noqa: SIM905
 """Operators with a bias or a table, whose entries differ along the last axis whatever comes in."""
 
 
-class Ties:
+class EqualEntries:
     """What is known about the entries of the tensors of one trace."""
 
     def __init__(self) -> None:

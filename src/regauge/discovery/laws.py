@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 from regauge.discovery.layout import Layout, leaf
 
 Edges = tuple[tuple[int, int, int], ...]
-Law = Callable[..., "Letter"]
-"""Makes the letter of one index from its spots."""
+LawOf = Callable[..., "Law"]
+"""Makes the law of one index from its axes."""
 
 
 class Virtual(NamedTuple):
@@ -66,6 +66,10 @@ class Value:
     def ndim(self) -> int:
         return len(self.shape)
 
+    def axis(self, dim: int) -> "Axis":
+        """One axis, as laws name it."""
+        return Axis(self, (dim,))
+
     @classmethod
     def fixed(cls, shape: Sequence[int], is_zero: bool = False, uniform: frozenset[int] | None = None) -> "Value":
         """A tensor that no parameter influences."""
@@ -74,7 +78,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Spot:
+class Axis:
     """Some axes of a tensor read as one, or a range of one axis."""
 
     value: Value
@@ -84,17 +88,17 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Letter:
+class Law:
     """One index of an operator, and the law that transformations along it must obey.
 
-    The rows of `scale` and `sign` are linear equations over the spots that must vanish: over the rationals
-    for log-scales and modulo two for signs. `edges` tie the matrices that may act on two spots: +1 the same,
-    -1 the inverse transpose. A spot without an edge admits no matrix.
+    The rows of `scale` and `sign` are linear equations over the axes that must vanish: over the rationals
+    for log-scales and modulo two for signs. `edges` tie the matrices that may act on two axes: +1 the same,
+    -1 the inverse transpose. A axis without an edge admits no matrix.
 
     Attributes:
-        spots: The axes that this index runs over.
-        scale: Equations for log-scales; None fixes every spot.
-        sign: Equations for signs; None fixes every spot.
+        axes: The axes that this index runs over.
+        scale: Equations for log-scales; None fixes every axis.
+        sign: Equations for signs; None fixes every axis.
         edges: Where a matrix may act; None nowhere.
         is_metric: Only rotations may act.
         keeps_ones: Of these only those that leave the vector of all ones where it is.
@@ -105,7 +109,7 @@ class Letter:
         period: For functions of (x, out) with half period pi: whether they are odd or even.
     """
 
-    spots: tuple[Spot, ...]
+    axes: tuple[Axis, ...]
     scale: tuple[tuple[int, ...], ...] | None = None
     sign: tuple[tuple[int, ...], ...] | None = None
     edges: Edges | None = None
@@ -120,110 +124,110 @@ class Letter:
 
 @dataclass
 class Record:
-    """The letters of one operator."""
+    """The laws of one operator."""
 
     op: str
-    letters: list[Letter] = field(default_factory=list)
+    laws: list[Law] = field(default_factory=list)
 
 
-def same(*spots: Spot) -> Letter:
+def same(*axes: Axis) -> Law:
     """The same values in another place: everything passes."""
-    rows = _equal(len(spots))
-    return Letter(spots, rows, rows, _alike(len(spots)), shift=rows)
+    rows = _equal(len(axes))
+    return Law(axes, rows, rows, _alike(len(axes)), shift=rows)
 
 
-def linear(*spots: Spot) -> Letter:
+def linear(*axes: Axis) -> Law:
     """A linear operator along which nothing happens: everything but translations passes."""
-    rows = _equal(len(spots))
-    return Letter(spots, rows, rows, _alike(len(spots)))
+    rows = _equal(len(axes))
+    return Law(axes, rows, rows, _alike(len(axes)))
 
 
-def added(spots: Sequence[Spot], out: Spot) -> Letter:
+def added(axes: Sequence[Axis], out: Axis) -> Law:
     """A sum of tensors that all have this axis."""
-    rows = _equal(len(spots) + 1)
-    shift = ((*(1.0 for _ in spots), -1.0),)
-    return Letter((*spots, out), rows, rows, _alike(len(spots) + 1), shift=shift)
+    rows = _equal(len(axes) + 1)
+    shift = ((*(1.0 for _ in axes), -1.0),)
+    return Law((*axes, out), rows, rows, _alike(len(axes) + 1), shift=shift)
 
 
-def offset(spots: Sequence[Spot], out: Spot) -> Letter:
+def offset(axes: Sequence[Axis], out: Axis) -> Law:
     """A sum with something that lacks this axis: reordering and translations only."""
-    return Letter((*spots, out), shift=((*(1.0 for _ in spots), -1.0),))
+    return Law((*axes, out), shift=((*(1.0 for _ in axes), -1.0),))
 
 
-def multiplied(x: Spot, out: Spot, factor: float | None) -> Letter:
+def multiplied(x: Axis, out: Axis, factor: float | None) -> Law:
     """Multiplied by something that does not vary along this axis: a known number or something else."""
     rows = _equal(2)
-    return Letter((x, out), rows, rows, _alike(2), shift=None if factor is None else ((factor, -1.0),))
+    return Law((x, out), rows, rows, _alike(2), shift=None if factor is None else ((factor, -1.0),))
 
 
-def masked(mask: Spot, *spots: Spot) -> Letter:
+def masked(mask: Axis, *axes: Axis) -> Law:
     """Chosen by a mask that has this axis."""
-    rows = ((1, *(0 for _ in spots)), *((0, *row) for row in _equal(len(spots))))
-    return Letter((mask, *spots), rows, rows)
+    rows = ((1, *(0 for _ in axes)), *((0, *row) for row in _equal(len(axes))))
+    return Law((mask, *axes), rows, rows)
 
 
-def zero(spot: Spot) -> Letter:
+def zero(axis: Axis) -> Law:
     """Zeros: everything leaves them as they are but a translation."""
-    return Letter((spot,), (), (), ((0, 0, 1),))
+    return Law((axis,), (), (), ((0, 0, 1),))
 
 
-def fixed(*spots: Spot, mixes: bool = False) -> Letter:
+def fixed(*axes: Axis, mixes: bool = False) -> Law:
     """Reordering only."""
-    return Letter(spots, is_mixing=mixes)
+    return Law(axes, is_mixing=mixes)
 
 
-def positive(*spots: Spot) -> Letter:
+def positive(*axes: Axis) -> Law:
     """Positively homogeneous: scales pass, signs do not (ReLU, maximum)."""
-    return Letter(spots, _equal(len(spots)), None)
+    return Law(axes, _equal(len(axes)), None)
 
 
-def compared(x: Spot, out: Spot) -> Letter:
+def compared(x: Axis, out: Axis) -> Law:
     """Positive scales do not change the result: comparison with zero, the position of the largest."""
-    return Letter((x, out), ((0, 1),), None)
+    return Law((x, out), ((0, 1),), None)
 
 
-def odd(*spots: Spot, mixes: bool = False) -> Letter:
+def odd(*axes: Axis, mixes: bool = False) -> Law:
     """Signs pass, scales do not (tanh)."""
-    return Letter(spots, None, _equal(len(spots)), is_mixing=mixes)
+    return Law(axes, None, _equal(len(axes)), is_mixing=mixes)
 
 
-def even(x: Spot) -> Letter:
+def even(x: Axis) -> Law:
     """Only magnitudes along this axis count."""
-    return Letter((x,), None, ())
+    return Law((x,), None, ())
 
 
-def power(x: Spot, out: Spot, exponent: int, is_even: bool) -> Letter:
+def power(x: Axis, out: Axis, exponent: int, is_even: bool) -> Law:
     """out = |x| ** exponent, with the sign of x or without it."""
-    return Letter((x, out), ((exponent, -1),), ((0, 1),) if is_even else ((1, 1),))
+    return Law((x, out), ((exponent, -1),), ((0, 1),) if is_even else ((1, 1),))
 
 
-def contracted(x: Spot, y: Spot) -> Letter:
+def contracted(x: Axis, y: Axis) -> Law:
     """Summed over in a product of two tensors: one carries the inverse of what the other carries."""
-    return Letter((x, y), ((1, 1),), ((1, 1),), ((0, 1, -1),))
+    return Law((x, y), ((1, 1),), ((1, 1),), ((0, 1, -1),))
 
 
-def product(out: Spot | None, factors: Sequence[Spot], exponents: Sequence[int] | None = None) -> Letter:
+def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] | None = None) -> Law:
     """Multiplied entry by entry; without an output the product is summed over."""
     exponents = list(exponents or [1] * len(factors))
-    spots = (*factors, *([out] if out else []))
+    axes = (*factors, *([out] if out else []))
     row = (*exponents, *([-1] if out else []))
-    return Letter(spots, (row,), (tuple(abs(c) % 2 for c in row),))
+    return Law(axes, (row,), (tuple(abs(c) % 2 for c in row),))
 
 
-def normed(*spots: Spot) -> Letter:
+def normed(*axes: Axis) -> Law:
     """The 2-norm over this axis is all that counts: rotations pass."""
-    edges = _alike(len(spots)) or ((0, 0, 1),)
-    return Letter(spots, None, _equal(len(spots)), edges, is_metric=True, is_mixing=len(spots) > 1)
+    edges = _alike(len(axes)) or ((0, 0, 1),)
+    return Law(axes, None, _equal(len(axes)), edges, is_metric=True, is_mixing=len(axes) > 1)
 
 
-def centered(*spots: Spot) -> Letter:
+def centered(*axes: Axis) -> Law:
     """Only deviations from the mean over this axis, and their 2-norm, count: rotations that keep the ones pass."""
-    return Letter(spots, edges=_alike(len(spots)), is_metric=True, keeps_ones=True, is_mixing=True)
+    return Law(axes, edges=_alike(len(axes)), is_metric=True, keeps_ones=True, is_mixing=True)
 
 
-def periodic(x: Spot, out: Spot, period: Literal["odd", "even"]) -> Letter:
+def periodic(x: Axis, out: Axis, period: Literal["odd", "even"]) -> Law:
     """sin (odd) and cos (even): a shift by pi flips the sign of the output."""
-    return Letter((x, out), None, ((0, 1),) if period == "even" else ((1, 1),), period=period)
+    return Law((x, out), None, ((0, 1),) if period == "even" else ((1, 1),), period=period)
 
 
 def _alike(count: int) -> Edges:
