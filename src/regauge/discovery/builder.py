@@ -6,7 +6,7 @@ operator computes. Those that move values are in `views.py`, the ground below th
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from regauge.discovery import laws as law
 from regauge.discovery.laws import Axis, Law, LawOf, Value, Virtual
@@ -14,6 +14,7 @@ from regauge.discovery.layout import Layout, leaf
 from regauge.discovery.movement import Movement
 
 Over = Literal["sum", "magnitude", "norm"]
+Entrywise = Literal["add", "maximum", "mul", "joint"]
 Operand = Value | float | int | bool | complex
 
 
@@ -115,80 +116,34 @@ class Builder(Movement):
         self,
         operands: Sequence[Operand],
         shape: Sequence[int],
-        how: str,
+        how: Entrywise,
         select: Value | None = None,
         exponents: Sequence[int] | None = None,
     ) -> Value:
-        tensors = [
-            (self.use(x), e)
-            for x, e in zip(operands, exponents or [1] * len(operands), strict=True)
-            if isinstance(x, Value)
-        ]
-        numbers = [x for x in operands if not isinstance(x, Value)]
+        """Combine operands entry by entry: tie what varies along each axis, and record its law."""
+        given = zip(operands, exponents or [1] * len(operands), strict=True)
+        tensors = [(self.use(x), e) for x, e in given if isinstance(x, Value)]
         tensors = list(zip(self.distinct([x for x, _ in tensors]), [e for _, e in tensors], strict=True))
-        has_offset = how != "mul" and any(x != 0 for x in numbers)
+        numbers = [x for x in operands if not isinstance(x, Value)]
+        # Zeros satisfy every law of a sum.
         live = [(x, e) for x, e in tensors if not (x.is_zero and how in ("add", "maximum"))]
-        if how == "mul" and any(x.is_zero for x, _ in tensors):
-            live = tensors
         mask = self.use(select) if select is not None else None
-        everyone = [x for x, _ in live] + ([mask] if mask is not None else [])
+        along = [_participants(k, shape, live, mask) for k in range(len(shape))]
         layouts: list[Layout] = []
-        uniform: set[int] = set()
-        plans: list[tuple[list[tuple[Value, int, int]], list[Value], Value | None]] = []
-        for k, n in enumerate(shape):
-            having, lacking, masked = [], [], None
-            for x, e in live:
-                dim = k - (len(shape) - x.ndim)
-                if dim >= 0 and x.shape[dim] == n and dim not in x.uniform:
-                    having.append((x, dim, e))
-                else:
-                    lacking.append(x)
-            if mask is not None:
-                dim = k - (len(shape) - mask.ndim)
-                if dim >= 0 and mask.shape[dim] == n and dim not in mask.uniform:
-                    masked = mask
-            candidates = [x.layouts[dim] for x, dim, _ in having]
-            if masked is not None:
-                candidates.append(masked.layouts[k - (len(shape) - masked.ndim)])
-            if candidates:
-                self.tie(*candidates)
-                layouts.append(candidates[0])
-            else:
-                layouts.append(leaf(n))
-                uniform.add(k)
-            plans.append((having, lacking, masked))
-        result = Value(layouts, shape, uniform=frozenset(uniform))
+        for found, n in zip(along, shape, strict=True):
+            candidates = [axis.value.layouts[axis.dims[0]] for axis in found.all]
+            self.tie(*candidates)
+            layouts.append(candidates[0] if candidates else leaf(n))
+        result = Value(layouts, shape, uniform=frozenset(k for k, found in enumerate(along) if not found.all))
+        everyone = [x for x, _ in live] + ([mask] if mask is not None else [])
         labels = [list(range(len(shape) - x.ndim, len(shape))) for x in everyone]
         result.virtual = self._carried(everyone, list(range(len(shape))), labels)
-        laws: list[Law] = []
-        covered: set[tuple[int, int]] = set()
-        for k, (having, lacking, masked) in enumerate(plans):
-            out = result.axis(k)
-            axes = [x.axis(dim) for x, dim, _ in having]
-            covered |= {(id(x), dim) for x, dim, _ in having}
-            if masked is not None:
-                dim = k - (len(shape) - masked.ndim)
-                covered.add((id(masked), dim))
-                chosen = masked.axis(dim)
-                is_plain = bool(axes) and not lacking and not has_offset
-                laws.append(law.masked(chosen, *axes, out) if is_plain else law.fixed(chosen, *axes, out))
-            elif not axes:
-                laws.append(law.fixed(out))
-            elif how == "mul":
-                if len(axes) == 1 and having[0][2] == 1:
-                    laws.append(law.multiplied(axes[0], out, None if lacking else _factor(numbers)))
-                else:
-                    laws.append(law.product(out, axes, [e for _, _, e in having]))
-            elif how == "joint":
-                laws.append(law.fixed(*axes, out))
-            elif lacking or has_offset:
-                laws.append(law.offset(axes, out) if how == "add" and mask is None else law.fixed(*axes, out))
-            elif how == "maximum":
-                laws.append(law.positive(*axes, out))
-            else:
-                laws.append(law.added(axes, out) if mask is None else law.linear(*axes, out))
-        for x in everyone:
-            laws.extend(law.fixed(x.axis(d)) for d in range(x.ndim) if (id(x), d) not in covered)
+        laws = [
+            _entrywise_law(how, found, result.axis(k), numbers, selects=mask is not None)
+            for k, found in enumerate(along)
+        ]
+        covered = {(id(axis.value), axis.dims[0]) for found in along for axis in found.all}
+        laws += [law.fixed(x.axis(d)) for x in everyone for d in range(x.ndim) if (id(x), d) not in covered]
         self.record(*laws)
         return result
 
@@ -208,6 +163,65 @@ class Builder(Movement):
                 return None
             found = here
         return found
+
+
+class _Participants(NamedTuple):
+    """The operands of an entrywise operator that vary along one axis of its result.
+
+    Attributes:
+        axes: Their axes, aligned with it.
+        exponents: Their exponents in a product.
+        mask: The axis of a mask that selects among the operands, if the mask varies there.
+        has_all: Whether no operand is broadcast along the axis.
+    """
+
+    axes: tuple[Axis, ...]
+    exponents: tuple[int, ...]
+    mask: Axis | None
+    has_all: bool
+
+    @property
+    def all(self) -> tuple[Axis, ...]:
+        return self.axes if self.mask is None else (*self.axes, self.mask)
+
+
+def _participants(
+    k: int, shape: Sequence[int], operands: Sequence[tuple[Value, int]], mask: Value | None
+) -> _Participants:
+    """Which operands take part along axis `k` of a result of this shape: axes are aligned at their ends."""
+
+    def own(x: Value) -> Axis | None:
+        dim = k - (len(shape) - x.ndim)
+        return x.axis(dim) if dim >= 0 and x.shape[dim] == shape[k] and dim not in x.uniform else None
+
+    found = [(axis, exponent) for x, exponent in operands if (axis := own(x)) is not None]
+    return _Participants(
+        tuple(axis for axis, _ in found),
+        tuple(exponent for _, exponent in found),
+        None if mask is None else own(mask),
+        len(found) == len(operands),
+    )
+
+
+def _entrywise_law(
+    how: Entrywise, found: _Participants, out: Axis, numbers: Sequence[Operand], *, selects: bool
+) -> Law:
+    """The law of one axis of the result `out`, from the operands that vary along it and the numbers among them."""
+    axes = found.axes
+    is_plain = found.has_all and (how == "mul" or not any(x != 0 for x in numbers))
+    if found.mask is not None:
+        return (law.masked if axes and is_plain else law.fixed)(found.mask, *axes, out)
+    if not axes or how == "joint":
+        return law.fixed(*axes, out)
+    if how == "mul":
+        if len(axes) == 1 and found.exponents == (1,):
+            return law.multiplied(axes[0], out, _factor(numbers) if found.has_all else None)
+        return law.product(out, axes, found.exponents)
+    if how == "add" and not selects:
+        return (law.added if is_plain else law.offset)(axes, out)
+    if not is_plain:
+        return law.fixed(*axes, out)
+    return (law.positive if how == "maximum" else law.linear)(*axes, out)
 
 
 def _factor(numbers: Sequence[Operand]) -> float | None:
