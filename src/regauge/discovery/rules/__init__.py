@@ -2,7 +2,7 @@
 
 A rule receives the builder and the call and returns values for what the operator returns. It composes the
 builder's primitives, each of which is sound by itself. To add one, write a function in the file of its
-subject, name it in that file's RULES, and add a case to `tests/test_rules.py`.
+subject, name it in that file's RULES, and add a case to `tests/rule_cases.py`.
 """
 
 from regauge.discovery.operator_call import Rule
