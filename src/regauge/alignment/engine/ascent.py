@@ -296,7 +296,9 @@ def _norms(tensor: Tensor) -> Float64[Tensor, " pair"]:
 def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
     """The share of units that a step moves; rotations move all."""
     changed: Tensor | None = None
-    for part, differs in old.zip(new, torch.ne).items():
+    before = dict(old.items())
+    for part, tensor in new.items():
+        differs = tensor != before[part]
         if part == "matrix":
             return torch.ones(len(differs), dtype=torch.float64)
         units = differs if part == "perm" else differs.any(-2)
