@@ -111,15 +111,17 @@ def plane_figure(
     Raises:
         ValueError: No value is finite.
     """
-    with matplotlib.rc_context(STYLE):
-        width, height = _plane_size(xs, ys)
-        figure = Figure(figsize=(width, height), layout="constrained")
-        _draw_plane(figure, figure.add_subplot(), xs, ys, values, points, labels, title, levels)
-        return figure
+    marked = [(float(x), float(y)) for x, y in points]
+    surface = Surface(title, xs.tolist(), ys.tolist(), values.tolist(), marked, tuple(labels))
+    return picture_figure((surface,), levels=levels)
 
 
-def picture_figure(picture: Picture) -> Figure:
-    """Panels side by side; what they are is in the values.
+def picture_figure(picture: Picture, *, levels: int = 12) -> Figure:
+    """Charts or surfaces side by side.
+
+    Args:
+        picture: The panels.
+        levels: Number of contours of a surface.
 
     Raises:
         ValueError: There is no panel, or a surface has no finite value.
@@ -135,8 +137,7 @@ def picture_figure(picture: Picture) -> Figure:
         for k, panel in enumerate(picture):
             axes = figure.add_subplot(1, len(picture), k + 1)
             if isinstance(panel, Surface):
-                arrays = (np.array(panel.xs), np.array(panel.ys), np.array(panel.values), np.array(panel.points))
-                _draw_plane(figure, axes, *arrays, panel.labels, panel.title, 12)
+                _draw_surface(figure, axes, panel, levels)
             else:
                 _draw_chart(axes, panel)
         return figure
@@ -207,17 +208,8 @@ def _plane_size(xs: Floats, ys: Floats) -> tuple[float, float]:
     return width + 0.9, float(np.clip(width * (ys[-1] - ys[0]) / (xs[-1] - xs[0]), 2.4, 6.0)) + 0.4
 
 
-def _draw_plane(
-    figure: Figure,
-    axes: Axes,
-    xs: Floats,
-    ys: Floats,
-    values: Floats,
-    points: Floats,
-    labels: Sequence[str],
-    title: str,
-    levels: int,
-) -> None:
+def _draw_surface(figure: Figure, axes: Axes, surface: Surface, levels: int) -> None:
+    values = np.array(surface.values)
     known = values[np.isfinite(values)]
     if not len(known):
         raise ValueError(f"none of the {values.size} values is finite, so there is nothing to draw")
@@ -225,16 +217,17 @@ def _draw_plane(
     edges = [low, *(low + np.geomspace(0.01 * span, span, levels))]
     shades = matplotlib.colormaps["viridis_r"].resampled(levels + 1)
     norm = BoundaryNorm(edges, shades.N, extend="max")
+    xs, ys = np.array(surface.xs), np.array(surface.ys)
     drawn = axes.contourf(xs, ys, np.ma.masked_invalid(values), levels=edges, cmap=shades, norm=norm, extend="max")
     inside = [edge for edge in edges[1:] if edge < known.max()]
     if inside:
         axes.contour(xs, ys, np.ma.masked_invalid(values), levels=inside, colors="white", linewidths=0.4)
-    for (x, y), label in zip(points, labels, strict=True):
+    for (x, y), label in zip(surface.points, surface.labels, strict=True):
         axes.plot(x, y, "o", color="white", markeredgecolor=INK, markersize=7)
         axes.annotate(label, (x, y), (6, 6), textcoords="offset points", color=INK, fontweight="bold")
     bar = figure.colorbar(drawn, ax=axes, format=lambda value, _: f"{value:.3g}")
     bar.outline.set_visible(False)
-    axes.set(aspect="equal", title=title)
+    axes.set(aspect="equal", title=surface.title)
     axes.grid(False)
 
 

@@ -185,9 +185,8 @@ class KroneckerPosterior:
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
         """The noise of standard deviations moves by permutations and signs; that of weights with factors stays."""
-        symmetry, element = bind(symmetry, element, self.mean)
         diagonal = {name: tensor for name, tensor in noise.items() if name in self.std}
-        return {**noise, **move_noise(symmetry, element, diagonal)}
+        return {**noise, **move_noise(*bind(symmetry, element, self.mean), diagonal)}
 
     def moments(self) -> GaussianPosterior:
         """The same means; standard deviations `sqrt(G_ii A_jj)` for weights with one term."""

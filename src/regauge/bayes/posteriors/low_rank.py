@@ -117,9 +117,8 @@ class LowRankPosterior:
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
         """The noise of the diagonal part moves by permutations and signs; coefficients stay."""
-        symmetry, element = bind(symmetry, element, self.mean)
         diagonal = {name: tensor for name, tensor in noise.items() if name in self.std}
-        return {**noise, **move_noise(symmetry, element, diagonal)}
+        return {**noise, **move_noise(*bind(symmetry, element, self.mean), diagonal)}
 
     def moments(self) -> GaussianPosterior:
         """The same means; standard deviations `sqrt(std^2 + sum_k D_k^2)`."""
