@@ -17,7 +17,7 @@ Solver = Callable[[Floats], NDArray[np.int64]]
 
 WARM_SIZE = 48
 """Below this size a cold solution is cheaper than reductions and potentials."""
-POTENTIAL_ROUNDS = 3
+POTENTIAL_ROUNDS = 2
 """Rounds in which potentials are recovered from an optimal assignment; more do not shorten the next search."""
 
 
