@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.data.files import DataFile, check, locate, present
+from regauge.data.files import DataFile, present, read
 
 _ADDRESS = (
     "https://raw.githubusercontent.com/GPflow/GPflow/10cfc31a38a399d7e15c93c475e251f0889c8d96"
@@ -63,9 +63,5 @@ def has_snelson() -> bool:
 
 
 def _read(file: DataFile, folder: str | Path | None) -> Tensor:
-    path = locate(file) if folder is None else Path(folder) / file.name
-    if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is not there")
-    content = path.read_bytes()
-    check(path, content, file.sha256, file.data)
+    content = read(file, folder)
     return torch.from_numpy(np.loadtxt(io.BytesIO(content))).float()[:, None]

@@ -90,6 +90,21 @@ def check(path: Path, content: bytes, sha256: str | Sequence[str], data: str) ->
         )
 
 
+def read(file: DataFile, folder: str | Path | None = None) -> bytes:
+    """The content of a file: in a folder if one is given, else on this machine or downloaded.
+
+    Raises:
+        FileNotFoundError: It is not there, and cannot be downloaded.
+        ValueError: Its checksum is wrong.
+    """
+    path = locate(file) if folder is None else Path(folder) / file.name
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(path)!r} is not there")
+    content = path.read_bytes()
+    check(path, content, file.sha256, file.data)
+    return content
+
+
 def _cache() -> Path:
     own = os.environ.get(CACHE_VARIABLE)
     if own:

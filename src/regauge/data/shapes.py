@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.data.files import DataFile, check, locate
+from regauge.data.files import DataFile, read
 
 SHAPES_SHA256 = {
     "beast": "ce8d4005adb8e25ce6c3042e0d75c7bc6a1967191505e4c263e6535a8c9c785f",
@@ -61,11 +61,7 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
     if name not in SHAPES_SHA256:
         raise ValueError(f"there is no shape {name!r}; choose from {sorted(SHAPES_SHA256)}")
     file = DataFile(f"the shape {name!r}", "shapes", f"{name}.npz", SHAPES_SHA256[name])
-    path = locate(file) if folder is None else Path(folder) / file.name
-    if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is not there")
-    content = path.read_bytes()
-    check(path, content, file.sha256, file.data)
+    content = read(file, folder)
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         return Shape(
             name,

@@ -5,7 +5,7 @@ from pathlib import Path
 from safetensors.torch import load
 from torch import Tensor
 
-from regauge.data.files import DataFile, check, locate
+from regauge.data.files import DataFile, read
 
 SHARED_START = DataFile(
     "the shared initialization of inr2vec",
@@ -29,11 +29,7 @@ def shared_start(folder: str | Path | None = None) -> dict[str, Tensor]:
     References:
         De Luigi et al. (2023), section 3.
     """
-    path = locate(SHARED_START) if folder is None else Path(folder) / SHARED_START.name
-    if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is not there")
-    content = path.read_bytes()
-    check(path, content, SHARED_START.sha256, SHARED_START.data)
+    content = read(SHARED_START, folder)
     tensors = load(content)
     # There a sine layer is a linear layer and its activation, so that names have one more number: layers.0.0.weight.
     parts = {name: name.split(".") for name in tensors}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.data.files import DataFile, check, locate
+from regauge.data.files import DataFile, read
 
 Category = Literal["chair", "monitor"]
 VOXELS = DataFile(
@@ -40,11 +40,7 @@ def voxels(category: Category, folder: str | Path | None = None) -> Tensor:
     """
     if category not in get_args(Category):
         raise ValueError(f"there are no voxel grids of {category!r}; choose from {', '.join(get_args(Category))}")
-    path = locate(VOXELS) if folder is None else Path(folder) / VOXELS.name
-    if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is not there")
-    content = path.read_bytes()
-    check(path, content, VOXELS.sha256, VOXELS.data)
+    content = read(VOXELS, folder)
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         bits = np.unpackbits(archive[category], axis=1)
     return torch.from_numpy(bits.reshape(-1, RESOLUTION, RESOLUTION, RESOLUTION)).bool()
