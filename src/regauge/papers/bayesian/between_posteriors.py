@@ -254,4 +254,4 @@ def _one(posterior: GaussianPosterior, noise: Noise) -> Params:
 
 def _describe(config: Between) -> str:
     family = config.family
-    return f"{family.name}, one pair, {family.examples:,} training images, {config.samples} samples, {family.inference}"
+    return f"{family.name}, one pair, {family.examples:,} training images, {config.samples} samples, {family.settings}"

@@ -53,10 +53,14 @@ class Family:
     blocks: int = 3
 
     def __repr__(self) -> str:
-        how = self.inference
-        inference = name_training(how) if isinstance(how, Training) else name_inference(how)
-        fields = f"data={self.data!r}, kind={self.kind!r}, width={self.width}, inference={inference}"
+        fields = f"data={self.data!r}, kind={self.kind!r}, width={self.width}, inference={self.settings}"
         return f"Family({fields}, examples={self.examples}, blocks={self.blocks})"
+
+    @property
+    def settings(self) -> str:
+        """The settings of the inference, by the name that chance is drawn by."""
+        how = self.inference
+        return name_training(how) if isinstance(how, Training) else name_inference(how)
 
     @property
     def name(self) -> str:

@@ -136,7 +136,7 @@ def measure(config: Barriers, run: Run) -> Table:
 
 def _describe(case: Case) -> str:
     family = case.family
-    return f"{case.label}: {family.name}, {case.pairs} pair(s), {family.examples:,} training images, {family.inference}"
+    return f"{case.label}: {family.name}, {case.pairs} pair(s), {family.examples:,} training images, {family.settings}"
 
 
 def _line(config: Barriers, case: Case, pair: int, arm: Arm, found: Sequence[GaussianPosterior], run: Run) -> Record:

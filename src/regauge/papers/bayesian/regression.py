@@ -126,7 +126,7 @@ def measure(config: Regression, run: Run) -> Table:
         "the paper shows functions only; both ends fit the data, the functions halfway only after alignment, as there",
         f"{'a made-up curve' if config.is_small else 'the 200 points of the Snelson set'}, inputs normalized, noise of "
         f"standard deviation {NOISE:g}; MLP 1-{config.width}-{config.width}-{config.width}-1 with ReLU; "
-        f"{config.pairs} pair(s), {config.samples} samples; {config.inference}",
+        f"{config.pairs} pair(s), {config.samples} samples; {name_inference(config.inference)}",
         "loss: negative log predictive likelihood per example of the training points, in nats",
     )
     quantities = (
