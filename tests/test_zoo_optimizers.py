@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regauge.training import optimizers as module_of_optimizers
 from regauge.training.optimizers import Optimizer, stack_optimizer
-from regauge.training.schedules import Schedule
+from regauge.training.schedules import Rate, Schedule
 from regauge.training.settings import Choice, Uniform, bounds, derive_seed, draw
 from regauge.zoo.training import SGD, Adam, AdamW, Constant, Cosine, LogUniform, OneCycle, StepDecay
 
@@ -34,7 +34,7 @@ def gradients(step: int) -> list[Tensor]:
     return [torch.randn(NETWORKS, *shape, dtype=torch.float64, generator=generator) for shape in SHAPES]
 
 
-def alone(name: str, settings: dict[str, list[float]], factors: Sequence[float]) -> list[list[Tensor]]:
+def alone(name: str, settings: dict[str, list[float]], rates: Sequence[Rate]) -> list[list[Tensor]]:
     """Every network by torch's own optimizer, `[network][tensor]`."""
     _, kind, fixed = METHODS[name]
     results = []
@@ -42,10 +42,15 @@ def alone(name: str, settings: dict[str, list[float]], factors: Sequence[float])
         params = [tensor[k].clone().requires_grad_() for tensor in gradients(-1)]
         own = {key: values[k] for key, values in settings.items()}
         optimizer = kind(params, **own, **fixed)  # type: ignore[call-arg]
-        for step, factor in enumerate(factors):
+        for step, rate in enumerate(rates):
             for param, gradient in zip(params, gradients(step), strict=True):
                 param.grad = gradient[k].clone()
-            optimizer.param_groups[0]["lr"] = own["lr"] * factor
+            group = optimizer.param_groups[0]
+            group["lr"] = own["lr"] * rate.factor
+            if rate.momentum is not None and "betas" in group:
+                group["betas"] = (rate.momentum, group["betas"][1])
+            elif rate.momentum is not None and group["momentum"]:
+                group["momentum"] = rate.momentum
             optimizer.step()
         results.append([param.detach() for param in params])
     return results
@@ -62,18 +67,19 @@ def settings_for(name: str, *, are_same: bool) -> dict[str, list[float]]:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("are_same", [True, False], ids=["same", "own"])
 @pytest.mark.parametrize("is_fused", [True, False, None])
+@pytest.mark.parametrize("is_cycled", [False, True], ids=["own momentum", "cycled momentum"])
 def test_every_network_moves_as_if_alone(
-    name: str, are_same: bool, is_fused: bool | None, monkeypatch: pytest.MonkeyPatch
+    name: str, are_same: bool, is_fused: bool | None, is_cycled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Blocks smaller than a tensor, and than a network.
     monkeypatch.setattr(module_of_optimizers, "BLOCK", 5)
     settings = settings_for(name, are_same=are_same)
-    factors = [1 / (1 + step) for step in range(STEPS)]
-    expected = alone(name, settings, factors)
+    rates = [Rate(1 / (1 + step), 0.9 - 0.1 * step if is_cycled else None) for step in range(STEPS)]
+    expected = alone(name, settings, rates)
     params = gradients(-1)
     optimizer = stack_optimizer(METHODS[name][0], params, settings, is_fused=is_fused)
     index = torch.tensor([4, 1, 2])
-    for step, factor in enumerate(factors):
+    for step, rate in enumerate(rates):
         given = gradients(step)
         if step == 3:
             params = [param[index] for param in params]
@@ -81,7 +87,7 @@ def test_every_network_moves_as_if_alone(
         given = [g[index] for g in given] if step >= 3 else given
         # Strides are nobody's business: autograd gives gradients in any order of memory.
         given[0] = given[0].transpose(1, 2).contiguous().transpose(1, 2)
-        optimizer.update(given, factor)
+        optimizer.update(given, rate)
     for place, k in enumerate(index.tolist()):
         for tensor, wanted in zip(params, expected[k], strict=True):
             torch.testing.assert_close(tensor[place], wanted, rtol=1e-12, atol=1e-12)
@@ -94,6 +100,7 @@ SCHEDULES: dict[str, Schedule] = {
     "cosine": Cosine(),
     "cosine to a tenth": Cosine(0.1),
     "one cycle": OneCycle(),
+    "one cycle of momentum too": OneCycle(momentum=(0.85, 0.95)),
     "short rise": OneCycle(rise=0.1, start=0.5, end=0.01),
     "step": StepDecay(4, 0.5),
 }
@@ -103,14 +110,14 @@ SCHEDULES: dict[str, Schedule] = {
 @pytest.mark.parametrize("steps", [1, 2, 10, 37])
 def test_schedules_are_those_of_torch(name: str, steps: int) -> None:
     schedule = SCHEDULES[name]
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0, momentum=0.5)
     theirs: torch.optim.lr_scheduler.LRScheduler
     match schedule:
         case Constant():
             theirs = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
         case Cosine(final):
             theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, 2.0 * final)
-        case OneCycle(rise, start, end):
+        case OneCycle(rise, start, end, momentum):
             if rise * steps <= 1:
                 pytest.skip("torch divides by zero")
             theirs = torch.optim.lr_scheduler.OneCycleLR(
@@ -118,14 +125,16 @@ def test_schedules_are_those_of_torch(name: str, steps: int) -> None:
                 2.0,
                 steps,
                 pct_start=rise,
-                cycle_momentum=False,
+                cycle_momentum=momentum is not None,
                 div_factor=1 / start,
                 final_div_factor=1 / end,
             )
         case StepDecay(every, gamma):
             theirs = torch.optim.lr_scheduler.StepLR(optimizer, every, gamma)
     for step in range(steps):
-        assert 2.0 * schedule.factor(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-12)
+        rate, group = schedule.rate(step, steps), optimizer.param_groups[0]
+        assert 2.0 * rate.factor == pytest.approx(group["lr"], rel=1e-9, abs=1e-12)
+        assert (0.5 if rate.momentum is None else rate.momentum) == pytest.approx(group["momentum"], rel=1e-9)
         optimizer.step()
         if step + 1 < steps:
             theirs.step()
@@ -160,6 +169,7 @@ def test_settings_are_drawn_from_their_distributions() -> None:
         (lambda: Adam(lr=0.1, betas=(0.9, 1.0)), r"betas must lie in \[0, 1\)"),
         (lambda: Cosine(2.0), "final share"),
         (lambda: OneCycle(rise=0.0), "is no cycle"),
+        (lambda: OneCycle(momentum=(0.9, 0.8)), "the smaller one first"),
         (lambda: StepDecay(0), "is no decay"),
     ],
 )

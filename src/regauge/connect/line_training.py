@@ -31,7 +31,7 @@ class LineTraining(Descent):
         Paper 003, section 3.4, for loss, optimizer and schedule.
     """
 
-    schedule: Schedule = field(default_factory=OneCycle)
+    schedule: Schedule = field(default_factory=lambda: OneCycle(momentum=(0.85, 0.95)))
     segments: int = 4
     points: int = 25
 

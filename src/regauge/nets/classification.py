@@ -25,7 +25,7 @@ class Training(Descent):
     epochs: float | None = 5
     batch: int | None = 256
     optimizer: Optimizer = field(default_factory=lambda: AdamW(lr=2e-3))
-    schedule: Schedule = field(default_factory=OneCycle)
+    schedule: Schedule = field(default_factory=lambda: OneCycle(momentum=(0.85, 0.95)))
 
 
 def initialize(module: nn.Module, generator: torch.Generator) -> Params:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Batch, Task
-from regauge.training.optimizers import SGD, Adam, Optimizer, require_numbers
-from regauge.training.schedules import Constant, Schedule
+from regauge.training.optimizers import SGD, Adam, Optimizer, require_numbers, set_rate
+from regauge.training.schedules import Constant, Rate, Schedule
 
 B = TypeVar("B")
 B_contra = TypeVar("B_contra", contravariant=True)
@@ -40,7 +40,7 @@ class Descent:
         epochs: Passes over the examples.
         batch: Examples per step; None is all of them.
         optimizer: The optimizer with its learning rate.
-        schedule: Factor of the learning rate in each step.
+        schedule: How the learning rate changes from step to step.
 
     Raises:
         ValueError: A value makes no sense.
@@ -71,8 +71,8 @@ class Descent:
 class Program(Protocol[B_contra]):
     """Parameters in training, with their optimizer."""
 
-    def step(self, batch: B_contra, factor: float) -> Tensor:
-        """Take a step with the learning rates times `factor`, and return the loss before it."""
+    def step(self, batch: B_contra, rate: Rate) -> Tensor:
+        """Take a step at the rate of the schedule, and return the loss before it."""
 
     def params(self) -> Params:
         """Parameters and buffers now, as new tensors."""
@@ -110,13 +110,13 @@ class PlainProgram(Generic[B]):
             is_fused=not isinstance(optimizer, SGD),
         )
 
-    def step(self, batch: B, factor: float) -> Tensor:
-        """Take a step with the learning rates times `factor`, and return the loss before it."""
+    def step(self, batch: B, rate: Rate) -> Tensor:
+        """Take a step at the rate of the schedule, and return the loss before it."""
         loss, gradients = self._gradient(self._params, batch)
         for param, gradient in zip(self._params.values(), gradients, strict=True):
             param.grad = None if gradient is None else gradient.contiguous()
         for group, lr in zip(self._optimizer.param_groups, self._lrs, strict=False):
-            group["lr"] = lr * factor
+            set_rate(group, lr, rate)
         self._optimizer.step()
         return loss
 
@@ -186,7 +186,7 @@ def descend(
     schedule = schedule or Constant()
     began = time.monotonic()
     for step, batch in zip(range(1, steps + 1), batches, strict=False):
-        loss = program.step(batch, schedule.factor(step - 1, steps))
+        loss = program.step(batch, schedule.rate(step - 1, steps))
         is_last = step == steps or (seconds is not None and time.monotonic() - began >= seconds)
         yield State(step, loss, is_last)
         if is_last:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
-from regauge.training.optimizers import Optimizer
+from regauge.training.optimizers import Optimizer, set_rate
 from regauge.training.programs import PIECE_BYTES, Batch, channels_last, mean_loss
+from regauge.training.schedules import Rate
 
 
 class Loop:
@@ -28,8 +29,8 @@ class Loop:
     ) -> None:
         self.modules: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.rates = list(settings["lr"])
-        for k in range(len(self.rates)):
+        self.lrs = list(settings["lr"])
+        for k in range(len(self.lrs)):
             one = copy.deepcopy(module).to(next(iter(params.values())).dtype)
             one.load_state_dict({name: tensor[k] for name, tensor in params.items()})
             one.to(device=next(iter(params.values())).device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -38,7 +39,7 @@ class Loop:
             self.optimizers.append(optimizer.make([param for param in one.parameters() if param.requires_grad], own))
         self.pieces: int | None = None
 
-    def step(self, batch: Batch, factor: float) -> Tensor:
+    def step(self, batch: Batch, rate: Rate) -> Tensor:
         """Take a step with all networks, and return their losses before it."""
         inputs, targets = batch
         members = len(self.modules) // len(inputs)
@@ -47,7 +48,7 @@ class Loop:
         if self.pieces is None:
             self.pieces = pieces_of(self.modules[0], batches[0])
         losses = []
-        for k, (module, optimizer, rate) in enumerate(zip(self.modules, self.optimizers, self.rates, strict=True)):
+        for k, (module, optimizer, lr) in enumerate(zip(self.modules, self.optimizers, self.lrs, strict=True)):
             optimizer.zero_grad()
             total = torch.zeros((), dtype=torch.float64, device=inputs.device)
             parts = batches[k // members].chunk(self.pieces), targets[k // each].chunk(self.pieces)
@@ -55,7 +56,7 @@ class Loop:
                 loss = mean_loss(module(images), wanted) * (len(images) / inputs.shape[1])
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
-            optimizer.param_groups[0]["lr"] = rate * factor
+            set_rate(optimizer.param_groups[0], lr, rate)
             optimizer.step()
             losses.append(total)
         return torch.stack(losses).to(inputs.dtype)
@@ -79,7 +80,7 @@ class Loop:
         chosen = index.tolist()
         self.modules = [self.modules[k] for k in chosen]
         self.optimizers = [self.optimizers[k] for k in chosen]
-        self.rates = [self.rates[k] for k in chosen]
+        self.lrs = [self.lrs[k] for k in chosen]
 
 
 def pieces_of(module: nn.Module, batch: Tensor) -> int:

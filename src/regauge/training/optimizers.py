@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from regauge.training.schedules import Rate
 from regauge.training.settings import Setting, require_setting
 
 BLOCK = 131_072
@@ -137,11 +138,20 @@ def require_numbers(optimizer: Optimizer) -> dict[str, float]:
     return {name: float(value) for name, value in settings.items()}
 
 
+def set_rate(group: dict[str, Any], lr: float, rate: Rate) -> None:
+    """Set the learning rate of a group of `torch.optim`, and its momentum where the schedule cycles it."""
+    group["lr"] = lr * rate.factor
+    if rate.momentum is not None and "betas" in group:
+        group["betas"] = (rate.momentum, group["betas"][1])
+    elif rate.momentum is not None and group["momentum"]:
+        group["momentum"] = rate.momentum
+
+
 class StackedOptimizer(Protocol):
     """Updates stacked parameters `[networks, ...]` in place; no network touches another."""
 
-    def update(self, gradients: Sequence[Tensor], factor: float) -> None:
-        """Take a step with the learning rates times the factor of the schedule."""
+    def update(self, gradients: Sequence[Tensor], rate: Rate) -> None:
+        """Take a step at the rate of the schedule."""
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
         """Continue with these parameters, those of the networks at `index`."""
@@ -178,14 +188,14 @@ class Fused:
         self.is_split = any(len(set(values)) > 1 for values in self.settings.values())
         self._make(params)
 
-    def update(self, gradients: Sequence[Tensor], factor: float) -> None:
-        """Take a step with the learning rates times the factor of the schedule."""
+    def update(self, gradients: Sequence[Tensor], rate: Rate) -> None:
+        """Take a step at the rate of the schedule."""
         # The fused kernels run over memory: a gradient with other strides than its parameter would be read wrongly.
         plain = [gradient.contiguous() for gradient in gradients]
         for (views, optimizer, lr), own in zip(self.parts, self._views(plain), strict=True):
             for view, gradient in zip(views, own, strict=True):
                 view.grad = gradient
-            optimizer.param_groups[0]["lr"] = lr * factor
+            set_rate(optimizer.param_groups[0], lr, rate)
             optimizer.step()
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
@@ -248,15 +258,15 @@ class Blocks(ABC):
         self.settings = {k: v[index] if isinstance(v, Tensor) else v for k, v in self.settings.items()}
         self._cut(params, [[tensor[index] for tensor in tensors] for tensors in self.states])
 
-    def update(self, gradients: Sequence[Tensor], factor: float) -> None:
-        """Take a step with the learning rates times the factor of the schedule."""
+    def update(self, gradients: Sequence[Tensor], rate: Rate) -> None:
+        """Take a step at the rate of the schedule."""
         self.step += 1
         flat = [gradient.reshape(len(gradient), -1) for gradient in gradients]
         for block in self.blocks:
-            self._update(block, flat[block.tensor][block.networks, block.values], factor)
+            self._update(block, flat[block.tensor][block.networks, block.values], rate)
 
     @abstractmethod
-    def _update(self, block: _Block, gradient: Tensor, factor: float) -> None:
+    def _update(self, block: _Block, gradient: Tensor, rate: Rate) -> None:
         """Update the values of one block."""
 
     def _cut(self, params: Sequence[Tensor], states: list[list[Tensor]]) -> None:
@@ -286,8 +296,9 @@ class _BlocksOfSGD(Blocks):
         self.moments = int(self.has_momentum)
         super().__init__(params, settings)
 
-    def _update(self, block: _Block, gradient: Tensor, factor: float) -> None:
+    def _update(self, block: _Block, gradient: Tensor, rate: Rate) -> None:
         lr, decay, momentum = (block.settings[name] for name in ("lr", "weight_decay", "momentum"))
+        momentum = momentum if rate.momentum is None else rate.momentum
         if not _is_zero(decay):
             gradient = gradient + decay * block.param
         if self.has_momentum:
@@ -295,7 +306,7 @@ class _BlocksOfSGD(Blocks):
             # Zeros at the first step, so that the buffer becomes the gradient then.
             buffer.mul_(momentum).add_(gradient)
             gradient = gradient + momentum * buffer if self.is_nesterov else buffer
-        _subtract(block.param, gradient, lr, factor)
+        _subtract(block.param, gradient, lr, rate.factor)
 
 
 class _BlocksOfAdam(Blocks):
@@ -305,9 +316,10 @@ class _BlocksOfAdam(Blocks):
         self.method = method
         super().__init__(params, settings)
 
-    def _update(self, block: _Block, gradient: Tensor, factor: float) -> None:
+    def _update(self, block: _Block, gradient: Tensor, rate: Rate) -> None:
         (first, second), (mean, square) = self.method.betas, block.moments
-        lr, decay = block.settings["lr"], block.settings["weight_decay"]
+        lr, decay, factor = block.settings["lr"], block.settings["weight_decay"], rate.factor
+        first = first if rate.momentum is None else rate.momentum
         if self.method.is_decoupled:
             if not _is_zero(decay):
                 block.param.mul_(1 - lr * factor * decay)

@@ -1,20 +1,42 @@
-"""Schedules: the factor of every network's learning rate at each step, as torch's schedulers compute it."""
+"""Schedules: how learning rates, and momentum where it is cycled, change with the steps, as torch's schedulers do."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Rate(NamedTuple):
+    """What a schedule says of one step.
+
+    Attributes:
+        factor: Factor of every learning rate.
+        momentum: Momentum of SGD, or first decay of Adam, in place of the optimizer's own; its own if None.
+    """
+
+    factor: float = 1.0
+    momentum: float | None = None
+
+
+class Schedule(ABC):
+    """How the learning rate changes. Subclasses are frozen dataclasses."""
+
+    @abstractmethod
+    def rate(self, step: int, steps: int) -> Rate:
+        """The rate of step `step`, from 0 to `steps - 1`."""
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Schedule):
     """A constant learning rate."""
 
-    def factor(self, step: int, steps: int) -> float:
-        """1."""
-        return 1.0
+    def rate(self, step: int, steps: int) -> Rate:
+        """Factor 1."""
+        return Rate()
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Schedule):
     """Half a cosine from the learning rate down to a share of it, `torch.optim.lr_scheduler.CosineAnnealingLR`.
 
     Attributes:
@@ -30,19 +52,21 @@ class Cosine:
         if not 0 <= self.final <= 1:
             raise ValueError(f"the final share of the learning rate is {self.final}, but must lie in [0, 1]")
 
-    def factor(self, step: int, steps: int) -> float:
-        """`final + (1 - final) (1 + cos(pi step / steps)) / 2`."""
-        return self.final + (1 - self.final) * (1 + math.cos(math.pi * step / steps)) / 2
+    def rate(self, step: int, steps: int) -> Rate:
+        """Factor `final + (1 - final) (1 + cos(pi step / steps)) / 2`."""
+        return Rate(self.final + (1 - self.final) * (1 + math.cos(math.pi * step / steps)) / 2)
 
 
 @dataclass(frozen=True)
-class OneCycle:
-    """Up from a small learning rate and down to a tiny one, `OneCycleLR` with cosines and without cycled momentum.
+class OneCycle(Schedule):
+    """Up from a small learning rate and down to a tiny one, `torch.optim.lr_scheduler.OneCycleLR` with cosines.
 
     Attributes:
         rise: Share of the steps on which the learning rate rises.
         start: It starts at this share of its maximum.
         end: It ends at this share of its start.
+        momentum: Where given, momentum falls from the second number to the first as the learning rate rises, and rises
+            back as it falls; torch cycles between 0.85 and 0.95.
 
     References:
         Smith and Topin (2018); torch.optim.lr_scheduler.OneCycleLR.
@@ -51,22 +75,32 @@ class OneCycle:
     rise: float = 0.3
     start: float = 1 / 25
     end: float = 1e-4
+    momentum: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rise < 1 or not 0 < self.start <= 1 or not 0 <= self.end <= 1:
             raise ValueError(f"{self} is no cycle; rise must lie in (0, 1), start in (0, 1] and end in [0, 1]")
+        if self.momentum is not None and not 0 <= self.momentum[0] <= self.momentum[1] < 1:
+            raise ValueError(f"momentum is {self.momentum}, but must be two numbers in [0, 1), the smaller one first")
 
-    def factor(self, step: int, steps: int) -> float:
-        """A cosine up to 1 at step `rise * steps - 1`, and one down to `start * end` at the last step."""
+    def rate(self, step: int, steps: int) -> Rate:
+        """A cosine up to factor 1 at step `rise * steps - 1`, and one down to `start * end` at the last step."""
         peak = self.rise * steps - 1
         if step <= peak:
-            return _between(self.start, 1.0, step / peak if peak > 0 else 1.0)
-        fall = steps - 1 - peak
-        return _between(1.0, self.start * self.end, (step - peak) / fall if fall > 0 else 1.0)
+            risen = _between(0.0, 1.0, step / peak if peak > 0 else 1.0)
+            factor = self.start + (1 - self.start) * risen
+        else:
+            fall = steps - 1 - peak
+            risen = _between(1.0, 0.0, (step - peak) / fall if fall > 0 else 1.0)
+            factor = self.start * self.end + (1 - self.start * self.end) * risen
+        if self.momentum is None:
+            return Rate(factor)
+        low, high = self.momentum
+        return Rate(factor, high + (low - high) * risen)
 
 
 @dataclass(frozen=True)
-class StepDecay:
+class StepDecay(Schedule):
     """The learning rate is multiplied by a factor every `every` steps, `torch.optim.lr_scheduler.StepLR`.
 
     Attributes:
@@ -81,12 +115,9 @@ class StepDecay:
         if self.every < 1 or not 0 < self.gamma <= 1:
             raise ValueError(f"{self} is no decay; every must be at least 1 and gamma lie in (0, 1]")
 
-    def factor(self, step: int, steps: int) -> float:
-        """`gamma ** (step // every)`."""
-        return float(self.gamma ** (step // self.every))
-
-
-Schedule = Constant | Cosine | OneCycle | StepDecay
+    def rate(self, step: int, steps: int) -> Rate:
+        """Factor `gamma ** (step // every)`."""
+        return Rate(float(self.gamma ** (step // self.every)))
 
 
 def _between(start: float, end: float, share: float) -> float:

@@ -12,6 +12,7 @@ from regauge.training.chains.steps import steps_of
 from regauge.training.chains.vectors import VectorChain, links_of
 from regauge.training.optimizers import Optimizer, stack_optimizer
 from regauge.training.programs import Batch, learned_names, mean_loss
+from regauge.training.schedules import Rate
 
 
 class Engine(Protocol):
@@ -41,11 +42,11 @@ class Stack:
         self.engine = engine
         self.optimizer = stack_optimizer(optimizer, list(self.learned.values()), settings)
 
-    def step(self, batch: Batch, factor: float) -> Tensor:
+    def step(self, batch: Batch, rate: Rate) -> Tensor:
         """Take a step with all networks, and return their losses before it."""
         inputs, targets = batch
         losses, gradients = self.engine.gradients(self.learned | self.rest, inputs, targets)
-        self.optimizer.update(gradients, factor)
+        self.optimizer.update(gradients, rate)
         return losses
 
     def outputs(self, inputs: Tensor) -> Tensor:

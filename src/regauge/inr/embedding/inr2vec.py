@@ -41,7 +41,7 @@ class EmbeddingTraining(Descent):
     epochs: float | None = 300
     batch: int | None = 16
     optimizer: Optimizer = field(default_factory=lambda: AdamW(lr=1e-4))
-    schedule: Schedule = field(default_factory=OneCycle)
+    schedule: Schedule = field(default_factory=lambda: OneCycle(momentum=(0.85, 0.95)))
     examples: int = 10_000
     code: int = 1024
     widths: tuple[int, ...] = (512, 512, 1024, 1024)
