@@ -266,8 +266,10 @@ def _extrapolate(visited: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         return points[..., -1]
     moves = steps.diff(dim=-1)
     gram = moves.mT @ moves
-    ridge = 1e-12 * gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] * torch.eye(gram.shape[-1]).double()
-    mix: Tensor = torch.linalg.lstsq(gram + ridge, moves.mT @ steps[..., -1:]).solution
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+    ridge = torch.where(trace > 0, 1e-12 * trace, 1.0) * torch.eye(gram.shape[-1]).double()
+    # Not `torch.linalg.lstsq`, whose last bits depend on where its workspace lies in memory.
+    mix: Tensor = torch.linalg.solve(gram + ridge, moves.mT @ steps[..., -1:])
     return points[..., -1] - (points.diff(dim=-1) @ mix).squeeze(-1)
 
 
