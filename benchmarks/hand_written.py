@@ -1,4 +1,4 @@
-"""What the backward passes and optimizers written by hand save in training populations.
+"""Time saved in training populations by the backward passes and optimizers written by hand.
 
 Each case of `populations.py` is trained three times in every round: as the library does; without backward passes by
 hand, that is by `torch.func.vmap`, or for convolutions network after network; and with torch's fused optimizers alone.

@@ -70,7 +70,7 @@ class Climbs:
         )
 
     def lift(self, offset: Tensor) -> "Climbs":
-        """The same climbs with a number added to the objective of each pair."""
+        """Add a number to the objective of each pair, at the end and in the history."""
         return replace(self, objective=self.objective + offset, history=self.history + offset)
 
 

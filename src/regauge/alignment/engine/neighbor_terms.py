@@ -111,9 +111,9 @@ class NeighborTerm:
             sums.index_add_(0, rows, change)
 
     def _by_unit(self, tensor: Tensor) -> Tensor:
-        """Of several pairs a copy `[pair, unit of the neighbor, rest, unit of the group]`, laid out row by row.
+        """Copy the tensor of several pairs, contiguous, as `[pair, unit of the neighbor, rest, unit of the group]`.
 
-        A single pair may be large; its units are taken from the tensor itself.
+        A single pair may be large: its tensor is returned as it is.
         """
         if len(tensor) == 1:
             return tensor
@@ -126,7 +126,7 @@ class NeighborTerm:
     def _take(
         self, tensor: Tensor, rows: Tensor, perm: Tensor | None, units: Tensor | None, factor: Tensor | None
     ) -> Float[Tensor, "row target rest"]:
-        """What the group's units own of `factor * tensor[rows, perm]`, at some units of the neighbor alone."""
+        """Entries of `factor * tensor[rows, perm]` by unit of the group, at the given units of the neighbor only."""
         if units is not None:
             perm = units if perm is None else perm.gather(1, units)
             factor = None if factor is None else factor.gather(1, units)
