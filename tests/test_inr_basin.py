@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import regauge as rg
-from regauge.connect.line_training import FlatLine, line_loss, minibatches
-from regauge.connect.straighten import Straighten, straighten
+from regauge.connect.straighten import FlatLine, Straighten, line_loss, minibatches, straighten
 from regauge.core.params import Params
 from regauge.inr.embedding.code_decoder import CodeDecoder
 from regauge.inr.embedding.inr2vec import Embedding, EmbeddingTraining, train_embedding

@@ -380,7 +380,7 @@ def test_bad_input_is_refused(function: Any) -> None:
         ((a, (), batches), {}, "there are no endpoints"),
         ((a, (a, {"w": a["layers.0.bias"]}), batches), {}, "endpoint 1 does not fit the interpolated network"),
         ((a, (a, {**b, "layers.0.bias": a["layers.0.bias"] / 0}), batches), {}, "'layers.0.bias' of endpoint 1 holds"),
-        ((a, (a, b), batches), {"weights": (1.0,)}, r"weights are \[1.0\] for 2 endpoints"),
+        ((a, (a, b), batches), {"weights": (1.0,)}, r"weights are \[1.0\] for 2 networks"),
         ((a, (a, b), batches), {"weights": (-1.0, 2.0)}, "none negative"),
         ((a, (a, b), [torch.full((3, 5), torch.nan)]), {}, r"the activation %linear \(shape \(3, 8\)\) is NaN or Inf"),
         ((a, (a, b), [torch.ones(3, 4)]), {}, "fails on the example inputs"),

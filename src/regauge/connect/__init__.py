@@ -1,9 +1,7 @@
 """What lies between networks: paths and the barriers on them, planes, and repair of interpolated networks."""
 
 from regauge.connect.batchnorm import reset_batchnorm
-from regauge.connect.collapse import LayerVariance, VarianceCollapse, variance_collapse
 from regauge.connect.line import Curve, line
-from regauge.connect.line_training import FlatLine
 from regauge.connect.paths import (
     Bezier,
     ControlledPath,
@@ -15,8 +13,8 @@ from regauge.connect.paths import (
     WassersteinGeodesic,
 )
 from regauge.connect.plane import Plane, plane
-from regauge.connect.repair import repair
-from regauge.connect.straighten import Straighten, straighten
+from regauge.connect.repair import LayerVariance, VarianceCollapse, repair, variance_collapse
+from regauge.connect.straighten import FlatLine, Straighten, straighten
 from regauge.connect.train_path import train_path
 from regauge.core.interpolation import combine, interpolate
 

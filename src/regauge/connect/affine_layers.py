@@ -57,7 +57,8 @@ def layers_of(program: Program) -> tuple[Layer, ...]:
     """
     nodes = list(program.graph.graph.nodes)
     read = _read_by_layers(program, nodes)
-    found = (_affine(program, node, _uses(program, nodes)) for node in nodes)
+    uses = _uses(program, nodes)
+    found = (_affine(program, node, uses) for node in nodes)
     made = {one[0]: one for one in found if one is not None}
     depths: dict[Node, int] = {}
     result = []

@@ -8,7 +8,7 @@ from typing import Any, overload
 from torch import Tensor
 
 from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.params import Params, require_alike
 from regauge.core.task import Judge, Task, evaluate
 
 
@@ -118,10 +118,8 @@ def line(
         )
     if is_pair:
         path.at(params_a, params_b, 0.0)  # Refuses what is no pair.
-    for a, b in zip(params_a, params_b, strict=True) if is_pair else ((params_a, params_b),):
-        require_same_shapes(a, b)
-        require_finite(a, "the first network")
-        require_finite(b, "the second network")
+    for ends in zip(params_a, params_b, strict=True) if is_pair else ((params_a, params_b),):
+        require_alike(*ends)
     table = []
     for k in range(points):
         t = k / (points - 1)

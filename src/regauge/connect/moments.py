@@ -95,6 +95,11 @@ class Statistics:
         return self._layers
 
     @property
+    def places(self) -> dict[str, int]:
+        """Names of the layers' values, normalized where they are, and their axes of units."""
+        return {layer.normalized or layer.value: layer.axis for layer in self.layers}
+
+    @property
     def aliases(self) -> Mapping[str, tuple[str, ...]]:
         """All names of a tensor, by its first name."""
         return next(iter(self._traces.values())).program.aliases

@@ -30,7 +30,6 @@ class Straight:
     """The straight line `(1 - t) a + t b`."""
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """See `Path`."""
         return interpolate(params_a, params_b, t)
 
 
@@ -148,7 +147,6 @@ class ControlledPath(ABC):
         """The share of each point, ends included, in the network at t; they sum to one."""
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """See `Path`."""
         if t == 1:
             return dict(params_b)
         return combine((params_a, *self.inner, params_b), self.weights(t))

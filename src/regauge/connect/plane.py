@@ -1,20 +1,18 @@
 """The loss over the plane through three networks."""
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from regauge.core.interpolation import combine
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.params import Params, require_alike
 from regauge.core.task import Judge, Task, evaluate
 
-TOGETHER = 16
-"""How many networks are evaluated in one call, at most: their activations are in memory together."""
-VALUES = 2**25
-"""How many values they may have."""
+TOGETHER, VALUES = 16, 2**25
+"""Networks that are evaluated in one call at most, and their values: their activations are in memory together."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,7 @@ def plane(
     if resolution < 2 or not 0 <= margin < math.inf:
         raise ValueError(f"resolution={resolution}, margin={margin}: at least 2 points and a finite margin are needed")
     networks = (dict(params_a), dict(params_b), dict(params_c))
-    for label, params in zip(("first", "second", "third"), networks, strict=True):
-        require_same_shapes(params_a, params)
-        require_finite(params, f"the {label} network")
+    require_alike(*networks)
     if buffers is None:
         buffers = [name for name, _ in judge.module.named_buffers()] if isinstance(judge, Task) else []
     points = _coordinates(networks, frozenset(buffers))
@@ -112,16 +108,15 @@ def plane(
     low, high = low - margin * longer, high + margin * longer
     sides = ((high - low) / (high - low).max() * (resolution - 1)).round().long().clamp(min=1) + 1
     xs, ys = (torch.linspace(float(low[k]), float(high[k]), int(sides[k]), dtype=torch.float64) for k in range(2))
-    empty = Plane(points, xs, ys, {}, {}, networks, frozenset(buffers))
+    found = Plane(points, xs, ys, {}, {}, networks, frozenset(buffers))
     where = torch.stack([xs.repeat(len(ys)), ys.repeat_interleave(len(xs))], dim=1)
     if isinstance(judge, Task) and judge.prepare is None:
-        values = _evaluate_together(judge, empty, where)
+        values = _evaluate_together(judge, found, where)
     else:
         prepare = judge.prepare_average if isinstance(judge, Task) else dict
-        values = _columns([evaluate(prepare(empty.at(float(x), float(y))), judge) for x, y in where])
-    at_points = _columns([evaluate(params, judge) for params in networks])
+        values = _columns([evaluate(prepare(found.at(float(x), float(y))), judge) for x, y in where])
     shaped = {name: tensor.reshape(len(ys), len(xs)) for name, tensor in values.items()}
-    return Plane(points, xs, ys, shaped, at_points, networks, frozenset(buffers))
+    return replace(found, values=shaped, at_points=_columns([evaluate(params, judge) for params in networks]))
 
 
 def barycentric(points: Tensor, where: Tensor) -> Tensor:
@@ -134,16 +129,18 @@ def barycentric(points: Tensor, where: Tensor) -> Tensor:
 
 def _coordinates(networks: tuple[Params, Params, Params], buffers: frozenset[str]) -> Tensor:
     """Gram-Schmidt over the differences from the first network; inner products in float64."""
-    a, b, c = networks
-    uu = uv = vv = 0.0
-    for name in _parameter_names(a, buffers):
-        u, v = (p[name].to(a[name].device).double().flatten() - a[name].double().flatten() for p in (b, c))
+    a, *others = networks
+
+    def differences() -> Iterator[list[Tensor]]:
+        for name in _parameter_names(a, buffers):
+            yield [p[name].to(a[name].device).double().flatten() - a[name].double().flatten() for p in others]
+
+    uu = uv = vv = rest = 0.0
+    for u, v in differences():
         uu, uv, vv = uu + float(u @ u), uv + float(u @ v), vv + float(v @ v)
     width = math.sqrt(uu)
     x = uv / width if width else 0.0
-    rest = 0.0
-    for name in _parameter_names(a, buffers) if width else ():
-        u, v = (p[name].to(a[name].device).double().flatten() - a[name].double().flatten() for p in (b, c))
+    for u, v in differences() if width else ():
         rest += float((v - u * (x / width)).square().sum())
     y = math.sqrt(rest)
     if y <= 1e-6 * max(width, math.sqrt(vv)):

@@ -1,4 +1,4 @@
-"""Repair: renormalize the activations of an interpolated network."""
+"""Variance collapse: measure it in an interpolated network, and repair it by renormalizing activations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regauge.connect.affine_layers import Layer
 from regauge.connect.batchnorm import has_statistics, reset_batchnorm
 from regauge.connect.moments import Moments, Statistics
+from regauge.core.interpolation import shares_of
 from regauge.core.params import Params, require_finite, require_same_shapes
 
 CONSTANT = 1e-6
@@ -27,6 +28,45 @@ class RepairResult:
 
     params: Params
     layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LayerVariance:
+    """The variances of one layer, means over its units.
+
+    Attributes:
+        layer: Its name.
+        units: Number of its units.
+        variance: Of the interpolated network's units over the data.
+        expected: Of the endpoints: the squares of the interpolated standard deviations.
+        ratio: The first over the second; one without collapse, NaN where both are zero.
+    """
+
+    layer: str
+    units: int
+    variance: float
+    expected: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class VarianceCollapse:
+    """Variances in an interpolated network against those between its endpoints.
+
+    Attributes:
+        table: One row per layer, in the order of the graph.
+    """
+
+    table: tuple[LayerVariance, ...]
+
+    def __str__(self) -> str:
+        width = max((len(row.layer) for row in self.table), default=0)
+        head = f"{'layer':<{width}}  units   variance   expected   ratio"
+        rows = [
+            f"{row.layer:<{width}}  {row.units:5}  {row.variance:9.3g}  {row.expected:9.3g}  {row.ratio:6.3f}"
+            for row in self.table
+        ]
+        return "\n".join([head, *rows])
 
 
 def repair(
@@ -94,6 +134,54 @@ def repair(
     return RepairResult({name: tensor.to(params[name].dtype) for name, tensor in result.items()}, names)
 
 
+def variance_collapse(
+    params: Mapping[str, Tensor],
+    module: nn.Module,
+    endpoints: Sequence[Mapping[str, Tensor]],
+    batches: Iterable[Any],
+    *,
+    weights: Sequence[float] | None = None,
+) -> VarianceCollapse:
+    """Measure the variance of every layer's units in an interpolated network and in its endpoints.
+
+    The values of all linear layers and convolutions are taken before the nonlinearity, and after batch normalization
+    where that follows; the last layer is among them. What `repair` corrects has ratio one afterwards. For posteriors
+    give draws of one normal sample and average the variances over draws.
+
+    Args:
+        params: The interpolated network.
+        module: How to run the parameters; its own are not used.
+        endpoints: The networks between which it lies.
+        batches: Inputs without labels, or tuples of positional or mappings of keyword inputs.
+        weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
+
+    Raises:
+        TraceError: The module cannot be traced.
+        ValueError: As for `repair`.
+
+    References:
+        Jordan et al. (2023), REPAIR, section 3.1; Rossi et al. (2023), figure 10.
+    """
+    shares = require_endpoints(params, endpoints, weights)
+    statistics = Statistics(module, batches, [params, *endpoints])
+    now, *ends = [statistics.moments(network, statistics.places) for network in (params, *endpoints)]
+    variances = {name: moments.std.square() for name, moments in now.items()}
+    expected = {name: goals([end[name] for end in ends], shares)[1] for name in now}
+    return tabulate_variances(statistics, variances, expected)
+
+
+def tabulate_variances(
+    statistics: Statistics, variances: Mapping[str, Tensor], stds: Mapping[str, Tensor]
+) -> VarianceCollapse:
+    """Compare the variances of every layer's units `[units]` with expected standard deviations, by names of values."""
+    rows = []
+    for layer, name in zip(statistics.layers, statistics.places, strict=True):
+        variance, expected = float(variances[name].mean()), float(stds[name].square().mean())
+        ratio = variance / expected if expected else float("nan") if not variance else float("inf")
+        rows.append(LayerVariance(layer.name, len(stds[name]), variance, expected, ratio))
+    return VarianceCollapse(tuple(rows))
+
+
 def goals(ends: Sequence[Moments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
     """The interpolated means and standard deviations; exactly those of the endpoints where these are equal."""
     first = ends[0]
@@ -105,7 +193,7 @@ def goals(ends: Sequence[Moments], shares: Sequence[float]) -> tuple[Tensor, Ten
 
 def require_endpoints(
     params: Mapping[str, Tensor], endpoints: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
-) -> list[float]:
+) -> tuple[float, ...]:
     """The weights of the endpoints, normalized to sum to one.
 
     Raises:
@@ -121,13 +209,7 @@ def require_endpoints(
         except ValueError as error:
             raise ValueError(f"endpoint {k} does not fit the interpolated network: {error}") from None
         require_finite(end, f"endpoint {k}")
-    shares = [1.0] * len(endpoints) if weights is None else [float(w) for w in weights]
-    if len(shares) != len(endpoints) or any(not 0 <= w < float("inf") for w in shares) or sum(shares) <= 0:
-        raise ValueError(
-            f"weights are {shares} for {len(endpoints)} endpoints; give one finite weight for each, none negative and "
-            "not all zero"
-        )
-    return [w / sum(shares) for w in shares]
+    return shares_of(weights, len(endpoints))
 
 
 def _repair_layer(layer: Layer, params: Params, now: Moments, mean: Tensor, std: Tensor) -> Params:

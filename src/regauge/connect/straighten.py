@@ -1,16 +1,84 @@
-"""Train the weights of a network until the line from another network is flat."""
+"""Straightening: train one network until the loss along the line from another network is flat."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
-from regauge.connect.line_training import FlatLine, LineTraining, measure_line, train_end, trained_names
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.connect.line import Curve, line
+from regauge.core.interpolation import combine, distance
+from regauge.core.params import Params, require_alike
 from regauge.core.progress import Progress, no_progress
-from regauge.core.task import Task
-from regauge.training import AdamW, Optimizer
+from regauge.core.task import Batch, Task
+from regauge.training import AdamW, Descent, OneCycle, Optimizer, Schedule, differentiate, minimize
+from regauge.training.descent import cycle
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineTraining(Descent):
+    """Settings for training one end of a line until the line is flat.
+
+    A batch is drawn from a batch of the task, with replacement; `batch=None` takes the task's batches whole.
+
+    Attributes:
+        segments: Equal parts of the line; each step evaluates one random point in each.
+        points: Points of the lines that are measured before and after training.
+
+    References:
+        Paper 003, section 3.4, for loss, optimizer and schedule.
+    """
+
+    schedule: Schedule = field(default_factory=lambda: OneCycle(momentum=(0.85, 0.95)))
+    segments: int = 4
+    points: int = 25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is None or self.segments < 1 or self.points < 3:
+            raise ValueError(
+                f"{self} cannot train: it needs steps, and not epochs, at least one segment, and a line has at least "
+                "three points"
+            )
+
+
+@dataclass(frozen=True)
+class FlatLine:
+    """A network that was trained until the loss on the line from another network is small.
+
+    Unlike an aligned network it computes another function than the network that training started from.
+
+    Attributes:
+        params: The trained network.
+        before: The line from the first network to the second one, before training.
+        after: The line from the first network to `params`.
+        moved: Euclidean distance between the second network and `params`.
+        distance: Euclidean distance between the first network and `params`.
+        distance_before: Euclidean distance between the first and the second network.
+        losses: The training loss in every step, `[steps]`.
+    """
+
+    params: Params
+    before: Curve
+    after: Curve
+    moved: float
+    distance: float
+    distance_before: float
+    losses: Tensor
+
+    @property
+    def approach(self) -> float:
+        """Relative decrease of the distance to the first network: 1 is a collapse onto it, 0 no change."""
+        return 1 - self.distance / self.distance_before if self.distance_before else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"barrier {self.before.barrier:.4g} -> {self.after.barrier:.4g}, end loss "
+            f"{self.before.table[-1]['loss']:.4g} -> {self.after.table[-1]['loss']:.4g}, moved {self.moved:.4g}, "
+            f"distance {self.distance_before:.4g} -> {self.distance:.4g}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,25 +126,116 @@ def straighten(
         Paper 003, section 3.4, whose method this is without encoder and hypernetwork.
     """
     config = config or Straighten()
-    require_same_shapes(params_a, params_b)
-    for label, params in (("first network", params_a), ("second network", params_b)):
-        require_finite(params, f"the {label}")
-    learned = {name: params_b[name].detach() for name in trained_names(task, params_b)}
-    rest = {name: t for name, t in params_b.items() if name not in learned and name not in _further_names(task)}
-    first = {name: params_a[name].detach() for name in (*learned, *rest)}
-    found = train_end(
-        learned, lambda params: {**rest, **params}, first, task, config, generator=generator, progress=progress
+    require_alike(params_a, params_b)
+    first = first_names(task, params_b)
+
+    def complete(learned: Params) -> Params:
+        return {name: learned.get(first.get(name, name), tensor) for name, tensor in params_b.items()}
+
+    start = {name: params_b[name] for name in first.values()}
+    return train_end(params_a, params_b, task, config, start, complete, generator=generator, progress=progress)
+
+
+def train_end(
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    task: Task,
+    config: LineTraining,
+    start: Mapping[str, Tensor],
+    complete: Callable[[Params], Params],
+    *,
+    generator: torch.Generator,
+    progress: Progress,
+) -> FlatLine:
+    """Train parameters, from `start`, until the line from `params_a` to the network that `complete` makes is flat."""
+    fixed = {name: tensor.detach() for name, tensor in params_a.items()}
+
+    def loss(learned: Params, batch: Batch) -> Tensor:
+        return line_loss(task, fixed, complete(learned), batch, segments=config.segments, generator=generator)
+
+    assert config.steps is not None
+    found = minimize(
+        differentiate(loss),
+        start,
+        minibatches(task, config.batch, generator),
+        steps=config.steps,
+        optimizer=config.optimizer,
+        schedule=config.schedule,
+        progress=progress,
     )
-    further = _further_names(task)
-    moved: Params = {}
-    for name, tensor in params_b.items():
-        source = further.get(name, name)
-        moved[name] = found.params.get(source, tensor)
-    return measure_line(params_a, params_b, moved, task, found.losses, config.points)
+    with torch.no_grad():
+        params = complete(found.params)
+    before, after = (line(params_a, end, task, config.points) for end in (params_b, params))
+    return FlatLine(
+        params,
+        before,
+        after,
+        moved=distance(params_b, params),
+        distance=distance(params_a, params),
+        distance_before=distance(params_a, params_b),
+        losses=found.losses,
+    )
 
 
-def _further_names(task: Task) -> dict[str, str]:
-    """Further names of tied parameters, each with the first name."""
-    first = {id(parameter): name for name, parameter in reversed(list(task.module.named_parameters()))}
-    every = task.module.named_parameters(remove_duplicate=False)
-    return {name: first[id(parameter)] for name, parameter in every if name != first[id(parameter)]}
+def first_names(task: Task, params: Mapping[str, Tensor]) -> dict[str, str]:
+    """For every name of a parameter of the task's module its first name; tied parameters have several.
+
+    Raises:
+        ValueError: The network lacks a first name.
+    """
+    first: dict[int, str] = {}
+    named = task.module.named_parameters(remove_duplicate=False)
+    names = {name: first.setdefault(id(parameter), name) for name, parameter in named}
+    missing = [name for name in first.values() if name not in params]
+    if missing:
+        raise ValueError(
+            f"the networks lack {missing[:5]}, which the task's module has; they must be of its architecture"
+        )
+    return names
+
+
+def line_loss(
+    task: Task,
+    params_a: Mapping[str, Tensor],
+    params: Mapping[str, Tensor],
+    batch: Batch,
+    *,
+    segments: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Mean loss at `params` and at one random point in each of `segments` equal parts of the line from `params_a`.
+
+        (loss(p) + sum_i loss((1 - l_i) a + l_i p)) / (segments + 1)
+
+    with l_i uniform in [i / segments, (i + 1) / segments).
+    """
+    offsets = torch.rand(segments, generator=generator, dtype=torch.float64)
+    total = task.loss(params, batch)
+    for k in range(segments):
+        t = (k + float(offsets[k])) / segments
+        total = total + task.loss(task.prepare_average(combine((params_a, params), (1 - t, t))), batch)
+    return total / (segments + 1)
+
+
+def minibatches(task: Task, examples: int | None, generator: torch.Generator) -> Iterator[Batch]:
+    """Repeat the task's batches forever, each reduced to `examples` random rows, drawn with replacement, unless None.
+
+    Raises:
+        ValueError: There are no batches, or tensors of a batch have different numbers of rows.
+    """
+    for batch in cycle(task):
+        if examples is None:
+            yield batch
+            continue
+        counts = {len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
+        if len(counts) != 1:
+            raise ValueError(
+                f"the tensors of a batch have {sorted(counts)} rows, so its examples cannot be told apart; give "
+                "examples=None to use whole batches"
+            )
+        index = torch.randint(counts.pop(), (examples,), generator=generator)
+
+        def select(leaf: Any, index: Tensor = index) -> Any:
+            return leaf.index_select(0, index.to(leaf.device)) if isinstance(leaf, Tensor) else leaf
+
+        yield tree_map(select, batch)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from regauge.connect.paths import ControlledPath
+from regauge.connect.straighten import first_names
 from regauge.core.interpolation import combine
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.params import Params, require_alike, require_same_shapes
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Batch, Task
 from regauge.training import Adam, Cosine, Optimizer, Schedule, differentiate, minimize
@@ -61,32 +62,28 @@ def train_path(
     """
     if steps < 1:
         raise ValueError(f"steps={steps} cannot train a path: at least one is needed")
-    for label, params in (("first network", params_a), ("second network", params_b)):
-        require_finite(params, f"the {label}")
-    for other in (*path.inner, params_b):
-        require_same_shapes(params_a, other)
-    names: dict[int, list[str]] = {}
-    for name, parameter in task.module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    missing = [name for every in names.values() for name in every if name not in params_a]
-    if missing:
-        raise ValueError(
-            f"the networks lack {missing[:5]}, which the task's module has; they must be of its architecture"
-        )
-    further = {name for every in names.values() for name in every[1:]}
-    ends = [{name: t.detach() for name, t in p.items() if name not in further} for p in (params_a, params_b)]
-    fixed = [{name: t for name, t in point.items() if name not in further} for point in path.inner]
+    require_alike(params_a, params_b)
+    for point in path.inner:
+        require_same_shapes(params_a, point)
+    first = first_names(task, params_a)
+    ends = [{name: tensor.detach() for name, tensor in end.items()} for end in (params_a, params_b)]
     learned = {
-        _key(k, every[0]): _promote(point[every[0]]) for k, point in enumerate(path.inner) for every in names.values()
+        _key(k, name): point[name].detach().to(torch.promote_types(point[name].dtype, torch.float32))
+        for k, point in enumerate(path.inner)
+        for name in first.values()
     }
 
-    def loss(inner: Params, batch: Batch) -> Tensor:
-        t = float(torch.rand((), generator=generator, dtype=torch.float64))
-        points = [
-            point | {every[0]: inner[_key(k, every[0])] for every in names.values()} for k, point in enumerate(fixed)
+    def complete(learned: Params) -> list[Params]:
+        """Put trained parameters into the inner points, under all their names."""
+        return [
+            {name: learned[_key(k, first[name])] if name in first else tensor for name, tensor in point.items()}
+            for k, point in enumerate(path.inner)
         ]
-        params = combine((ends[0], *points, ends[1]), path.weights(t))
-        return task.loss(params if task.prepare is None else task.prepare(params), batch)
+
+    def loss(learned: Params, batch: Batch) -> Tensor:
+        t = float(torch.rand((), generator=generator, dtype=torch.float64))
+        params = combine((ends[0], *complete(learned), ends[1]), path.weights(t))
+        return task.loss(task.prepare_average(params), batch)
 
     found = minimize(
         differentiate(loss),
@@ -98,16 +95,13 @@ def train_path(
         progress=progress,
         label="training the path",
     ).params
-    result = []
-    for k, point in enumerate(path.inner):
-        new = {name: found[_key(k, every[0])].to(point[name].dtype) for every in names.values() for name in every}
-        result.append({name: new.get(name, tensor) for name, tensor in point.items()})
-    return type(path)(tuple(result))
+    return type(path)(
+        tuple(
+            {name: tensor.to(point[name].dtype) for name, tensor in moved.items()}
+            for point, moved in zip(path.inner, complete(found), strict=True)
+        )
+    )
 
 
 def _key(point: int, name: str) -> str:
     return f"{point}.{name}"
-
-
-def _promote(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))

@@ -67,3 +67,14 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
                 f"{name!r} has shape {tuple(tensor.shape)} in the first network and "
                 f"{tuple(params_b[name].shape)} in the second; both must come from the same architecture"
             )
+
+
+def require_alike(*networks: Mapping[str, Tensor]) -> None:
+    """Raise unless networks, three at most, are of one architecture and finite.
+
+    Raises:
+        ValueError: Names or shapes differ, or a value is NaN or Inf.
+    """
+    for which, params in zip(("first", "second", "third"), networks, strict=False):
+        require_same_shapes(networks[0], params)
+        require_finite(params, f"the {which} network")

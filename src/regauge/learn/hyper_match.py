@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regauge.connect.line_training import FlatLine, LineTraining, measure_line, train_end, trained_names
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.connect.straighten import FlatLine, LineTraining, first_names, train_end
+from regauge.core.params import Params, require_alike
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
 from regauge.training import AdamW, Optimizer
@@ -89,20 +89,14 @@ def hyper_match(
         Paper 003, section 3.4.
     """
     config = config or HyperMatching()
-    require_same_shapes(params_a, params_b)
-    trained_names(task, params_b)
-    for label, params in (("first network", params_a), ("second network", params_b)):
-        require_finite(params, f"the {label}")
-    first, second = ({name: t.detach() for name, t in params.items()} for params in (params_a, params_b))
-    like = next(iter(second.values()))
-    network = config.network(second, generator).to(like).train()
+    require_alike(params_a, params_b)
+    first_names(task, params_b)
+    read = {name: tensor.detach() for name, tensor in params_b.items()}
+    network = config.network(read, generator).to(next(iter(read.values()))).train()
 
-    def end(weights: Params) -> Params:
-        made: Params = torch.func.functional_call(network, weights, (second,))
-        return made
+    def write(weights: Params) -> Params:
+        made = torch.func.functional_call(network, weights, (read,))
+        return {name: made[name] for name in read}
 
     start = dict(network.named_parameters())
-    found = train_end(start, end, first, task, config, generator=generator, progress=progress)
-    with torch.no_grad():
-        made = end(found.params)
-    return measure_line(params_a, params_b, {name: made[name] for name in params_b}, task, found.losses, config.points)
+    return train_end(params_a, params_b, task, config, start, write, generator=generator, progress=progress)

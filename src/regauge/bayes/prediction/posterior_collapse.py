@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from regauge.bayes.posteriors.posterior import Noise, Posterior
-from regauge.connect.collapse import LayerVariance, VarianceCollapse
 from regauge.connect.moments import Moments, Statistics
-from regauge.connect.repair import require_endpoints
+from regauge.connect.repair import VarianceCollapse, require_endpoints, tabulate_variances
 from regauge.core.params import Params
 
 
@@ -60,19 +59,12 @@ def posterior_collapse(
     firsts = [_sample(q, noise, 0) for q in (posterior, *ends)]
     shares = require_endpoints(firsts[0], firsts[1:], weights)
     statistics = Statistics(module, list(batches), firsts)
-    places = {layer.normalized or layer.value: layer.axis for layer in statistics.layers}
-    now, *limits = [_variances(statistics, places, q, noise) for q in (posterior, *ends)]
+    now, *limits = [_variances(statistics, statistics.places, q, noise) for q in (posterior, *ends)]
     tables = []
-    for kind in range(2):
-        rows = []
-        for layer in statistics.layers:
-            name = layer.normalized or layer.value
-            stds = [variances[kind][name].sqrt() for variances in limits]
-            std = (torch.stack(stds) * torch.tensor(shares).to(stds[0])[:, None]).sum(0)
-            variance, expected = float(now[kind][name].mean()), float(std.square().mean())
-            ratio = variance / expected if expected else float("nan") if not variance else float("inf")
-            rows.append(LayerVariance(layer.name, len(stds[0]), variance, expected, ratio))
-        tables.append(VarianceCollapse(tuple(rows)))
+    for kind, variances in enumerate(now):
+        stds = {name: torch.stack([end[kind][name].sqrt() for end in limits]) for name in variances}
+        expected = {name: (each * torch.tensor(shares).to(each)[:, None]).sum(0) for name, each in stds.items()}
+        tables.append(tabulate_variances(statistics, variances, expected))
     return PosteriorCollapse(*tables)
 
 

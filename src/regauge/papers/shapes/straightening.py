@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 
 import regauge as rg
-from regauge.connect.line_training import FlatLine
-from regauge.connect.straighten import Straighten, straighten
+from regauge.connect.straighten import FlatLine, Straighten, straighten
 from regauge.learn.hyper_match import HyperMatching, hyper_match
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import WAYS, ShapeWay, move_second
