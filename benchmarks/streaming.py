@@ -25,7 +25,7 @@ from regauge.core.element import Element
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.shards import Shard, write_index, write_shard
+from regauge.storage.checkpoints.writing import Shard, write_index, write_shard
 
 SHARD = 500_000_000
 """Bytes of a file, about."""

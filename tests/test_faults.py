@@ -19,9 +19,8 @@ from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.shards import Shard, layout, write_index, write_shard
 from regauge.storage.checkpoints.staging import Staging, partial_of, replace_folder
-from regauge.storage.checkpoints.writing import save
+from regauge.storage.checkpoints.writing import Shard, save, write_index, write_shard
 
 INDEX = "model.safetensors.index.json"
 SYMMETRY = rg.Symmetry.from_axes(
@@ -86,16 +85,16 @@ def test_reading_in_pieces_gives_the_bits_of_the_file(dtype: torch.dtype, tmp_pa
 def test_a_sharded_checkpoint_is_read_by_its_index(pair: tuple[Path, Path]) -> None:
     with Checkpoint.open(pair[0]) as lazy:
         assert _equal({name: lazy.read(name) for name in lazy.stored}, _params(0))
-        assert sorted(shard.metadata["k"] for shard in layout(lazy)) == list("012345")
+        assert sorted(shard.metadata["k"] for shard in lazy.layout()) == list("012345")
 
 
 def test_a_layout_written_again_is_the_same_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
     with Checkpoint.open(pair[0]) as lazy:
-        for shard in layout(lazy):
+        for shard in lazy.layout():
             size, _ = write_shard(shard, tmp_path, lambda name: iter([lazy.read(name)]))
             assert (tmp_path / shard.file).read_bytes() == (pair[0] / shard.file).read_bytes()
             assert (tmp_path / shard.file).stat().st_size == size
-        (one,) = layout(lazy, "all.safetensors")
+        (one,) = lazy.layout("all.safetensors")
         write_shard(one, tmp_path, lambda name: iter([lazy.read(name)]))
     assert _equal(load(tmp_path / "all.safetensors"), _params(0))
 

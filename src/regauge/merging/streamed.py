@@ -16,8 +16,7 @@ from regauge.core.task import Task
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rules import Average, Rule, TaskArithmetic
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.shards import Pieces
-from regauge.storage.checkpoints.writing import save_text
+from regauge.storage.checkpoints.writing import Pieces, save_text
 
 
 def merge_streamed(

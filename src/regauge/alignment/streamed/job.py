@@ -24,9 +24,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
-from regauge.storage.checkpoints.shards import Pieces, Shard, layout
 from regauge.storage.checkpoints.staging import Staging, require_place
-from regauge.storage.checkpoints.writing import SUFFIX, require_writable
+from regauge.storage.checkpoints.writing import SUFFIX, Pieces, Shard, require_writable
 
 HELD = 5
 """Copies in float32 of one network that aligning in memory holds."""
@@ -275,5 +274,5 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None) -> Streame
         dtypes = {name: (first[name].dtype, one.dtype) for name, one in checkpoint.stored.items()}
         plans.append(make_plan(symmetry, dtypes, memory=job.limit.nbytes, is_balanced=is_balanced, held=held))
     file = None if job.out is None or job.out.suffix != SUFFIX else job.out.name
-    shards = layout(checkpoints[job.source], file)
+    shards = checkpoints[job.source].layout(file)
     return StreamedJob(job, symmetry, method, tuple(plans), tuple(shards))

@@ -12,7 +12,7 @@ from regauge.core.element import Element
 from regauge.core.interpolation import distance
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.shards import Pieces
+from regauge.storage.checkpoints.writing import Pieces
 
 
 def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) -> Pieces:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import Params
+from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.headers import StoredTensor, read_header
 from regauge.storage.checkpoints.locating import locate, shards_of
 from regauge.storage.checkpoints.names import shorten
 from regauge.storage.checkpoints.torch_files import TORCH_SUFFIXES, load_torch_file
-from regauge.storage.checkpoints.writing import SUFFIX, save
+from regauge.storage.checkpoints.writing import SUFFIX, Shard, save
 
 PIECE = 1 << 20
 """Bytes that are read at once; they stay in the cache until they are converted."""
@@ -169,6 +170,21 @@ class Checkpoint(Mapping[str, Tensor]):
             return {name: tensor.to("meta") for name, tensor in self._params.items()}
         return {n: torch.empty(s.shape, dtype=s.dtype, device="meta") for n, s in self.stored.items()}
 
+    def layout(self, file: str | None = None) -> list[Shard]:
+        """The files of another checkpoint with the same names, dtypes and order.
+
+        Args:
+            file: The name of a single file for all tensors, wide dtypes first so that values stay aligned; as many
+                files as there are here unless given.
+        """
+        by_file: dict[Path, list[TensorSpec]] = {path: [] for path in self.metadata}
+        for one in self.stored.values():
+            by_file[one.file].append(TensorSpec(one.name, one.shape, one.dtype))
+        if file is None and len(by_file) > 1:
+            return [Shard(path.name, tuple(own), self.metadata[path]) for path, own in by_file.items()]
+        every = sorted((spec for own in by_file.values() for spec in own), key=lambda spec: -spec.dtype.itemsize)
+        return [Shard(file or "model.safetensors", tuple(every), self.header)]
+
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
         """The same files with other values.
 
@@ -281,11 +297,17 @@ def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
                 )
 
 
-def _read(file: Path) -> tuple[dict[str, StoredTensor], Mapping[str, str], Params | None]:
+def _read(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Params | None]:
     """The tensors of one file and the strings in its header; values too where they cannot be read one by one."""
     if file.suffix == SUFFIX:
-        listed, metadata = read_header(file)
-        return {tensor.name: tensor for tensor in listed}, metadata, None
+        try:
+            header = read_header(file)
+        except ValueError as error:
+            raise ValueError(
+                f"{str(file)!r} is not a readable safetensors file ({error}); it is damaged, was not copied "
+                "completely, or is of a newer format: fetch it again, or convert it"
+            ) from error
+        return header.tensors, header.metadata, None
     if file.suffix not in TORCH_SUFFIXES:
         raise ValueError(
             f"{str(file)!r} ends in {file.suffix!r}, but a checkpoint is .safetensors, .index.json (sharded), "

@@ -1,12 +1,15 @@
-"""The header of a safetensors file: where each of its tensors lies, and the strings that it holds."""
+"""Headers of safetensors files: where each tensor lies, and the strings that they hold."""
 
 import json
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+
+from regauge.storage.architecture import TensorSpec
 
 DTYPES = {
     "F64": torch.float64,
@@ -28,21 +31,16 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Names of dtypes in safetensors headers."""
+"""Names of dtypes in headers."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LARGEST = 100_000_000
+"""Bytes of a header at most; the limit of safetensors itself."""
+FIRST_READ = 16384
+"""Bytes that are read at first: most headers are shorter."""
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a file.
-
-    Attributes:
-        name: Its name.
-        file: The file that holds it.
-        dtype: The dtype of its values.
-        shape: Its shape.
-        start: Its first byte in the file; None in torch files, which are read as a whole.
-        nbytes: Its length in bytes.
-    """
+class StoredTensor(NamedTuple):
+    """A tensor in a file: `start` is its first byte there, or None in torch files, which are read as a whole."""
 
     name: str
     file: Path
@@ -52,31 +50,66 @@ class StoredTensor:
     nbytes: int
 
 
-def read_header(file: Path) -> tuple[list[StoredTensor], dict[str, str]]:
-    """The tensors of a safetensors file in the order in which they lie there, and its metadata.
+class Header(NamedTuple):
+    """The header of a file: its tensors in the order in which they lie there, and where the first one begins."""
+
+    tensors: dict[str, StoredTensor]
+    metadata: dict[str, str]
+    start: int
+    size: int
+
+
+def read_header(file: Path) -> Header:
+    """Read the header of a safetensors file, without mapping it.
 
     Raises:
-        ValueError: The file is damaged or not complete, or holds a dtype that torch lacks.
+        ValueError: The file is damaged or not complete, or holds a dtype that torch lacks; the reason, as a clause.
     """
+    with open(file, "rb", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        first = stream.read(FIRST_READ)
+        start = 8 + int.from_bytes(first[:8], "little")
+        if not 10 <= start <= min(8 + LARGEST, size):
+            raise ValueError("its header is cut off")
+        text = bytearray(first[8:start])
+        while len(text) < start - 8:
+            more = stream.read(start - 8 - len(text))
+            if not more:
+                raise ValueError("its header is cut off")
+            text += more
     try:
-        with safe_open(file, framework="pt"):  # The library checks offsets and the length of the file.
-            pass
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header: dict[str, Any] = json.loads(stream.read(length))
-    except SafetensorError as error:
-        raise ValueError(
-            f"{str(file)!r} is not a readable safetensors file ({error}); it is damaged or was not copied "
-            "completely: fetch it again"
-        ) from error
-    metadata = header.pop("__metadata__", {})
-    found = []
-    for name, what in header.items():
-        if what["dtype"] not in DTYPES:
-            raise ValueError(
-                f"{name!r} of {str(file)!r} has dtype {what['dtype']}; only {', '.join(DTYPES)} can be read"
-            )
-        first, end = what["data_offsets"]
-        dtype, shape = DTYPES[what["dtype"]], tuple(what["shape"])
-        found.append(StoredTensor(name, file, dtype, shape, 8 + length + first, end - first))
-    return sorted(found, key=lambda one: one.start or 0), metadata
+        header = json.loads(text)
+        metadata = header.pop("__metadata__", {})
+        tensors, end = {}, 0
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            if entry["dtype"] not in DTYPES:
+                raise ValueError(f"{name!r} has dtype {entry['dtype']}, and only {', '.join(DTYPES)} can be read")
+            dtype, shape, begin = DTYPES[entry["dtype"]], tuple(entry["shape"]), end
+            end += dtype.itemsize * math.prod(shape)
+            if entry["data_offsets"] != [begin, end]:
+                raise ValueError(f"the place of {name!r} does not fit its shape")
+            tensors[name] = StoredTensor(name, file, dtype, shape, start + begin, end - begin)
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"its header is malformed: {type(error).__name__} {error}") from error
+    if start + end != size:
+        raise ValueError(f"it has {size} bytes instead of {start + end}")
+    return Header(tensors, metadata, start, size)
+
+
+def encode_header(tensors: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
+    """The header of a safetensors file of tensors that follow one another, its length included.
+
+    Raises:
+        ValueError: A dtype is not one of safetensors.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    start = 0
+    for spec in tensors:
+        if spec.dtype not in NAMES:
+            raise ValueError(f"{spec.name!r} is {spec.dtype}, which safetensors files cannot hold; convert it")
+        offsets = [start, start + spec.nbytes]
+        header[spec.name] = {"dtype": NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": offsets}
+        start = offsets[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -7,6 +7,7 @@ of the output. The finished shards, and what they were made from, are listed in 
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,17 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.shards import Pieces, Shard, crc_of, write_index, write_shard
-from regauge.storage.checkpoints.writing import SUFFIX, flush, save_text
+from regauge.storage.checkpoints.writing import (
+    PARTIAL,
+    SUFFIX,
+    Pieces,
+    Shard,
+    flush,
+    require_writable,
+    save_text,
+    write_index,
+    write_shard,
+)
 
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", ".md")
 """Files of a folder that are not copied beside new weights."""
@@ -30,6 +40,10 @@ class Staging:
         resume: Whether to continue what an interrupted run left.
         overwrite: Whether the output, and what an interrupted run left, may be replaced.
 
+    Attributes:
+        content: Where the files of the output are written.
+        progress: Where the caller may keep what it needs to go on.
+
     Raises:
         FileExistsError: The output is there and may not be replaced, or holds files that are not of a checkpoint; or
             an interrupted run left something and neither `resume` nor `overwrite` says what to do with it.
@@ -40,7 +54,10 @@ class Staging:
     def __init__(self, out: Path, inputs: Any, *, resume: bool, overwrite: bool) -> None:
         require_place(out, overwrite=overwrite)
         self.out, self.folder = out, partial_of(out)
+        self.content, self.progress = self.folder / "output", self.folder / "progress.safetensors"
+        self._replaced, self._ledger = self.folder / "replaced", self.folder / "run.json"
         self._inputs = json.loads(json.dumps(inputs))
+        self._shards: dict[str, list[int]] = {}
         if self.folder.exists() and not (resume or overwrite):
             raise FileExistsError(
                 f"an interrupted run left {str(self.folder)!r}; say --resume to go on with it, or --overwrite to begin "
@@ -52,22 +69,11 @@ class Staging:
             self._lock.acquire()
         except Timeout as error:
             raise ValueError(f"another process is writing {str(out)!r}; wait for it, or end it") from error
-        if self._replaced.exists():  # A run ended within `replace_folder`, or right after it.
-            if out.exists():
-                shutil.rmtree(self._replaced)
-            else:
-                os.rename(self._replaced, out)
-        self._shards: dict[str, list[int]] = {}
-        if resume and self._ledger.exists():
-            try:
-                self._load()
-            except ValueError:
-                self.close()
-                raise
-        else:
-            self._clear()
-        self.content.mkdir(exist_ok=True)
-        self._save()
+        try:
+            self._begin(resume=resume)
+        except ValueError:
+            self.close()
+            raise
 
     def __enter__(self) -> "Staging":
         return self
@@ -75,21 +81,12 @@ class Staging:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @property
-    def content(self) -> Path:
-        """Where the files of the output are written."""
-        return self.folder / "output"
-
-    @property
-    def progress(self) -> Path:
-        """Where the caller may keep what it needs to go on."""
-        return self.folder / "progress.safetensors"
-
     def write(self, shards: Sequence[Shard], pieces: Pieces) -> list[str]:
         """Write all files of a checkpoint but those that an earlier run finished; these are checked and named."""
         kept = []
         for shard in shards:
-            if self._is_done(shard.file):
+            path, known = self.content / shard.file, self._shards.get(shard.file)
+            if known is not None and path.exists() and [path.stat().st_size, _crc_of(path)] == known:
                 kept.append(shard.file)
             else:
                 self._shards[shard.file] = list(write_shard(shard, self.content, pieces))
@@ -127,7 +124,7 @@ class Staging:
         """Put the output in its place, with the index and the further files of another checkpoint."""
         is_sharded = source.path.name.endswith(".index.json") and len(shards) > 1
         extras = []
-        if self.out.suffix != SUFFIX and (source.path.parent / "config.json").is_file():
+        if (source.path.parent / "config.json").is_file():
             beside = sorted(file for file in source.path.parent.iterdir() if file.is_file())
             extras = [f for f in beside if not f.name.endswith(NOT_COPIED) and not f.name.startswith(".")]
         self.publish(shards, index=source.path.name if is_sharded else None, extras=extras)
@@ -136,43 +133,40 @@ class Staging:
         """Release the lock; partial output is kept for `--resume`."""
         self._lock.release()
 
-    @property
-    def _replaced(self) -> Path:
-        return self.folder / "replaced"
-
-    @property
-    def _ledger(self) -> Path:
-        return self.folder / "run.json"
-
-    def _load(self) -> None:
-        document = json.loads(self._ledger.read_text(encoding="utf-8"))
-        if document["inputs"] != self._inputs:
-            changed = sorted(k for k in self._inputs if document["inputs"].get(k) != self._inputs[k])
-            raise ValueError(
-                f"the interrupted run in {str(self.folder)!r} had other inputs or settings ({', '.join(changed)}); "
-                "give the same, or begin anew with --overwrite and without --resume"
-            )
-        self._shards = document["shards"]
+    def _begin(self, *, resume: bool) -> None:
+        """Mend what a run that was killed left, and keep of it what is to be resumed."""
+        if self._replaced.exists():  # A run ended within `replace_folder`, or right after it.
+            if self.out.exists():
+                shutil.rmtree(self._replaced)
+            else:
+                os.rename(self._replaced, self.out)
+        if resume and self._ledger.exists():
+            document = json.loads(self._ledger.read_text(encoding="utf-8"))
+            if document["inputs"] != self._inputs:
+                changed = sorted(k for k in self._inputs if document["inputs"].get(k) != self._inputs[k])
+                raise ValueError(
+                    f"the interrupted run in {str(self.folder)!r} had other inputs or settings ({', '.join(changed)}); "
+                    "give the same, or begin anew with --overwrite and without --resume"
+                )
+            self._shards = document["shards"]
+        else:
+            for path in self.folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != "lock":
+                    path.unlink()
+        self.content.mkdir(exist_ok=True)
+        for path in self.content.glob(f".*{PARTIAL}"):
+            path.unlink()
+        self._save()
 
     def _save(self) -> None:
         save_text(json.dumps({"inputs": self._inputs, "shards": self._shards}, indent=1), self._ledger)
 
-    def _clear(self) -> None:
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != "lock":
-                path.unlink()
-
-    def _is_done(self, file: str) -> bool:
-        path = self.content / file
-        known = self._shards.get(file)
-        return known is not None and path.exists() and [path.stat().st_size, crc_of(path)] == known
-
 
 def partial_of(out: Path) -> Path:
     """Where an output is made: the folder `OUT.partial` beside it."""
-    return out.with_name(out.name + ".partial")
+    return out.with_name(out.name + PARTIAL)
 
 
 def require_place(out: Path, *, overwrite: bool) -> None:
@@ -182,15 +176,15 @@ def require_place(out: Path, *, overwrite: bool) -> None:
         FileExistsError: Something is there and may not be replaced.
         FileNotFoundError: Its folder does not exist.
     """
+    if out.suffix == SUFFIX:
+        return require_writable(out, overwrite=overwrite)
     if not out.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(out.parent)!r} of the output does not exist; create it first")
-    if not out.exists():
-        return
-    is_folder = out.suffix != ".safetensors"
-    if not overwrite or out.is_dir() != is_folder:
+    if out.exists() and not (overwrite and out.is_dir()):
         raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or say --overwrite")
-    if is_folder and any(out.iterdir()) and not (*out.glob("*.safetensors"), *out.glob("*.index.json")):
+    if out.exists() and any(out.iterdir()) and not (*out.glob("*.safetensors"), *out.glob("*.index.json")):
         raise FileExistsError(f"the folder {str(out)!r} holds files but no checkpoint; choose another name")
+    return None
 
 
 def replace_folder(new: Path, out: Path, aside: Path) -> None:
@@ -198,3 +192,12 @@ def replace_folder(new: Path, out: Path, aside: Path) -> None:
     if out.exists():
         os.rename(out, aside)
     os.rename(new, out)
+
+
+def _crc_of(path: Path) -> int:
+    """The CRC-32 of a file."""
+    crc = 0
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc

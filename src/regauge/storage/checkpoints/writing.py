@@ -1,17 +1,41 @@
-"""Write files whole or not at all; checkpoints as safetensors."""
+"""Write files whole or not at all; checkpoints as safetensors, piece by piece."""
 
+import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
+
+from regauge.storage.architecture import TensorSpec, layout_of
+from regauge.storage.checkpoints.headers import encode_header
 
 SUFFIX = ".safetensors"
 PARTIAL = ".partial"
 """How the names of files end that are not complete."""
+INDEX = "model.safetensors.index.json"
+
+Pieces = Callable[[str], Iterator[Tensor]]
+"""From the name of a tensor to its values in the dtype of the output, in pieces along axis 0."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a checkpoint: its name, its tensors in their order, and the strings in its header."""
+
+    file: str
+    tensors: tuple[TensorSpec, ...]
+    metadata: Mapping[str, str]
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all values."""
+        return sum(spec.nbytes for spec in self.tensors)
 
 
 @contextmanager
@@ -84,12 +108,50 @@ def save(
     for name, tensor in params.items():
         if tensor.is_meta:
             raise ValueError(f"{name!r} is on the meta device and has no values to write; materialize the model first")
-    with whole_file(path) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        save_file(_separate(params), temporary, metadata=dict(metadata or {}) | {"format": "pt"})
-        temporary.chmod(mode)  # safetensors leaves a file that only its owner can read, whatever the umask
+    specs = sorted(layout_of(params), key=lambda spec: -spec.dtype.itemsize)  # values stay aligned
+    write_shard(Shard(path.name, tuple(specs), metadata or {}), path.parent, lambda name: iter([params[name].detach()]))
     return path
+
+
+def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
+    """Write one file; it appears under its name only when it is complete and on the disk.
+
+    Returns:
+        Its size and the CRC-32 of its bytes.
+
+    Raises:
+        ValueError: The pieces of a tensor are not what the layout says.
+    """
+    with whole_file(folder / shard.file) as temporary, open(temporary, "wb") as stream:
+        header = encode_header(shard.tensors, {**shard.metadata, "format": "pt"})
+        stream.write(header)
+        crc = zlib.crc32(header)
+        for spec in shard.tensors:
+            begin = stream.tell()
+            for piece in pieces(spec.name):
+                if piece.dtype != spec.dtype:
+                    raise ValueError(
+                        f"{spec.name!r} is {spec.dtype} in the layout, but {piece.dtype} was to be written"
+                    )
+                data = bytes_of(piece)
+                stream.write(data)
+                crc = zlib.crc32(data, crc)
+            if (written := stream.tell() - begin) != spec.nbytes:
+                raise ValueError(f"{spec.name!r} has {spec.nbytes} bytes in the layout, but {written} were written")
+        return stream.tell(), crc
+
+
+def write_index(shards: Sequence[Shard], folder: Path, name: str = INDEX) -> None:
+    """Write the index of a sharded checkpoint, as transformers reads it."""
+    weight_map = {spec.name: shard.file for shard in shards for spec in shard.tensors}
+    total = sum(shard.nbytes for shard in shards)
+    document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in C order, shared with it where it lies so."""
+    return memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def save_text(text: str, path: str | Path, *, is_new: bool = False) -> Path:
@@ -121,20 +183,6 @@ def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, 
         raise FileNotFoundError(f"the folder {str(path.parent)!r} of the output does not exist; create it first")
     if path.is_dir() or (path.exists() and not overwrite):
         raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or say --overwrite")
-
-
-def _separate(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors, none of which shares memory with another."""
-    seen: set[int] = set()
-    result = {}
-    for name, tensor in params.items():
-        tensor = tensor.detach().contiguous()
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() in seen or storage.nbytes() != tensor.numel() * tensor.element_size():
-            tensor = tensor.clone()
-        seen.add(tensor.untyped_storage().data_ptr())
-        result[name] = tensor
-    return result
 
 
 def flush(path: Path) -> None:
