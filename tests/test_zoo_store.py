@@ -24,7 +24,7 @@ from regauge.storage.checkpoints import writing
 from regauge.storage.checkpoints.writing import whole_file
 from regauge.storage.store import Store, shard_file, verify
 from regauge.storage.store.columns import concatenate, decode, encode
-from regauge.storage.store.splits import split
+from regauge.storage.store.rows import split
 
 SMALL = Architecture("MLP 4-3-2", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
 MIXED = Architecture(
@@ -293,7 +293,7 @@ def test_one_shard_alone(tmp_path: Path) -> None:
 
 
 def test_more_shards_than_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.storage.store.mapping.MAPPED_SHARDS", 3)
+    monkeypatch.setattr("regauge.storage.store.store.MAPPED_SHARDS", 3)
     store = Store.create(tmp_path / "zoo", SMALL)
     for k in range(8):
         store.append(networks(SMALL, 1, k), numbered(1, k), name=f"{k}")
@@ -303,7 +303,7 @@ def test_more_shards_than_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_threads_read_more_shards_than_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.storage.store.mapping.MAPPED_SHARDS", 1)
+    monkeypatch.setattr("regauge.storage.store.store.MAPPED_SHARDS", 1)
     store = Store.create(tmp_path / "zoo", SMALL)
     for k in range(12):
         marked = {spec.name: torch.full((4, *spec.shape), float(k)) for spec in SMALL.layout}

@@ -1,6 +1,6 @@
 """The shards that a reader has listed: which networks are in which, and under which numbers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -8,17 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from regauge.storage.store.columns import Array, Column, concatenate
-from regauge.storage.store.mapping import MappedShards
 from regauge.storage.store.packing import Segment
 from regauge.storage.store.rows import Indices, Rows
-from regauge.storage.store.shard_file import Shard, read_column
+from regauge.storage.store.shard_file import Shard
 
 FINITE = "is_finite"
 """The column in which a network with NaN or Inf is marked."""
 ALWAYS = ("id", "step", FINITE)
 """Columns of every store, of an empty one too."""
-
-
 AT_ONCE = 512
 """Pieces that are copied together."""
 
@@ -32,15 +29,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """Shards in the order of the networks' numbers.
-
-    Attributes:
-        shards: Their headers.
-        files: Their bytes.
-    """
+    """Shards in the order of the networks' numbers, and a function from a shard to its bytes."""
 
     shards: tuple[Shard, ...]
-    files: MappedShards
+    map: Callable[[Shard], Array]
     _starts: dict[str, Indices] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -91,11 +83,11 @@ class Listing:
             shards, starts, ends = shards[first], starts[first], ends[np.append(~is_next, True)]
             bounds = [*np.flatnonzero(first).tolist(), len(numbers)]
         pieces = list(zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True))
-        for k in range(0, len(pieces), AT_ONCE):  # as many shards are mapped at a time
-            part = pieces[k : k + AT_ONCE]
-            content = {shard: self.files.get(shard, self.shards[shard]) for shard in {shard for shard, _, _ in part}}
-            here = target[bounds[k] * segment.width : bounds[k + len(part)] * segment.width]
-            np.concatenate([content[shard][start:end] for shard, start, end in part], out=here)
+        for first_piece in range(0, len(pieces), AT_ONCE):  # as many shards are mapped at a time
+            part = pieces[first_piece : first_piece + AT_ONCE]
+            content = {k: self.map(self.shards[k]) for k in {k for k, _, _ in part}}
+            here = target[bounds[first_piece] * segment.width : bounds[first_piece + len(part)] * segment.width]
+            np.concatenate([content[k][start:end] for k, start, end in part], out=here)
 
     def _segment_starts(self, segment: Segment) -> Indices:
         """The first byte of a segment in each shard."""
@@ -104,8 +96,7 @@ class Listing:
         return self._starts[segment.name]
 
     def _load(self, name: str) -> Column:
-        parts = enumerate(self.shards)
-        return concatenate([(read_column(shard, self.files.get(k, shard), name), shard.count) for k, shard in parts])
+        return concatenate([(shard.column(name, self.map(shard)), shard.count) for shard in self.shards])
 
 
 def resolve(indices: Iterable[int] | slice | Array, count: int, what: str = "the store") -> Indices:

@@ -12,8 +12,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save_text
 from regauge.storage.store.packing import STORAGE
-from regauge.storage.store.shard_file import FOLDER
 
+FOLDER = "shards"
 FORMAT = "regauge.store"
 VERSION = 1
 MANIFEST = "store.json"
@@ -48,9 +48,7 @@ class Manifest:
             FileNotFoundError: There is no store.
             ValueError: The manifest is damaged or of another version.
         """
-        path = folder / MANIFEST
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
+        path = require_manifest(folder)
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             if document["format"] != FORMAT:
@@ -100,17 +98,29 @@ class Manifest:
 
     def _require_same(self, folder: Path) -> None:
         there = Manifest.read(folder)
-        is_same = {
-            "architecture": there.architecture == self.architecture,
-            "storage": there.storage == self.storage,
-            "symmetry": _groups(there.symmetry) == _groups(self.symmetry),
-        }
-        other = [name for name, same in is_same.items() if not same] + _differences(there.about, self.about)
+        other = _differences(there._identity, self._identity) + _differences(there.about, self.about)
         if other:
             raise FileExistsError(
                 f"{str(folder)!r} holds a store of other networks or settings ({', '.join(other[:5])}); open it, "
                 "or choose another folder"
             )
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """What stores of the same networks share, without the symmetry's notes, such as the error of its check."""
+        groups = None if self.symmetry is None else self.symmetry.groups
+        return {"architecture": self.architecture, "storage": self.storage, "symmetry": groups}
+
+
+def require_manifest(folder: Path) -> Path:
+    """The manifest of the store in a folder.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
+    return folder / MANIFEST
 
 
 def _differences(first: Any, second: Any, path: str = "") -> list[str]:
@@ -119,8 +129,3 @@ def _differences(first: Any, second: Any, path: str = "") -> list[str]:
         keys = dict.fromkeys((*first, *second))
         return [found for key in keys for found in _differences(first.get(key), second.get(key), f"{path}.{key}")]
     return [] if first == second else [path.removeprefix(".")]
-
-
-def _groups(symmetry: Symmetry | None) -> Any:
-    """The groups of a symmetry, without its notes, such as the error with which it was verified."""
-    return None if symmetry is None else symmetry.groups

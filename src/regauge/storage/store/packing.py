@@ -1,15 +1,16 @@
-"""The rows of a shard: a segment for each dtype, and in it one tensor after the other."""
+"""Networks as rows of values: a segment for each dtype, and in it one tensor after the other."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regauge.core.params import Params
-from regauge.storage.architecture import TensorSpec
-from regauge.storage.store.columns import Array
+from regauge.storage.architecture import Architecture, TensorSpec
+from regauge.storage.store.columns import Array, Row
 
 STORAGE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 """Dtypes in which floating-point values can be kept in half the bytes."""
@@ -17,12 +18,7 @@ STORAGE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Segment:
-    """The tensors of a network that are stored in one dtype.
-
-    Attributes:
-        dtype: The dtype on the disk.
-        specs: The tensors in their order.
-    """
+    """The tensors of a network that are stored in one dtype, in their order."""
 
     dtype: torch.dtype
     specs: tuple[TensorSpec, ...]
@@ -66,6 +62,55 @@ def segments_of(layout: tuple[TensorSpec, ...], storage: str | None) -> tuple[Se
     return tuple(Segment(dtype, tuple(specs)) for dtype, specs in segments.items())
 
 
+def require_networks(architecture: Architecture, params: Mapping[str, Tensor], rows: Sequence[Row]) -> None:
+    """Refuse networks of another architecture, and rows that do not say which network they are of.
+
+    Raises:
+        ValueError: There are other tensors, or a row has no integer "id" or "step".
+    """
+    layout, count = {spec.name: spec for spec in architecture.layout}, len(rows)
+    if params.keys() != layout.keys():
+        raise ValueError(
+            f"the store's networks have {sorted(layout.keys() - params.keys())[:4]} besides, and lack "
+            f"{sorted(params.keys() - layout.keys())[:4]}; append networks of {architecture.name!r}"
+        )
+    for name, tensor in params.items():
+        spec = layout[name]
+        if tuple(tensor.shape) != (count, *spec.shape) or tensor.dtype != spec.dtype:
+            raise ValueError(
+                f"{name!r} has shape {tuple(tensor.shape)} and {tensor.dtype}, but {count} rows of "
+                f"{architecture.name!r} need {(count, *spec.shape)} and {spec.dtype}"
+            )
+    for k, row in enumerate(rows):
+        for key in ("id", "step"):
+            if not isinstance(row.get(key), int | np.integer) or isinstance(row[key], bool):
+                raise ValueError(f"row {k} has {key}={row.get(key)!r}; each row needs an integer 'id' and 'step'")
+
+
+def pack(
+    params: Mapping[str, Tensor], rows: Sequence[Row], segments: Sequence[Segment], storage: str | None
+) -> tuple[dict[str, Tensor], list[bool]]:
+    """The tensors of a shard from networks, and which of these are finite as they are stored.
+
+    Raises:
+        ValueError: A network that did not diverge has values too large for the storage dtype.
+    """
+    finite, before = (torch.ones(len(rows), dtype=torch.bool) for _ in range(2))
+    tensors = {segment.name: segment.pack(params, len(rows)) for segment in segments}
+    for tensor in tensors.values():
+        finite &= _are_finite(tensor)
+    if storage is not None and not finite.all():
+        for tensor in params.values():
+            before &= _are_finite(tensor.reshape(len(rows), -1)).cpu()
+        lost = [k for k in (before & ~finite).nonzero().flatten().tolist() if not rows[k].get("is_diverged")]
+        if lost:
+            raise ValueError(
+                f"network {rows[lost[0]]['id']} has values too large for {storage}; store it as bfloat16 or in "
+                "full precision"
+            )
+    return tensors, finite.tolist()
+
+
 def memory_of(tensor: Tensor, size: int) -> Array:
     """The bytes behind a tensor that begins a batch.
 
@@ -80,3 +125,14 @@ def memory_of(tensor: Tensor, size: int) -> Array:
         )
     memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return memory
+
+
+def _are_finite(flat: Tensor) -> Tensor:
+    """Whether all values of a row are finite, `[rows]`."""
+    if not flat.is_floating_point():
+        return torch.ones(len(flat), dtype=torch.bool)
+    # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
+    fine = flat.sum(1).isfinite()
+    for row in (~fine).nonzero().flatten().tolist():
+        fine[row] = flat[row].isfinite().all()
+    return fine

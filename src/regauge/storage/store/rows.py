@@ -1,5 +1,7 @@
 """The table of what is known about networks: queried by columns, which are read when they are asked for."""
 
+import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -9,6 +11,8 @@ from numpy.typing import NDArray
 from regauge.storage.store.columns import Array, Column, decode
 
 Indices = NDArray[np.int64]
+STANDARD = {"train": 0.8, "validation": 0.1, "test": 0.1}
+"""Shares of the trajectories in each part of a split unless given."""
 
 
 class Rows:
@@ -84,6 +88,29 @@ class Rows:
     def summary(self) -> Mapping[str, str]:
         """For each column in words: its range, or its distinct values."""
         return {name: _words(self.column(name), len(self)) for name in self.names}
+
+
+def split(ids: Array, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
+    """Numbers of the rows of each part, from the trajectory of each row; see `Store.split`.
+
+    A trajectory falls on a number in [0, 1) by the mixing function of SplitMix64, applied to its id plus a hash of the
+    salt, and the parts divide [0, 1) in their order.
+
+    References:
+        Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators, figure 17.
+    """
+    fractions = STANDARD if fractions is None else fractions
+    shares = list(fractions.values())
+    if not shares or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
+        raise ValueError(f"the fractions {dict(fractions)} must not be negative and must add up to one")
+    offset = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
+    with np.errstate(over="ignore"):
+        x = ids.astype(np.int64).view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(offset)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = x ^ (x >> np.uint64(31))
+    part = np.searchsorted(np.cumsum(shares)[:-1], (x >> np.uint64(11)).astype(np.float64) * 2.0**-53, side="right")
+    return {name: np.flatnonzero(part == k) for k, name in enumerate(fractions)}
 
 
 def _meet(column: Column, condition: Any) -> Array:

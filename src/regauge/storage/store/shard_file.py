@@ -1,7 +1,7 @@
 """One shard: a safetensors file with the weights and the rows of some networks, written once.
 
-The layout of the file is specified in docs/store.md. Its header is read here directly, without mapping the file, so
-that opening thousands of shards takes little; any other program reads a shard as the safetensors file that it is.
+The layout of the file is specified in docs/store.md. Its header is read without mapping the file, so that opening
+thousands of shards takes little; any other program reads a shard as the safetensors file that it is.
 """
 
 import hashlib
@@ -9,55 +9,34 @@ import json
 import math
 import os
 import re
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.storage.checkpoints.writing import SUFFIX, whole_file
+from regauge.core.progress import Progress, no_progress
+from regauge.storage.architecture import layout_of
+from regauge.storage.checkpoints.headers import StoredTensor, encode_header, read_header
+from regauge.storage.checkpoints.writing import PARTIAL, SUFFIX, bytes_of, whole_file
 from regauge.storage.store.columns import Array, Column, describe, narrow
+from regauge.storage.store.manifest import FOLDER, require_manifest
 from regauge.storage.store.packing import Segment
 
 FORMAT = "regauge.shard"
 VERSION = 1
-FOLDER = "shards"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]*")
 """Names that shards can have."""
-LARGEST_HEADER = 100_000_000
-"""Bytes; the limit of safetensors itself."""
 BLANK = "0" * 64
 """The text in the place of the checksum while it is computed."""
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Extent(NamedTuple):
-    """The place of a tensor in its file: dtype, shape, and position of the first byte."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """The header of a shard.
+    """The header of a shard, equal to itself only.
 
     Attributes:
         path: Its file.
@@ -72,10 +51,87 @@ class Shard:
     path: Path
     count: int
     columns: Mapping[str, Any]
-    places: Mapping[str, Extent]
+    places: Mapping[str, StoredTensor]
     checksum: str
     start: int
     size: int
+
+    @classmethod
+    def open(cls, path: Path) -> "Shard":
+        """Read the header of a shard.
+
+        Raises:
+            ValueError: The file is no shard, is cut off, or is of another version.
+        """
+        try:
+            places, metadata, start, size = read_header(path)
+            if metadata["format"] != FORMAT:
+                raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
+            if metadata["version"] != str(VERSION):
+                raise ValueError(f"it is of version {metadata['version']}, but this regauge reads version {VERSION}")
+            count = int(metadata["rows"])
+            if any(place.shape[:1] != (count,) for place in places.values()):
+                raise ValueError(f"a tensor has not {count} rows")
+            return cls(path, count, json.loads(metadata["columns"]), places, metadata["checksum"], start, size)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = str(error) if isinstance(error, ValueError) else f"its header is malformed: {error!r}"
+            raise ValueError(damage_message(path, reason)) from error
+
+    def require_segments(self, segments: Iterable[Segment]) -> "Shard":
+        """This shard, unless its networks have other values than those of the store.
+
+        Raises:
+            ValueError: It is of another store.
+        """
+        for segment in segments:
+            place, shape = self.places.get(segment.name), (self.count, segment.size)
+            if place is None or (place.dtype, place.shape) != (segment.dtype, shape):
+                raise ValueError(
+                    f"the shard {str(self.path)!r} has no {segment.name} of shape {shape}, so it is of another store; "
+                    "move it away"
+                )
+        return self
+
+    def map(self) -> Array:
+        """The bytes of the file, which the system reads when they are looked at.
+
+        Raises:
+            FileNotFoundError: The file is gone.
+            ValueError: It is no longer the file that was opened.
+        """
+        if not self.path.exists():
+            raise FileNotFoundError(
+                f"the shard {str(self.path)!r} is gone; shards are never deleted while they are read"
+            )
+        try:
+            tensor = torch.from_file(str(self.path), shared=False, size=self.size, dtype=torch.uint8)
+        except RuntimeError as error:
+            reason = f"it cannot be mapped ({str(error).splitlines()[0]})"
+            raise ValueError(damage_message(self.path, reason)) from error
+        content: Array = tensor.numpy()
+        content.flags.writeable = False
+        if self.checksum.encode() not in content[: self.start].tobytes():
+            raise ValueError(damage_message(self.path, "it was replaced by another file after it was listed"))
+        return content
+
+    def column(self, name: str, content: Array) -> Column | None:
+        """One column from the bytes of the file, or None if no network has a value there."""
+        described = self.columns.get(name)
+        if described is None:
+            return None
+        distinct = tuple(described.get("distinct", ()))
+        if "value" in described:
+            return Column(described["kind"], narrow(np.array([described["value"]])), None, distinct)
+        values, null = (self._values(part, content) for part in (f"rows/{name}", f"null/{name}"))
+        assert values is not None
+        return Column(described["kind"], values, null, distinct)
+
+    def _values(self, name: str, content: Array) -> Array | None:
+        place = self.places.get(name)
+        if place is None:
+            return None
+        dtype = str(place.dtype).removeprefix("torch.")
+        return np.frombuffer(content, dtype, math.prod(place.shape), place.start or 0).copy()
 
 
 def path_of(folder: Path, name: str) -> Path:
@@ -97,7 +153,7 @@ def list_shards(folder: Path) -> list[Path]:
 
 
 def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Column], count: int) -> Path:
-    """Write a shard, whole or not at all: temporary name, flush to the disk, final name.
+    """Write a shard, whole or not at all.
 
     Args:
         path: Its final name.
@@ -115,137 +171,74 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
             tensors[f"rows/{name}"] = torch.from_numpy(column.values)
             if column.null is not None:
                 tensors[f"null/{name}"] = torch.from_numpy(column.null)
-    header: dict[str, Any] = {
-        "__metadata__": {
-            "format": FORMAT,
-            "version": str(VERSION),
-            "checksum": BLANK,
-            "rows": str(count),
-            "columns": json.dumps(described),
-        }
-    }
-    start = 0
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # every tensor is aligned
-    for name, tensor in ordered:
-        end = start + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    first = struct.pack("<Q", len(text)) + text
-    pieces = [_bytes(tensor).data for _, tensor in ordered]
-    digest = hashlib.sha256(first)
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # every tensor is aligned
+    metadata = {"format": FORMAT, "version": str(VERSION), "checksum": BLANK, "rows": str(count)}
+    header = encode_header(layout_of(tensors), metadata | {"columns": json.dumps(described)})
+    pieces = [bytes_of(tensor) for tensor in tensors.values()]
+    digest = hashlib.sha256(header)
     for piece in pieces:
         digest.update(piece)
-    first = first.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
-    with whole_file(path, is_new=True) as temporary, open(temporary, "wb", buffering=0) as file:
-        for piece in (memoryview(first), *pieces):
-            while piece:
-                piece = piece[file.write(piece) :]
+    with whole_file(path, is_new=True) as temporary, open(temporary, "wb") as file:
+        file.write(header.replace(BLANK.encode(), digest.hexdigest().encode(), 1))
+        file.writelines(pieces)
     return path
 
 
-def read_header(path: Path) -> Shard:
-    """Read the header of a shard.
+@dataclass(frozen=True)
+class Verification:
+    """The outcome of a verification.
+
+    Attributes:
+        shards: Number of whole shards.
+        networks: Number of networks in them.
+        damaged: The damage of each other shard, in a sentence.
+        leftovers: Files that writers did not complete. They do no harm; delete them when no process writes.
+    """
+
+    shards: int
+    networks: int
+    damaged: Mapping[Path, str]
+    leftovers: tuple[Path, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no shard is damaged."""
+        return not self.damaged
+
+
+def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verification:
+    """Read every shard of a store and compare the checksums; a damaged one does not stop it.
+
+    Args:
+        folder: Folder of the store.
+        progress: Shows how many shards are checked.
 
     Raises:
-        ValueError: The file is no shard, is cut off, or is of another version.
+        FileNotFoundError: There is no store.
     """
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        first = file.read(16384)
-        (length,) = struct.unpack("<Q", first[:8]) if len(first) >= 8 else (0,)
-        if not 2 <= length <= min(LARGEST_HEADER, size - 8):
-            raise ValueError(damage_message(path, "its header is cut off"))
-        text = first[8 : 8 + length]
-        while len(text) < length:
-            more = file.read(length - len(text))
-            if not more:
-                raise ValueError(damage_message(path, "its header is cut off"))
-            text += more
-    try:
-        header = json.loads(text)
-        metadata = header.pop("__metadata__")
-        if metadata["format"] != FORMAT:
-            raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
-        if metadata["version"] != str(VERSION):
-            raise ValueError(f"it is of version {metadata['version']}, but this regauge reads version {VERSION}")
-        places, end = {}, 0
-        for name, entry in header.items():
-            place = Extent(DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
-            wanted = place.dtype.itemsize * int(np.prod(place.shape, dtype=np.int64))
-            if entry["data_offsets"] != [end, end + wanted]:
-                raise ValueError(f"the place of {name!r} does not fit its shape")
-            places[name], end = place, end + wanted
-        if 8 + length + end != size:
-            raise ValueError(f"it has {size} bytes instead of {8 + length + end}")
-        count = int(metadata["rows"])
-        if any(place.shape[:1] != (count,) for place in places.values()):
-            raise ValueError(f"a tensor has not {count} rows")
-        columns = json.loads(metadata["columns"])
-        return Shard(path, count, columns, places, metadata["checksum"], 8 + length, size)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        reason = str(error) if type(error) is ValueError else f"its header is malformed: {type(error).__name__} {error}"
-        raise ValueError(damage_message(path, reason)) from error
+    folder = require_manifest(Path(folder)).parent
+    paths = list_shards(folder)
+    advance, networks, damaged = progress("shards", len(paths)), 0, {}
+    for path in paths:
+        try:
+            networks += _check(path)
+        except ValueError as error:
+            damaged[path] = str(error)
+        advance()
+    leftovers = tuple(sorted(path for path in (folder / FOLDER).iterdir() if path.name.endswith(PARTIAL)))
+    return Verification(len(paths) - len(damaged), networks, damaged, leftovers)
 
 
-def require_segments(shard: Shard, segments: Iterable[Segment]) -> None:
-    """Refuse a shard of another store.
-
-    Raises:
-        ValueError: Its networks have other values than these.
-    """
-    for segment in segments:
-        place = shard.places.get(segment.name)
-        if place is None or (place.dtype, place.shape) != (segment.dtype, (shard.count, segment.size)):
-            raise ValueError(
-                f"the shard {str(shard.path)!r} has no {segment.name} of shape {(shard.count, segment.size)}, so it "
-                "is of another store; move it away"
-            )
-
-
-def check(path: Path) -> Shard:
-    """Read a whole shard and compare its checksum.
-
-    Raises:
-        ValueError: It is damaged.
-    """
-    shard = read_header(path)
-    digest = hashlib.sha256()
+def _check(path: Path) -> int:
+    """The number of networks in a shard, all of which is read."""
+    shard = Shard.open(path)
     with open(path, "rb") as file:
-        header = file.read(8)
-        header += file.read(struct.unpack("<Q", header)[0])
-        digest.update(header.replace(shard.checksum.encode(), BLANK.encode(), 1))
+        digest = hashlib.sha256(file.read(shard.start).replace(shard.checksum.encode(), BLANK.encode(), 1))
         while piece := file.read(1 << 22):
             digest.update(piece)
     if digest.hexdigest() != shard.checksum:
         raise ValueError(damage_message(path, "its checksum does not agree with its bytes"))
-    return shard
-
-
-def read_column(shard: Shard, content: Array, name: str) -> Column | None:
-    """One column of a shard from the bytes of its file, or None if no network in it has that column."""
-    described = shard.columns.get(name)
-    if described is None:
-        return None
-    distinct = tuple(described.get("distinct", ()))
-    if "value" in described:
-        return Column(described["kind"], narrow(np.array([described["value"]])), None, distinct)
-
-    def values(place: Extent) -> Array:
-        dtype = str(place.dtype).removeprefix("torch.")
-        return np.frombuffer(content, dtype, math.prod(place.shape), place.start).copy()
-
-    null = shard.places.get(f"null/{name}")
-    return Column(
-        described["kind"], values(shard.places[f"rows/{name}"]), None if null is None else values(null), distinct
-    )
-
-
-def _bytes(tensor: Tensor) -> Array:
-    """The bytes of a contiguous tensor, shared with it."""
-    flat: Array = tensor.reshape(-1).view(torch.uint8).numpy()
-    return flat
+    return shard.count
 
 
 def damage_message(path: Path, reason: str) -> str:

@@ -1,6 +1,10 @@
 """A store: a folder of immutable shards with the networks of one architecture, and what is known about each."""
 
+import os
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +16,15 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import shard_file
-from regauge.storage.store.appending import ShardNames, pack, require_keys, require_layout
 from regauge.storage.store.columns import Array, encode
-from regauge.storage.store.integrity import Verification, verify
 from regauge.storage.store.listing import FINITE, Listing, Place, resolve
 from regauge.storage.store.manifest import Manifest
-from regauge.storage.store.mapping import MappedShards
-from regauge.storage.store.packing import memory_of, segments_of
-from regauge.storage.store.rows import Indices, Rows
-from regauge.storage.store.shard_file import Shard
-from regauge.storage.store.splits import split
+from regauge.storage.store.packing import memory_of, pack, require_networks, segments_of
+from regauge.storage.store.rows import Indices, Rows, split
+from regauge.storage.store.shard_file import Shard, Verification, verify
+
+MAPPED_SHARDS = 4096
+"""Shards that a reader keeps mapped. No file stays open, but a process has 65,530 mappings on Linux."""
 
 
 class Store:
@@ -52,8 +55,8 @@ class Store:
         self.key = manifest.key
         self._manifest = manifest
         self._segments = segments_of(manifest.architecture.layout, manifest.storage)
-        self._names = ShardNames()
-        self._files = MappedShards()
+        self._writer = (-1, "", count())
+        self._map = lru_cache(MAPPED_SHARDS)(Shard.map)
         self._listed: Listing | None = None
 
     @classmethod
@@ -140,7 +143,7 @@ class Store:
         known = {shard.path.name for shard in before}
         new = self._headers(path for path in shard_file.list_shards(self.folder) if path.name not in known)
         if new or self._listed is None:
-            self._listed = Listing(before + new, self._files)
+            self._listed = Listing(before + new, self._map)
         return sum(shard.count for shard in new)
 
     def append(
@@ -169,11 +172,10 @@ class Store:
             raise FileExistsError(
                 f"{str(self.folder)!r} has a shard {name!r}, and shards never change; give another name, or none"
             )
-        require_layout(self.architecture, params, len(rows))
-        require_keys(rows)
+        require_networks(self.architecture, params, rows)
         tensors, finite = pack(params, rows, self._segments, self.storage)
         marked = [{**row, FINITE: fine} for row, fine in zip(rows, finite, strict=True)]
-        path = self.path_of(self._names.next() if name is None else name)
+        path = self.path_of(self._next_name() if name is None else name)
         return shard_file.write(path, tensors, encode(marked), len(rows))
 
     def has(self, name: str) -> bool:
@@ -187,7 +189,7 @@ class Store:
             FileNotFoundError: There is no shard of that name.
         """
         part = Store(self.folder, self._manifest)
-        part._listed = Listing(self._headers(map(self.path_of, names)), part._files)
+        part._listed = Listing(self._headers(map(self.path_of, names)), part._map)
         return part
 
     def places(self, indices: Iterable[int] | Array) -> list[Place]:
@@ -262,10 +264,14 @@ class Store:
 
     def _headers(self, paths: Iterable[Path]) -> tuple[Shard, ...]:
         """The headers of shards of this store."""
-        found = tuple(map(shard_file.read_header, paths))
-        for shard in found:
-            shard_file.require_segments(shard, self._segments)
-        return found
+        return tuple(Shard.open(path).require_segments(self._segments) for path in paths)
+
+    def _next_name(self) -> str:
+        """A name that no other writer uses, in the order of this one's; a forked process is another writer."""
+        writer = self._writer
+        if writer[0] != os.getpid():
+            writer = self._writer = (os.getpid(), uuid.uuid4().hex[:12], count())
+        return f"{writer[1]}-{next(writer[2]):06d}"
 
 
 def _open(folder: Path, names: tuple[str, ...] | None) -> Store:
