@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.bayes.matching.align_posteriors import align
-from regauge.bayes.matching.many import align_many
+from regauge.bayes.matching import align, align_many
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.data.images import digits, mnist

@@ -9,10 +9,7 @@ from posterior_cases import KINDS, NETS, each_kind, each_net, gaussian, generato
 import regauge as rg
 from regauge import Element, FrankWolfe, GaussianMatching, MergeMany, Symmetry, WeightMatching
 from regauge.alignment.methods.gaussian_matching import GaussianCost
-from regauge.bayes.matching.align_posteriors import align
-from regauge.bayes.matching.barycenter import barycenter
-from regauge.bayes.matching.many import align_many
-from regauge.bayes.matching.one_gaussian import one_gaussian
+from regauge.bayes.matching import align, align_many, barycenter, one_gaussian
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.transport.wasserstein import distance

@@ -8,8 +8,7 @@ import torch
 
 import regauge as rg
 from regauge.alignment import Method
-from regauge.bayes.matching.barycenter import barycenter
-from regauge.bayes.matching.many import align_many
+from regauge.bayes.matching import align_many, barycenter
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.posteriors.posterior import Posterior
