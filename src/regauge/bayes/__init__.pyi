@@ -1,11 +1,11 @@
-from .importers.bayesian_torch import from_bayesian_torch as from_bayesian_torch
-from .importers.ivon import from_ivon as from_ivon
-from .importers.laplace_torch import from_laplace as from_laplace
+from .importers.gaussians import from_bayesian_torch as from_bayesian_torch
+from .importers.gaussians import from_ivon as from_ivon
+from .importers.gaussians import from_laplace as from_laplace
+from .importers.gaussians import from_swag as from_swag
 from .importers.particle_samples import from_ensemble as from_ensemble
 from .importers.particle_samples import from_samples as from_samples
 from .importers.posteriors_library import from_posteriors as from_posteriors
 from .importers.posteriors_library import log_posterior as log_posterior
-from .importers.swag import from_swag as from_swag
 from .matching import OneGaussian as OneGaussian
 from .matching import PosteriorAlignment as PosteriorAlignment
 from .matching import align as align

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regauge.bayes.importers.checks import detach
+from regauge.bayes.importers.gaussians import detach
 from regauge.bayes.posteriors.particles import ParticlePosterior
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.params import require_finite, require_same_shapes
 from regauge.storage.checkpoints.checkpoint import load
 
 
@@ -30,7 +30,13 @@ def from_samples(
         stack = detach(samples)
         require_finite(stack, "the stack of samples")
     else:
-        stack = _stack(samples)
+        loaded = [load(sample) if isinstance(sample, str | Path) else dict(sample) for sample in samples]
+        if not loaded:
+            raise ValueError("there are no samples; give at least one")
+        for k, sample in enumerate(loaded):
+            require_same_shapes(loaded[0], sample)
+            require_finite(sample, f"sample {k}")
+        stack = {name: torch.stack([sample[name].detach() for sample in loaded]) for name in loaded[0]}
     unknown = sorted(set(buffers) - stack.keys())
     if unknown:
         raise ValueError(f"the samples have no buffers {unknown[:4]}; their names are {list(stack)[:6]}, ...")
@@ -50,17 +56,5 @@ def from_ensemble(modules: Sequence[nn.Module]) -> ParticlePosterior:
         Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep ensembles.
     """
     states = [module.state_dict() for module in modules]
-    buffers = (
-        states[0].keys() - {name for name, _ in modules[0].named_parameters(remove_duplicate=False)} if states else ()
-    )
-    return from_samples(states, buffers=buffers)
-
-
-def _stack(samples: Sequence[Mapping[str, Tensor] | str | Path]) -> Params:
-    loaded = [load(sample) if isinstance(sample, str | Path) else dict(sample) for sample in samples]
-    if not loaded:
-        raise ValueError("there are no samples; give at least one")
-    for k, sample in enumerate(loaded):
-        require_same_shapes(loaded[0], sample)
-        require_finite(sample, f"sample {k}")
-    return {name: torch.stack([sample[name].detach() for sample in loaded]) for name in loaded[0]}
+    learned = dict(modules[0].named_parameters(remove_duplicate=False)) if modules else {}
+    return from_samples(states, buffers=[name for name in states[0] if name not in learned] if states else ())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regauge.bayes.importers.checks import detach, gaussian
+from regauge.bayes.importers.gaussians import detach, make_gaussian
 from regauge.bayes.importers.particle_samples import from_samples
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
@@ -49,7 +49,7 @@ def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> 
         spread = getattr(state, field, None)
         if spread is not None:
             std = {name: to_std(tensor.detach()) for name, tensor in spread.items()}
-            return gaussian({**mean, **rest}, std, f"the {kind}")
+            return make_gaussian({**mean, **rest}, std, f"the {kind}")
     if any(getattr(state, field, None) is not None for field in DENSE):
         raise ValueError(
             f"a {kind} has a full covariance, which no posterior here holds; draw samples with its module's `sample` "

@@ -1,0 +1,238 @@
+"""Gaussians of bayesian-torch, IVON, laplace-torch and SWAG, from their objects or running averages."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
+from regauge.bayes.posteriors.low_rank import LowRankPosterior
+from regauge.core.params import Params, require_finite
+
+PLAIN = {"weight": "weight", "kernel": "weight", "bias": "bias"}
+"""The names of the fields of bayesian-torch's layers in torch's layers."""
+
+
+def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
+    """The diagonal Gaussian of a network of bayesian-torch, under the names of the plain network.
+
+    `layer.mu_weight` and `layer.rho_weight` become `layer.weight` with standard deviation `log(1 + exp(rho))`; its
+    convolutions say "kernel" for "weight". Layers that are not Bayesian are certain. Noise and priors that some of its
+    layers keep as buffers are left out.
+
+    Args:
+        state: `model.state_dict()`.
+
+    Raises:
+        ValueError: There are no Bayesian layers, a mean has no `rho` or the other way round, or two tensors get one
+            name.
+    """
+    mean: dict[str, Tensor] = {}
+    std: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        layer, _, field = name.rpartition(".")
+        kind, _, rest = field.partition("_")
+        if kind in ("eps", "prior") and any(f"{layer}.mu_{plain}".removeprefix(".") in state for plain in PLAIN):
+            continue
+        if kind not in ("mu", "rho") or rest not in PLAIN:
+            plain, target = name, mean
+        else:
+            plain, target = f"{layer}.{PLAIN[rest]}".removeprefix("."), mean if kind == "mu" else std
+            other = f"{layer}.{'rho' if kind == 'mu' else 'mu'}_{rest}".removeprefix(".")
+            if other not in state:
+                raise ValueError(f"{name!r} has no {other!r} beside it; give the whole `state_dict()` of the network")
+        if plain in target:
+            raise ValueError(f"{name!r} and another tensor would both be {plain!r}; rename one of them")
+        target[plain] = functional.softplus(tensor) if kind == "rho" and target is std else tensor
+    if not std:
+        raise ValueError(f"no layer has `mu_` and `rho_` parameters; the names are {list(state)[:6]}, ...")
+    return make_gaussian(mean, std, "the network")
+
+
+def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
+    """The diagonal Gaussian of an `ivon.IVON` optimizer: `std = 1 / sqrt(ess (hess + weight_decay))`.
+
+    Args:
+        optimizer: Outside of its `sampled_params()`, inside which the weights are a sample.
+        module: The optimized module; parameters that the optimizer lacks are certain.
+
+    Raises:
+        ValueError: The optimizer has no "hess" and "ess", or its parameters are not the module's.
+
+    References:
+        Shen et al. (2024), Variational learning is effective for large deep networks, algorithm 1.
+    """
+    std: Params = {}
+    for group in optimizer.param_groups:
+        missing = [field for field in ("hess", "ess", "weight_decay") if field not in group]
+        if missing:
+            raise ValueError(
+                f"a group of parameters of this {type(optimizer).__name__} has no {missing}; give an optimizer of IVON"
+            )
+        own = _name([parameter for parameter in group["params"] if parameter is not None], module, "the optimizer")
+        precision = group["ess"] * (group["hess"] + group["weight_decay"])
+        if not bool((precision > 0).all()):
+            raise ValueError(
+                f"{int((~(precision > 0)).sum())} precisions ess (hess + weight_decay) of the optimizer are not "
+                "positive; the training that made it failed"
+            )
+        std |= _split(precision.rsqrt(), own, "the Hessian of the optimizer")
+    return make_gaussian(module.state_dict(), std, "the optimizer")
+
+
+def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
+    """The posterior of a fitted `DiagLaplace` or `KronLaplace`, over all weights or those that required gradients.
+
+    `KronLaplace` has the precision `G (x) A + delta I` for a weight, whose inverse is no Kronecker product; it becomes
+    the posterior with precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta (`KroneckerPosterior.from_kfac`), which is
+    a little narrower. Biases and other vectors keep their standard deviations and lose their correlations.
+
+    Args:
+        laplace: A fitted `laplace.Laplace(...)`.
+
+    Raises:
+        ValueError: It is not fitted, its covariance is neither diagonal nor Kronecker-factored, or it covers something
+            else than parameters of its model (a last-layer approximation).
+
+    References:
+        Daxberger et al. (2021), Laplace redux, section 2; Ritter et al. (2018), section 3.
+    """
+    source = f"the {type(laplace).__name__}"
+    if not isinstance(laplace.mean, Tensor):
+        raise ValueError(f"{source} is not fitted; call its `fit` with the training data first")
+    own = _name(laplace.params, laplace.model, source)
+    mean = detach({**laplace.model.state_dict(), **_split(laplace.mean, own, f"the mean of {source}")})
+    require_finite(mean, f"the means of {source}")
+    precision = laplace.posterior_precision
+    if isinstance(precision, Tensor) and precision.ndim == 1:
+        return make_gaussian(mean, _split(precision.detach().rsqrt(), own, f"the precision of {source}"), source)
+    blocks = getattr(precision, "eigenvalues", None)
+    if blocks is None or isinstance(precision, Tensor):
+        raise ValueError(
+            f"{source} is neither diagonal nor Kronecker-factored; fit one with hessian_structure='diag' or 'kron', or "
+            "draw samples and read them with `from_samples`"
+        )
+    if len(blocks) != len(own):
+        raise ValueError(f"{source} has {len(blocks)} blocks of curvature for the {len(own)} parameters of its model")
+    deltas = precision.deltas.detach().expand(len(own)).tolist()
+    terms: dict[str, tuple[Term, ...]] = {}
+    std: dict[str, Tensor] = {}
+    for name, values, vectors, delta in zip(own, blocks, precision.eigenvectors, deltas, strict=True):
+        if len(values) == 1:
+            variance = vectors[0].detach().square() @ (values[0].detach() + delta).reciprocal()
+            std[name] = variance.sqrt().view(mean[name].shape)
+        else:
+            rows, columns = (((q * v) @ q.mT).detach() for q, v in zip(vectors, values, strict=True))
+            terms |= KroneckerPosterior.from_kfac(
+                mean, {name: (rows, columns)}, examples=1, prior_precision=delta
+            ).terms
+    require_finite(std, f"the standard deviations of {source}")
+    return KroneckerPosterior(mean, terms, std) if terms else make_gaussian(mean, std, source)
+
+
+def from_swag(
+    mean: Mapping[str, Tensor],
+    second_moment: Mapping[str, Tensor],
+    deviations: Mapping[str, Tensor] | None = None,
+) -> LowRankPosterior | GaussianPosterior:
+    """The Gaussian of SWAG from its running averages over a trajectory of stochastic gradient descent.
+
+    The variance is `second_moment - mean^2`, zero where rounding makes it negative. With deviations half of it is
+    diagonal and half low-rank (`LowRankPosterior.from_swag`); without them all of it is diagonal (SWAG-Diagonal).
+
+    Args:
+        mean: Averages of the weights over the trajectory, and buffers.
+        second_moment: Averages of their squares, of the parameters only.
+        deviations: Differences of the last K weights from the averages, `[K, ...]` or flat, `[K, numel]`, as its
+            authors keep them.
+
+    Raises:
+        ValueError: A tensor belongs to no parameter, has another shape, or is not finite; a variance is clearly
+            negative; there is one deviation only.
+
+    References:
+        Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning, section 3 and equation 1.
+    """
+    variance = {}
+    for name, square in second_moment.items():
+        _require_alike(name, square.shape, mean, "second moments of SWAG")
+        # The difference of two averages is as exact as they are, not as it is small itself.
+        tolerance = 64 * torch.finfo(square.dtype).eps * square.abs()
+        found = square.detach().double() - mean[name].detach().double().square()
+        if bool((found < -tolerance).any()):
+            raise ValueError(
+                f"{name!r} has second moments below the squares of its means; give averages of squares, not variances"
+            )
+        variance[name] = found.clamp(min=0).to(square.dtype)
+    if deviations is None:
+        return make_gaussian(mean, {name: tensor.sqrt() for name, tensor in variance.items()}, "SWAG")
+    shaped = {}
+    for name, tensor in deviations.items():
+        if name in mean and tensor.ndim == 2 and tensor.shape[1] == mean[name].numel():
+            tensor = tensor.view(-1, *mean[name].shape)
+        _require_alike(name, tensor.shape[1:], mean, "deviations of SWAG (behind their first axis)")
+        shaped[name] = tensor.detach()
+    for part, label in ((mean, "means"), (variance, "second moments"), (shaped, "deviations")):
+        require_finite(part, f"the {label} of SWAG")
+    return LowRankPosterior.from_swag(detach(mean), variance, detach(shaped))
+
+
+def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source: str) -> GaussianPosterior:
+    """A checked diagonal Gaussian, on copies that no optimizer writes to.
+
+    Raises:
+        ValueError: Nothing is uncertain, a standard deviation has no mean or another shape, is negative, or a number is
+            not finite.
+    """
+    if not std:
+        raise ValueError(f"{source} has no uncertain parameters")
+    for name, tensor in std.items():
+        _require_alike(name, tensor.shape, mean, f"standard deviations of {source}")
+        if bool((tensor < 0).any()):
+            raise ValueError(f"{name!r} has negative standard deviations in {source}; check how they were made")
+    posterior = GaussianPosterior(detach(mean), detach(std))
+    require_finite(posterior.mean, f"the means of {source}")
+    require_finite(posterior.std, f"the standard deviations of {source}")
+    return posterior
+
+
+def detach(params: Mapping[str, Tensor]) -> Params:
+    """Copies without gradients."""
+    return {name: tensor.detach().clone() for name, tensor in params.items()}
+
+
+def _require_alike(name: str, shape: Sequence[int], mean: Mapping[str, Tensor], label: str) -> None:
+    """Raise for a tensor that belongs to no parameter or has another shape."""
+    if name not in mean:
+        raise ValueError(f"the {label} name {name!r}, which is no parameter; those are {list(mean)[:6]}, ...")
+    if tuple(shape) != tuple(mean[name].shape):
+        raise ValueError(
+            f"the {label} have shape {tuple(shape)} for {name!r}, whose shape is {tuple(mean[name].shape)}"
+        )
+
+
+def _name(parameters: Sequence[Tensor], module: nn.Module, source: str) -> Params:
+    """Parameters of a module under their names there."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    strangers = [tuple(parameter.shape) for parameter in parameters if id(parameter) not in names]
+    if strangers:
+        raise ValueError(
+            f"{source} holds {len(strangers)} parameters (of shapes {strangers[:4]}) that are not the module's; give "
+            "the module that it was made with, not a copy"
+        )
+    return {names[id(parameter)]: parameter for parameter in parameters}
+
+
+def _split(flat: Tensor, parameters: Mapping[str, Tensor], source: str) -> Params:
+    """A flat vector cut into the shapes of parameters, in their order."""
+    sizes = [tensor.numel() for tensor in parameters.values()]
+    if flat.ndim != 1 or len(flat) != sum(sizes):
+        raise ValueError(
+            f"{source} has shape {tuple(flat.shape)}, but the parameters {list(parameters)[:4]}, ... hold {sum(sizes)} "
+            "numbers; it is of other parameters"
+        )
+    pieces = torch.split(flat, sizes)
+    return {name: piece.view(tensor.shape) for (name, tensor), piece in zip(parameters.items(), pieces, strict=True)}
