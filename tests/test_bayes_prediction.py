@@ -19,8 +19,8 @@ from regauge.bayes.prediction.posterior_line import posterior_line
 from regauge.bayes.prediction.posterior_slice import posterior_slice
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.prediction.predictive import Predictive
-from regauge.bayes.transport.geodesics import geodesic
 from regauge.bayes.transport.posterior_mixtures import mixture
+from regauge.bayes.transport.wasserstein import geodesic
 from regauge.connect import variance_collapse
 from regauge.core.task import Task
 

@@ -28,9 +28,8 @@ from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.posteriors.posterior import Posterior
-from regauge.bayes.transport.geodesics import geodesic
 from regauge.bayes.transport.posterior_mixtures import MixturePosterior, mixture
-from regauge.bayes.transport.wasserstein import distance
+from regauge.bayes.transport.wasserstein import distance, geodesic
 
 GAUSSIAN = [kind for kind in KINDS if kind != "particles"]
 STRAIGHT = [kind for kind in GAUSSIAN if kind != "low rank"]

@@ -33,13 +33,13 @@ from .prediction.posterior_slice import posterior_slice as posterior_slice
 from .prediction.predict import predict as predict
 from .prediction.predictive import Entropy as Entropy
 from .prediction.predictive import Predictive as Predictive
-from .transport.geodesics import Displacement as Displacement
-from .transport.geodesics import geodesic as geodesic
 from .transport.posterior_mixtures import MixturePath as MixturePath
 from .transport.posterior_mixtures import MixturePosterior as MixturePosterior
 from .transport.posterior_mixtures import mixture as mixture
+from .transport.wasserstein import Displacement as Displacement
 from .transport.wasserstein import SquaredDistance as SquaredDistance
 from .transport.wasserstein import distance as distance
+from .transport.wasserstein import geodesic as geodesic
 from .variational.diagnostics import Diagnostics as Diagnostics
 from .variational.diagnostics import diagnose as diagnose
 from .variational.mean_field import Variational as Variational

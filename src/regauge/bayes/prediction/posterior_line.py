@@ -11,8 +11,8 @@ from regauge.bayes.posteriors.posterior import Noise, Posterior
 from regauge.bayes.prediction.likelihoods import Likelihood
 from regauge.bayes.prediction.predict import draw_noise, predict
 from regauge.bayes.prediction.predictive import Predictive, standard_error
-from regauge.bayes.transport.geodesics import geodesic
 from regauge.bayes.transport.posterior_mixtures import MixturePath
+from regauge.bayes.transport.wasserstein import geodesic
 from regauge.connect.line import Curve
 from regauge.core.outputs import Outputs
 from regauge.core.task import Batch

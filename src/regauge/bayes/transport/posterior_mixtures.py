@@ -6,7 +6,7 @@ import torch
 
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.posterior import Posterior
-from regauge.bayes.transport.geodesics import require_share
+from regauge.bayes.transport.wasserstein import require_share
 from regauge.core.element import Element
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry

@@ -1,17 +1,20 @@
-"""The squared 2-Wasserstein distance between two posteriors of one kind."""
+"""The squared 2-Wasserstein distance between two posteriors of one kind, and its geodesics."""
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.posteriors.kronecker import KroneckerPosterior
+from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.posteriors.posterior import Posterior
-from regauge.bayes.transport import couplings
+from regauge.bayes.transport.couplings import couple, paired_pieces
+from regauge.connect.paths import WassersteinGeodesic
+from regauge.core.interpolation import interpolate
 
 DENSE_LIMIT = 2000
 """Largest number of uncertain parameters for which low-rank Gaussians are compared by full covariances."""
@@ -62,20 +65,92 @@ def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> Squar
     References:
         Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), equations 9, 16 and 17.
     """
-    if isinstance(a, GaussianPosterior) and isinstance(b, GaussianPosterior):
-        a, b = couplings.couple_gaussians(a, b)
-        return SquaredDistance(_apart(a.mean, b.mean, skip), _apart(a.std, b.std, skip))
-    if isinstance(a, KroneckerPosterior) and isinstance(b, KroneckerPosterior):
-        a, b = couplings.couple_kronecker(a, b)
-        spread = _apart(a.std, b.std, skip) + sum(_between_terms(a, b, name) for name in a.terms if name not in skip)
-        return SquaredDistance(_apart(a.mean, b.mean, skip), spread)
-    if isinstance(a, LowRankPosterior) and isinstance(b, LowRankPosterior):
-        a, b = couplings.couple_low_rank(_without(a, skip), _without(b, skip))
-        return SquaredDistance(_apart(a.mean, b.mean, skip), _low_rank_spread(a, b))
-    if isinstance(a, ParticlePosterior) and isinstance(b, ParticlePosterior):
-        a, b = couplings.couple_particles(a, b, skip)
-        return _between_pairs(a, b, skip)
-    couplings.refuse(a, b)
+    first, last = couple(a, b, skip)
+    if isinstance(first, ParticlePosterior):
+        return _between_pairs(first, last, skip)
+    if isinstance(first, LowRankPosterior):
+        spread = _low_rank_spread(first, last)
+    else:
+        terms = [name for name in getattr(first, "terms", ()) if name not in skip]
+        spread = _apart(first.std, last.std, skip) + sum(_between_terms(first, last, name) for name in terms)
+    return SquaredDistance(_apart(first.mean, last.mean, skip), spread)
+
+
+@dataclass(frozen=True, eq=False)
+class Displacement:
+    """The distribution of `(1 - t) theta_0 + t theta_1` for two posteriors sampled with the same noise.
+
+    Noise of the first fits every point of the path, and a sample moves along a straight line when t grows.
+
+    Attributes:
+        first: The start of the path.
+        last: The end of the path, of the same kind and written for the noise of the first.
+
+    References:
+        McCann (1997), A convexity principle for interacting gases; Rossi et al. (2023), equation 6.
+    """
+
+    first: Any
+    last: Any
+
+    def at(self, t: float) -> Posterior:
+        """The posterior a share t of the way; the first and the last themselves at the ends.
+
+        Raises:
+            ValueError: t is outside of [0, 1].
+        """
+        require_share(t)
+        first, last = self.first, self.last
+        if t in (0, 1):
+            return last if t else first
+        if isinstance(first, GaussianPosterior):
+            return GaussianPosterior(*WassersteinGeodesic().at(first, last, t))
+        if isinstance(first, ParticlePosterior):
+            return ParticlePosterior(interpolate(first.stack, last.stack, t), first.buffers)
+        mean, std = interpolate(first.mean, last.mean, t), interpolate(first.std, last.std, t)
+        if isinstance(first, LowRankPosterior):
+            return LowRankPosterior(mean, std, interpolate(first.deviations, last.deviations, t))
+        terms = {
+            name: tuple(Term((1 - t) * rows, columns) for rows, columns in own)
+            + tuple(Term(t * rows, columns) for rows, columns in last.terms[name])
+            for name, own in first.terms.items()
+        }
+        return KroneckerPosterior(mean, terms, std)
+
+
+def geodesic(a: Posterior, b: Posterior) -> Displacement:
+    """The shortest path of distributions from one posterior to another of the same kind.
+
+    | kind | the point at t |
+    | --- | --- |
+    | diagonal | means and standard deviations are interpolated; the ends are a and b as they are |
+    | Kronecker | McCann's map is a product T_G (x) T_A of maps of the factors; samples move along straight lines |
+    | low rank | standard deviations and rotated deviations are interpolated |
+    | particles | particles are interpolated in pairs, which the best assignment chose |
+
+    A point between Kronecker posteriors has two terms, since its covariance is no Kronecker product. Between low-rank
+    Gaussians the path is a geodesic if there is no diagonal part or no deviation, and otherwise the shortest path that
+    keeps both parts apart.
+
+    The ends have the distributions of a and b. That of b is written with rotated roots or in another order of
+    particles, so that noise drawn once shows the whole path: a loss along it has the same Monte Carlo error
+    everywhere. What only one of the two is uncertain of has zero standard deviations in the other.
+
+    Raises:
+        ValueError: The posteriors are of different kinds or architectures, Kronecker factors belong to different
+            weights, or the numbers of particles differ.
+
+    References:
+        McCann (1997); Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), section 3,
+        equations 6 and 7.
+    """
+    return Displacement(*couple(a, b))
+
+
+def require_share(t: float) -> None:
+    """Raise a ValueError unless t lies in [0, 1]."""
+    if not 0 <= t <= 1:
+        raise ValueError(f"t is {t}; it is a share of the way between two posteriors, from 0 to 1")
 
 
 def _apart(a: Mapping[str, Tensor], b: Mapping[str, Tensor], skip: Collection[str]) -> float:
@@ -110,44 +185,25 @@ def _low_rank_spread(a: LowRankPosterior, b: LowRankPosterior) -> float:
     return max(0.0, float(total))
 
 
-def _without(posterior: LowRankPosterior, skip: Collection[str]) -> LowRankPosterior:
-    std, deviations = ({n: t for n, t in q.items() if n not in skip} for q in (posterior.std, posterior.deviations))
-    return LowRankPosterior(posterior.mean, std, deviations)
-
-
 def _root(posterior: LowRankPosterior, names: list[str]) -> Tensor:
     """The symmetric root of the full covariance, float64 `[n, n]`."""
-    sizes = {name: posterior.mean[name].numel() for name in names}
-    none = torch.zeros(posterior.rank, dtype=torch.float64)
-    std = torch.cat(
-        [posterior.std[n].flatten().double() if n in posterior.std else none[:1].expand(sizes[n]) for n in names]
-    )
-    rows = torch.cat(
-        [
-            posterior.deviations[n].flatten(1).double()
-            if n in posterior.deviations
-            else none[:, None].expand(-1, sizes[n])
-            for n in names
-        ],
-        1,
-    )
-    values, vectors = torch.linalg.eigh(rows.mT @ rows + torch.diag(std.square()))
+    std, rows = [], []
+    for name in names:
+        size, none = posterior.mean[name].numel(), torch.zeros(1, dtype=torch.float64)
+        std.append(posterior.std[name].flatten().double() if name in posterior.std else none.expand(size))
+        own = posterior.deviations.get(name)
+        rows.append(none.expand(posterior.rank, size) if own is None else own.flatten(1).double())
+    deviations = torch.cat(rows, 1)
+    values, vectors = torch.linalg.eigh(deviations.mT @ deviations + torch.diag(torch.cat(std).square()))
     root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
     return root
 
 
 def _between_pairs(a: ParticlePosterior, b: ParticlePosterior, skip: Collection[str]) -> SquaredDistance:
-    left_out = {*a.buffers, *b.buffers, *skip}
     mean = spread = 0.0
-    for name, stack in a.stack.items():
-        if name in left_out or not stack.is_floating_point():
-            continue
-        step = max(1, couplings.CHUNK // a.count)
-        for x, y in zip(
-            torch.split(stack.flatten(1), step, 1), torch.split(b.stack[name].flatten(1), step, 1), strict=True
-        ):
-            difference = x.double() - y.double()
-            common = difference.mean(0)
-            mean += float(common.square().sum())
-            spread += float((difference - common).square().sum()) / a.count
+    for x, y in paired_pieces(a, b, skip):
+        difference = x - y
+        common = difference.mean(0)
+        mean += float(common.square().sum())
+        spread += float((difference - common).square().sum()) / a.count
     return SquaredDistance(mean, spread)

@@ -11,8 +11,8 @@ from regauge.bayes.prediction.posterior_collapse import posterior_collapse
 from regauge.bayes.prediction.posterior_line import posterior_line
 from regauge.bayes.prediction.posterior_slice import posterior_slice
 from regauge.bayes.prediction.predict import predict
-from regauge.bayes.transport.geodesics import geodesic
 from regauge.bayes.transport.posterior_mixtures import mixture
+from regauge.bayes.transport.wasserstein import geodesic
 from regauge.connect import interpolate
 from regauge.core.params import Params
 from regauge.papers.bayesian.barrier_figures import as_published, residual, small_residual, tiny

@@ -13,7 +13,7 @@ from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.prediction.likelihoods import Normal
 from regauge.bayes.prediction.posterior_line import PosteriorCurve, posterior_line
 from regauge.bayes.prediction.predict import predict
-from regauge.bayes.transport.geodesics import geodesic
+from regauge.bayes.transport.wasserstein import geodesic
 from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.core.params import Params
 from regauge.data.curves import CurveData, has_snelson, snelson
