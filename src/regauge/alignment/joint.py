@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from regauge.core.element import Element
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Placement
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
@@ -112,7 +112,7 @@ def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) 
     """
     groups = symmetry.groups
     if role == "magnitudes":
-        groups = tuple(_unsigned(group) for group in groups if group.matrix == "none")
+        groups = tuple(group.without("sign", "parity", "shift") for group in groups if group.matrix == "none")
     present = tuple(
         replace(group, placements=tuple(p for p in group.placements if p.parameter in params)) for group in groups
     )
@@ -128,17 +128,6 @@ def dictionary_of(name: str) -> tuple[int, str]:
     """The number of the dictionary that a name of the view belongs to, and the name there."""
     k, _, rest = name.partition("/")
     return int(k), rest
-
-
-def _unsigned(group: Group) -> Group:
-    """The group without what its signs and shifts do; their families stay, so that its elements fit."""
-    return replace(
-        group,
-        placements=tuple(
-            replace(p, sign=(0,) * group.signs, parity=(0,) * group.shifts, shift=(0.0,) * group.shifts)
-            for p in group.placements
-        ),
-    )
 
 
 def _require_entries(first: Dictionaries, network: Dictionaries, number: int) -> None:

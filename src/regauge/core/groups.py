@@ -1,8 +1,8 @@
 """A group is one factor of a symmetry; its placements say which axes of which parameters it moves."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 Kind = Literal["permutation", "signed", "dihedral", "scaled", "orthogonal", "centered", "rotation", "linear", "nested"]
 Matrix = Literal["none", "orthogonal", "linear"]
@@ -129,6 +129,12 @@ class Group:
         if self.signs:
             return "signed"
         return "permutation"
+
+    def without(self, *exponents: Literal["scale", "sign", "parity", "shift"]) -> "Group":
+        """The group without what some exponents of its placements do; its families stay, so that its elements fit."""
+        counts = {"scale": self.scales, "sign": self.signs, "parity": self.shifts, "shift": self.shifts}
+        zeros: dict[str, Any] = {name: (0,) * counts[name] for name in exponents}
+        return replace(self, placements=tuple(replace(place, **zeros) for place in self.placements))
 
     @property
     def log10_order(self) -> float:

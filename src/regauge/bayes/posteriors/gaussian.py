@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from regauge.alignment.joint import role_symmetry
 from regauge.core.deferred import materialize
 from regauge.core.element import Element
-from regauge.core.groups import Group
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
@@ -61,12 +61,7 @@ class GaussianPosterior(NamedTuple):
                     f"{there}; give one for each value of a parameter, and none for names that the mean lacks"
                 )
         count = next(iter(noise.values())).shape[0]
-        return {
-            name: torch.addcmul(mean, self.std[name], noise[name])
-            if name in self.std
-            else mean.expand(count, *mean.shape)
-            for name, mean in self.mean.items()
-        }
+        return {name: sample(name, mean, self.std, noise, count) for name, mean in self.mean.items()}
 
     def push(self, symmetry: Symmetry, element: Element) -> "GaussianPosterior":
         """Means move as parameters, standard deviations by the magnitudes of the factors.
@@ -79,7 +74,7 @@ class GaussianPosterior(NamedTuple):
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
         """Noise moves by permutations and signs; positive scales are in the standard deviations."""
-        return move_noise(*bind(symmetry, element, self.mean), noise)
+        return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> "GaussianPosterior":
         """Itself."""
@@ -109,13 +104,14 @@ def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
     return role_symmetry(symmetry, "magnitudes", std).act(element, std)
 
 
-def move_noise(symmetry: Symmetry, element: Element, noise: Params) -> Params:
-    """White noise `[count, ...]` in the coordinates of moved parameters: reordered and flipped, never scaled."""
-    flips = replace(symmetry, groups=tuple(_rigid(group) for group in symmetry.groups))
-    return role_symmetry(flips, "parameters", noise).act(element, noise)
+def move_noise(mean: Params, std: Params, symmetry: Symmetry, element: Element, noise: Params) -> Params:
+    """Noise `[count, ...]` of standard deviations, reordered and flipped but never scaled; all other noise stays."""
+    symmetry, element = bind(symmetry, element, mean)
+    flips = replace(symmetry, groups=tuple(group.without("scale", "shift") for group in symmetry.groups))
+    diagonal = {name: tensor for name, tensor in noise.items() if name in std}
+    return {**noise, **role_symmetry(flips, "parameters", diagonal).act(element, diagonal)}
 
 
-def _rigid(group: Group) -> Group:
-    """The group without what its scales and shifts do; their families stay, so that its elements fit."""
-    places = tuple(replace(place, scale=(0,) * group.scales, shift=(0.0,) * group.shifts) for place in group.placements)
-    return replace(group, placements=places)
+def sample(name: str, mean: Tensor, std: Params, noise: Params, count: int) -> Tensor:
+    """Samples `[count, ...]` of a parameter with its own standard deviations, or certain without them."""
+    return torch.addcmul(mean, std[name], noise[name]) if name in std else mean.expand(count, *mean.shape)

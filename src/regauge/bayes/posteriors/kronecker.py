@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regauge.bayes.posteriors.gaussian import GaussianPosterior, bind, move_noise, move_std
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, bind, move_noise, move_std, sample
 from regauge.core.act import Site
 from regauge.core.element import Element
 from regauge.core.groups import Group
@@ -139,17 +139,14 @@ class KroneckerPosterior:
         count = next(iter(noise.values())).shape[0]
         samples = {}
         for name, mean in self.mean.items():
-            shape = (count, *mean.shape)
             if name in self.terms:
                 total = mean.flatten(1).expand(count, -1, -1)
                 for k, (rows, columns) in enumerate(self.terms[name]):
                     deviation = rows.expand(count, -1, -1), noise[name] @ columns.mT
                     total = total.baddbmm_(*deviation) if k else total.baddbmm(*deviation)
-                samples[name] = total.view(shape)
-            elif name in self.std:
-                samples[name] = torch.addcmul(mean, self.std[name], noise[name])
+                samples[name] = total.view(count, *mean.shape)
             else:
-                samples[name] = mean.expand(shape)
+                samples[name] = sample(name, mean, self.std, noise, count)
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "KroneckerPosterior":
@@ -185,8 +182,7 @@ class KroneckerPosterior:
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
         """The noise of standard deviations moves by permutations and signs; that of weights with factors stays."""
-        diagonal = {name: tensor for name, tensor in noise.items() if name in self.std}
-        return {**noise, **move_noise(*bind(symmetry, element, self.mean), diagonal)}
+        return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
         """The same means; standard deviations `sqrt(G_ii A_jj)` for weights with one term."""
@@ -202,13 +198,8 @@ class KroneckerPosterior:
     def _on_roots(self, group: Group) -> Group:
         """The group as it acts on the rows of the roots; shifts flip signs there, but add nothing."""
         places = [
-            replace(
-                place,
-                parameter=_name(place.parameter, k, min(place.axis, 1)),
-                axis=max(place.axis - 1, 0),
-                shift=(0.0,) * group.shifts,
-            )
-            for place in group.placements
+            replace(place, parameter=_name(place.parameter, k, min(place.axis, 1)), axis=max(place.axis - 1, 0))
+            for place in group.without("shift").placements
             for k in range(len(self.terms.get(place.parameter, ())))
         ]
         return replace(group, placements=tuple(places))

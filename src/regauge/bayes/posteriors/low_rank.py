@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.joint import role_symmetry
-from regauge.bayes.posteriors.gaussian import GaussianPosterior, bind, move_noise, move_std
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, bind, move_noise, move_std, sample
 from regauge.core.element import Element
-from regauge.core.groups import Group
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
@@ -94,13 +93,13 @@ class LowRankPosterior:
         count = len(coefficients)
         samples = {}
         for name, mean in self.mean.items():
-            shape = (count, *mean.shape)
-            if name not in self.deviations:
-                diagonal = torch.addcmul(mean, self.std[name], noise[name]) if name in self.std else mean.expand(shape)
-                samples[name] = diagonal
-                continue
-            sample = torch.addmm(mean.flatten(), coefficients, self.deviations[name].flatten(1)).view(shape)
-            samples[name] = sample.addcmul_(self.std[name], noise[name]) if name in self.std else sample
+            if name in self.deviations:
+                moved = torch.addmm(mean.flatten(), coefficients, self.deviations[name].flatten(1))
+                samples[name] = moved = moved.view(count, *mean.shape)
+                if name in self.std:
+                    moved.addcmul_(self.std[name], noise[name])
+            else:
+                samples[name] = sample(name, mean, self.std, noise, count)
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "LowRankPosterior":
@@ -111,14 +110,14 @@ class LowRankPosterior:
         """
         symmetry, element = bind(symmetry, element, self.mean)
         std = move_std(symmetry, element, self.std)
-        moving = replace(symmetry, groups=tuple(_without_shifts(group) for group in symmetry.groups))
+        # On differences of parameters shifts still flip signs, but add nothing.
+        moving = replace(symmetry, groups=tuple(group.without("shift") for group in symmetry.groups))
         deviations = role_symmetry(moving, "parameters", self.deviations).act(element, self.deviations)
         return LowRankPosterior(symmetry.act(element, self.mean), std, deviations)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
         """The noise of the diagonal part moves by permutations and signs; coefficients stay."""
-        diagonal = {name: tensor for name, tensor in noise.items() if name in self.std}
-        return {**noise, **move_noise(*bind(symmetry, element, self.mean), diagonal)}
+        return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
         """The same means; standard deviations `sqrt(std^2 + sum_k D_k^2)`."""
@@ -127,8 +126,3 @@ class LowRankPosterior:
             spread = torch.linalg.vector_norm(tensor, dim=0)
             std[name] = torch.hypot(spread, std[name]) if name in std else spread
         return GaussianPosterior(self.mean, std)
-
-
-def _without_shifts(group: Group) -> Group:
-    """The group as it acts on differences of parameters: shifts still flip signs, but add nothing."""
-    return replace(group, placements=tuple(replace(p, shift=(0.0,) * group.shifts) for p in group.placements))

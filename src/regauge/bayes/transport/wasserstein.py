@@ -90,8 +90,8 @@ class Displacement:
         McCann (1997), A convexity principle for interacting gases; Rossi et al. (2023), equation 6.
     """
 
-    first: Any
-    last: Any
+    first: Posterior
+    last: Posterior
 
     def at(self, t: float) -> Posterior:
         """The posterior a share t of the way; the first and the last themselves at the ends.
@@ -100,9 +100,10 @@ class Displacement:
             ValueError: t is outside of [0, 1].
         """
         require_share(t)
-        first, last = self.first, self.last
         if t in (0, 1):
-            return last if t else first
+            return self.last if t else self.first
+        first: Any = self.first
+        last: Any = self.last
         if isinstance(first, GaussianPosterior):
             return GaussianPosterior(*WassersteinGeodesic().at(first, last, t))
         if isinstance(first, ParticlePosterior):
