@@ -109,7 +109,9 @@ def save(
         if tensor.is_meta:
             raise ValueError(f"{name!r} is on the meta device and has no values to write; materialize the model first")
     specs = sorted(layout_of(params), key=lambda spec: -spec.dtype.itemsize)  # values stay aligned
-    write_shard(Shard(path.name, tuple(specs), metadata or {}), path.parent, lambda name: iter([params[name].detach()]))
+    shard = Shard(path.name, tuple(specs), metadata or {})
+    with whole_file(path) as temporary, open(temporary, "wb") as file:
+        file.writelines(_encode(shard, lambda name: iter([params[name].detach()])))
     return path
 
 
@@ -122,23 +124,26 @@ def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
     Raises:
         ValueError: The pieces of a tensor are not what the layout says.
     """
-    with whole_file(folder / shard.file) as temporary, open(temporary, "wb") as stream:
-        header = encode_header(shard.tensors, {**shard.metadata, "format": "pt"})
-        stream.write(header)
-        crc = zlib.crc32(header)
-        for spec in shard.tensors:
-            begin = stream.tell()
-            for piece in pieces(spec.name):
-                if piece.dtype != spec.dtype:
-                    raise ValueError(
-                        f"{spec.name!r} is {spec.dtype} in the layout, but {piece.dtype} was to be written"
-                    )
-                data = bytes_of(piece)
-                stream.write(data)
-                crc = zlib.crc32(data, crc)
-            if (written := stream.tell() - begin) != spec.nbytes:
-                raise ValueError(f"{spec.name!r} has {spec.nbytes} bytes in the layout, but {written} were written")
-        return stream.tell(), crc
+    crc = 0
+    with whole_file(folder / shard.file) as temporary, open(temporary, "wb") as file:
+        for part in _encode(shard, pieces):
+            file.write(part)
+            crc = zlib.crc32(part, crc)
+        return file.tell(), crc
+
+
+def _encode(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
+    """The bytes of a file: its header and its values, piece by piece."""
+    yield encode_header(shard.tensors, {**shard.metadata, "format": "pt"})
+    for spec in shard.tensors:
+        count = 0
+        for piece in pieces(spec.name):
+            if piece.dtype != spec.dtype:
+                raise ValueError(f"{spec.name!r} is {spec.dtype} in the layout, but {piece.dtype} was to be written")
+            count += piece.nbytes
+            yield bytes_of(piece)
+        if count != spec.nbytes:
+            raise ValueError(f"{spec.name!r} has {spec.nbytes} bytes in the layout, but {count} were written")
 
 
 def write_index(shards: Sequence[Shard], folder: Path, name: str = INDEX) -> None:
