@@ -36,7 +36,6 @@ class Barrier:
 
 def main(options: Barrier) -> None:
     import torch
-    from rich.console import Console
 
     import regauge as rg
     from regauge.cli.progress import show_progress
@@ -51,7 +50,7 @@ def main(options: Barrier) -> None:
     optimizer = AdamW(options.lr, weight_decay=options.weight_decay)
     training = Training(epochs=options.epochs, batch=options.batch, optimizer=optimizer)
 
-    with show_progress(Console(stderr=True)) as progress:
+    with show_progress() as progress:
         networks = []
         for seed in options.seeds:
             generator = torch.Generator().manual_seed(seed)

@@ -1,24 +1,22 @@
 """`regauge canonicalize`: the canonical form of a checkpoint, and the element that brings it there beside it."""
 
-from rich.console import Console
-
 import regauge as rg
 from regauge.cli.networks import read_networks
 from regauge.cli.options import Canonicalize
+from regauge.cli.progress import show_status
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.writing import require_writable
 
 
 def run(options: Canonicalize) -> None:
     """Write the canonical checkpoint and its element, and print the manifold on which it lies."""
-    console = Console(stderr=True)
     beside = alignment_path(options.output)
     require_writable(options.output, overwrite=options.overwrite)
     require_writable(beside, overwrite=options.overwrite)
     paths = [options.checkpoint, *([] if options.reference is None else [options.reference])]
-    found = read_networks(paths, model=options.model, symmetry=options.symmetry, inputs=options.inputs, console=console)
+    found = read_networks(options, paths)
     checkpoint, *references = found.checkpoints
-    with console.status("canonicalizing"):
+    with show_status("canonicalizing"):
         reference = references[0].params if references else None
         element = rg.canonical.canonical_element(checkpoint.params, found.symmetry, reference=reference)
     canonical = checkpoint.with_params(found.symmetry.act(element, checkpoint.params))

@@ -6,12 +6,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 import regauge as rg
 from regauge.cli.demo_study import Case, fit, keep, study
 from regauge.cli.options import Demo
+from regauge.cli.output import show
 from regauge.cli.progress import show_progress
 from regauge.data.images import ImageData, digits, has_mnist, mnist
 from regauge.nets.classification import Training
@@ -32,7 +32,7 @@ def run(options: Demo) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     plan = cases(data, is_quick=options.quick)
     seeds = range(options.seed, options.seed + NETWORKS)
-    with one_thread(), show_progress(Console(stderr=True)) as progress:
+    with one_thread(), show_progress() as progress:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waiting = {case.key: [pool.submit(fit, case, data, seed, progress) for seed in seeds] for case in plan}
         networks = {key: [future.result() for future in futures] for key, futures in waiting.items()}
@@ -50,9 +50,8 @@ def run(options: Demo) -> None:
     save(pictures, options.out / PICTURES, overwrite=True)
     (options.out / RESULTS).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.out / PAGE).write_text(demo_page(options.out), encoding="utf-8")
-    console = Console()
-    console.print(summary(results))
-    console.print(f"report: {options.out / PAGE}", soft_wrap=True, highlight=False)
+    show(summary(results))
+    print(f"report: {options.out / PAGE}")
 
 
 def choose_data(name: str) -> ImageData:

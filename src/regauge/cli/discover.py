@@ -1,22 +1,20 @@
 """`regauge discover`: the symmetry of a model as a table, verified, and as JSON."""
 
-from rich.console import Console
-
 from regauge.cli.models import load_model
 from regauge.cli.networks import find_symmetry
 from regauge.cli.options import Discover
+from regauge.cli.progress import show_status
 from regauge.storage.checkpoints.writing import require_writable, save_text
 
 
 def run(options: Discover) -> None:
     """Print the table, with the outcome of the verification or why there was none."""
-    console = Console(stderr=True)
     if options.output is not None:
         require_writable(options.output, overwrite=options.overwrite, suffixes=(".json",))
-    with console.status("building the model"):
+    with show_status("building the model"):
         model = load_model(options.model, options.inputs, values="never" if options.meta else "if small")
     is_verified = not (options.skip_verification or model.is_meta)
-    with console.status("tracing the model" + (" and verifying what is found" if is_verified else "")):
+    with show_status("tracing the model" + (" and verifying what is found" if is_verified else "")):
         symmetry = find_symmetry(model, options.inputs.outputs, verify=is_verified)
     print(symmetry)
     if options.skip_verification:

@@ -4,12 +4,11 @@ import io
 
 import torch
 from PIL import Image
-from rich.console import Console
 
 from regauge.cli.inr_options import Inr as Options
 from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
 from regauge.cli.options import UsageError
-from regauge.cli.progress import show_progress
+from regauge.cli.progress import show_progress, show_status
 from regauge.core.params import Params
 from regauge.data.shared_start import shared_start
 from regauge.discovery import discover
@@ -50,14 +49,14 @@ def run(options: Options) -> None:
 def fit_signal(options: InrFit) -> None:
     """Fit one network and write it."""
     require_writable(options.output, overwrite=options.overwrite)
-    console, generator = Console(stderr=True), torch.Generator().manual_seed(options.seed)
+    generator = torch.Generator().manual_seed(options.seed)
     signal = read_signal(options.target)
     inr = inr_for(options, signal)
     config = Fit(steps=options.steps, batch=options.batch, optimizer=Adam(options.lr))
     start = start_of(options, inr, generator)
-    with console.status("sampling the signal"):
+    with show_status("sampling the signal"):
         samples = signal_samples(signal, inr, Queries(), generator=generator)
-    with show_progress(console, is_transient=True) as progress:
+    with show_progress(is_transient=True) as progress:
         fitted = fit(inr, samples, config, start=start, generator=generator, progress=progress)
     save_inr(fitted.params, inr, options.output, overwrite=options.overwrite)
     found = mean_loss(inr, fitted.params, samples, config)
@@ -111,7 +110,7 @@ def render(options: InrRender) -> None:
             f"{', '.join(formats)}, not {options.output.suffix!r}"
         )
     require_writable(options.output, overwrite=options.overwrite, suffixes=formats)
-    with Console(stderr=True).status("drawing"):
+    with show_status("drawing"):
         if inr.signal == "image":
             about = _picture(options, inr, params)
         elif inr.signal == "unsigned":
@@ -135,7 +134,7 @@ def copies(options: InrOrbit) -> None:
     """Write a store of copies of a network."""
     params, inr = load_inr(options.checkpoint)
     generator = torch.Generator().manual_seed(options.seed)
-    with Console(stderr=True).status("moving the network"):
+    with show_status("moving the network"):
         points = torch.rand(8, inr.in_features, generator=generator) * 2 - 1
         symmetry = discover(inr.module(params).eval(), (points.to(next(iter(params.values()))),))
         found = orbit(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 import regauge as rg
+from regauge.cli.models import Model
 from regauge.cli.options import UsageError
 from regauge.inr.fields.named_signals import is_signal, read_signal, signal_samples
 from regauge.inr.fields.queries import EVALUATION
@@ -25,7 +26,7 @@ def build(checkpoint: Checkpoint, *, with_values: bool) -> tuple[nn.Module, tupl
     return module, (points,)
 
 
-def find_task(checkpoint: Checkpoint, module: nn.Module, text: str, *, loss: str, dtype: torch.dtype) -> rg.Task | None:
+def find_task(model: Model, text: str, *, loss: str, dtype: torch.dtype) -> rg.Task | None:
     """An INR on the signal that `text` names: 10,000 points of a shape, all cells of a grid, or all pixels.
 
     Which points are drawn does not depend on anything else, so that losses of different commands can be compared. Where
@@ -36,7 +37,8 @@ def find_task(checkpoint: Checkpoint, module: nn.Module, text: str, *, loss: str
     """
     if not _is_signal(text):
         return None
-    inr = read_inr(checkpoint)
+    assert model.checkpoint is not None
+    inr = read_inr(model.checkpoint)
     if inr.signal == "image" and loss != "mse":
         raise UsageError("networks that are images are judged by squared errors: say --loss mse")
     try:
@@ -44,7 +46,7 @@ def find_task(checkpoint: Checkpoint, module: nn.Module, text: str, *, loss: str
     except ImportError as error:
         raise UsageError(str(error)) from error
     samples = samples.to(dtype)
-    return rg.Task(module, [(samples.points, samples.labels)], _criterion(inr, loss))
+    return rg.Task(model.module, [(samples.points, samples.labels)], _criterion(inr, loss))
 
 
 def _is_signal(text: str) -> bool:

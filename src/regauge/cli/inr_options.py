@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
+from regauge.cli.options import Output, Overwrite, Seed
+
 SIGNAL_HELP = (
     "A shape (spot, teapot, fandisk, ...) or a voxel grid (chair:0, monitor:0) from the folder that REGAUGE_DATA "
     "names; a file of a mesh (.ply, .obj, .stl, .npz) or of points (.ply, .xyz, .npz), which is moved into the unit "
     "ball; or an image. Of a mesh, SIGNAL:points means distances to 2,048 points of it, SIGNAL:mesh to itself; the "
     "former where nothing is said and distances have no sign."
 )
-Output = Annotated[Path, arg(aliases=["-o"])]
 Checkpoint = Annotated[Positional[Path], arg(help="A checkpoint that `regauge inr fit` wrote.")]
 
 
@@ -42,10 +43,8 @@ class InrFit:
     """Samples of a step, of 500,000 for shapes and of all pixels for images."""
     lr: float = 1e-4
     """Learning rate."""
-    seed: int = 0
-    """Seed of all random numbers."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
+    seed: Seed = 0
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,7 @@ class InrRender:
     own height is taken where left out."""
     seed: int = 0
     """Where the random points come from."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ class InrOrbit:
     """Standard deviation of the noise that each copy gets, as a share of that of each tensor."""
     reach: int = 1
     """Largest shift of a sine's bias, in half periods."""
-    seed: int = 0
-    """Seed of all random numbers."""
+    seed: Seed = 0
 
 
 InrCommand = (

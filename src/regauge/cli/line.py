@@ -5,24 +5,14 @@ from dataclasses import replace
 from statistics import fmean
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import regauge as rg
-from regauge.cli.evaluation import (
-    LOSSES,
-    Judged,
-    judge_on,
-    read,
-    require_pictures,
-    save_figure,
-    save_rows,
-    table_of,
-    table_path,
-)
+from regauge.cli.evaluation import Judged, read
 from regauge.cli.options import Line, UsageError
+from regauge.cli.output import LOSSES, print_table, require_pictures, write_picture
 from regauge.cli.progress import show_progress
-from regauge.cli.tasks import dtype_of, with_reset
+from regauge.cli.tasks import dtype_of, task_on, with_reset
 from regauge.connect import Path
 from regauge.core.params import Params
 from regauge.core.progress import Advance, Progress
@@ -42,9 +32,8 @@ def run(options: Line) -> None:
         require_pictures(options.output, overwrite=options.overwrite)
     if options.train is not None and options.path not in TRAINED:
         raise UsageError(f"--train is for paths that are trained, bezier and chain; {options.path} is not")
-    console = Console(stderr=True)
-    judged = read(options, (options.a, options.b), console)
-    with show_progress(console, is_transient=True) as progress:
+    judged = read(options, (options.a, options.b))
+    with show_progress(is_transient=True) as progress:
         path, (a, b) = _make_path(options, judged, progress)
         advance = progress("evaluating", options.points)
 
@@ -54,16 +43,14 @@ def run(options: Line) -> None:
             return values
 
         curve = rg.line(a, b, evaluate, points=options.points, path=path, prepare=judged.task.prepare)
-    Console().print(table_of(curve.table))
+    print_table(curve.table)
     print(curve)
     if judged.task.prepare is not None:
         print("between the ends the statistics of batch normalization were recomputed from these data")
     if options.output is not None:
         from regauge.report.figures import line_figure
 
-        save_figure(line_figure({"": curve.table}, title=LOSSES[options.loss]), options.output)
-        save_rows(curve.table, table_path(options.output))
-        print(f"written: {options.output} and {table_path(options.output).name}")
+        write_picture(line_figure({"": curve.table}, title=LOSSES[options.loss]), curve.table, options.output)
 
 
 def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequence[Params]]:
@@ -85,7 +72,7 @@ def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
     a, b = judged.networks
     task = replace(judged.task, prepare=None)
     if options.train is not None:
-        task = judge_on(options, judged.model, options.train, dtype_of(a))
+        task = task_on(options, judged.model, options.train, dtype_of(a))
     few = replace(task, batches=list(task.batches)[:STATISTICS_BATCHES])
     losses: list[float] = []
 

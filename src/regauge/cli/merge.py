@@ -1,7 +1,6 @@
 """`regauge merge`: one checkpoint out of many, and a model card with the numbers beside it."""
 
 import torch
-from rich.console import Console
 
 import regauge as rg
 from regauge.alignment import Method
@@ -20,9 +19,9 @@ def run(options: Merge) -> None:
     """Write the merged checkpoint and its card, and print the card."""
     if not options.checkpoints:
         raise UsageError("there is nothing to merge: name the checkpoints")
-    console, rule = Console(stderr=True), rule_of(options)
+    rule = rule_of(options)
     bases = [] if options.base is None else [options.base]
-    job, found = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path, console=console)
+    job, found = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path)
     is_streamed = options.dry_run or job.is_streamed
     method, task = _method(options, is_streamed=is_streamed), matching_task(options, found)
     if is_streamed:
@@ -30,7 +29,7 @@ def run(options: Merge) -> None:
         if options.dry_run:
             return
     base, networks = (found.checkpoints[0], found.checkpoints[1:]) if bases else (None, found.checkpoints)
-    with show_work(console, "aligning and merging", is_streamed=is_streamed) as progress:
+    with show_work("aligning and merging", is_streamed=is_streamed) as progress:
         result = rg.merge(
             networks,
             found.symmetry,

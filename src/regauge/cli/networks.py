@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 import regauge as rg
 from regauge.cli.models import Model, Values, load_model, name_model
-from regauge.cli.options import ExampleInputs, UsageError
+from regauge.cli.options import Canonicalize, Matching, UsageError
+from regauge.cli.progress import show_status
 from regauge.core.params import require_same_shapes
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names import match
@@ -30,23 +29,17 @@ class Networks:
 
 
 def read_networks(
+    options: Matching | Canonicalize,
     paths: Sequence[Path | Checkpoint],
     *,
-    model: str | None,
-    symmetry: Path | None,
-    inputs: ExampleInputs,
-    console: Console,
     values: Values = "if small",
     is_streamed: bool = False,
 ) -> Networks:
     """Read checkpoints of one architecture, or their headers if they stay on the disk, and find their symmetry.
 
     Args:
+        options: They name the model, which the first checkpoint may do too, or a file of the symmetry.
         paths: The checkpoints.
-        model: MODEL; the first checkpoint may say itself what it is.
-        symmetry: A file of the symmetry, which is that of the model unless given.
-        inputs: Example inputs of the model.
-        console: Shows what is going on.
         values: Whether the model is built with values.
         is_streamed: Whether the checkpoints stay on the disk.
 
@@ -55,16 +48,16 @@ def read_networks(
         ValueError: The checkpoints are not of the model, or differ from one another.
     """
     checkpoints = [Checkpoint.open(path) for path in paths]
-    name = name_model(model, checkpoints[0]) if symmetry is None else model
-    if name is None and symmetry is None:
+    name = name_model(options.model, checkpoints[0]) if options.symmetry is None else options.model
+    if name is None and options.symmetry is None:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
     if not is_streamed:
-        with console.status("reading the checkpoints"):
+        with show_status("reading the checkpoints"):
             checkpoints = [one.with_params(one.params) for one in checkpoints]
     built = None
     if name is not None:
-        with console.status("building the model"):
-            built = load_model(name, inputs, values="never" if is_streamed else values)
+        with show_status("building the model"):
+            built = load_model(name, options.inputs, values="never" if is_streamed else values)
         state = built.module.state_dict()
         if is_streamed:
             match(checkpoints[0].on_meta(), state, checkpoints[0].label)
@@ -72,12 +65,12 @@ def read_networks(
             checkpoints = [one.with_params(match(one.params, state, one.label)) for one in checkpoints]
     for other in [] if is_streamed else checkpoints[1:]:
         require_same_shapes(checkpoints[0].params, other.params)
-    if symmetry is not None:
-        found = read_symmetry(symmetry)
+    if options.symmetry is not None:
+        found = read_symmetry(options.symmetry)
     else:
         assert built is not None
-        with console.status("tracing the model"):
-            found = find_symmetry(built, inputs.outputs)
+        with show_status("tracing the model"):
+            found = find_symmetry(built, options.inputs.outputs)
     return Networks(tuple(checkpoints), found.bind(checkpoints[0].on_meta()), built)
 
 

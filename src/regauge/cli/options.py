@@ -28,9 +28,19 @@ else:
     MethodName = literal_type_from_choices(["auto", *(name for name, row in METHODS.items() if row.takes != "joint")])
 
 Model = Annotated[str | None, arg(metavar="MODEL", help=MODEL_HELP)]
+SymmetryFile = Annotated[
+    Path | None,
+    arg(help="Use this symmetry (JSON that `regauge discover -o` wrote) instead of discovering that of MODEL."),
+]
 Checkpoint = Annotated[Positional[Path], arg(help=CHECKPOINT_HELP)]
+Checkpoints = Annotated[tuple[Path, ...], arg(metavar="A B [C ...]", help=CHECKPOINT_HELP)]
 Output = Annotated[Path, arg(aliases=["-o"])]
 MaybeOutput = Annotated[Path | None, arg(aliases=["-o"])]
+Overwrite = Annotated[bool, arg(help="Replace the output if it exists.")]
+OverwriteAll = Annotated[bool, arg(help="Replace the output and what is written beside it if they exist.")]
+Seed = Annotated[int, arg(help="Seed of all random numbers.")]
+Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]
+Loss = Literal["cross-entropy", "mse"]
 
 
 class UsageError(Exception):
@@ -55,8 +65,7 @@ class Demo:
 
     out: Path = Path("out/demo")
     """Folder for the report, the checkpoints and the numbers; files of an earlier demo are replaced."""
-    seed: int = 0
-    """Seed of all random numbers."""
+    seed: Seed = 0
     data: Literal["auto", "digits", "mnist"] = "auto"
     """Digits ship with scikit-learn; MNIST is taken from the folder that REGAUGE_DATA names, if it is there."""
     quick: bool = False
@@ -70,8 +79,7 @@ class Discover:
     model: Annotated[Positional[str], arg(metavar="MODEL", help=MODEL_HELP)]
     output: MaybeOutput = None
     """Write the symmetry as JSON to this file."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
+    overwrite: Overwrite = False
     meta: bool = False
     """Build the model on the meta device, without values: for models larger than memory. It is not verified then."""
     skip_verification: bool = False
@@ -84,8 +92,7 @@ class Matching:
     """How networks are matched; shared by the commands that align."""
 
     model: Model = None
-    symmetry: Path | None = None
-    """Use this symmetry (JSON that `regauge discover -o` wrote) instead of discovering that of MODEL."""
+    symmetry: SymmetryFile = None
     method: MethodName = "auto"
     """How to match; docs/alignment.md tells them apart. By itself: mixed where there is data, else weights; `merge`
     matches the weights of each network to the mean of the others, or to the base."""
@@ -97,15 +104,17 @@ class Matching:
     """Match weights where the positive scales of the networks are balanced, so that all take over those of A; or keep
     all scales, so that values are moved and never multiplied (but by signs)."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
-    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
+    loss: Loss = "cross-entropy"
     """The loss on the data."""
-    batch: int = 512
-    """Examples per batch, for data from a file."""
-    overwrite: bool = False
-    """Replace the output and what is written beside it if they exist."""
-    seed: int = 0
-    """Seed of all random numbers."""
+    batch: Batch = 512
+    overwrite: OverwriteAll = False
+    seed: Seed = 0
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs that must not change, and that the data are compared with."""
+        return self.inputs.outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +152,7 @@ class Merge(Streamed):
     averaged, and recomputed where there is data.
     """
 
-    checkpoints: Annotated[Positional[tuple[Path, ...]], arg(metavar="A B [C ...]", help=CHECKPOINT_HELP)]
+    checkpoints: Positional[Checkpoints]
     output: Output
     """Where the merged checkpoint goes, a .safetensors file (the card goes to the same name with .md) or a folder."""
     rule: Literal["average", "greedy", "task-arithmetic", "ties", "dare", "dare-ties"] = "average"
@@ -171,8 +180,7 @@ class Canonicalize:
     output: Output
     """Where the canonical checkpoint goes, a .safetensors file."""
     model: Model = None
-    symmetry: Path | None = None
-    """Use this symmetry (JSON that `regauge discover -o` wrote) instead of discovering that of MODEL."""
+    symmetry: SymmetryFile = None
     reference: Annotated[Path | None, arg(metavar="CHECKPOINT")] = None
     """Fix signs and order by alignment to this checkpoint of the same architecture, instead of sums and sorting."""
     overwrite: bool = False
@@ -191,8 +199,7 @@ class Apply:
     """Where the moved checkpoint goes, a .safetensors file."""
     inverse: bool = False
     """Undo the alignment instead."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,14 +208,12 @@ class Judging:
 
     model: Model = None
     data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
-    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
+    loss: Loss = "cross-entropy"
     """The loss that is measured; accuracy too for the cross entropy."""
-    batch: int = 512
-    """Examples per batch, for data from a file."""
+    batch: Batch = 512
     outputs: tuple[str, ...] = ()
     """Name of the model's output that is compared with the targets, for example logits; the first where left out."""
-    overwrite: bool = False
-    """Replace the output and what is written beside it if they exist."""
+    overwrite: OverwriteAll = False
 
 
 @dataclass(frozen=True)
@@ -271,7 +276,7 @@ class Repair(Judging):
     merged: Checkpoint
     output: Output
     """Where the repaired checkpoint goes, a .safetensors file."""
-    endpoints: Annotated[tuple[Path, ...], arg(metavar="A B [C ...]", help=CHECKPOINT_HELP)] = ()
+    endpoints: Checkpoints = ()
     """The checkpoints that were merged, aligned with one another; unaligned ones with --align."""
     align: bool = False
     """Match the weights of the endpoints to the merged checkpoint first, as they were when it was made of them."""
@@ -291,8 +296,7 @@ class Reproduce:
     experiment: Annotated[Positional[str], arg(metavar="[EXPERIMENT]", help="Its name in the list.")] = ""
     scale: Literal["smoke", "cpu", "paper"] = "smoke"
     """To see that it works, in seconds; what a laptop does in minutes or hours; everything that the paper did."""
-    seed: int = 0
-    """Seed of all random numbers."""
+    seed: Seed = 0
     out: Path = Path("out/reproduce")
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
 

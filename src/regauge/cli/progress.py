@@ -1,7 +1,7 @@
-"""Progress bars, with an estimate of the time left."""
+"""What is shown while a command works, on the standard error: progress bars, and words about what takes a while."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich import progress as rich
 from rich.console import Console
@@ -10,14 +10,19 @@ from regauge.core.progress import Advance, Progress
 
 ESTIMATE_SECONDS = 600
 """The estimate of the time left looks at the steps of these last seconds."""
+STDERR = Console(stderr=True)
+
+
+def show_status(label: str) -> AbstractContextManager[object]:
+    """Show what is going on, until the context ends."""
+    return STDERR.status(label)
 
 
 @contextmanager
-def show_progress(console: Console, *, is_transient: bool = False, is_counted: bool = True) -> Iterator[Progress]:
-    """Show a bar for each piece of work, until the context ends.
+def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Iterator[Progress]:
+    """Show a bar for each piece of work, with an estimate of the time left, until the context ends.
 
     Args:
-        console: Where.
         is_transient: Whether the bars vanish at the end and are left out where nobody watches, in a file or a pipe.
         is_counted: Whether amounts are shown as numbers, else in percent.
     """
@@ -29,12 +34,11 @@ def show_progress(console: Console, *, is_transient: bool = False, is_counted: b
         rich.TextColumn("left:"),
         rich.TimeRemainingColumn(),
     )
-    is_hidden = is_transient and not console.is_terminal
     with rich.Progress(
         *columns,
-        console=console,
+        console=STDERR,
         transient=is_transient,
-        disable=is_hidden,
+        disable=is_transient and not STDERR.is_terminal,
         speed_estimate_period=ESTIMATE_SECONDS,
     ) as bars:
 

@@ -4,11 +4,11 @@ import json
 import shlex
 from dataclasses import replace
 
-from rich.console import Console
 from rich.table import Table as Printed
 
 import regauge as rg
 from regauge.cli.options import Reproduce, UsageError
+from regauge.cli.output import show
 from regauge.cli.progress import show_progress
 from regauge.inr.rendering.path_strips import load_strips
 from regauge.papers.experiment import Experiment, Run
@@ -19,9 +19,6 @@ from regauge.report.strips_figure import strips_figure
 from regauge.storage.checkpoints.writing import save_text
 from regauge.zoo.jobs.threads import one_thread
 
-UNLIMITED = 10_000
-"""Characters in a line where no terminal limits it."""
-
 
 def run(options: Reproduce) -> None:
     """Run the experiment, print its table and write it, its numbers and its picture; or print the list."""
@@ -30,8 +27,7 @@ def run(options: Reproduce) -> None:
         return
     experiment = choose(options.paper, options.experiment)
     options.out.mkdir(parents=True, exist_ok=True)
-    console = Console(stderr=True)
-    with one_thread(), show_progress(console) as progress:
+    with one_thread(), show_progress() as progress:
         name = f"{options.paper}-{options.experiment}-{options.scale}"
         result = Run(options.scale, options.seed, options.out, progress, name)
         table = experiment(result)
@@ -76,14 +72,6 @@ def command_line(options: Reproduce) -> str:
     """The command that gives the same numbers."""
     words = ["regauge", "reproduce", options.paper, options.experiment, "--scale", options.scale]
     return shlex.join([*words, "--seed", str(options.seed)])
-
-
-def show(table: Printed) -> None:
-    """Print a table, as wide as it needs to be where no terminal limits it."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = Console(width=UNLIMITED).measure(table).maximum
-    console.print(table)
 
 
 def render(table: Table) -> Printed:

@@ -5,19 +5,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
+from regauge.cli.models import Values
 from regauge.cli.networks import Networks, read_networks
 from regauge.cli.options import Align, Merge, UsageError
-from regauge.cli.progress import show_progress
+from regauge.cli.output import print_table
+from regauge.cli.progress import show_progress, show_status
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
 
 
 def read_job(
-    options: Align | Merge, paths: Sequence[Path], *, source: int, beside: Callable[[Path], Path], console: Console
+    options: Align | Merge, paths: Sequence[Path], *, source: int, beside: Callable[[Path], Path]
 ) -> tuple[FileJob, Networks]:
     """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
 
@@ -28,7 +27,6 @@ def read_job(
         paths: The checkpoints, first the one that stays.
         source: The number of the checkpoint whose names, dtypes and files the output takes over.
         beside: What else is written, by the name of the output.
-        console: Shows what is going on.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
     job = open_job(
@@ -47,45 +45,37 @@ def read_job(
     if is_streamed and (options.data is not None or options.refine):
         name = "--refine" if options.data is None else "--data"
         raise UsageError(f"{name} runs the model and needs it in memory; leave it out, or allow more --memory")
-    networks = read_networks(
-        job.checkpoints,
-        model=options.model,
-        symmetry=options.symmetry,
-        inputs=options.inputs,
-        console=console,
-        values="if small" if options.data is None else "always",
-        is_streamed=is_streamed,
-    )
-    return job, networks
+    values: Values = "if small" if options.data is None else "always"
+    return job, read_networks(options, job.checkpoints, values=values, is_streamed=is_streamed)
 
 
 @contextmanager
-def show_work(console: Console, label: str, *, is_streamed: bool) -> Iterator[Progress]:
+def show_work(label: str, *, is_streamed: bool) -> Iterator[Progress]:
     """Show a bar for each pass over files, or that there is work in memory, until the context ends."""
     if is_streamed:
-        with show_progress(console, is_counted=False) as progress:
+        with show_progress(is_counted=False) as progress:
             yield progress
     else:
-        with console.status(label):
+        with show_status(label):
             yield no_progress
 
 
 def show_plan(streamed: StreamedJob) -> None:
     """Print what will be read, held and written."""
     if streamed.plans:
-        console, plan = Console(soft_wrap=True), max(streamed.plans, key=lambda plan: plan.peak)
-        table = Table(
-            "working sets", "tensors", "values", "groups chosen", box=None, pad_edge=False, title_justify="left"
-        )
+        plan = max(streamed.plans, key=lambda plan: plan.peak)
         alike: dict[tuple[Any, ...], list[str]] = {}
         for one in plan.sets:
             values = sum(plan.sizes.numel(name) for name in one.names)
             alike.setdefault((len(one.names), values, len(one.roots), len(one.signs)), []).append(one.names[0])
-        for (tensors, values, groups, signs), names in alike.items():
-            label = f"{len(names)} like that of {names[0]}" if len(names) > 1 else f"that of {names[0]}"
+        rows = []
+        for (tensors, values, groups, signs), (name, *others) in alike.items():
+            label = f"{len(others) + 1} like that of {name}" if others else f"that of {name}"
             chosen = f"{groups}" + (f", signs of {signs} spread" if signs else "")
-            table.add_row(label, str(tensors), f"{values:,}", chosen)
-        console.print(table)
+            rows.append(
+                {"working sets": label, "tensors": f"{tensors}", "values": f"{values:,}", "groups chosen": chosen}
+            )
+        print_table(rows)
         spread = ", ".join(f"{name} ({streamed.symmetry[name].size})" for name in plan.spread)
         print(f"\ngroups chosen after each sweep: {spread or 'none, everything fits'}")
         if plan.loose:

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 import regauge as rg
 from regauge.cli.models import Model, call_factory, described_networks
 from regauge.cli.networks import Networks
-from regauge.cli.options import Matching, UsageError
-from regauge.core.task import Batch, arguments, cross_entropy
+from regauge.cli.options import Judging, Matching, UsageError
+from regauge.core.task import Batch, cross_entropy
 
 FILE_SUFFIXES = (".npz", ".safetensors")
 
@@ -52,27 +52,24 @@ def load_batches(text: str, size: int) -> list[Batch]:
     return batches
 
 
-def task_on(model: Model, data: str, *, loss: str, batch: int, outputs: tuple[str, ...], dtype: torch.dtype) -> rg.Task:
-    """The task of a model on some data.
+def task_on(options: Matching | Judging, model: Model, data: str, dtype: torch.dtype) -> rg.Task:
+    """The task of a model on some data, with the loss, the batches and the outputs of the options.
 
     Args:
+        options: Those of a command that looks at data.
         model: With values.
         data: What the user gave for DATA; for networks that are signals also a signal.
-        loss: "cross-entropy" or "mse".
-        batch: Examples per batch, for a file.
-        outputs: The outputs that count.
         dtype: The dtype of the parameters, to which floating-point inputs are converted.
 
     Raises:
         UsageError: There is no such data, or it does not fit the loss.
     """
     if model.checkpoint is not None:
-        task: rg.Task | None = described_networks(model.checkpoint).find_task(
-            model.checkpoint, model.module, data, loss=loss, dtype=dtype
-        )
+        networks = described_networks(model.checkpoint)
+        task: rg.Task | None = networks.find_task(model, data, loss=options.loss, dtype=dtype)
         if task is not None:
             return task
-    return task_of(model.module, load_batches(data, batch), loss=loss, outputs=outputs, dtype=dtype)
+    return task_of(model.module, load_batches(data, options.batch), options.loss, dtype, options.outputs)
 
 
 def matching_task(options: Matching, networks: Networks) -> rg.Task | None:
@@ -81,40 +78,28 @@ def matching_task(options: Matching, networks: Networks) -> rg.Task | None:
         return None
     if networks.model is None:
         raise UsageError("--data needs the model that runs on them: name it with --model")
-    task = task_on(
-        networks.model,
-        options.data,
-        loss=options.loss,
-        batch=options.batch,
-        outputs=options.inputs.outputs,
-        dtype=dtype_of(networks.checkpoints[0].params),
-    )
-    return with_reset(task)
+    return with_reset(task_on(options, networks.model, options.data, dtype_of(networks.checkpoints[0].params)))
 
 
 def task_of(
-    module: nn.Module, batches: list[Batch], *, loss: str, outputs: tuple[str, ...], dtype: torch.dtype
+    module: nn.Module, batches: list[Batch], loss: str, dtype: torch.dtype, outputs: tuple[str, ...] = ()
 ) -> rg.Task:
     """The task of a model on these batches; floating-point inputs are converted to the dtype of its parameters."""
-    converted = [(pytree.tree_map_only(Tensor, lambda t: _like(t, dtype), x), y) for x, y in batches]
+    converted = [(convert(inputs, dtype), targets) for inputs, targets in batches]
     return rg.Task(module, converted, _squared_error if loss == "mse" else _cross_entropy, outputs or None)
+
+
+def convert(inputs: Any, dtype: torch.dtype) -> Any:
+    """Inputs with their floating-point tensors in some dtype."""
+    return pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
 
 
 def with_reset(task: rg.Task) -> rg.Task:
     """A task that recomputes the statistics of batch normalization for every average of networks."""
     if not any(name.endswith("running_mean") for name in task.module.state_dict()):
         return task
-    calls = [arguments(inputs) for inputs, _ in task.batches]
-    if any(kwargs for _, kwargs in calls):
-        raise UsageError(
-            "the model has batch normalization, whose statistics must be recomputed between the networks; give inputs "
-            "as a tensor or a tuple of tensors, not by name"
-        )
-    return replace(task, prepare=partial(_reset, task.module, [args for args, _ in calls]))
-
-
-def _reset(module: nn.Module, inputs: list[tuple[Tensor, ...]], params: rg.Params) -> rg.Params:
-    return rg.reset_batchnorm(params, module, inputs)
+    inputs = [inputs for inputs, _ in task.batches]
+    return replace(task, prepare=partial(rg.reset_batchnorm, module=task.module, batches=inputs))
 
 
 def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:
@@ -141,10 +126,6 @@ def _batch(item: Any, text: str) -> Batch:
         f"the factory {text!r} returned a {type(item).__name__} as a batch; a batch is (inputs, targets), where "
         "targets is a tensor"
     )
-
-
-def _like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _squared_error(output: Tensor, targets: Tensor) -> Tensor:

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from regauge.cli import zoo_populations
 from regauge.cli.models import call_factory, describe_inputs
 from regauge.cli.options import ExampleInputs, UsageError
-from regauge.cli.progress import show_progress
+from regauge.cli.output import print_table
+from regauge.cli.progress import show_progress, show_status
 from regauge.cli.zoo_common import conditions_of, executor_of, words
 from regauge.cli.zoo_options import (
     Zoo,
@@ -62,13 +61,12 @@ def train(options: ZooTrain) -> None:
     """Train what is missing of a population."""
     config = config_of(options)
     executor, share = executor_of(options.on), share_of()
-    console = Console(stderr=True)
-    with console.status("preparing"):
+    with show_status("preparing"):
         require_device(options)
         store, jobs = plan(config, options.output, size=options.shard, storage=options.storage, device=options.device)
     if share.world > 1:
-        console.print(f"share {share.rank} of {share.world}")
-    with show_progress(console) as progress:
+        print(f"share {share.rank} of {share.world}", file=sys.stderr)
+    with show_progress() as progress:
         done = train_shards(jobs, executor=executor, share=share, progress=progress)
     store.refresh()
     print(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were trained now")
@@ -83,20 +81,16 @@ def info(options: ZooInfo) -> None:
     print(f"{len(store.shards)} shards, {size / 2**20:.1f} MiB; {store.architecture.size} values each, kept {kept}")
     if store.about:
         print(f"about: {json.dumps(store.about)}")
-    table = Table("column", "values", box=None, pad_edge=False)
-    for name, text in store.rows.summary().items():
-        table.add_row(name, text)
-    Console().print(table)
+    print_table([{"column": name, "values": text} for name, text in store.rows.summary().items()])
     print("its symmetry is not known" if store.symmetry is None else store.symmetry)
 
 
 def import_(options: ZooImport) -> None:
     """Bring networks from elsewhere into a store."""
-    console = Console(stderr=True)
-    with console.status("looking at the source"):
+    with show_status("looking at the source"):
         source = source_of(options)
     counts: list[int] = []
-    with show_progress(console) as progress:
+    with show_progress() as progress:
 
         def begin(label: str, total: float, /) -> Advance:
             counts.append(int(total))
@@ -118,14 +112,14 @@ def export(options: ZooExport) -> None:
         chosen = np.intersect1d(chosen, store.rows.final())
     if not len(chosen):
         raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written")
-    with show_progress(Console(stderr=True)) as progress:
+    with show_progress() as progress:
         formats.EXPORTERS[options.format](store, options.output, chosen.tolist(), progress=progress)
     print(f"written: {options.output}: {len(chosen)} networks")
 
 
 def check(options: ZooVerify) -> None:
     """Compare the checksums of a store."""
-    with show_progress(Console(stderr=True)) as progress:
+    with show_progress() as progress:
         report = verify(options.store, progress=progress)
     for sentence in report.damaged.values():
         print(sentence)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
+from regauge.cli.options import Loss, Output, Seed
+
 ON_HELP = (
     "Where the networks are trained: here, in this process; processes or processes:4 of this machine; dask or dask:4, "
     "a local cluster; or tcp://HOST:PORT of a running Dask scheduler. Each worker has one thread."
@@ -19,7 +21,6 @@ Storage = Annotated[
     Literal["float16", "bfloat16"] | None,
     arg(help="Keep the weights rounded to this, in half the bytes; as they are where left out."),
 ]
-Output = Annotated[Path, arg(aliases=["-o"])]
 StoreFolder = Annotated[Positional[Path], arg(help="Folder of the store.")]
 NewStore = Annotated[
     Path, arg(aliases=["-o"], help="Folder of the store that is written; one that is there is continued.")
@@ -27,7 +28,6 @@ NewStore = Annotated[
 Where = Annotated[
     tuple[str, ...], arg(metavar="COLUMN=VALUE", help="Only networks with these values, for example step=86.")
 ]
-Seed = Annotated[int, arg(help="The seed of all random numbers.")]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ZooTrain:
     networks: int | None = None
     """Number of networks; as the config says where left out."""
     seed: int | None = None
-    """The seed of all random numbers; as the config says where left out."""
+    """Seed of all random numbers; as the config says where left out."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"
     shard: int | None = None
     """Networks of a shard, which one worker trains; by itself at most 512, and what is trained in some minutes."""
@@ -158,7 +158,7 @@ class ZooCompare(Sampled):
     their universe; or nothing, for a store that is aligned already."""
     points: int = 3
     """Networks on each line, both ends included; three are the midpoint alone."""
-    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
+    loss: Loss = "cross-entropy"
     """The loss whose barrier is measured."""
     batch: int = 512
     """Examples per batch, for data from a file or a set."""

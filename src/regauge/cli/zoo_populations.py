@@ -1,24 +1,29 @@
 """`regauge zoo align`, `compare` and `map`: populations modulo their symmetry."""
 
-from typing import Any, Literal
+import hashlib
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
+from torch import Tensor
 
 import regauge as rg
-from regauge.cli.evaluation import LOSSES, require_pictures, save_figure, save_rows, table_path
 from regauge.cli.options import UsageError
-from regauge.cli.progress import show_progress
+from regauge.cli.output import LOSSES, require_pictures, write_picture
+from regauge.cli.progress import show_progress, show_status
 from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.zoo_common import conditions_of, executor_of, words
-from regauge.cli.zoo_matrices import Matrices
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
-from regauge.core.params import Params, select
+from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
 from regauge.storage.store import Store
 from regauge.zoo.jobs import run_jobs, share_of
+from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
 from regauge.zoo.populations import (
     Barriers,
     OrbitDistances,
@@ -32,16 +37,50 @@ from regauge.zoo.populations import (
 from regauge.zoo.training.examples import SETS, load_examples
 
 Indices = NDArray[np.int64]
+SIZE = 32
+"""Networks of a block of a matrix."""
+
+
+class Matrices:
+    """Matrices over all pairs of some networks for one command: with a bar, on processes or a cluster, and resumed.
+
+    What is done already is kept in the folder `OUT.parts` until the command has written its output; the same command
+    continues there.
+    """
+
+    def __init__(self, options: ZooCompare | ZooMap, store: Store, chosen: Indices) -> None:
+        self.store, self.executor = store, executor_of(options.on)
+        settings = {name: value for name, value in asdict(options).items() if name not in ("output", "overwrite", "on")}
+        files = [Path(value) for value in settings.values() if isinstance(value, str) and Path(value).is_file()]
+        states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        what = json.dumps([repr(settings), store.key, store.places(chosen), states])
+        self.what = hashlib.sha256(what.encode()).hexdigest()
+        self.folder = options.output.with_name(f"{options.output.name}.parts")
+
+    def __call__(self, label: str, params: Params, compare: Compare) -> Tensor:
+        """The matrix of all pairs, float64 `[networks, networks]`; each of a command has another label."""
+        folder = self.folder / hashlib.sha256(f"{self.what} {label}".encode()).hexdigest()[:16]
+        networks = Store.create(folder / "networks", self.store.architecture)
+        count = count_models(params)
+        if not networks.has("all"):
+            networks.append(params, [{"id": k, "step": 0} for k in range(count)], name="all")
+        jobs = plan_comparison(networks, folder / "blocks", range(count), compare, size=SIZE, what=self.what)
+        with show_progress() as progress:
+            run_jobs(jobs, executor=self.executor, progress=lambda _, total: progress(label, total))
+        return torch.from_numpy(jobs.matrix())
+
+    def clear(self) -> None:
+        """Delete what is kept."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def align(options: ZooAlign) -> None:
     """Align what is missing of a store."""
     to = target_of(options.to)
     executor, share = executor_of(options.on), share_of()
-    console = Console(stderr=True)
-    with console.status("finding the network that all are aligned to"):
+    with show_status("finding the network that all are aligned to"):
         store, jobs = plan_population(options.store, options.output, to=to, count=options.sample, seed=options.seed)
-    with show_progress(console) as progress:
+    with show_progress() as progress:
         done = run_jobs(jobs, executor=executor, share=share, progress=progress)
     store.refresh()
     print(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were aligned now")
@@ -53,12 +92,11 @@ def align(options: ZooAlign) -> None:
 
 def compare(options: ZooCompare) -> None:
     """Measure barriers before and after alignment."""
-    console = Console(stderr=True)
     require_pictures(options.output, overwrite=options.overwrite)
     store, chosen, params = networks_of(options)
     symmetry = None if options.align == "no" else store.require_symmetry()
     task = task_on(options, store)
-    matrix_of = Matrices(options, store, chosen, console)
+    matrix_of = Matrices(options, store, chosen)
     before = Barriers(task, points=options.points)
     matrices = {"as they are": matrix_of("barriers, as they are", params, before)}
     if options.align == "pairs":
@@ -69,7 +107,7 @@ def compare(options: ZooCompare) -> None:
         matrices[name] = matrix_of("barriers, aligned", moved, before)
     rows = store.rows.dicts(chosen)
     names = dict(zip(matrices, ("barrier", "barrier_aligned"), strict=False))
-    pairs: list[dict[str, float | str]] = [
+    pairs = [
         {f"{key}_{side}": rows[k][key] for side, k in (("a", i), ("b", j)) for key in ("id", "step")}
         | {names[title]: float(matrix[i, j]) for title, matrix in matrices.items()}
         for i in range(len(rows))
@@ -81,45 +119,43 @@ def compare(options: ZooCompare) -> None:
     from regauge.report.population_figures import matrices_figure
 
     what = f"barrier: {LOSSES[options.loss]}"
-    save_figure(matrices_figure({title: matrix.numpy() for title, matrix in matrices.items()}, what), options.output)
-    save_rows(pairs, table_path(options.output))
+    figure = matrices_figure({title: matrix.numpy() for title, matrix in matrices.items()}, what)
+    write_picture(figure, pairs, options.output)
     matrix_of.clear()
-    print(f"written: {options.output} and {table_path(options.output).name}")
 
 
 def draw(options: ZooMap) -> None:
     """Draw networks as points in the plane."""
-    console = Console(stderr=True)
     require_pictures(options.output, overwrite=options.overwrite)
     store, chosen, params = networks_of(options)
     if options.color is not None and options.color not in store.rows.names:
         raise UsageError(f"the networks have no column {options.color!r}; there are {', '.join(store.rows.names)}")
-    matrix_of = Matrices(options, store, chosen, console)
+    matrix_of = Matrices(options, store, chosen)
     distances = distances_of(options, store, params, matrix_of)
     shown, member = flat_map(distances), clusters(distances, options.clusters)
     rows = store.rows.dicts(chosen)
-    table: list[dict[str, float | str]] = []
-    for row, (x, y), cluster in zip(rows, shown.points.tolist(), member.tolist(), strict=True):
-        color = {} if options.color is None else {options.color: _cell(row.get(options.color))}
-        table.append({"id": row["id"], "step": row["step"], "x": x, "y": y, "cluster": cluster, **color})
+    table = [
+        {"id": row["id"], "step": row["step"], "x": x, "y": y, "cluster": cluster}
+        | ({} if options.color is None else {options.color: row.get(options.color)})
+        for row, (x, y), cluster in zip(rows, shown.points.tolist(), member.tolist(), strict=True)
+    ]
     from regauge.report.population_figures import map_figure
 
     labels, values = member.tolist(), None
     if options.color is not None:
         known = [row.get(options.color) for row in rows]
-        labels = [str(value) for value in known]
-        if all(map(_is_number, known)):
-            labels, values = member.tolist(), np.array([np.nan if value is None else float(value) for value in known])
+        if all(value is None or type(value) in (int, float) for value in known):
+            values = np.array([np.nan if value is None else float(value) for value in known])
+        else:
+            labels = list(map(str, known))
     title = f"{len(rows)} networks, {100 * shown.share:.0f}% of their squared distances"
     figure = map_figure(shown.points, labels, title=title, values=values, what=options.color or "cluster")
-    save_figure(figure, options.output)
-    save_rows(table, table_path(options.output))
     if options.clusters > 1:
         counts = np.bincount(member).tolist()
         print(f"{len(counts)} clusters of {', '.join(map(str, counts))} networks")
-    matrix_of.clear()
     print(f"two dimensions show {100 * shown.share:.1f}% of the squared distances")
-    print(f"written: {options.output} and {table_path(options.output).name}")
+    write_picture(figure, table, options.output)
+    matrix_of.clear()
 
 
 def networks_of(options: Sampled) -> tuple[Store, Indices, Params]:
@@ -165,29 +201,13 @@ def task_on(options: ZooCompare, store: Store) -> rg.Task:
         batches = list(zip(*(torch.split(tensor, options.batch) for tensor in kept), strict=True))
     else:
         batches = load_batches(options.data, options.batch)
-    return with_reset(task_of(store.architecture.module(), batches, loss=options.loss, outputs=(), dtype=dtype))
+    return with_reset(task_of(store.architecture.module(), batches, options.loss, dtype))
 
 
 def target_of(text: str) -> int | Literal["medoid", "universe"]:
     """The value of `--to`."""
-    if text == "medoid":
-        return "medoid"
-    if text == "universe":
-        return "universe"
+    if text in ("medoid", "universe"):
+        return text  # type: ignore[return-value]
     if not text.lstrip("-").isdigit():
         raise UsageError(f"--to {text!r} is no network; say the id of a trajectory, medoid or universe")
     return int(text)
-
-
-def _cell(value: Any) -> float | str:
-    """A value of a column as a field of a table."""
-    if value is None:
-        return ""
-    if isinstance(value, int | float):
-        return value
-    text = str(value).replace('"', '""')
-    return f'"{text}"' if "," in text or '"' in text else text
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
