@@ -14,11 +14,10 @@ import regauge as rg
 from regauge.cli.main import main
 from regauge.core.progress import Advance, Progress
 from regauge.nets.siren import Siren
-from regauge.papers import classifiers
+from regauge.papers import populations
 from regauge.papers.experiment import Run
 from regauge.papers.experiments import EXPERIMENTS
-from regauge.papers.line_quantities import mean_curve
-from regauge.papers.table import Quantity, Row, Table, summarize
+from regauge.papers.table import Quantity, Row, Table, mean_curve, summarize
 from regauge.papers.ways import permutations_only, without_shifts
 from regauge.storage.checkpoints.writing import save_text
 
@@ -116,7 +115,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
         experiment.measure(config, Run("smoke", 0, tmp_path / "cut", progress=interrupting(part, after)))
 
     counts = {"train": 0, "line": 0}
-    train, line = classifiers.train, rg.line
+    train, line = populations.train, rg.line
 
     def counted_train(*args: Any, **kwargs: Any) -> Any:
         counts["train"] += 1
@@ -126,7 +125,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
         counts["line"] += 1
         return line(*args, **kwargs)
 
-    monkeypatch.setattr(classifiers, "train", counted_train)
+    monkeypatch.setattr(populations, "train", counted_train)
     monkeypatch.setattr(rg, "line", counted_line)
     again = experiment.measure(config, Run("smoke", 0, tmp_path / "cut"))
     assert (counts["train"], counts["line"]) == left

@@ -47,10 +47,10 @@ def test_second_networks_see_other_points_and_starts_of_their_own(run: Run) -> N
 
 def test_pruned_networks_keep_their_largest_parameters(run: Run) -> None:
     (one,) = networks(study("smoke", 128), run)
-    whole, pruned = (torch.cat([t.flatten() for t in params.values()]) for params in (one.first, one.pruned(0.8).first))
+    whole, pruned = (torch.cat([t.flatten() for t in params.values()]) for params in (one.first, one.prune(0.8).first))
     assert (pruned == 0).double().mean() == pytest.approx(0.8, abs=0.01)
     assert whole[pruned == 0].abs().max() < whole[pruned != 0].abs().min()
-    assert one.pruned(0.0) is one
+    assert one.prune(0.0) is one
 
 
 def test_stretched_ranges() -> None:

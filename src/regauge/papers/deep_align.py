@@ -12,17 +12,10 @@ from regauge.alignment import Method
 from regauge.nets.classification import Training
 from regauge.nets.mlp import mlp
 from regauge.nets.vgg import VGG
-from regauge.papers.classifiers import (
-    SECONDS,
-    ClassifierWay,
-    Comparison,
-    DataName,
-    Population,
-    compare,
-    small_images,
-)
+from regauge.papers.classifiers import SECONDS, ClassifierWay, Comparison, compare
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.line_quantities import AREA, BARRIER
+from regauge.papers.populations import DataName, Population, small_images
 from regauge.papers.table import Table
 from regauge.training.optimizers import Adam
 from regauge.training.schedules import Constant
@@ -135,13 +128,13 @@ def cnns(data: DataName, training: Training, *, examples: int, narrow: int = 1) 
 def measure(config: Comparison, run: Run) -> Table:
     """Every method on every pair."""
     population, training = config.population, config.population.training
-    data = population.images()
+    data = population.read()
     notes = (
         f"{population.architecture} on {data.name}, pixels normalized as in the published code; "
         f"{population.examples:,} images for training, "
         f"{training.epochs} epochs of Adam with {training.optimizer.lr:g}, batches of {training.batch}",
         f"{config.seeds} x {config.pairs} pairs of {2 * config.pairs} networks each, none in two pairs; losses are "
-        f"cross entropies in nats on {min(config.test, len(data.test_labels)):,} test images, at {config.points} "
+        f"cross entropies in nats on {min(config.test, len(data.test_targets)):,} test images, at {config.points} "
         "equally spaced points of each line",
         "barrier: largest excess of the loss over the straight line between the losses of the two networks; AUC: its "
         "integral, not below zero",

@@ -18,8 +18,7 @@ from regauge.inr.fitting.population import fit_images, image_inr
 from regauge.inr.orbits.orbit import orbit
 from regauge.inr.orbits.recovery import recovery
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.line_quantities import mean_curve
-from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table, mean_curve
 from regauge.papers.ways import Way, permutations_only, without_shifts
 from regauge.training import Adam
 
@@ -62,27 +61,16 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Orbits:
-    """The settings.
+    """Networks of digits and their copies."""
 
-    Attributes:
-        images: Number of digits, each fitted by one network.
-        copies: Number of copies of each network, for every kind of orbit and every noise.
-        noises: Standard deviations, as shares of those of each tensor.
-        shown: The noise of the curves along the line.
-        fit: Settings of the fits.
-        line: Points on each line.
-        reach: Largest shift, in half periods.
-        notes: Departures of the scale.
-    """
-
-    images: int
-    copies: int
-    noises: tuple[float, ...]
-    shown: float
+    images: int  # digits, each fitted by one network
+    copies: int  # of each network, for every kind of orbit and every noise
+    noises: tuple[float, ...]  # standard deviations, as shares of those of each tensor
+    shown: float  # the noise of the curves along the line
     fit: Fit
-    line: int
-    reach: int = 3
-    notes: tuple[str, ...] = ()
+    line: int  # points on each line
+    reach: int = 3  # largest shift, in half periods
+    notes: tuple[str, ...] = ()  # departures of the scale
 
 
 def config(scale: Scale) -> Orbits:
@@ -110,31 +98,26 @@ def measure(config: Orbits, run: Run) -> Table:
     module = inr.module()
     symmetry = rg.discover(module, (image_samples(images[0]).points,))
 
-    def one(kind: str, way: Way, noise: float, image: int) -> Record:
+    def recover(kind: str, way: Way, noise: float, image: int) -> Record:
         parts = ORBITS[kind]
+        original = {name: tensor[image] for name, tensor in networks.items()}
+        samples = image_samples(images[image])
+        task = rg.Task(module, [(samples.points, samples.labels)], mse_loss)
+        chance = run.generator("copies", parts, noise, image)
+        copies = orbit(
+            original, symmetry, config.copies, generator=chance, parts=parts, noise=noise, reach=config.reach
+        )
+        allowed = way.restrict(symmetry)
+        found = recovery(original, copies, symmetry, method=way.method, within=allowed, task=task, points=config.line)
+        return {
+            "lines": [list(curve.table) for curve in found.curves],
+            "distances": found.distances.tolist(),
+            "recovered": found.is_recovered.double().tolist(),
+            "seconds": found.seconds / config.copies,
+        }
 
-        def make() -> Record:
-            original = {name: tensor[image] for name, tensor in networks.items()}
-            samples = image_samples(images[image])
-            task = rg.Task(module, [(samples.points, samples.labels)], mse_loss)
-            chance = run.generator("copies", parts, noise, image)
-            copies = orbit(
-                original, symmetry, config.copies, generator=chance, parts=parts, noise=noise, reach=config.reach
-            )
-            allowed = way.restrict(symmetry)
-            found = recovery(
-                original, copies, symmetry, method=way.method, within=allowed, task=task, points=config.line
-            )
-            return {
-                "lines": [list(curve.table) for curve in found.curves],
-                "distances": found.distances.tolist(),
-                "recovered": found.is_recovered.double().tolist(),
-                "seconds": found.seconds / config.copies,
-            }
-
-        return run.record((config, data.name, parts, way.label), f"{noise}-{image}", make)
-
-    found = run.grid("aligning", one, list(ORBITS), WAYS, config.noises, range(config.images))
+    axes = (list(ORBITS), WAYS, config.noises, range(config.images))
+    found = run.records("aligning", (config, data.name), recover, *axes)
     rows = [
         _row(kind, way, dict(zip(config.noises, records, strict=True)), config.shown)
         for kind, ways in zip(ORBITS, found, strict=True)

@@ -76,6 +76,14 @@ class Run:
         save_text(json.dumps(record) + "\n", path)
         return record
 
+    def records(self, label: str, settings: object, measure: Callable[..., Record], *axes: Sequence[Any]) -> list[Any]:
+        """The records of all combinations of arguments, nested as in `grid`; kept by settings and arguments."""
+
+        def one(*cell: Any) -> Record:
+            return self.record(settings, _digest(cell), partial(measure, *cell))
+
+        return self.grid(label, one, *axes)
+
     def each(self, label: str, steps: Sequence[Callable[[], T]]) -> list[T]:
         """Do all steps, in an order that differs between processes; results are in the order of the steps."""
         advance = self.progress(label, len(steps))
@@ -88,16 +96,7 @@ class Run:
         return [results[k] for k in range(len(steps))]
 
     def grid(self, label: str, step: Callable[..., Any], *axes: Sequence[Any]) -> list[Any]:
-        """Do a step for every combination of arguments, like `each`.
-
-        Args:
-            label: Name of the work, for the progress.
-            step: Takes one value of each axis.
-            axes: Values of each argument.
-
-        Returns:
-            Nested lists: `found[i][j]` is `step(axes[0][i], axes[1][j])`.
-        """
+        """Do a step for all combinations of arguments, like `each`: `found[i][j]` is `step(axes[0][i], axes[1][j])`."""
         found = iter(self.each(label, [partial(step, *cell) for cell in itertools.product(*axes)]))
 
         def nest(depth: int) -> Any:
@@ -111,21 +110,18 @@ class Run:
         return self.folder / f"{self.name}{name}"
 
     def _path(self, kind: str, settings: object, name: str) -> Path:
-        digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
-        folder = self.folder / kind / digest
+        folder = self.folder / kind / _digest(settings)
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name
 
 
+def _digest(settings: object) -> str:
+    return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment.
-
-    Attributes:
-        summary: One line for the list.
-        config: From a scale to the settings, a frozen dataclass.
-        measure: From the settings to the table.
-    """
+    """One experiment: a line for the list, the settings at each scale (a frozen dataclass), and how to measure."""
 
     summary: str
     config: Callable[[Scale], Any]

@@ -16,13 +16,11 @@ from torch.nn import functional
 import regauge as rg
 from regauge.alignment import Method
 from regauge.core.interpolation import mean
-from regauge.core.params import Params
-from regauge.data.images import ImageData
 from regauge.nets.classification import Training
 from regauge.nets.mlp import mlp
 from regauge.nets.vgg import VGG
-from regauge.papers.classifiers import Population, networks
 from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.populations import Population, networks
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.training.optimizers import Adam
 
@@ -41,23 +39,14 @@ METHODS: dict[str, Method | None] = {
 
 @dataclass(frozen=True)
 class Merging:
-    """Sets of networks, each of which is merged into one.
-
-    Attributes:
-        population: The networks.
-        networks: Number of networks that are merged.
-        sets: Number of independent sets of networks.
-        read: Number of training images for methods that read data, and for repair.
-        test: Number of test images.
-        notes: Departures of the scale.
-    """
+    """Sets of networks, each of which is merged into one."""
 
     population: Population
-    networks: int
-    sets: int
-    read: int
-    test: int = 10_000
-    notes: tuple[str, ...] = ()
+    networks: int  # that are merged
+    sets: int  # independent sets of networks
+    read: int  # training images for methods that read data, and for repair
+    test: int = 10_000  # test images
+    notes: tuple[str, ...] = ()  # departures of the scale
 
 
 def mnist_config(scale: Scale) -> Merging:
@@ -94,13 +83,47 @@ def cifar10_config(scale: Scale) -> Merging:
 def measure(config: Merging, run: Run) -> Table:
     """Train the networks and merge every set of them by every method, with and without repair."""
     population, count = config.population, config.networks
-    data = population.images()
-    trained = networks(population, data, 1, config.sets * count, run)[0]
+    data, module = population.read(), population.make()
+    trained = networks(population, data, run, range(1), range(config.sets * count))[0]
     sets = [trained[k * count : (k + 1) * count] for k in range(config.sets)]
-    judged = run.grid("evaluating networks", lambda k: _judge_set(config, k, sets[k], data, run), range(config.sets))
-    merged = run.grid(
-        "merging", lambda label, k: _merge(config, label, k, sets[k], data, run), list(METHODS), range(config.sets)
-    )
+    judge = data.judge(module, config.test, BATCH)
+
+    def judge_set(index: int) -> Record:
+        """Evaluate the networks themselves, and all of them together."""
+        metrics = [judge.evaluate(params) for params in sets[index]]
+        loss = correct = 0.0
+        with torch.no_grad():
+            for images, labels in judge.batches:
+                logits = torch.stack([judge.run(params, images) for params in sets[index]])
+                chances = logits.double().softmax(-1).mean(0)
+                loss += float(functional.nll_loss(chances.log(), labels, reduction="sum"))
+                correct += int((chances.argmax(-1) == labels).sum())
+        size = sum(len(labels) for _, labels in judge.batches)
+        return {
+            "networks": {name: statistics.fmean(one[name] for one in metrics) for name in metrics[0]},
+            "ensemble": {"loss": loss / size, "accuracy": correct / size},
+        }
+
+    def merge(label: str, index: int) -> Record:
+        """Evaluate the mean of the aligned networks."""
+        method, batches = METHODS[label], data.batches(config.read, BATCH)
+        symmetry = rg.discover(module, data.few) if method is not None else rg.Symmetry(())
+        began = time.thread_time()
+        aligned = rg.align_many(
+            sets[index],
+            symmetry,
+            method=method,
+            task=rg.Task(module, batches),
+            generator=run.generator("merging", method, index),
+        ).params
+        seconds = {} if method is None else {"CPU s": time.thread_time() - began}
+        center = mean(aligned)
+        repaired = rg.repair(center, module, aligned, [images for images, _ in batches]).params
+        return {"plain": judge.evaluate(center) | seconds, "repaired": judge.evaluate(repaired)}
+
+    settings = (population, count, config.test)
+    judged = run.records("evaluating networks", settings, judge_set, range(config.sets))
+    merged = run.records("merging", (*settings, config.read), merge, list(METHODS), range(config.sets))
 
     def row(label: str, records: Sequence[Record], key: str) -> Row:
         return Row.of(label, [[record[key] for record in records]], QUANTITIES)
@@ -111,7 +134,7 @@ def measure(config: Merging, run: Run) -> Table:
     rows.append(row("ensemble: mean of the probabilities", judged, "ensemble"))
     notes = (
         f"{count} networks in each of {config.sets} set(s), {population.description}",
-        f"accuracy and cross entropy (nats) on {min(config.test, len(data.test_labels)):,} test images; methods that "
+        f"accuracy and cross entropy (nats) on {min(config.test, len(data.test_targets)):,} test images; methods that "
         f"read data, and repair, read the first {config.read:,} training images",
         *config.notes,
     )
@@ -124,47 +147,6 @@ def _smoke(architecture: str, make: Callable[[], nn.Module]) -> Merging:
     population = Population("digits", architecture, make, training, 1000)
     notes = ("a test run on small networks of scikit-learn's digits, which are hardly trained",)
     return Merging(population, networks=3, sets=2, read=200, test=300, notes=notes)
-
-
-def _judge_set(config: Merging, index: int, trained: Sequence[Params], data: ImageData, run: Run) -> Record:
-    """Evaluate the networks themselves, and all of them together."""
-
-    def make() -> Record:
-        judge = config.population.judge(data, config.test)
-        metrics = [judge.evaluate(params) for params in trained]
-        loss = correct = 0.0
-        with torch.no_grad():
-            for images, labels in judge.batches:
-                chances = torch.stack([judge.run(params, images).double().softmax(-1) for params in trained]).mean(0)
-                loss += float(functional.nll_loss(chances.log(), labels, reduction="sum"))
-                correct += int((chances.argmax(-1) == labels).sum())
-        size = sum(len(labels) for _, labels in judge.batches)
-        return {
-            "networks": {name: statistics.fmean(one[name] for one in metrics) for name in metrics[0]},
-            "ensemble": {"loss": loss / size, "accuracy": correct / size},
-        }
-
-    return run.record((config.population, config.networks, config.test), f"networks-{index}", make)
-
-
-def _merge(config: Merging, label: str, index: int, trained: Sequence[Params], data: ImageData, run: Run) -> Record:
-    """Evaluate the mean of the aligned networks."""
-    method = METHODS[label]
-
-    def make() -> Record:
-        judge = config.population.judge(data, config.test)
-        batches = config.population.batches(data, config.read, BATCH)
-        task = rg.Task(judge.module, batches)
-        symmetry = rg.discover(judge.module, (data.test_images[:4],)) if method is not None else rg.Symmetry(())
-        began = time.thread_time()
-        generator = run.generator("merging", method, index)
-        aligned = rg.align_many(trained, symmetry, method=method, task=task, generator=generator).params
-        seconds = {} if method is None else {"CPU s": time.thread_time() - began}
-        center = mean(aligned)
-        repaired = rg.repair(center, judge.module, aligned, [images for images, _ in batches]).params
-        return {"plain": judge.evaluate(center) | seconds, "repaired": judge.evaluate(repaired)}
-
-    return run.record((config.population, config.networks, method, config.read, config.test), str(index), make)
 
 
 EXPERIMENTS = {

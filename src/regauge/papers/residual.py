@@ -13,19 +13,11 @@ from regauge.alignment import Method
 from regauge.core.params import Params
 from regauge.nets.classification import Training
 from regauge.nets.residual_mlp import ResidualMLP
-from regauge.papers.classifiers import (
-    DISTANCE,
-    SECONDS,
-    ClassifierWay,
-    Comparison,
-    DataName,
-    Population,
-    compare,
-    small_images,
-)
+from regauge.papers.classifiers import DISTANCE, SECONDS, ClassifierWay, Comparison, compare
 from regauge.papers.deep_align import PIXELS
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.line_quantities import AREA, BARRIER
+from regauge.papers.populations import DataName, Population, small_images
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import permutations_only
 from regauge.training.optimizers import Adam
@@ -36,23 +28,14 @@ REFINING, REFINING_BATCH = 10_000, 256
 
 @dataclass(frozen=True)
 class Planted:
-    """Random networks, moved by a random permutation and disturbed; the permutation is to be found.
+    """Random networks, moved by a random permutation and disturbed; the permutation is to be found."""
 
-    Attributes:
-        trials: Number of networks for each depth and each noise.
-        stream: Width of the stream.
-        hidden: Width inside the blocks.
-        anchor: Number of inputs and of outputs; besides the blocks only they tell the units of the stream apart.
-        blocks: Depths.
-        noises: Standard deviations of the noise, relative to those of the weights.
-    """
-
-    trials: int = 20
-    stream: int = 64
-    hidden: int = 64
-    anchor: int = 3
-    blocks: tuple[int, ...] = (6, 12)
-    noises: tuple[float, ...] = (0.0, 0.5, 1.0)
+    trials: int = 20  # networks for each depth and each noise
+    stream: int = 64  # width of the stream
+    hidden: int = 64  # width inside the blocks
+    anchor: int = 3  # inputs, and outputs; besides the blocks only they tell the units of the stream apart
+    blocks: tuple[int, ...] = (6, 12)  # depths
+    noises: tuple[float, ...] = (0.0, 0.5, 1.0)  # standard deviations, relative to those of the weights
 
 
 def planted_config(scale: Scale) -> Planted:
@@ -73,21 +56,19 @@ def measure_planted(config: Planted, run: Run) -> Table:
     example = (torch.zeros(2, config.anchor),)
     symmetries = {b: permutations_only(rg.discover(module, example)) for b, module in modules.items()}
 
-    def one(method: Method, blocks: int, noise: float, trial: int) -> Record:
-        def make() -> Record:
-            module, symmetry = modules[blocks], symmetries[blocks]
-            chance = run.generator("planted", blocks, noise, trial)
-            a = _normal(module, chance)
-            element = symmetry.random(chance)
-            added = _normal(module, chance)
-            b = {name: tensor + noise * added[name] for name, tensor in symmetry.act(element, a).items()}
-            found = rg.align(a, b, symmetry, method=method, generator=chance).element
-            undone = symmetry.inverse(element)
-            return {"recovered": all(_same(found[name].perm, undone[name].perm) for name in found)}
+    def find(method: Method, blocks: int, noise: float, trial: int) -> Record:
+        module, symmetry = modules[blocks], symmetries[blocks]
+        chance = run.generator("planted", blocks, noise, trial)
+        a = _normal(module, chance)
+        element = symmetry.random(chance)
+        added = _normal(module, chance)
+        b = {name: tensor + noise * added[name] for name, tensor in symmetry.act(element, a).items()}
+        found = rg.align(a, b, symmetry, method=method, generator=chance).element
+        undone = symmetry.inverse(element)
+        return {"recovered": all(_same(found[name].perm, undone[name].perm) for name in found)}
 
-        return run.record((config, method), f"{blocks}-{noise:g}-{trial}", make)
-
-    found = run.grid("matching", one, list(STARTS.values()), config.blocks, config.noises, range(config.trials))
+    axes = (list(STARTS.values()), config.blocks, config.noises, range(config.trials))
+    found = run.records("matching", config, find, *axes)
     rows = []
     for label, depths in zip(STARTS, found, strict=True):
         values = {
@@ -122,10 +103,10 @@ def trained_config(scale: Scale) -> Comparison:
 
 def measure_trained(config: Comparison, run: Run) -> Table:
     """Every method on every pair."""
-    population, data = config.population, config.population.images()
+    population, data = config.population, config.population.read()
     notes = (
         f"{population.architecture} on {data.name}, {population.description}",
-        f"{config.pairs} independent pairs; losses on {min(config.test, len(data.test_labels)):,} test images at "
+        f"{config.pairs} independent pairs; losses on {min(config.test, len(data.test_targets)):,} test images at "
         f"{config.points} points of each line",
     )
     return compare(config, data, run, (BARRIER, AREA, DISTANCE, SECONDS), notes)

@@ -5,7 +5,7 @@ References:
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +17,9 @@ from regauge.core.params import Params
 from regauge.data.waves import Waves, waves
 from regauge.nets.siren import Siren, plain_population
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.line_quantities import AREA, BARRIER, mean_curve
+from regauge.papers.line_quantities import AREA, BARRIER
 from regauge.papers.table import Quantity, Record, Row, Table
-from regauge.papers.ways import Way, align, permutations_only, whole, without_shifts
+from regauge.papers.ways import Restrict, Way, permutations_only, whole, without_shifts
 from regauge.training.descent import Descent
 from regauge.training.optimizers import Adam
 from regauge.training.signals import fit_signals
@@ -32,21 +32,13 @@ STACK = 20
 
 @dataclass(frozen=True)
 class SineWaves:
-    """The settings.
-
-    Attributes:
-        pairs: Number of waves, each fitted by two networks.
-        points: Number of points where the networks are fitted; they are judged halfway between these.
-        fitting: Steps and learning rate.
-        line: Points on each line.
-        notes: Departures of the scale.
-    """
+    """Pairs of networks, each pair fitted to one wave."""
 
     pairs: int
-    points: int
+    points: int  # where the networks are fitted; they are judged halfway between these
     fitting: Descent
-    line: int
-    notes: tuple[str, ...] = ()
+    line: int  # points on each line
+    notes: tuple[str, ...] = ()  # departures of the scale
 
 
 def fitting(steps: int) -> Descent:
@@ -61,10 +53,10 @@ def config(scale: Scale) -> SineWaves:
     return SineWaves(50 if scale == "cpu" else 100, 512, fitting(1000), 25)
 
 
-SYMMETRIES: Mapping[str, Callable[[rg.Symmetry], rg.Symmetry]] = {
-    "permutations": permutations_only,
-    "permutations and signs": without_shifts,
-    "all that discovery finds": whole,
+PARTS: Mapping[Restrict, str] = {
+    permutations_only: "permutations",
+    without_shifts: "permutations and signs",
+    whole: "all that discovery finds",
 }
 METHODS: Mapping[str, Method] = {
     "weight matching": rg.WeightMatching(),
@@ -73,7 +65,7 @@ METHODS: Mapping[str, Method] = {
 }
 WAYS = (
     Way("as fitted"),
-    *(Way(f"{name}, {part}", method, SYMMETRIES[part]) for name, method in METHODS.items() for part in SYMMETRIES),
+    *(Way(f"{name}, {part}", method, restrict) for name, method in METHODS.items() for restrict, part in PARTS.items()),
 )
 QUANTITIES = (
     Quantity("weight distance", 2),
@@ -91,31 +83,23 @@ def measure(config: SineWaves, run: Run) -> Table:
     networks = fit_pairs(config, module, data, run)
     symmetry = rg.discover(module, (data.inputs,))
 
-    def one(way: Way, pair: int) -> Record:
-        part = next(name for name, restrict in SYMMETRIES.items() if restrict is way.restrict)
+    def measure_pair(way: Way, pair: int) -> Record:
+        a, b = ({name: t[2 * pair + k] for name, t in networks.items()} for k in (0, 1))
+        copy = symmetry.act(symmetry.random(run.generator("copy", pair)), a)
+        task = rg.Task(module, [(data.inputs, data.targets[pair])], torch.nn.functional.mse_loss)
+        judge = rg.Task(module, [(data.test_inputs, data.test_targets[pair])], torch.nn.functional.mse_loss)
+        chance = run.generator("alignment", way.method, PARTS[way.restrict], pair)
+        moved, seconds = way.align(a, b, symmetry, task, chance)
+        found, _ = way.align(a, copy, symmetry, task, chance)
+        return {
+            "line": list(rg.line(a, moved, judge, points=config.line).table),
+            "weight distance": distance(a, moved),
+            "copies recovered": float(is_recovered(a, found)),
+            "CPU s": seconds if way.method else None,
+        }
 
-        def make() -> Record:
-            allowed = way.restrict(symmetry)
-            a, b = ({name: t[2 * pair + k] for name, t in networks.items()} for k in (0, 1))
-            copy = symmetry.act(symmetry.random(run.generator("copy", pair)), a)
-            task = rg.Task(module, [(data.inputs, data.targets[pair])], torch.nn.functional.mse_loss)
-            judge = rg.Task(module, [(data.test_inputs, data.test_targets[pair])], torch.nn.functional.mse_loss)
-            chance = run.generator("alignment", way.method, part, pair)
-            moved, seconds = align(way.method, a, b, allowed, task, chance)
-            found, _ = align(way.method, a, copy, allowed, task, chance)
-            return {
-                "line": list(rg.line(a, moved, judge, points=config.line).table),
-                "weight distance": distance(a, moved),
-                "copies recovered": float(is_recovered(a, found)),
-                "CPU s": seconds if way.method else None,
-            }
-
-        return run.record((config, way.method, part), f"{pair}", make)
-
-    rows = [
-        Row.of(way.label, [records], QUANTITIES, curve=mean_curve([record["line"] for record in records]))
-        for way, records in zip(WAYS, run.grid("aligning", one, WAYS, range(config.pairs)), strict=True)
-    ]
+    found = run.records("aligning", config, measure_pair, WAYS, range(config.pairs))
+    rows = [Row.of(way.label, [records], QUANTITIES) for way, records in zip(WAYS, found, strict=True)]
     ends = [row["loss"] for row in (rows[0].curve[0], rows[0].curve[-1])]
     notes = (
         f"{config.pairs} waves sin(a x) on [-pi, pi] with a uniform in [0.5, 10], each fitted by two networks "

@@ -12,18 +12,17 @@ from regauge.papers.pictures import Picture
 
 Record = dict[str, Any]
 """The result of one step, ready for JSON."""
+Line = Sequence[Mapping[str, float]]
+"""Metrics along a line, "t" among them."""
 Values = Sequence[Sequence[float]]
 """For each seed, one number per pair of networks."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A column.
+    """A column: its heading, the decimals that are printed, and how a record's number is found.
 
-    Attributes:
-        name: Its heading.
-        digits: Decimals that are printed.
-        of: From a record to the number, None where there is none; the record's entry of that name unless given.
+    That is the record's entry of that name unless `of` is given; None where there is none.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Row:
     label: str
     values: Mapping[str, Values]
     paper: Mapping[str, str] = field(default_factory=dict)
-    curve: Sequence[Mapping[str, float]] = ()
+    curve: Line = ()
 
     @classmethod
     def of(
@@ -60,16 +59,20 @@ class Row:
         quantities: Sequence[Quantity],
         *,
         paper: Mapping[str, str] | None = None,
-        curve: Sequence[Mapping[str, float]] = (),
+        is_drawn: bool = True,
     ) -> "Row":
-        """The row of a method's records, one list for each seed; quantities that a record lacks are left out."""
+        """The row of a method's records, one list for each seed; quantities that a record lacks are left out.
+
+        Where records hold lines, under "line", their mean is the curve, unless it is not to be drawn.
+        """
         values = {q.name: [[q.read(record) for record in seed] for seed in records] for q in quantities}
         known = {
             name: [[value for value in seed if value is not None] for seed in seeds]
             for name, seeds in values.items()
             if not any(value is None for seed in seeds for value in seed)
         }
-        return cls(label, known, paper or {}, curve)
+        lines = [record["line"] for seed in records for record in seed if is_drawn and "line" in record]
+        return cls(label, known, paper or {}, mean_curve(lines))
 
 
 @dataclass(frozen=True)
@@ -162,19 +165,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and uncertainty of many numbers.
-
-    Attributes:
-        mean: Over all pairs of all seeds.
-        standard_error: Of that mean; None for a single pair.
-        deviation: Standard deviation of the means of the seeds; None for a single seed.
-        count: Pairs of all seeds.
-    """
+    """Mean over all pairs of all seeds, and its uncertainty."""
 
     mean: float
-    standard_error: float | None
-    deviation: float | None
-    count: int
+    standard_error: float | None  # of the mean; None for a single pair
+    deviation: float | None  # standard deviation of the means of the seeds; None for a single seed
+    count: int  # pairs of all seeds
 
 
 def summarize(values: Values) -> Summary:
@@ -186,4 +182,11 @@ def summarize(values: Values) -> Summary:
         statistics.stdev(flat) / math.sqrt(len(flat)) if len(flat) > 1 else None,
         statistics.stdev(means) if len(means) > 1 else None,
         len(flat),
+    )
+
+
+def mean_curve(lines: Sequence[Line]) -> Line:
+    """The mean of every metric at every point of several lines."""
+    return tuple(
+        {name: statistics.fmean(row[name] for row in rows) for name in rows[0]} for rows in zip(*lines, strict=True)
     )

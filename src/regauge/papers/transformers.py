@@ -7,38 +7,34 @@ References:
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
 
 import regauge as rg
-from regauge.alignment import Method
-from regauge.connect import Path
 from regauge.core.params import Params
 from regauge.data.images import digits, mnist
 from regauge.data.text import help_topics, windows
-from regauge.nets.classification import Training, split_batches, train
+from regauge.nets.classification import Training, split_batches
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
-from regauge.papers.classifiers import name_training
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.line_quantities import AREA, BARRIER, MIDPOINT, halfway, mean_curve
+from regauge.papers.line_quantities import AREA, BARRIER, MIDPOINT, halfway
+from regauge.papers.populations import Examples, Population, networks
 from regauge.papers.table import Quantity, Record, Row, Table
-from regauge.papers.ways import align, permutations_only, without_matrices
+from regauge.papers.ways import Restrict, Way, permutations_only, whole, without_matrices
 from regauge.training.optimizers import AdamW
 
 Family = Literal["vit", "gpt", "llama"]
-Part = Literal["permutations", "discrete", "all"]
-"""The part of the symmetry that is used: orders; orders, signs and scales; rotations and invertible matrices too."""
-
 FAMILIES: Mapping[Family, str] = {
     "vit": "vision transformers",
     "gpt": "GPT-2 style language models",
     "llama": "Llama style language models",
 }
-REPAIR_BATCHES = 4
-"""Batches for repair, among those that methods read."""
+PARTS: Mapping[Restrict, str] = {permutations_only: "permutations", without_matrices: "discrete", whole: "all"}
+"""Parts of the symmetry by the names that chance is drawn by."""
+BATCH, REPAIR_BATCHES = 250, 4
+"""Examples in one evaluation, and batches for repair, among those that methods read."""
 DESCENT_LR = 0.02
 """Learning rate of the descent on rotations."""
 QUANTITIES = (
@@ -51,89 +47,30 @@ QUANTITIES = (
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Inputs and targets.
-
-    Attributes:
-        train_inputs: Images `[n, channel, y, x]` or symbols `[n, token]`.
-        train_targets: Classes `[n]` or the next symbols `[n, token]`.
-        test_inputs: Test inputs of the same form.
-        test_targets: Test targets of the same form.
-    """
-
-    train_inputs: Tensor
-    train_targets: Tensor
-    test_inputs: Tensor
-    test_targets: Tensor
-
-
-@dataclass(frozen=True, repr=False)
-class Population:
-    """Transformers of one architecture, trained on the same data from different seeds.
-
-    Attributes:
-        data: Name of the data.
-        architecture: In words; networks are stored under it.
-        training: Settings of the training of each.
-        make: Builds the module.
-        load: Reads the data.
-    """
-
-    data: str
-    architecture: str
-    training: Training
-    make: Callable[[], GPT | Llama | ViT] = field(compare=False)
-    load: Callable[[], Examples] = field(compare=False)
-
-    def __repr__(self) -> str:
-        training = name_training(self.training)
-        return f"Population(data={self.data!r}, architecture={self.architecture!r}, training={training})"
-
-
-@dataclass(frozen=True)
-class TransformerWay:
+class TransformerWay(Way):
     """One row of the table.
 
     Attributes:
-        label: Its name.
-        part: The part of the symmetry that the method may use; None leaves the second network as it is.
-        method: The method of alignment.
         after: The row whose aligned network it starts from; the trained one unless given.
         is_folded: Whether the gains of both networks are folded first, so that the stream can be rotated.
-        is_repaired: Whether the networks between the ends are repaired.
     """
 
-    label: str
-    part: Part | None = None
-    method: Method | None = None
     after: str | None = None
     is_folded: bool = False
-    is_repaired: bool = False
 
 
 @dataclass(frozen=True)
 class Transformers:
-    """Independent pairs of one architecture: no network is in two of them.
-
-    Attributes:
-        population: The networks.
-        ways: The rows.
-        pairs: Number of pairs.
-        points: Networks on each line, both ends included.
-        read: Number of training examples for methods that read data, and for repair.
-        batch: Size of the batches of these.
-        test: Number of test examples.
-        notes: Departures of the scale.
-    """
+    """Independent pairs of one architecture: no network is in two of them."""
 
     population: Population
     ways: tuple[TransformerWay, ...]
     pairs: int
-    points: int
-    read: int
-    batch: int
-    test: int
-    notes: tuple[str, ...] = ()
+    points: int  # networks on each line, both ends included
+    read: int  # training examples for methods that read data, and for repair
+    batch: int  # size of the batches of these
+    test: int  # test examples
+    notes: tuple[str, ...] = ()  # departures of the scale
 
 
 def vision(scale: Scale) -> Population:
@@ -145,10 +82,9 @@ def vision(scale: Scale) -> Population:
 
     def load() -> Examples:
         data = digits() if is_smoke else mnist()
-        return Examples(data.train_images, data.train_labels, data.test_images, data.test_labels)
+        return Examples(data.name, data.train_images, data.train_labels, data.test_images, data.test_labels)
 
-    name = "digits" if is_smoke else "MNIST"
-    return Population(name, describe(make()), _training(is_smoke, epochs=8, batch=128), make, load)
+    return _population("digits" if is_smoke else "MNIST", make, load, _training(is_smoke, epochs=8, batch=128))
 
 
 def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
@@ -167,34 +103,9 @@ def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
         train, test = text.train, text.validation
         if is_smoke:
             train, test = train[:4000], test[:1000]
-        return Examples(*windows(train, context), *windows(test, context))
+        return Examples(text.name, *windows(train, context), *windows(test, context))
 
-    training = _training(is_smoke, epochs=10, batch=64)
-    return Population(f"{text.name}, pieces of {context}", describe(make()), training, make, load)
-
-
-def describe(module: nn.Module) -> str:
-    """Family and size of a transformer."""
-    assert isinstance(module, GPT | Llama | ViT)
-    name = {GPT: "GPT-2 style", Llama: "Llama style", ViT: "ViT"}[type(module)]
-    count = sum(p.numel() for p in module.parameters())
-    return f"{name}, width {module.head.in_features}, {len(module.blocks)} layers, {count:,} parameters"
-
-
-def networks(population: Population, data: Examples, count: int, run: Run) -> list[Params]:
-    """Train `count` networks."""
-
-    def one(index: int) -> Params:
-        def make() -> Params:
-            generator = run.generator("network", population, index)
-            module = population.make()
-            start = initialize_transformer(module, generator)
-            inputs, targets = data.train_inputs, data.train_targets
-            return train(module, start, inputs, targets, population.training, generator=generator)
-
-        return run.network(population, str(index), make)
-
-    return run.grid(f"training {population.architecture}", one, range(count))
+    return _population(f"{text.name}, pieces of {context}", make, load, _training(is_smoke, epochs=10, batch=64))
 
 
 def config(family: Family, scale: Scale) -> Transformers:
@@ -218,38 +129,35 @@ def _ways(steps: int) -> tuple[TransformerWay, ...]:
     )
     return (
         TransformerWay("as trained"),
-        TransformerWay("permutations, weight matching", "permutations", rg.WeightMatching()),
-        TransformerWay("permutations, mixed matching", "permutations", rg.MixedMatching()),
-        TransformerWay("all discrete kinds, mixed matching", "discrete", rg.MixedMatching()),
-        TransformerWay("rotations, weight matching", "all", rg.WeightMatching(), is_folded=True),
-        TransformerWay("rotations, activation matching", "all", rg.ActivationMatching(), is_folded=True),
-        TransformerWay(rotated, "all", rg.MixedMatching(), is_folded=True),
-        TransformerWay("then continuous descent", "all", descent, after=rotated, is_folded=True),
+        TransformerWay("permutations, weight matching", rg.WeightMatching(), permutations_only),
+        TransformerWay("permutations, mixed matching", rg.MixedMatching(), permutations_only),
+        TransformerWay("all discrete kinds, mixed matching", rg.MixedMatching(), without_matrices),
+        TransformerWay("rotations, weight matching", rg.WeightMatching(), is_folded=True),
+        TransformerWay("rotations, activation matching", rg.ActivationMatching(), is_folded=True),
+        TransformerWay(rotated, rg.MixedMatching(), is_folded=True),
+        TransformerWay("then continuous descent", descent, after=rotated, is_folded=True),
         TransformerWay("the same, repaired", after="then continuous descent", is_folded=True, is_repaired=True),
-        TransformerWay("mixed matching, then straight-through", "all", straight, after=rotated, is_folded=True),
-        TransformerWay("mixed matching, then Sinkhorn", "all", soft, after=rotated, is_folded=True),
-        TransformerWay("Sinkhorn, then descent", "all", descent, after="mixed matching, then Sinkhorn", is_folded=True),
+        TransformerWay("mixed matching, then straight-through", straight, after=rotated, is_folded=True),
+        TransformerWay("mixed matching, then Sinkhorn", soft, after=rotated, is_folded=True),
+        TransformerWay("Sinkhorn, then descent", descent, after="mixed matching, then Sinkhorn", is_folded=True),
     )
 
 
 def measure(config: Transformers, run: Run) -> Table:
     """Train the networks, align each pair in every way, and evaluate the line between the two."""
-    population, data = config.population, config.population.load()
-    trained = networks(population, data, 2 * config.pairs, run)
+    population, data = config.population, config.population.read()
+    trained = networks(population, data, run, range(2 * config.pairs))
     pairs = [TransformerPair(config, data, trained[2 * k], trained[2 * k + 1], k, run) for k in range(config.pairs)]
     found = run.grid("aligning", lambda way, pair: pair.line(way), config.ways, pairs)
-    rows = [
-        Row.of(way.label, [records], QUANTITIES, curve=mean_curve([record["line"] for record in records]))
-        for way, records in zip(config.ways, found, strict=True)
-    ]
+    rows = [Row.of(way.label, [records], QUANTITIES) for way, records in zip(config.ways, found, strict=True)]
     training = population.training
     notes = (
         f"{population.architecture}, on {population.data}; {training.epochs} epochs of AdamW over "
-        f"{len(data.train_targets):,} examples, learning rate up to {training.optimizer.lr:g} and down again, "
+        f"{len(data.targets):,} examples, learning rate up to {training.optimizer.lr:g} and down again, "
         f"weight decay {training.optimizer.weight_decay:g}, batches of {training.batch}",
         f"{config.pairs} independent pairs; the loss is that of {min(config.test, len(data.test_targets)):,} test "
         f"examples at {config.points} points of each line; methods and repair read "
-        f"{min(config.read, len(data.train_targets)):,} training examples; CPU seconds include those of earlier rows",
+        f"{min(config.read, len(data.targets)):,} training examples; CPU seconds include those of earlier rows",
         *config.notes,
     )
     title = f"{population.architecture}, on {population.data}"
@@ -264,42 +172,36 @@ class TransformerPair:
         self._networks, self._module = (a, b), config.population.make()
         self._ways = {way.label: way for way in config.ways}
         # Drawn from all of them: a text's beginning tells little about the rest.
-        chosen = torch.randperm(len(data.train_targets), generator=run.generator("read", index))[: config.read]
-        self._read = split_batches(data.train_inputs[chosen], data.train_targets[chosen], config.batch)
+        chosen = torch.randperm(len(data.targets), generator=run.generator("read", index))[: config.read]
+        self._read = split_batches(data.inputs[chosen], data.targets[chosen], config.batch)
 
     def line(self, way: TransformerWay) -> Record:
         """Loss and accuracy along the line to the second network, and what the alignment cost."""
         config = self._config
 
         def make() -> Record:
-            a, _ = self._ends(way.is_folded)
-            b, seconds = self._align(way)
-            test = split_batches(self._data.test_inputs[: config.test], self._data.test_targets[: config.test])
-            judge = rg.Task(self._module, test)
-            path: Path = rg.connect.Straight()
-            if way.is_repaired:
-                path = rg.connect.Repaired(judge.module, [inputs for inputs, _ in self._read[:REPAIR_BATCHES]])
+            (a, _), (b, seconds) = self._ends(way.is_folded), self._align(way)
+            judge = self._data.judge(self._module, config.test, BATCH)
+            path = way.path(self._module, [inputs for inputs, _ in self._read[:REPAIR_BATCHES]])
             curve = rg.line(a, b, judge, points=config.points, path=path)
-            return {"CPU s": seconds if way.part else None, "line": list(curve.table)}
+            return {"CPU s": seconds if way.method else None, "line": list(curve.table)}
 
         evaluation = (config.points, config.test, way.is_repaired)
         return self._run.record((*self._settings(way), evaluation), str(self._index), make)
 
     def _align(self, way: TransformerWay) -> tuple[Params, float]:
         """The second network as a row leaves it, and the CPU seconds that led there."""
-        begin, before = self._ends(way.is_folded)[1], 0.0
+        (first, begin), before = self._ends(way.is_folded), 0.0
         if way.after is not None:
             begin, before = self._align(self._ways[way.after])
-        part, key = way.part, str(self._index)
-        if part is None:
+        if way.method is None:
             return begin, before
-        settings = self._settings(way)
+        settings, key = self._settings(way), str(self._index)
 
         def move() -> Params:
             task = rg.Task(self._module, self._read)
             generator = self._run.generator("alignment", *settings, self._index)
-            first, symmetry = self._ends(way.is_folded)[0], self._symmetry(part, way)
-            return align(way.method, first, begin, symmetry, task, generator)[0]
+            return way.align(first, begin, self._rotated if way.is_folded else self._plain, task, generator)[0]
 
         def measure_time() -> Record:
             began = time.thread_time()
@@ -313,14 +215,8 @@ class TransformerPair:
         """The settings that the alignment of a row depends on, those of earlier rows included."""
         config = self._config
         before = () if way.after is None else self._settings(self._ways[way.after])
-        own = () if way.part is None else (way.part, way.method)
+        own = () if way.method is None else (PARTS[way.restrict], way.method)
         return (*(before or (config.population, config.read, config.batch, way.is_folded)), *own)
-
-    def _symmetry(self, part: Part, way: TransformerWay) -> rg.Symmetry:
-        whole = self._rotated if way.is_folded else self._plain
-        if part == "all":
-            return whole
-        return permutations_only(whole) if part == "permutations" else without_matrices(whole)
 
     def _ends(self, is_folded: bool) -> tuple[Params, Params]:
         if not is_folded:
@@ -330,22 +226,28 @@ class TransformerPair:
 
     @functools.cached_property
     def _plain(self) -> rg.Symmetry:
-        return rg.discover(self._module, self._example)
+        return rg.discover(self._module, self._data.few)
 
     @functools.cached_property
     def _folded(self) -> tuple[rg.discovery.Folded, rg.discovery.Folded]:
-        a, b = (rg.fold(params, self._module, self._example, symmetry=self._plain) for params in self._networks)
+        a, b = (rg.fold(params, self._module, self._data.few, symmetry=self._plain) for params in self._networks)
         return a, b
 
     @functools.cached_property
     def _rotated(self) -> rg.Symmetry:
         """The symmetry of the folded networks, with the gains that are one in both."""
         a, b = self._folded
-        return rg.discover(self._module, self._example, ones=[name for name in a.ones if name in b.ones])
+        return rg.discover(self._module, self._data.few, ones=[name for name in a.ones if name in b.ones])
 
-    @property
-    def _example(self) -> tuple[Tensor]:
-        return (self._data.test_inputs[:4],)
+
+def _population(
+    data: str, make: Callable[[], GPT | Llama | ViT], load: Callable[[], Examples], training: Training
+) -> Population:
+    module = make()
+    name = {GPT: "GPT-2 style", Llama: "Llama style", ViT: "ViT"}[type(module)]
+    count = sum(p.numel() for p in module.parameters())
+    architecture = f"{name}, width {module.head.in_features}, {len(module.blocks)} layers, {count:,} parameters"
+    return Population(data, architecture, make, training, load=load, initialize=initialize_transformer)
 
 
 def _training(is_smoke: bool, *, epochs: int, batch: int) -> Training:

@@ -1,16 +1,21 @@
 """Ways to align the second network of a pair: a method, and the part of the symmetry that it may use."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor, nn
 
 import regauge as rg
 from regauge.alignment import Method
+from regauge.connect import Path, Repaired, Straight
 from regauge.core.groups import Group
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+
+Restrict = Callable[[Symmetry], Symmetry]
+"""From a symmetry to a part of it."""
 
 
 def whole(symmetry: Symmetry) -> Symmetry:
@@ -38,27 +43,33 @@ def permutations_only(symmetry: Symmetry) -> Symmetry:
 
 @dataclass(frozen=True)
 class Way:
-    """A row of a table: how the second network of a pair is aligned.
+    """A row of a table: how the second network of a pair is aligned. Results are kept by label and method.
 
     Attributes:
         label: Its name in the table.
         method: The method of alignment; None leaves the network as it is.
         restrict: Takes the symmetry to the part of it that is used.
+        is_repaired: Whether the networks between the ends are repaired.
     """
 
     label: str
     method: Method | None = None
-    restrict: Callable[[Symmetry], Symmetry] = whole
+    restrict: Restrict = field(default=whole, repr=False)
+    is_repaired: bool = False
 
+    def align(
+        self, a: Params, b: Params, symmetry: Symmetry, task: rg.Task, generator: torch.Generator
+    ) -> tuple[Params, float]:
+        """Align the second network, unless there is no method; return it and the CPU seconds that this took."""
+        began = time.thread_time()
+        if self.method is not None:
+            symmetry = self.restrict(symmetry)
+            b = rg.align(a, b, symmetry, method=self.method, task=task, generator=generator).params
+        return b, time.thread_time() - began
 
-def align(
-    method: Method | None, a: Params, b: Params, symmetry: Symmetry, task: rg.Task, generator: torch.Generator
-) -> tuple[Params, float]:
-    """Align the second network, unless there is no method; return it and the CPU seconds that this took."""
-    began = time.thread_time()
-    if method is not None:
-        b = rg.align(a, b, symmetry, method=method, task=task, generator=generator).params
-    return b, time.thread_time() - began
+    def path(self, module: nn.Module, batches: Sequence[Tensor]) -> Path:
+        """The line to the second network, repaired with statistics of these inputs if the way says so."""
+        return Repaired(module, batches) if self.is_repaired else Straight()
 
 
 def _without_shifts(group: Group) -> Group:

@@ -108,7 +108,8 @@ def mixtures(config: Between, run: Run) -> Table:
         lambda kind: run.record((family, "mixture", *sizes), kind, functools.partial(record, kind)),
         list(labels),
     )
-    rows = [Row.of(label, [[own]], QUANTITIES) for label, own in zip(labels.values(), found, strict=True)]
+    lines = dict(zip(labels.values(), found, strict=True))
+    rows = [Row.of(label, [[own]], QUANTITIES, is_drawn=False) for label, own in lines.items()]
     series = [
         Series(
             label,
@@ -116,7 +117,7 @@ def mixtures(config: Between, run: Run) -> Table:
             [point["loss"] for point in own["line"]],
             style="dashed" if "mixture" in label else "line",
         )
-        for label, own in zip(labels.values(), found, strict=True)
+        for label, own in lines.items()
     ]
     notes = (
         "the paper: a mixture shows no barrier and so misleads; its likelihood is the average of those of its ends, so "

@@ -15,8 +15,8 @@ from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist
 from regauge.nets.classification import Training, initialize, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
-from regauge.papers.classifiers import name_training
 from regauge.papers.experiment import Name, Run
+from regauge.papers.populations import name_training
 from regauge.training import SGD, Constant
 
 DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]

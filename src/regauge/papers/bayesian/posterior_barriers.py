@@ -17,9 +17,9 @@ from regauge.connect import Curve
 from regauge.core.task import Batch
 from regauge.papers.bayesian.inference import Family, batches, posteriors
 from regauge.papers.experiment import Run
-from regauge.papers.line_quantities import curve_of, mean_curve
+from regauge.papers.line_quantities import curve_of
 from regauge.papers.pictures import Chart, Picture, Series
-from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.table import Quantity, Record, Row, Table, mean_curve
 from regauge.papers.ways import permutations_only
 
 SPLITS = {"train": False, "test": True}

@@ -1,9 +1,8 @@
 """Figures 3.1 to 3.3 and section 3.3 of paper 003, with the whole symmetry of sine units in addition."""
 
-import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
@@ -15,8 +14,8 @@ from regauge.connect import Path
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.papers.experiment import Run
-from regauge.papers.line_quantities import AREA, BARRIER, halfway, mean_curve
-from regauge.papers.shapes.study import Shape, Study, networks, samples, task
+from regauge.papers.line_quantities import AREA, BARRIER, halfway
+from regauge.papers.shapes.study import Shape, Study, networks
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import Way, permutations_only, without_shifts
 
@@ -39,15 +38,35 @@ class ShapeWay(Way):
 
     Attributes:
         second: The second network: from the same start, that moved by a hidden element, or from another start.
-        is_repaired: Whether networks between the ends are repaired.
         view: The form in which the method sees two networks; the element that it finds moves the network itself.
         pruned: Share of the parameters of both networks, the smallest ones, that are set to zero.
     """
 
     second: Literal["same", "hidden", "other"] = "other"
-    is_repaired: bool = False
-    view: Callable[[Params, Params], tuple[Params, Params]] | None = None
+    view: Callable[[Params, Params], tuple[Params, Params]] | None = field(default=None, repr=False)
     pruned: float = 0.0
+
+    def count(self, study: Study) -> int:
+        """Number of pairs: one network from the same start for each shape, but several from starts of their own."""
+        return study.pairs if self.second == "other" else 1
+
+    def move(self, one: Shape, k: int) -> tuple[Params, rg.Element | None, float]:
+        """Align the second network of a pair; return it, the element, and the CPU seconds of the alignment."""
+        second = one.others[k] if self.second == "other" else one.same
+        if self.second == "hidden":
+            second = one.symmetry.act(one.symmetry.random(one.run.generator("hidden", one.name)), second)
+        if self.method is None:
+            return second, None, 0.0
+        first, seen = (one.first, second) if self.view is None else self.view(one.first, second)
+        data, generator = one.read("read", READ, READ // 5), one.run.generator("alignment", one.name, k)
+        began = time.thread_time()
+        part = self.restrict(one.symmetry)
+        element = rg.align(first, seen, part, method=self.method, task=data, generator=generator).element
+        return part.act(element, second), element, time.thread_time() - began
+
+    def path_of(self, one: Shape) -> Path:
+        """The line to the second network, repaired if the way says so."""
+        return self.path(one.judge.module, [points for points, _ in one.read("read", READ, READ).batches])
 
 
 def own_ranges(a: Params, b: Params) -> tuple[Params, Params]:
@@ -123,21 +142,32 @@ CLAIMS = {
 
 def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
     """Fit the networks, align every pair in every way, and evaluate the lines."""
-    found = networks(study, run)
-    # One network from the same start for each shape, but several from starts of their own.
-    counts = {way: study.pairs if way.second == "other" else 1 for way in ways}
-    cells = {way: [(one, k) for one in found for k in range(counts[way])] for way in ways}
-    steps = [functools.partial(_record, study, way, *cell, run) for way, own in cells.items() for cell in own]
-    records = iter(run.each("aligning", steps))
-    rows = []
-    for way in ways:
-        by_shape: dict[str, list[Record]] = {}
-        for one, _ in cells[way]:
-            by_shape.setdefault(one.name, []).append(next(records))
-        lines = [record["line"] for own in by_shape.values() for record in own]
-        curve = mean_curve(lines) if way.label in PICTURED or way in VARIANTS else ()
-        rows.append(Row.of(way.label, list(by_shape.values()), QUANTITIES, curve=curve))
-    constant = fmean(_constant(study, one, run) for one in found)
+    shapes = {one.name: one for one in networks(study, run)}
+
+    def measure_pair(cell: tuple[ShapeWay, str, int]) -> Record:
+        way, name, k = cell
+        one = shapes[name].prune(way.pruned)
+        second, element, seconds = way.move(one, k)
+        return {
+            "line": list(rg.line(one.first, second, one.judge, points=study.points, path=way.path_of(one)).table),
+            "weight distance": distance(one.first, second),
+            "units that stay": None if element is None else _share_fixed(element, one.symmetry),
+            "CPU s": None if element is None else seconds,
+        }
+
+    cells = [(way, name, k) for way in ways for name in shapes for k in range(way.count(study))]
+    settings = (study.inr, study.fit, study.queries, study.points)
+    records = iter(run.records("aligning", settings, measure_pair, cells))
+    rows = [
+        Row.of(
+            way.label,
+            [[next(records) for _ in range(way.count(study))] for _ in shapes],
+            QUANTITIES,
+            is_drawn=way.label in PICTURED or way in VARIANTS,
+        )
+        for way in ways
+    ]
+    constant = fmean(_constant(one) for one in shapes.values())
     notes = (
         CLAIMS[ways],
         f"{study.description}; ± is the standard error over shapes and pairs, 'over seeds' the standard deviation of "
@@ -157,57 +187,6 @@ def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
     )
 
 
-def move_second(
-    way: ShapeWay, study: Study, one: Shape, k: int, symmetry: rg.Symmetry, judge: rg.Task, run: Run
-) -> tuple[Params, rg.Element | None, float]:
-    """Align the second network of a pair; return it, the element, and the CPU seconds of the alignment."""
-    second = one.others[k] if way.second == "other" else one.same
-    if way.second == "hidden":
-        second = symmetry.act(symmetry.random(run.generator("hidden", one.name)), second)
-    if way.method is None:
-        return second, None, 0.0
-    first, seen = (one.first, second) if way.view is None else way.view(one.first, second)
-    read = samples(study, one.name, run)
-    order = torch.randperm(len(read), generator=run.generator("read", one.name))[:READ]
-    batches = [(read.points[part], read.labels[part]) for part in torch.split(order, READ // 5)]
-    data = rg.Task(judge.module, batches, criterion=judge.criterion)
-    generator = run.generator("alignment", one.name, k)
-    began = time.thread_time()
-    part = way.restrict(symmetry)
-    element = rg.align(first, seen, part, method=way.method, task=data, generator=generator).element
-    return part.act(element, second), element, time.thread_time() - began
-
-
-def path_of(way: ShapeWay, study: Study, one: Shape, judge: rg.Task, run: Run) -> Path:
-    """The straight line, or that with its networks repaired."""
-    if not way.is_repaired:
-        return rg.connect.Straight()
-    read = samples(study, one.name, run)
-    order = torch.randperm(len(read), generator=run.generator("read", one.name))[:READ]
-    return rg.connect.Repaired(judge.module, [read.points[order]])
-
-
-def _record(study: Study, way: ShapeWay, one: Shape, k: int, run: Run) -> Record:
-    one = one.pruned(way.pruned)
-
-    def make() -> Record:
-        judge = task(study, one.name, run)
-        symmetry = rg.discover(judge.module, (torch.zeros(2, study.inr.in_features),))
-        second, element, seconds = move_second(way, study, one, k, symmetry, judge, run)
-        path = path_of(way, study, one, judge, run)
-        curve = rg.line(one.first, second, judge, points=study.points, path=path)
-        return {
-            "line": list(curve.table),
-            "weight distance": distance(one.first, second),
-            "units that stay": None if element is None else _share_fixed(element, symmetry),
-            "CPU s": None if element is None else seconds,
-        }
-
-    settings = (study.inr, study.fit, study.queries, study.points, way.method, way.restrict.__name__, way.second)
-    more = (way.view.__name__ if way.view else "", way.pruned)
-    return run.record((*settings, way.is_repaired, *(more if any(more) else ())), f"{one.name}-{k}", make)
-
-
 def _share_fixed(element: rg.Element, symmetry: rg.Symmetry) -> float:
     """Share of units that the permutation leaves in their places."""
     stay = total = 0
@@ -218,8 +197,8 @@ def _share_fixed(element: rg.Element, symmetry: rg.Symmetry) -> float:
     return stay / total
 
 
-def _constant(study: Study, one: Shape, run: Run) -> float:
+def _constant(one: Shape) -> float:
     """The loss of the best prediction that is the same everywhere."""
-    (_, labels), *_ = task(study, one.name, run).batches
+    (_, labels), *_ = one.judge.batches
     mean = float(labels.double().mean())
     return -(mean * torch.tensor(mean).log() + (1 - mean) * torch.tensor(1 - mean).log()).item()

@@ -15,8 +15,8 @@ from regauge.inr.fields.signal_samples import Samples, field_samples
 from regauge.inr.fitting.fit import Fit, fit
 from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.shapes.alignment import WAYS, move_second
-from regauge.papers.shapes.study import Study, clouds, networks, starts, study, task
+from regauge.papers.shapes.alignment import WAYS
+from regauge.papers.shapes.study import Study, clouds, networks, starts, study
 from regauge.papers.table import Quantity, Row, Table
 from regauge.training import Adam, AdamW
 
@@ -31,18 +31,11 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The settings.
+    """Networks that are compared by their codes, and the population that the encoder is trained on."""
 
-    Attributes:
-        study: The networks that are compared.
-        count: Networks that the encoder is trained on, all from the shared start, each of a stretched shape.
-        queries: Samples of each of these.
-        training: Settings of the training of encoder and decoder.
-    """
-
-    study: Study
-    count: int
-    queries: Queries
+    study: Study  # the networks that are compared
+    count: int  # networks of the population, all from the shared start, each of a stretched shape
+    queries: Queries  # samples of each of these
     training: EmbeddingTraining
 
 
@@ -67,21 +60,16 @@ def measure(config: Embeddings, run: Run) -> Table:
     population = run.each("fitting the population", steps)
     embedding = _train(config, population, run)
     found = networks(config.study, run)
-    ways = [way for way in WAYS if way.label in COMPARED]
     rows = []
-    for way in ways:
-        distances, errors = [], []
-        for one in found:
-            judge = task(config.study, one.name, run)
-            symmetry = rg.discover(judge.module, (torch.zeros(2, config.study.inr.in_features),))
-            of_shape, errors_of_shape = [], []
-            for k in range(config.study.pairs if way.second == "other" else 1):
-                second, _, _ = move_second(way, config.study, one, k, symmetry, judge, run)
-                of_shape.append(embedding.distance(one.first, second))
-                errors_of_shape.append(_decode(embedding, second, judge))
-            distances.append(of_shape)
-            errors.append(errors_of_shape)
-        rows.append(Row(way.label, {"distance of codes": distances, "loss of the decoded": errors}))
+    for way in WAYS:
+        if way.label not in COMPARED:
+            continue
+        pairs = [[(one, way.move(one, k)[0]) for k in range(way.count(config.study))] for one in found]
+        values = {
+            "distance of codes": [[embedding.distance(one.first, second) for one, second in own] for own in pairs],
+            "loss of the decoded": [[_decode(embedding, second, one.judge) for one, second in own] for own in pairs],
+        }
+        rows.append(Row(way.label, values))
     shapes = [embedding.codes(one.first) for one in found]
     between = [float((a - b).double().norm()) for i, a in enumerate(shapes) for b in shapes[:i]]
     if between:

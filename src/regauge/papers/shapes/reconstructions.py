@@ -4,13 +4,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-import regauge as rg
 from regauge.inr.rendering.metrics import compare_points
 from regauge.inr.rendering.path_strips import Detail, Strip, render_strip, save_strips
 from regauge.inr.rendering.points import PointCloud, Projection
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.shapes.alignment import PICTURED, WAYS, ShapeWay, move_second, path_of
-from regauge.papers.shapes.study import Shape, Study, clouds, networks, study, task
+from regauge.papers.shapes.alignment import PICTURED, WAYS, ShapeWay
+from regauge.papers.shapes.study import Shape, Study, clouds, networks, study
 from regauge.papers.table import Quantity, Row, Table
 
 REPAIRED = "weights, whole group, repaired"
@@ -24,17 +23,11 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Reconstructions:
-    """The settings.
-
-    Attributes:
-        study: The networks; of every shape the first pair is shown.
-        points: Networks in a row, both ends included.
-        detail: Resolution of the renderings.
-    """
+    """Networks between those of the first pair of every shape, made visible."""
 
     study: Study
-    points: int
-    detail: Detail
+    points: int  # networks in a row, both ends included
+    detail: Detail  # resolution of the renderings
 
 
 def config(scale: Scale, width: int = 128) -> Reconstructions:
@@ -52,18 +45,16 @@ def measure(config: Reconstructions, run: Run) -> Table:
     ways = [way for way in WAYS if way.label in (*PICTURED, REPAIRED)]
 
     def render(one: Shape, way: ShapeWay) -> Strip:
-        judge = task(config.study, one.name, run)
-        symmetry = rg.discover(judge.module, (torch.zeros(2, config.study.inr.in_features),))
-        second, _, _ = move_second(way, config.study, one, 0, symmetry, judge, run)
-        (points, _), *_ = judge.batches
+        second, _, _ = way.move(one, 0)
+        (points, _), *_ = one.judge.batches
         return render_strip(
             config.study.inr,
             one.first,
             second,
-            judge.evaluate,
+            one.judge.evaluate,
             label=way.label,
             points=config.points,
-            path=path_of(way, config.study, one, judge, run),
+            path=way.path_of(one),
             queries=points,
             detail=config.detail,
             generator=run.generator("rendering", one.name),

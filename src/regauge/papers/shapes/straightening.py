@@ -1,19 +1,18 @@
 """Section 3.4 of paper 003: networks trained onto a flat line, with a hypernetwork and without."""
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-
 import regauge as rg
-from regauge.connect.straighten import FlatLine, Straighten, straighten
+from regauge.connect.straighten import Straighten, straighten
 from regauge.learn.hyper_match import HyperMatching, hyper_match
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.shapes.alignment import WAYS, ShapeWay, move_second
-from regauge.papers.shapes.study import WIDE, Shape, Study, networks, samples, study, task
+from regauge.papers.shapes.alignment import WAYS
+from regauge.papers.shapes.study import WIDE, Study, networks, study
 from regauge.papers.table import Quantity, Record, Row, Table
 
+TRAIN = 50_000
+"""Samples that networks are trained on, at most."""
 Kind = Literal["direct", "hypernetwork", "residual hypernetwork"]
 STARTS = ("different starts", "weights, permutations", "weights, whole group", "activations, whole group")
 HYPER: tuple[tuple[Kind, str], ...] = (
@@ -34,19 +33,12 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Basin:
-    """The settings.
-
-    Attributes:
-        study: The networks; of every shape the first pair is used.
-        straighten: Training of the weights themselves.
-        hyper: Training of encoder and hypernetwork.
-        hyper_shapes: Number of shapes with a hypernetwork.
-    """
+    """Networks, the first pair of every shape, and how their lines are made flat."""
 
     study: Study
-    straighten: Straighten
-    hyper: HyperMatching
-    hyper_shapes: int
+    straighten: Straighten  # training of the weights themselves
+    hyper: HyperMatching  # training of encoder and hypernetwork
+    hyper_shapes: int  # shapes with a hypernetwork
 
 
 def config(scale: Scale, width: int = 128) -> Basin:
@@ -64,20 +56,42 @@ def config(scale: Scale, width: int = 128) -> Basin:
 
 def measure(config: Basin, run: Run) -> Table:
     """Straighten from every alignment; hyper-match from the network as it is."""
-    found = networks(config.study, run)
+    shapes = {one.name: one for one in networks(config.study, run)}
     ways = {way.label: way for way in WAYS}
     starts: list[tuple[Kind, str]] = [("direct", start) for start in STARTS]
-    cells: dict[tuple[Kind, str], list[Shape]] = dict.fromkeys(starts, found)
-    cells |= dict.fromkeys(HYPER, found[: config.hyper_shapes]) if config.hyper_shapes else {}
-    steps = [
-        functools.partial(_record, config, kind, ways[start], one, run)
-        for (kind, start), shapes in cells.items()
-        for one in shapes
-    ]
-    records = iter(run.each("straightening", steps))
+    names = {key: list(shapes) for key in starts}
+    names |= {key: list(shapes)[: config.hyper_shapes] for key in HYPER if config.hyper_shapes}
+
+    def train(cell: tuple[Kind, str, str]) -> Record:
+        kind, start, name = cell
+        one = shapes[name]
+        second, _, _ = ways[start].move(one, 0)
+        data = one.read("straightening", TRAIN, TRAIN)
+        generator = run.generator(kind, start, name)
+        how: Straighten | HyperMatching = config.straighten
+        if kind == "direct":
+            done = straighten(one.first, second, data, config.straighten, generator=generator)
+        else:
+            how = replace(config.hyper, is_residual=kind == "residual hypernetwork")
+            done = hyper_match(one.first, second, data, how, generator=generator)
+        before, after = (rg.line(one.first, end, one.judge, points=how.points) for end in (second, done.params))
+        return {
+            "barrier before": before.barrier,
+            "barrier": after.barrier,
+            "end loss before": before.table[-1]["loss"],
+            "end loss": after.table[-1]["loss"],
+            "moved": done.moved,
+            "distance before": done.distance_before,
+            "distance": done.distance,
+        }
+
+    study = config.study
+    settings = (study.inr, study.fit, study.queries, config.straighten, config.hyper)
+    cells = [(*key, name) for key, own in names.items() for name in own]
+    records = iter(run.records("straightening", settings, train, cells))
     rows = [
-        Row.of(f"{kind}, from: {start}", [[next(records) for _ in shapes]], QUANTITIES)
-        for (kind, start), shapes in cells.items()
+        Row.of(f"{kind}, from: {start}", [[next(records) for _ in own]], QUANTITIES)
+        for (kind, start), own in names.items()
     ]
     hyper = config.hyper
     told: tuple[str, ...] = ()
@@ -100,36 +114,3 @@ def measure(config: Basin, run: Run) -> Table:
         *config.study.notes,
     )
     return Table("Into one basin", notes, QUANTITIES, tuple(rows))
-
-
-def _record(config: Basin, kind: Kind, way: ShapeWay, one: Shape, run: Run) -> Record:
-    settings = (config.study.inr, config.study.fit, config.study.queries, kind)
-    hyper = replace(config.hyper, is_residual=kind == "residual hypernetwork")
-    how = config.straighten if kind == "direct" else hyper
-
-    def make() -> Record:
-        judge = task(config.study, one.name, run)
-        symmetry = rg.discover(judge.module, (torch.zeros(2, config.study.inr.in_features),))
-        second, _, _ = move_second(way, config.study, one, 0, symmetry, judge, run)
-        read = samples(config.study, one.name, run)
-        order = torch.randperm(len(read), generator=run.generator("straightening", one.name))
-        count = min(len(read), 50_000)
-        data = rg.Task(judge.module, [(read.points[order[:count]], read.labels[order[:count]])], judge.criterion)
-        generator = run.generator(kind, way.label, one.name)
-        done: FlatLine = (
-            straighten(one.first, second, data, config.straighten, generator=generator)
-            if kind == "direct"
-            else hyper_match(one.first, second, data, hyper, generator=generator)
-        )
-        lines = [rg.line(one.first, end, judge, points=how.points) for end in (second, done.params)]
-        return {
-            "barrier before": lines[0].barrier,
-            "barrier": lines[1].barrier,
-            "end loss before": lines[0].table[-1]["loss"],
-            "end loss": lines[1].table[-1]["loss"],
-            "moved": done.moved,
-            "distance before": done.distance_before,
-            "distance": done.distance,
-        }
-
-    return run.record((*settings, how), f"{one.name}-{way.label.replace(' ', '-').replace(',', '')}", make)

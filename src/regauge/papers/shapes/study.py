@@ -1,7 +1,8 @@
 """Pairs of implicit representations of one shape, from one start or from two, as in chapter 3 of paper 003."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,24 +36,15 @@ class Study:
 
     For every shape the first network of all pairs is the same: it begins at the shared start and sees one half of the
     shape's points. The second network sees other points; it begins there too ("same"), or at a start of its own.
-
-    Attributes:
-        shapes: Their names.
-        pairs: Number of starts of second networks, for each shape.
-        inr: The architecture of every network.
-        fit: Settings of the fits.
-        queries: Samples that the networks are fitted to.
-        points: Networks on each line, both ends included.
-        notes: Departures of the scale.
     """
 
     shapes: tuple[str, ...]
-    pairs: int
-    inr: Inr
+    pairs: int  # starts of second networks, for each shape
+    inr: Inr  # the architecture of every network
     fit: Fit
-    queries: Queries
-    points: int = 25
-    notes: tuple[str, ...] = ()
+    queries: Queries  # samples that the networks are fitted to
+    points: int = 25  # networks on each line, both ends included
+    notes: tuple[str, ...] = ()  # departures of the scale
 
     @property
     def description(self) -> str:
@@ -68,26 +60,58 @@ class Study:
 
 @dataclass(frozen=True)
 class Shape:
-    """The networks of one shape.
+    """The networks of one shape, and the data that they are judged by and read.
 
     Attributes:
         name: Name of the shape.
+        study: The settings of all networks.
+        run: Draws the data.
         first: The network from the shared start.
         same: A network from the shared start, fitted to other points of the shape.
         others: Networks from starts of their own, fitted to the same points as `same`.
     """
 
     name: str
+    study: Study
+    run: Run
     first: Params
     same: Params
     others: tuple[Params, ...]
 
-    def pruned(self, share: float) -> "Shape":
-        """The networks with their smallest parameters at zero: that share of all of a network."""
+    def prune(self, share: float) -> "Shape":
+        """Set the smallest parameters of every network to zero, that share of all of a network."""
         if not share:
             return self
         first, same, *others = (_prune(params, share) for params in (self.first, self.same, *self.others))
-        return Shape(self.name, first, same, tuple(others))
+        return replace(self, first=first, same=same, others=tuple(others))
+
+    @cached_property
+    def judge(self) -> rg.Task:
+        """The loss on 10,000 samples, half of them from either sampling."""
+        parts = [
+            field_samples(CloudField(cloud), self.study.inr, EVALUATION, generator=generator)
+            for half, cloud in enumerate(clouds(self.name))
+            for generator in [self.run.generator("evaluation", self.name, half)]
+        ]
+        # Every other sample of both: they are sorted by their distance from the surface.
+        points, labels = (torch.cat([getattr(part, field)[::2] for part in parts]) for field in ("points", "labels"))
+        return rg.Task(self.study.inr.module(), [(points, labels)], criterion=_mean_bce)
+
+    @cached_property
+    def symmetry(self) -> rg.Symmetry:
+        """The symmetry of the architecture."""
+        return rg.discover(self.judge.module, (torch.zeros(2, self.study.inr.in_features),))
+
+    @cached_property
+    def samples(self) -> Samples:
+        """Samples that the second networks were fitted to."""
+        return _samples(self.study, self.name, 1, self.run)
+
+    def read(self, purpose: str, count: int, batch: int) -> rg.Task:
+        """The loss on random ones of the samples."""
+        order = torch.randperm(len(self.samples), generator=self.run.generator(purpose, self.name))[:count]
+        batches = [(self.samples.points[part], self.samples.labels[part]) for part in torch.split(order, batch)]
+        return rg.Task(self.judge.module, batches, self.judge.criterion)
 
 
 def study(scale: Scale, width: int) -> Study:
@@ -109,7 +133,7 @@ def networks(study: Study, run: Run) -> list[Shape]:
     kinds = ("first", "same", *map(str, range(study.pairs)))
     found = run.grid("fitting", functools.partial(_network, study, run), study.shapes, kinds)
     return [
-        Shape(name, first, same, tuple(others))
+        Shape(name, study, run, first, same, tuple(others))
         for name, (first, same, *others) in zip(study.shapes, found, strict=True)
     ]
 
@@ -122,22 +146,6 @@ def clouds(name: str) -> tuple[Tensor, Tensor]:
     else:
         points = shape(name).points
     return points[:CLOUD], points[CLOUD : 2 * CLOUD]
-
-
-def task(study: Study, name: str, run: Run) -> rg.Task:
-    """The loss of the shape's networks on 10,000 samples, half of them from either sampling."""
-    parts = [
-        field_samples(CloudField(cloud), study.inr, EVALUATION, generator=run.generator("evaluation", name, half))
-        for half, cloud in enumerate(clouds(name))
-    ]
-    # Every other sample of both: they are sorted by their distance from the surface.
-    points, labels = (torch.cat([getattr(part, field)[::2] for part in parts]) for field in ("points", "labels"))
-    return rg.Task(study.inr.module(), [(points, labels)], criterion=_mean_bce)
-
-
-def samples(study: Study, name: str, run: Run) -> Samples:
-    """Samples that the shape's second networks were fitted to."""
-    return _samples(study, name, 1, run)
 
 
 def starts(study: Study, kind: str, name: str, run: Run) -> Params:

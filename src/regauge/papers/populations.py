@@ -1,0 +1,134 @@
+"""Populations of networks: what they are trained on, how, and the trained networks."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.core.params import Params
+from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, has_mnist, mnist
+from regauge.nets.classification import Training, initialize, split_batches, train
+from regauge.papers.experiment import Run
+from regauge.training.schedules import Constant
+
+DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]
+IMAGES: dict[DataName, Callable[[], ImageData]] = {
+    "digits": digits,
+    "MNIST": mnist,
+    "MNIST, normalized": lambda: mnist().normalized(0.1307, 0.3081),
+    "Fashion-MNIST": fashion_mnist,
+    "CIFAR-10": cifar10,
+}
+
+
+@functools.cache
+def images(name: DataName) -> ImageData:
+    """The images of that name, read once."""
+    return IMAGES[name]()
+
+
+def small_images() -> DataName:
+    """The images of test runs: MNIST if it is present, else the digits."""
+    return "MNIST" if has_mnist() else "digits"
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs `[n, ...]` and targets: classes `[n]`, or the next symbols `[n, token]`."""
+
+    name: str
+    inputs: Tensor
+    targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+
+    @property
+    def few(self) -> tuple[Tensor]:
+        """Inputs to trace a module with."""
+        return (self.test_inputs[:4],)
+
+    def batches(self, count: int | None, size: int) -> list[tuple[Tensor, Tensor]]:
+        """The first `count` of the training examples, all unless given."""
+        return split_batches(self.inputs[:count], self.targets[:count], size)
+
+    def judge(self, module: nn.Module, count: int, size: int) -> rg.Task:
+        """The loss on the first `count` test examples."""
+        return rg.Task(module, split_batches(self.test_inputs[:count], self.test_targets[:count], size))
+
+
+@dataclass(frozen=True, repr=False)
+class Population:
+    """Networks of one architecture, trained on the same examples from different seeds.
+
+    Attributes:
+        data: The examples, in words.
+        architecture: In words; networks are stored under it.
+        make: Builds the module.
+        training: Settings of the training of each.
+        examples: Number of training examples: the first of the data set; all unless given.
+        normalization: Mean and standard deviation that the pixels of images are normalized with.
+        load: Reads the examples; the images of the name `data` unless given.
+        initialize: Draws the parameters at the start.
+        is_bfloat16: Whether networks are trained in bfloat16; weights and their updates remain float32.
+    """
+
+    data: str
+    architecture: str
+    make: Callable[[], Any] = field(compare=False)
+    training: Training
+    examples: int | None = None
+    normalization: tuple[float, float] = (0.0, 1.0)
+    load: Callable[[], Examples] | None = field(default=None, compare=False)
+    initialize: Callable[[Any, torch.Generator], Params] = field(default=initialize, compare=False)
+    is_bfloat16: bool = False
+
+    def __repr__(self) -> str:
+        fields = f"data={self.data!r}, architecture={self.architecture!r}, training={name_training(self.training)}"
+        if self.load is None:
+            fields += f", examples={self.examples}, normalization={self.normalization}"
+        return f"Population({fields})"
+
+    @property
+    def description(self) -> str:
+        """The training in words."""
+        training = self.training
+        return (
+            f"{self.examples:,} training images, {training.epochs} epochs of Adam, learning rate up to "
+            f"{training.optimizer.lr:g} and down again, batches of {training.batch}"
+        )
+
+    def read(self) -> Examples:
+        """The examples as the networks see them."""
+        if self.load is not None:
+            return self.load()
+        data = images(self.data).normalized(*self.normalization)
+        train_images, train_labels = data.train_images[: self.examples], data.train_labels[: self.examples]
+        return Examples(data.name, train_images, train_labels, data.test_images, data.test_labels)
+
+
+def name_training(training: Training) -> str:
+    """The name of a training by which chance is drawn; renaming would change every documented number."""
+    optimizer, schedule = training.optimizer, "constant" if isinstance(training.schedule, Constant) else "cycle"
+    settings = f"epochs={training.epochs}, batch={training.batch}, lr={optimizer.lr}"
+    return f"Training({settings}, weight_decay={optimizer.weight_decay}, schedule={schedule!r})"
+
+
+def networks(population: Population, data: Examples, run: Run, *axes: Sequence[int]) -> list[Any]:
+    """Train networks with all combinations of these numbers, nested as by `Run.grid`."""
+
+    def one(*numbers: int) -> Params:
+        def make() -> Params:
+            generator = run.generator("network", population, *numbers)
+            module = population.make()
+            start = population.initialize(module, generator)
+            # A cache of converted weights would keep those of the first step.
+            with torch.autocast("cpu", torch.bfloat16, enabled=population.is_bfloat16, cache_enabled=False):
+                return train(module, start, data.inputs, data.targets, population.training, generator=generator)
+
+        return run.network(population, "-".join(map(str, numbers)), make)
+
+    return run.grid(f"training {population.architecture} on {data.name}", one, *axes)
