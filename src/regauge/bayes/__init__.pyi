@@ -18,8 +18,6 @@ from .posteriors.low_rank import LowRankPosterior as LowRankPosterior
 from .posteriors.particles import ParticlePosterior as ParticlePosterior
 from .posteriors.posterior import Noise as Noise
 from .posteriors.posterior import Posterior as Posterior
-from .prediction.calibration import Bin as Bin
-from .prediction.calibration import Calibration as Calibration
 from .prediction.likelihoods import Categorical as Categorical
 from .prediction.likelihoods import Likelihood as Likelihood
 from .prediction.likelihoods import Normal as Normal
@@ -31,6 +29,8 @@ from .prediction.posterior_line import posterior_line as posterior_line
 from .prediction.posterior_slice import PosteriorSlice as PosteriorSlice
 from .prediction.posterior_slice import posterior_slice as posterior_slice
 from .prediction.predict import predict as predict
+from .prediction.predictive import Bin as Bin
+from .prediction.predictive import Calibration as Calibration
 from .prediction.predictive import Entropy as Entropy
 from .prediction.predictive import Predictive as Predictive
 from .transport.posterior_mixtures import MixturePath as MixturePath

@@ -79,23 +79,20 @@ def posterior_slice(
     if not 0 < prior_std < math.inf:
         raise ValueError(f"the prior has standard deviation {prior_std}; it must be positive and finite")
     data = list(batches)
-    counted = [name for name, _ in module.named_parameters()]
+    counted = {name: tensor.numel() for name, tensor in module.named_parameters()}
+    count = sum(counted.values())
     found = 0
 
     def judge(params: Params) -> dict[str, float]:
         nonlocal found
         log_likelihoods = predict(module, params, data, likelihood=likelihood, outputs=outputs).log_likelihoods
         found = log_likelihoods.numel()
-        total, prior = float(log_likelihoods.sum()), _log_prior([params[name] for name in counted], prior_std)
+        total = float(log_likelihoods.sum())
+        squares = sum(float(params[name].double().square().sum()) for name in counted)
+        prior = -squares / (2 * prior_std**2) - count * (math.log(prior_std) + math.log(2 * math.pi) / 2)
         return {"log_likelihood": total, "log_prior": prior, "log_posterior": total + prior, "loss": -total / found}
 
     a, b, c = (q if isinstance(q, Mapping) else q.moments().mean for q in (first, second, third))
     buffers = [name for name, _ in module.named_buffers()]
     found_plane = plane(a, b, c, judge, resolution=resolution, margin=margin, buffers=buffers)
     return PosteriorSlice(found_plane, found)
-
-
-def _log_prior(tensors: list[Tensor], std: float) -> float:
-    count = sum(tensor.numel() for tensor in tensors)
-    squares = sum(float(tensor.double().square().sum()) for tensor in tensors)
-    return -squares / (2 * std**2) - count * (math.log(std) + math.log(2 * math.pi) / 2)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.posterior import Noise, Posterior
 from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
 from regauge.bayes.prediction.predictive import Predictive
@@ -72,19 +72,19 @@ def predict(
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk={chunk}; at least one sample must run at a time")
     if isinstance(posterior, Mapping):
-        source: _Single | Posterior = _Single(posterior)
-        noise, count = {}, 1
-    else:
-        source = posterior
-        noise = draw_noise(posterior, samples, generator) if noise is None else noise
-        count = len(next(iter(noise.values())))
+        # One network is a posterior that is certain, with a single sample.
+        posterior, noise = GaussianPosterior(dict(posterior), {}), {"": torch.zeros(1)}
+    elif noise is None:
+        noise = draw_noise(posterior, samples, generator)
+    assert noise is not None
+    count = len(next(iter(noise.values())))
     rows: list[Tensor] = []
     totals: Params = {}
     targets: list[Tensor] = []
     done, together = 0, chunk or 1
     with torch.no_grad(), evaluating(module):
         while done < count:
-            params = source.at({name: tensor[done : done + together] for name, tensor in noise.items()})
+            params = posterior.at({name: tensor[done : done + together] for name, tensor in noise.items()})
             if not done:
                 require_finite(params, "the network" if is_network else "the first sample")
             largest = _Largest()
@@ -107,11 +107,7 @@ def predict(
 
 
 def draw_noise(posterior: Posterior, samples: int | None, generator: torch.Generator | None) -> Noise:
-    """Draw the noise of samples.
-
-    Raises:
-        ValueError: It is not said how many, or there is no generator.
-    """
+    """Draw the noise of samples, or raise a ValueError if it is not said how many or there is no generator."""
     if samples is None or samples < 1 or generator is None:
         raise ValueError(
             f"samples={samples} and generator={generator}; to draw samples, give a positive number of them and a "
@@ -140,16 +136,6 @@ def _judge(
     statistics = likelihood.statistics(results, targets)
     sums = {name: tensor.sum(0) for name, tensor in statistics.items()}
     return likelihood.log_likelihood(results, targets), sums, targets
-
-
-@dataclass(frozen=True, eq=False)
-class _Single:
-    """One network as a posterior of one sample."""
-
-    params: Mapping[str, Tensor]
-
-    def at(self, noise: Mapping[str, Tensor]) -> Params:
-        return {name: tensor.unsqueeze(0) for name, tensor in self.params.items()}
 
 
 class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]

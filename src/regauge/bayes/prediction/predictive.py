@@ -6,8 +6,46 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.bayes.prediction.calibration import Calibration, calibration
 from regauge.core.params import Params
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Examples whose most probable class has a probability in `(low, high]`.
+
+    Attributes:
+        low: Lower bound.
+        high: Upper bound.
+        count: Number of examples.
+        confidence: The mean probability of their most probable class; NaN without examples.
+        accuracy: The share of them that is right; NaN without examples.
+    """
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A reliability table.
+
+    Attributes:
+        table: One row per bin, by probability.
+
+    References:
+        Guo et al. (2017), On Calibration of Modern Neural Networks, section 2.
+    """
+
+    table: tuple[Bin, ...]
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: the mean over examples of |accuracy - confidence| of their bin."""
+        total = sum(row.count for row in self.table)
+        return sum(row.count * abs(row.accuracy - row.confidence) for row in self.table if row.count) / total
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +54,8 @@ class Predictive:
 
     The loss is the negative log predictive likelihood per example, in nats,
     `-(1/N) sum_i log (1/S) sum_s p(y_i | x_i, theta_s)`. The average is inside the logarithm, over probabilities and
-    not over logits; it is evaluated by log-sum-exp. All numbers are float64.
+    not over logits; it is evaluated by log-sum-exp. All numbers are float64. What exists for classes only raises a
+    ValueError for other targets, and the other way round.
 
     Attributes:
         log_likelihoods: Log likelihood of every sample on every example, in nats, `[samples, examples]`.
@@ -86,59 +125,46 @@ class Predictive:
 
     @property
     def probabilities(self) -> Tensor:
-        """Class probabilities, averaged over samples, `[examples, classes]`.
-
-        Raises:
-            ValueError: The targets are not classes.
-        """
+        """Class probabilities, averaged over samples, `[examples, classes]`."""
         return self._average("probabilities", "classes")
 
     @property
     def accuracy(self) -> float:
-        """The share of examples whose most probable class is the target.
-
-        Raises:
-            ValueError: The targets are not classes.
-        """
+        """The share of examples whose most probable class is the target."""
         return float((self.probabilities.argmax(-1) == self.targets).double().mean())
 
     @property
     def entropy(self) -> "Entropy":
-        """Entropies of the class of each example.
-
-        Raises:
-            ValueError: The targets are not classes.
-        """
+        """Entropies of the class of each example."""
         return Entropy(
             predictive=torch.special.entr(self.probabilities).sum(-1), expected=self._average("entropy", "classes")
         )
 
     def calibration(self, bins: int = 15) -> Calibration:
-        """Calibration: accuracy against probability of the most probable class, in equal bins of that probability.
+        """Compare the probability of the most probable class with how often it is right, in bins of equal width.
 
         Raises:
             ValueError: The targets are not classes, or there are no bins.
         """
-        return calibration(self.probabilities, self.targets, bins=bins)
+        if bins < 1:
+            raise ValueError(f"bins={bins}; at least one is needed")
+        confidences, found = self.probabilities.double().max(-1)
+        places = ((confidences * bins).ceil().long() - 1).clamp(0, bins - 1)
+        counts = torch.bincount(places, minlength=bins)
+        confidence = torch.bincount(places, confidences, minlength=bins) / counts
+        accuracy = torch.bincount(places, (found == self.targets).double(), minlength=bins) / counts
+        rows = zip(counts.tolist(), confidence.tolist(), accuracy.tolist(), strict=True)
+        return Calibration(tuple(Bin(k / bins, (k + 1) / bins, *row) for k, row in enumerate(rows)))
 
     @property
     def mean(self) -> Tensor:
-        """The predicted mean of the targets, `[examples, ...]`.
-
-        Raises:
-            ValueError: The targets are classes.
-        """
+        """The predicted mean of the targets, `[examples, ...]`."""
         return self._average("mean", "numbers")
 
     @property
     def std(self) -> Tensor:
-        """The total standard deviation of the targets, `[examples, ...]`: of the noise and of the mean over samples.
-
-        Raises:
-            ValueError: The targets are classes.
-        """
-        mean = self._average("mean", "numbers")
-        return (self.averages["square"] - mean.square()).clamp(min=0).sqrt()
+        """The total standard deviation of the targets, `[examples, ...]`: of the noise and of the mean over samples."""
+        return (self._average("square", "numbers") - self.mean.square()).clamp(min=0).sqrt()
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.posterior import Posterior
@@ -42,11 +43,8 @@ class MixturePosterior:
     def draw(self, count: int, generator: torch.Generator) -> Params:
         """The noise of both, and positions."""
         order = torch.randperm(count, generator=generator, device=generator.device)
-        return {
-            **{f"0/{name}": tensor for name, tensor in self.first.draw(count, generator).items()},
-            **{f"1/{name}": tensor for name, tensor in self.last.draw(count, generator).items()},
-            POSITION: (order.to(torch.float64) + 0.5) / count,
-        }
+        positions = (order.to(torch.float64) + 0.5) / count
+        return _join(self.first.draw(count, generator), self.last.draw(count, generator), positions)
 
     def at(self, noise: Params) -> Params:
         """See `Posterior`.
@@ -82,11 +80,7 @@ class MixturePosterior:
         """The noise of both moves; positions stay."""
         first = self.first.push_noise(symmetry, element, _part(noise, 0))
         last = self.last.push_noise(symmetry, element, _part(noise, 1))
-        return {
-            **{f"0/{name}": tensor for name, tensor in first.items()},
-            **{f"1/{name}": tensor for name, tensor in last.items()},
-            POSITION: noise[POSITION],
-        }
+        return _join(first, last, noise[POSITION])
 
     def moments(self) -> GaussianPosterior:
         """Means in their shares; variances in their shares and `share (1 - share) (m_first - m_last)^2`.
@@ -137,6 +131,11 @@ def mixture(a: Posterior, b: Posterior) -> MixturePath:
         Rossi et al. (2023), section 3, figure 3.
     """
     return MixturePath(a, b)
+
+
+def _join(first: Params, last: Params, positions: Tensor) -> Params:
+    both = {f"{k}/{name}": tensor for k, noise in enumerate((first, last)) for name, tensor in noise.items()}
+    return {**both, POSITION: positions}
 
 
 def _part(noise: Params, k: int) -> Params:

@@ -110,27 +110,16 @@ def diagnose(
     if symmetry is not None:
         symmetry = symmetry.bind(posterior.mean)
         for group in symmetry.groups:
-            reason = _why_not(group)
-            sites = [] if reason else _readers(group, symmetry, posterior)
-            if not sites:
-                uncounted[group.name] = reason or "no uncertain weight reads its units"
-                continue
-            active[group.name], sizes[group.name] = _count_active(group, sites, posterior), group.size
-    return Diagnostics(
-        kl,
-        kl / examples,
-        float(every.median()),
-        {n: float(r.median()) for n, r in ratios.items()},
-        active,
-        sizes,
-        uncounted,
-    )
-
-
-def _why_not(group: Group) -> str:
-    if group.matrix != "none":
-        return "it is rotated: no single unit has a meaning"
-    return "it is repeated within other groups" if group.within else ""
+            if group.matrix != "none":
+                uncounted[group.name] = "it is rotated: no single unit has a meaning"
+            elif group.within:
+                uncounted[group.name] = "it is repeated within other groups"
+            elif sites := _readers(group, symmetry, posterior):
+                active[group.name], sizes[group.name] = _count_active(group, sites, posterior), group.size
+            else:
+                uncounted[group.name] = "no uncertain weight reads its units"
+    medians = {name: float(ratio.median()) for name, ratio in ratios.items()}
+    return Diagnostics(kl, kl / examples, float(every.median()), medians, active, sizes, uncounted)
 
 
 def _readers(group: Group, symmetry: Symmetry, posterior: GaussianPosterior) -> list[Site]:
