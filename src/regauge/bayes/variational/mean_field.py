@@ -105,10 +105,13 @@ def fit(
     if not len(inputs) == len(targets) > 0:
         raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: give one target for every input")
     criterion = Categorical() if likelihood is None else likelihood
-    names, buffers = _split_names(module, start, certain)
-    layout = _Layout.of({name: start[name] for name in names}, len(names) - len(set(certain)))
-    mean = torch.cat([start[name].detach().reshape(-1) for name in names])
-    log_std = mean.new_full((layout.uncertain,), math.log(config.initial_std))
+    shapes = {name: start[name].shape for name in _order(module, start, certain)}
+    uncertain = {name: shape for name, shape in shapes.items() if name not in certain}
+    count = sum(shape.numel() for shape in uncertain.values())
+    learned = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    buffers = {name: tensor.clone() for name, tensor in start.items() if name not in learned}
+    mean = torch.cat([start[name].detach().reshape(-1) for name in shapes])
+    log_std = mean.new_full((count,), math.log(config.initial_std))
     pull = 1 / (config.prior_std**2 * len(targets))
     entropy_pull = config.temperature / len(targets)
 
@@ -119,7 +122,7 @@ def fit(
 
     def sample(index: Tensor) -> Tensor:
         """The loss at the weights `theta`; its gradient is left in `slope`."""
-        params = layout.views(theta.detach())
+        params = _cut(theta.detach(), shapes)
         leaves = [tensor.requires_grad_() for tensor in params.values()]
         outputs = torch.func.functional_call(module, {**params, **buffers}, (inputs[index],))
         loss = -criterion.log_likelihood(outputs, targets[index]).mean()
@@ -135,12 +138,12 @@ def fit(
         loss = mean.new_zeros(())
         for _ in range(config.samples):
             deviation = noise.normal_(generator=generator).to(std.device)
-            theta.copy_(mean)[: layout.uncertain].addcmul_(std, deviation)
+            theta.copy_(mean)[:count].addcmul_(std, deviation)
             loss += sample(index.to(inputs.device)) / config.samples
             mean_slope.add_(slope, alpha=1 / config.samples)
-            std_slope.addcmul_(slope[: layout.uncertain], deviation, value=1 / config.samples)
+            std_slope.addcmul_(slope[:count], deviation, value=1 / config.samples)
         # Closed form: -log prior gives pull (mean^2 + std^2) / 2, the entropy -entropy_pull log std.
-        mean_slope[: layout.uncertain].add_(mean[: layout.uncertain], alpha=pull)
+        mean_slope[:count].add_(mean[:count], alpha=pull)
         std_slope.add_(std, alpha=pull).mul_(std).sub_(entropy_pull)
         return loss, [mean_slope, std_slope]
 
@@ -157,56 +160,33 @@ def fit(
             label="fitting",
         )
     mean, log_std = found.params["mean"], found.params["log_std"]
-    means, stds = layout.views(mean), layout.views(log_std.exp())
+    means, stds = _cut(mean, shapes), _cut(log_std.exp(), uncertain)
     fitted = {name: means[name] if name in means else buffers[name] for name in start if name in {**means, **buffers}}
     for part, label in ((fitted, "the fitted means"), (stds, "the fitted standard deviations")):
         require_finite(part, label)
     return GaussianPosterior(fitted, {name: stds[name] for name in fitted if name in stds})
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Positions of parameters in one flat vector; the uncertain ones come first."""
-
-    shapes: Mapping[str, torch.Size]
-    uncertain: int
-
-    @classmethod
-    def of(cls, params: Mapping[str, Tensor], count: int) -> "_Layout":
-        kinds = {(tensor.dtype, tensor.device) for tensor in params.values()}
-        if len(kinds) > 1:
-            raise ValueError(f"the parameters have several dtypes or devices, {sorted(map(str, kinds))}; convert them")
-        sizes = [tensor.numel() for tensor in params.values()]
-        return cls({name: tensor.shape for name, tensor in params.items()}, sum(sizes[:count]))
-
-    def views(self, flat: Tensor) -> Params:
-        """The parameters that the vector reaches, without copies."""
-        found, begin = {}, 0
-        for name, shape in self.shapes.items():
-            end = begin + shape.numel()
-            if end > len(flat):
-                break
-            found[name] = flat[begin:end].view(shape)
-            begin = end
-        return found
+def _cut(flat: Tensor, shapes: Mapping[str, torch.Size]) -> Params:
+    """The tensors that lie end to end in a vector, without copies."""
+    pieces = flat.split([shape.numel() for shape in shapes.values()])
+    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
-def _split_names(
-    module: nn.Module, start: Mapping[str, Tensor], certain: Collection[str]
-) -> tuple[list[str], dict[str, Tensor]]:
-    """Names of the parameters, uncertain ones first, and copies of the buffers."""
-    parameters = [name for name, _ in module.named_parameters()]
-    everywhere = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    wrong = sorted(set(certain) - set(parameters))
+def _order(module: nn.Module, start: Mapping[str, Tensor], certain: Collection[str]) -> list[str]:
+    """The names of the parameters, uncertain ones first, checked."""
+    names = [name for name, _ in module.named_parameters()]
+    wrong = sorted(set(certain) - set(names))
     if wrong:
-        raise ValueError(f"{wrong[:4]} are to be certain but are no parameters; the parameters are {parameters[:8]}")
-    missing = [name for name in parameters if name not in start]
+        raise ValueError(f"{wrong[:4]} are to be certain but are no parameters; the parameters are {names[:8]}")
+    missing = [name for name in names if name not in start]
     if missing:
         raise ValueError(f"the start lacks {missing[:4]}; give all parameters and buffers of the module")
-    uncertain = [name for name in parameters if name not in certain]
-    if not uncertain:
+    if len(set(certain)) == len(names):
         raise ValueError(
             "all parameters are to be certain, so that nothing is left to fit; leave some out of `certain`"
         )
-    buffers = {name: tensor.clone() for name, tensor in start.items() if name not in everywhere}
-    return [*uncertain, *(name for name in parameters if name in certain)], buffers
+    kinds = {(start[name].dtype, start[name].device) for name in names}
+    if len(kinds) > 1:
+        raise ValueError(f"the parameters have several dtypes or devices, {sorted(map(str, kinds))}; convert them")
+    return sorted(names, key=lambda name: name in certain)
