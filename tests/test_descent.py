@@ -74,9 +74,7 @@ def test_steps_are_those_of_torch(optimizer: Optimizer, make, schedule: Schedule
     progress = Recorded()
     found = minimize(
         *(differentiate(quadratic), before, targets()),
-        steps=12,
-        optimizer=optimizer,
-        schedule=schedule,
+        Descent(steps=12, optimizer=optimizer, schedule=schedule),
         progress=progress,
     )
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in start().items()}
@@ -136,43 +134,19 @@ def test_time_ends_a_descent(seconds: float | None, steps: int, monkeypatch: pyt
             read.append(k)
             yield target
 
-    found = minimize(
-        differentiate(quadratic), start(), batches(), steps=10, optimizer=Adam(0.1), schedule=Cosine(), seconds=seconds
-    )
-    assert len(found.losses) == len(read) == steps
+    program = PlainProgram(differentiate(quadratic), start(), Adam(0.1))
+    states = list(descend(program, batches(), steps=10, schedule=Cosine(), seconds=seconds))
+    assert len(states) == len(read) == steps
+    assert [state.is_last for state in states] == [False] * (steps - 1) + [True]
     whole = PlainProgram(differentiate(quadratic), start(), Adam(0.1))
     for _ in itertools.islice(descend(whole, targets(), steps=10, schedule=Cosine()), steps):
         pass
-    assert all(torch.equal(found.params[name], tensor) for name, tensor in whole.params().items())
-
-
-def test_the_best_parameters_in_time_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The judgments fall until step 6 and rise again; the time ends at step 8, between two checks."""
-    monkeypatch.setattr(descent, "time", Clock())
-    judged: list[float] = []
-
-    def judge(params: Params) -> float:
-        judged.append(float(params["w"]))
-        return abs(judged[-1] - 6)
-
-    gradient = differentiate(lambda params, _: -params["w"].sum())
-    found = minimize(
-        gradient,
-        {"w": torch.zeros(1)},
-        itertools.repeat(None),
-        steps=10,
-        optimizer=SGD(1.0),
-        judge=judge,
-        checks=5,
-        seconds=7.5,
-    )
-    assert judged == [2, 4, 6, 8]
-    assert float(found.params["w"]) == 6
+    assert all(torch.equal(program.params()[name], tensor) for name, tensor in whole.params().items())
 
 
 def test_descents_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"in step 2 of 5 the loss is inf; try a smaller lr than 1e\+200"):
-        minimize(differentiate(quadratic), start(), targets(), steps=5, optimizer=SGD(1e200))
+        minimize(differentiate(quadratic), start(), targets(), Descent(steps=5, optimizer=SGD(1e200)))
     with pytest.raises(ValueError, match=r"lr is Uniform\(low=0.1, high=0.2\), but must be a number here"):
         PlainProgram(differentiate(quadratic), start(), Adam(Uniform(0.1, 0.2)))
     assert Descent(epochs=3, batch=4).count_steps(10) == 9

@@ -158,9 +158,7 @@ def train_end(
         differentiate(loss),
         start,
         minibatches(task, config.batch, generator),
-        steps=config.steps,
-        optimizer=config.optimizer,
-        schedule=config.schedule,
+        config,
         progress=progress,
     )
     with torch.no_grad():

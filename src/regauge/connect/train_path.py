@@ -12,7 +12,7 @@ from regauge.core.interpolation import combine
 from regauge.core.params import Params, require_alike, require_same_shapes
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Batch, Task
-from regauge.training import Adam, Cosine, Optimizer, Schedule, differentiate, minimize
+from regauge.training import Adam, Cosine, Descent, Optimizer, Schedule, differentiate, minimize
 from regauge.training.descent import cycle
 
 Trained = TypeVar("Trained", bound=ControlledPath)
@@ -89,9 +89,7 @@ def train_path(
         differentiate(loss),
         learned,
         cycle(task),
-        steps=steps,
-        optimizer=optimizer or Adam(1e-2),
-        schedule=schedule or Cosine(),
+        Descent(steps=steps, optimizer=optimizer or Adam(1e-2), schedule=schedule or Cosine()),
         progress=progress,
         label="training the path",
     ).params

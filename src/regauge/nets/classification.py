@@ -102,9 +102,8 @@ def train(
             differentiate(loss),
             learned,
             shuffle(len(labels), training.batch, generator),
-            steps=training.count_steps(len(labels)),
-            optimizer=training.optimizer,
-            schedule=training.schedule,
+            training,
+            examples=len(labels),
             progress=progress,
         )
     trained = {**found.params, **buffers}

@@ -2,7 +2,7 @@
 
 `descend` is a generator of steps. It drives a `Program`, which holds parameters and their optimizer: `PlainProgram` for
 the parameters of one network or of anything else, `regauge.training.stacks.Stack` for many networks at once. `minimize`
-runs a plain program to its end, or as long as the time allows.
+runs a plain program to its end.
 """
 
 import itertools
@@ -143,7 +143,7 @@ class Minimum(NamedTuple):
     """The outcome of `minimize`.
 
     Attributes:
-        params: Those with the least judgment, or the last ones if there is no judge.
+        params: The parameters after the last step.
         losses: The loss of every step's batch before the step, `[steps]`.
     """
 
@@ -197,56 +197,41 @@ def minimize(
     gradient: Gradient[B],
     params: Mapping[str, Tensor],
     batches: Iterable[B],
+    descent: Descent,
     *,
-    steps: int,
-    optimizer: Optimizer,
-    schedule: Schedule | None = None,
+    examples: int = 1,
     lrs: Mapping[str, float] | None = None,
-    seconds: float | None = None,
-    judge: Callable[[Params], float] | None = None,
-    checks: int = 1,
     progress: Progress = no_progress,
     label: str = "training",
 ) -> Minimum:
-    """Descend to the end, or as long as the time allows, and return the best parameters.
+    """Descend to the end.
 
     Args:
         gradient: Loss and gradients, such as `differentiate(loss)`.
         params: The parameters at the start, unchanged.
         batches: One for each step.
-        steps: Number of steps, if the time allows.
-        optimizer: The optimizer with its learning rate.
-        schedule: Of the learning rate; constant unless given.
+        descent: Steps or epochs, optimizer and schedule.
+        examples: Number of examples, from which the steps of epochs follow.
         lrs: Other learning rates than the optimizer's, by parameter.
-        seconds: Time after which the step in progress is the last.
-        judge: Judges parameters at the checks and at the end; less is better. The loss of a batch tells too little
-            to choose by, so without a judge the last parameters are returned.
-        checks: Number of times that the judge is asked, evenly spaced; the last time is the end.
         progress: Shows the steps and their losses.
         label: The label of the progress.
 
     Raises:
         ValueError: The loss becomes NaN or Inf.
     """
-    program = PlainProgram(gradient, params, optimizer, lrs=lrs)
+    program = PlainProgram(gradient, params, descent.optimizer, lrs=lrs)
+    steps = descent.count_steps(examples)
     advance, losses = progress(label, steps), []
-    best, least = dict(params), math.inf
-    checked = check_steps(steps, checks)
-    for state in descend(program, batches, steps=steps, schedule=schedule, seconds=seconds):
+    for state in descend(program, batches, steps=steps, schedule=descent.schedule):
         loss = float(state.loss)
         if not math.isfinite(loss):
             raise ValueError(
                 f"training diverged: in step {state.step} of {steps} the loss is {loss}; try a smaller lr than "
-                f"{optimizer.lr}, or check that parameters and data are finite"
+                f"{descent.optimizer.lr}, or check that parameters and data are finite"
             )
         losses.append(loss)
         advance(loss=loss)
-        if state.is_last or (judge is not None and state.step in checked):
-            found = program.params()
-            judgment = -math.inf if judge is None else judge(found)
-            if judgment < least:
-                best, least = found, judgment
-    return Minimum(best, torch.tensor(losses, dtype=torch.float64))
+    return Minimum(program.params(), torch.tensor(losses, dtype=torch.float64))
 
 
 def check_steps(steps: int, checks: int) -> set[int]:

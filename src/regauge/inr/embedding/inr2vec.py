@@ -164,9 +164,8 @@ def train_embedding(
             differentiate(loss),
             dict(model.named_parameters()),
             batches(),
-            steps=config.count_steps(whole),
-            optimizer=config.optimizer,
-            schedule=config.schedule,
+            config,
+            examples=whole,
             progress=progress,
             label="training the encoder",
         )

@@ -109,9 +109,8 @@ def fit(
         Gradient(inr, like, config.loss_for(inr)),
         start,
         batches(),
-        steps=config.count_steps(len(samples)),
-        optimizer=config.optimizer,
-        schedule=config.schedule,
+        config,
+        examples=len(samples),
         progress=progress,
         label="fitting",
     )
