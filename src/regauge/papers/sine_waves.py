@@ -22,7 +22,7 @@ from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import Restrict, Way, permutations_only, whole, without_shifts
 from regauge.training.descent import Descent
 from regauge.training.optimizers import Adam
-from regauge.training.signals import fit_signals
+from regauge.training.stacks import fit_signals
 
 RECOVERED = 1e-3
 """A copy is recovered when no parameter is further from the original than this share of the largest one."""

@@ -3,7 +3,7 @@
 from regauge.training.descent import Descent, Minimum, PlainProgram, Program, State, descend, differentiate, minimize
 from regauge.training.optimizers import SGD, Adam, AdamW, Optimizer
 from regauge.training.schedules import Constant, Cosine, OneCycle, Schedule, StepDecay
-from regauge.training.signals import fit_signals
+from regauge.training.stacks import fit_signals
 
 __all__ = [
     "SGD",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
@@ -66,15 +66,15 @@ def initialize(architecture: Architecture, starts: Sequence[Start], dtype: torch
     template = build(architecture, 0) if any(start.kind != "factory" for start in starts) else None
     states = []
     for start in starts:
-        if start.kind == "factory":
-            state = _from_factory(architecture, start)
+        if template is None or start.kind == "factory":
+            module = build(architecture, start.seed)
+            state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+            state |= {name: state[name] * start.scale for name in _weights(module) if start.scale != 1}
         else:
-            assert template is not None
             state = _draw_anew(template, start)
         states.append(state)
-    return {
-        spec.name: torch.stack([_cast(state[spec.name], dtype) for state in states]) for spec in architecture.layout
-    }
+    whole = {spec.name: torch.stack([state[spec.name] for state in states]) for spec in architecture.layout}
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in whole.items()}
 
 
 def build(architecture: Architecture, seed: int) -> nn.Module:
@@ -92,15 +92,6 @@ def use_seed(seed: int) -> Iterator[None]:
 
 
 _GLOBAL_GENERATOR = threading.Lock()
-
-
-def _from_factory(architecture: Architecture, start: Start) -> Params:
-    module = build(architecture, start.seed)
-    state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
-    if start.scale != 1:
-        for name in _weights(module):
-            state[name] = state[name] * start.scale
-    return state
 
 
 def _draw_anew(module: nn.Module, start: Start) -> Params:
@@ -126,7 +117,3 @@ def _draw_anew(module: nn.Module, start: Start) -> Params:
 
 def _weights(module: nn.Module) -> set[str]:
     return {name for name, tensor in module.named_parameters() if tensor.ndim >= 2}
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -5,10 +5,9 @@ settings of their own are updated by `Blocks`; torch's kernels, network by netwo
 6 times as long with 30-16-16-2 and 1.5 times with 784-10-10 (`benchmarks/hand_written.py`).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +24,20 @@ LARGE = 32_768
 
 Parameters = Sequence[Tensor] | list[dict[str, Any]]
 """Tensors, or groups of tensors as `torch.optim` takes them."""
+
+
+class Block(NamedTuple):
+    """Views of some values of some networks, and the settings of these networks.
+
+    Settings are numbers where all networks have the same, else `[networks, 1]`.
+    """
+
+    tensor: int
+    networks: slice
+    values: slice
+    param: Tensor
+    moments: tuple[Tensor, ...]
+    settings: dict[str, Tensor | float]
 
 
 @dataclass(frozen=True)
@@ -54,9 +67,24 @@ class SGD:
         if self.is_nesterov:
             require_setting("momentum of Nesterov's method", self.momentum, 0, 1, is_open=True)
 
-    def blocks(self, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> "Blocks":
-        """The update of stacked parameters with settings for each network."""
-        return _BlocksOfSGD(self, params, settings)
+    def count_moments(self, settings: Mapping[str, Sequence[float]]) -> int:
+        """The number of tensors like the parameters that an update keeps."""
+        return int(any(settings["momentum"]))
+
+    def update(self, block: Block, gradient: Tensor, rate: Rate, _: int) -> None:
+        """Update the values of one block."""
+        lr, decay, momentum = (block.settings[name] for name in ("lr", "weight_decay", "momentum"))
+        momentum = momentum if rate.momentum is None else rate.momentum
+        if not _is_zero(decay):
+            gradient = gradient + decay * block.param
+        for buffer in block.moments:
+            # Zeros at the first step, so that the buffer becomes the gradient then.
+            buffer.mul_(momentum).add_(gradient)
+            gradient = gradient + momentum * buffer if self.is_nesterov else buffer
+        if isinstance(lr, Tensor):
+            block.param.addcmul_(gradient, lr, value=-rate.factor)
+        else:
+            block.param.sub_(gradient, alpha=lr * rate.factor)
 
     def make(
         self, params: Parameters, settings: Mapping[str, float], *, is_fused: bool = True
@@ -96,9 +124,30 @@ class Adam:
         if not all(0 <= beta < 1 for beta in self.betas) or not self.eps >= 0:
             raise ValueError(f"betas are {self.betas} and eps is {self.eps}; betas must lie in [0, 1), eps in [0, inf)")
 
-    def blocks(self, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> "Blocks":
-        """The update of stacked parameters with settings for each network."""
-        return _BlocksOfAdam(self, params, settings)
+    def count_moments(self, _: Mapping[str, Sequence[float]]) -> int:
+        """The number of tensors like the parameters that an update keeps."""
+        return 2
+
+    def update(self, block: Block, gradient: Tensor, rate: Rate, step: int) -> None:
+        """Update the values of one block."""
+        (first, second), (mean, square) = self.betas, block.moments
+        lr, decay, factor = block.settings["lr"], block.settings["weight_decay"], rate.factor
+        first = first if rate.momentum is None else rate.momentum
+        if self.is_decoupled:
+            if not _is_zero(decay):
+                block.param.mul_(1 - lr * factor * decay)
+        elif not _is_zero(decay):
+            gradient = gradient + decay * block.param
+        mean.lerp_(gradient, 1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        # m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), with the corrections taken out of the tensors.
+        correction = (1 - second**step) ** 0.5
+        root = square.sqrt().add_(self.eps * correction)
+        factor *= correction / (1 - first**step)
+        if isinstance(lr, Tensor):
+            block.param.sub_(torch.div(mean, root, out=root).mul_(lr * factor))
+        else:
+            block.param.addcdiv_(mean, root, value=-lr * factor)
 
     def make(
         self, params: Parameters, settings: Mapping[str, float], *, is_fused: bool = True
@@ -125,6 +174,10 @@ class AdamW(Adam):
 Optimizer = SGD | Adam | AdamW
 
 
+def _is_zero(setting: Tensor | float) -> bool:
+    return isinstance(setting, float) and setting == 0
+
+
 def require_numbers(optimizer: Optimizer) -> dict[str, float]:
     """The settings of an optimizer that may differ between networks, as numbers.
 
@@ -147,24 +200,14 @@ def set_rate(group: dict[str, Any], lr: float, rate: Rate) -> None:
         group["momentum"] = rate.momentum
 
 
-class StackedOptimizer(Protocol):
-    """Updates stacked parameters `[networks, ...]` in place; no network touches another."""
-
-    def update(self, gradients: Sequence[Tensor], rate: Rate) -> None:
-        """Take a step at the rate of the schedule."""
-
-    def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Continue with these parameters, those of the networks at `index`."""
-
-
 def stack_optimizer(
     method: Optimizer,
     params: Sequence[Tensor],
     settings: Mapping[str, Sequence[float]],
     *,
     is_fused: bool | None = None,
-) -> StackedOptimizer:
-    """An optimizer of stacked parameters.
+) -> "Fused | Blocks":
+    """An optimizer that updates stacked parameters in place; no network touches another.
 
     Args:
         method: The optimizer.
@@ -176,7 +219,7 @@ def stack_optimizer(
     if is_fused is None:
         size = sum(param[0].numel() for param in params)
         is_fused = size >= LARGE or all(len(set(values)) == 1 for values in settings.values())
-    return Fused(method, params, settings) if is_fused else method.blocks(params, settings)
+    return (Fused if is_fused else Blocks)(method, params, settings)
 
 
 class Fused:
@@ -223,35 +266,17 @@ class Fused:
         return [list(row) for row in zip(*(tensor.unbind() for tensor in tensors), strict=True)]
 
 
-class _Block(NamedTuple):
-    """Views of some values of some networks, and the settings of these networks.
-
-    Settings are numbers where all networks have the same, else `[networks, 1]`.
-    """
-
-    tensor: int
-    networks: slice
-    values: slice
-    param: Tensor
-    moments: tuple[Tensor, ...]
-    settings: dict[str, Tensor | float]
-
-
-class Blocks(ABC):
+class Blocks:
     """Updates stacked parameters in place, block by block, each network with its own settings."""
 
-    moments = 0
-
-    def __init__(self, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
-        first = params[0]
+    def __init__(self, method: Optimizer, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
+        self.method = method
         self.settings = {
-            name: float(values[0])
-            if len(set(values)) == 1
-            else torch.tensor(values, dtype=first.dtype, device=first.device)[:, None]
+            name: float(values[0]) if len(set(values)) == 1 else params[0].new_tensor(values)[:, None]
             for name, values in settings.items()
         }
         self.step = 0
-        self._cut(params, [[torch.zeros_like(p) for p in params] for _ in range(self.moments)])
+        self._cut(params, [[torch.zeros_like(p) for p in params] for _ in range(method.count_moments(settings))])
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
         """Continue with these parameters, those of the networks at `index`."""
@@ -263,15 +288,11 @@ class Blocks(ABC):
         self.step += 1
         flat = [gradient.reshape(len(gradient), -1) for gradient in gradients]
         for block in self.blocks:
-            self._update(block, flat[block.tensor][block.networks, block.values], rate)
-
-    @abstractmethod
-    def _update(self, block: _Block, gradient: Tensor, rate: Rate) -> None:
-        """Update the values of one block."""
+            self.method.update(block, flat[block.tensor][block.networks, block.values], rate, self.step)
 
     def _cut(self, params: Sequence[Tensor], states: list[list[Tensor]]) -> None:
         self.states = states
-        self.blocks: list[_Block] = []
+        self.blocks: list[Block] = []
         for k, param in enumerate(params):
             networks, size = len(param), param[0].numel()
             columns = size if param.is_cuda else min(size, BLOCK)
@@ -284,65 +305,4 @@ class Blocks(ABC):
                 for column in range(0, size, columns):
                     part = slice(column, column + columns)
                     views = tuple(tensor[some, part] for tensor in moments)
-                    self.blocks.append(_Block(k, some, part, flat[some, part], views, settings))
-
-
-class _BlocksOfSGD(Blocks):
-    moments = 1
-
-    def __init__(self, method: SGD, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
-        self.is_nesterov = method.is_nesterov
-        self.has_momentum = any(settings["momentum"])
-        self.moments = int(self.has_momentum)
-        super().__init__(params, settings)
-
-    def _update(self, block: _Block, gradient: Tensor, rate: Rate) -> None:
-        lr, decay, momentum = (block.settings[name] for name in ("lr", "weight_decay", "momentum"))
-        momentum = momentum if rate.momentum is None else rate.momentum
-        if not _is_zero(decay):
-            gradient = gradient + decay * block.param
-        if self.has_momentum:
-            buffer = block.moments[0]
-            # Zeros at the first step, so that the buffer becomes the gradient then.
-            buffer.mul_(momentum).add_(gradient)
-            gradient = gradient + momentum * buffer if self.is_nesterov else buffer
-        _subtract(block.param, gradient, lr, rate.factor)
-
-
-class _BlocksOfAdam(Blocks):
-    moments = 2
-
-    def __init__(self, method: Adam, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
-        self.method = method
-        super().__init__(params, settings)
-
-    def _update(self, block: _Block, gradient: Tensor, rate: Rate) -> None:
-        (first, second), (mean, square) = self.method.betas, block.moments
-        lr, decay, factor = block.settings["lr"], block.settings["weight_decay"], rate.factor
-        first = first if rate.momentum is None else rate.momentum
-        if self.method.is_decoupled:
-            if not _is_zero(decay):
-                block.param.mul_(1 - lr * factor * decay)
-        elif not _is_zero(decay):
-            gradient = gradient + decay * block.param
-        mean.lerp_(gradient, 1 - first)
-        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        # m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), with the corrections taken out of the tensors.
-        correction = (1 - second**self.step) ** 0.5
-        root = square.sqrt().add_(self.method.eps * correction)
-        factor *= correction / (1 - first**self.step)
-        if isinstance(lr, Tensor):
-            block.param.sub_(torch.div(mean, root, out=root).mul_(lr * factor))
-        else:
-            block.param.addcdiv_(mean, root, value=-lr * factor)
-
-
-def _is_zero(setting: Tensor | float) -> bool:
-    return isinstance(setting, float) and setting == 0
-
-
-def _subtract(param: Tensor, direction: Tensor, lr: Tensor | float, factor: float) -> None:
-    if isinstance(lr, Tensor):
-        param.addcmul_(direction, lr, value=-factor)
-    else:
-        param.sub_(direction, alpha=lr * factor)
+                    self.blocks.append(Block(k, some, part, flat[some, part], views, settings))

@@ -1,5 +1,6 @@
 """One program for all networks of a stack: by hand for chains of layers, by `torch.func` for other networks."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -7,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.training.chains.images import ImageChain
 from regauge.training.chains.steps import steps_of
 from regauge.training.chains.vectors import VectorChain, links_of
-from regauge.training.optimizers import Optimizer, stack_optimizer
+from regauge.training.descent import Descent, descend
+from regauge.training.optimizers import Optimizer, require_numbers, stack_optimizer
 from regauge.training.programs import Batch, learned_names, mean_loss
 from regauge.training.schedules import Rate
 
@@ -19,10 +22,20 @@ class Engine(Protocol):
     """Losses and gradients of a stack."""
 
     def gradients(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Losses `[networks]` and the gradients of the parameters that are learned, in their order."""
+        """The loss of every network and its gradients.
+
+        Args:
+            params: `[networks, ...]`.
+            inputs: One batch for each group of consecutive networks, `[groups, examples, ...]`.
+            targets: Classes `[groups, examples]`, or values `[networks or groups, examples, out]`.
+
+        Returns:
+            Mean losses `[networks]`: cross entropy for classes, squared error for values; gradients in the order of the
+            parameters that are learned, which the next call may overwrite.
+        """
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs `[networks, examples, out]` for `[1, examples, ...]`."""
+        """Outputs of every network, `[networks, examples, out]`; inputs as for `gradients`."""
 
 
 class Stack:
@@ -102,14 +115,14 @@ class VmapEngine:
         self.run = torch.compile(run, dynamic=False) if is_compiled else run
 
     def gradients(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Losses `[networks]` and the gradients of the parameters that are learned, in their order."""
+        """See `Engine`."""
         self.module.train()
         learned = {name: params[name].detach().requires_grad_() for name in self.names}
         losses = self.run(dict(params) | learned, inputs, targets)
         return losses.detach(), list(torch.autograd.grad(losses.sum(), list(learned.values())))
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs `[networks, examples, out]` for `[1, examples, ...]`."""
+        """See `Engine`; one batch for all."""
         self.module.eval()
         return torch.func.vmap(self._call, in_dims=(0, None))(dict(params), inputs[0])
 
@@ -132,6 +145,38 @@ class VmapEngine:
     def _call(self, params: Params, inputs: Tensor) -> Tensor:
         outputs: Tensor = torch.func.functional_call(self.module, params, (inputs,))
         return outputs
+
+
+def fit_signals(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    descent: Descent,
+    *,
+    progress: Progress = no_progress,
+) -> Params:
+    """Minimize each network's mean squared error on all points; the networks do not touch one another.
+
+    Args:
+        module: How to run the parameters of one network; its own are not used.
+        params: The parameters at the start, with a leading model axis.
+        inputs: The points that all share, `[n, in]`.
+        targets: Each network's values there, `[models, n, out]`.
+        descent: Steps, optimizer, schedule.
+        progress: Shows the steps.
+
+    Returns:
+        Fitted parameters, with a leading model axis.
+    """
+    settings = {name: [value] * len(targets) for name, value in require_numbers(descent.optimizer).items()}
+    stack = Stack(module, params, descent.optimizer, settings, VmapEngine(module, is_compiled=False))
+    steps = descent.count_steps(len(inputs))
+    advance = progress("fitting", steps)
+    batches = itertools.repeat((inputs.unsqueeze(0), targets))
+    for _ in descend(stack, batches, steps=steps, schedule=descent.schedule):
+        advance()
+    return stack.params()
 
 
 def _split_groups(tensor: Tensor, groups: int) -> Tensor:

@@ -168,7 +168,7 @@ def fit(
 
 def _cut(flat: Tensor, shapes: Mapping[str, torch.Size]) -> Params:
     """The tensors that lie end to end in a vector, without copies."""
-    pieces = flat.split([shape.numel() for shape in shapes.values()])
+    pieces = torch.split(flat, [shape.numel() for shape in shapes.values()])
     return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 

@@ -16,7 +16,7 @@ from regauge.training.programs import PIECE_BYTES, channels_last
 
 
 class ImageChain:
-    """Losses and gradients of a stack of chains with convolutions."""
+    """Losses and gradients of a stack of chains with convolutions, an `Engine`."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = tuple(steps)
@@ -26,16 +26,7 @@ class ImageChain:
         self.is_free = [k > 0 and isinstance(steps[k - 1], Convolution | Linear) for k in range(len(steps))]
 
     def gradients(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The loss of every network and its gradients.
-
-        Args:
-            params: `[networks, ...]`.
-            inputs: One batch for each group of consecutive networks, `[groups, examples, channels, height, width]`.
-            targets: Classes `[groups, examples]`, or values `[networks or groups, examples, out]`.
-
-        Returns:
-            Mean losses `[networks]`, and gradients in the order of the parameters.
-        """
+        """See `Engine`."""
         networks, examples = len(next(iter(params.values()))), inputs.shape[1]
         found: list[dict[str, Tensor]] = []
         losses = torch.zeros(networks, dtype=torch.float64, device=inputs.device)
@@ -54,7 +45,7 @@ class ImageChain:
         return losses.to(inputs.dtype), [torch.stack([one[name] for one in found]) for name in params]
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs of every network, `[networks, examples, out]`; inputs as for `gradients`."""
+        """See `Engine`."""
         networks = len(next(iter(params.values())))
         batches = [channels_last(batch) for batch in inputs]
         results = []

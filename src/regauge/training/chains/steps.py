@@ -2,7 +2,6 @@
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from regauge.core.params import Params
 from regauge.training.chains.activations import ACTIVATIONS, NAMES
 
 Pair = tuple[int, int]
@@ -39,6 +39,10 @@ class Passed(NamedTuple):
     kept: Tensor | None = None
 
 
+Derivatives = tuple[Tensor, tuple[Tensor, ...]]
+"""The derivative by the input of a step, and those by its parameters."""
+
+
 class Step(ABC):
     """One step of a chain, for one network; examples come first, `[examples, ...]`."""
 
@@ -48,19 +52,17 @@ class Step(ABC):
         return ()
 
     @abstractmethod
-    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+    def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         """The output; `x` may be written over if nobody else needs it."""
 
     @abstractmethod
-    def backward(
-        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
         """From the derivative by the output that by the input (any tensor unless it goes on), and those of `names`."""
 
 
 @dataclass(frozen=True)
-class Linear(Step):
-    """`W h + b`."""
+class Layer(Step):
+    """A step with parameters."""
 
     weight: str
     bias: str
@@ -70,52 +72,37 @@ class Linear(Step):
         """Its parameters."""
         return self.weight, self.bias
 
-    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+
+@dataclass(frozen=True)
+class Linear(Layer):
+    """`W h + b`."""
+
+    def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         return Passed(x, torch.addmm(params[self.bias], x, params[self.weight].t()))
 
-    def backward(
-        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
         before = delta @ params[self.weight] if goes_on else delta
         return before, (delta.t() @ passed.read, delta.sum(0))
 
 
 @dataclass(frozen=True)
-class Convolution(Step):
+class Convolution(Layer):
     """A convolution over two axes with zeros around the borders."""
 
-    weight: str
-    bias: str
     stride: Pair
     padding: Pair
     dilation: Pair
     groups: int
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its parameters."""
-        return self.weight, self.bias
-
-    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+    def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         weight, bias = params[self.weight], params[self.bias]
         return Passed(x, functional.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups))
 
-    def backward(
-        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
         weight, bias = params[self.weight], params[self.bias]
+        window = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
         before, *own = torch.ops.aten.convolution_backward(
-            delta,
-            passed.read,
-            weight,
-            list(bias.shape),
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            (0, 0),
-            self.groups,
-            (goes_on, True, True),
+            delta, passed.read, weight, list(bias.shape), *window, (goes_on, True, True)
         )
         return (before if goes_on else delta), tuple(own)
 
@@ -126,12 +113,10 @@ class Factor(Step):
 
     value: float
 
-    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+    def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         return Passed(x, x.mul_(self.value) if is_free else x * self.value)
 
-    def backward(
-        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
         return delta.mul_(self.value), ()
 
 
@@ -141,15 +126,13 @@ class Activation(Step):
 
     name: str
 
-    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+    def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         y = x if is_free or self.name == "identity" else x.clone()
         slope = torch.empty_like(y) if self.name == "sin" else None
         ACTIVATIONS[self.name].forward(y, slope)
         return Passed(x, y, slope)
 
-    def backward(
-        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
         return ACTIVATIONS[self.name].backward(delta, passed.wrote, passed.kept), ()
 
 
@@ -162,12 +145,10 @@ class MaxPooling(Step):
     padding: Pair
     dilation: Pair
 
-    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+    def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         return Passed(x, *torch.ops.aten.max_pool2d_with_indices(x, *self._window))
 
-    def backward(
-        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
         run = torch.ops.aten.max_pool2d_with_indices_backward
         return run(delta, passed.read, *self._window, False, passed.kept), ()
 
@@ -182,12 +163,10 @@ class Averaging(Step):
 
     keeps_axes: bool
 
-    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+    def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         return Passed(x, x.mean((2, 3), keepdim=self.keeps_axes))
 
-    def backward(
-        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
         x = passed.read
         share = delta.reshape(*x.shape[:2], 1, 1) / (x.shape[2] * x.shape[3])
         return torch.empty_like(x).copy_(share), ()
@@ -197,12 +176,10 @@ class Averaging(Step):
 class Flattening(Step):
     """One row of each example."""
 
-    def forward(self, x: Tensor, params: Mapping[str, Tensor], *, is_free: bool) -> Passed:
+    def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         return Passed(x, x.flatten(1))
 
-    def backward(
-        self, delta: Tensor, passed: Passed, params: Mapping[str, Tensor], *, goes_on: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
         return torch.empty_like(passed.read).copy_(delta.view(passed.read.shape)), ()
 
 
@@ -231,30 +208,21 @@ def _is_altered(part: nn.Module) -> bool:
 def _read(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
     """The steps of a module in the mode that it is in."""
     try:
-        graph = fx.symbolic_trace(module).graph
+        first, *inner, last = fx.symbolic_trace(module).graph.nodes
     # What a module does while it is traced is its own business; one that cannot be traced is no chain.
     except (fx.proxy.TraceError, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return None
     steps: list[Step] = []
-    before: fx.Node | None = None
-    is_map = not reads_vectors
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            if before is not None:
-                return None
-        elif node.op == "output":
-            if node.args != (before,):
-                return None
-        else:
-            if node.all_input_nodes != [before]:
-                return None
-            step = _step(node, module)
-            makes_map = None if step is None else _makes_map(step, is_map)
-            if step is None or makes_map is None:
-                return None
-            steps.append(step)
-            is_map = makes_map
-        before = node
+    before, is_map = first, not reads_vectors
+    for node in inner:
+        step = _step(node, module) if node.op != "placeholder" and node.all_input_nodes == [before] else None
+        makes_map = None if step is None else _makes_map(step, is_map)
+        if step is None or makes_map is None:
+            return None
+        steps.append(step)
+        before, is_map = node, makes_map
+    if first.op != "placeholder" or last.args != (before,):
+        return None
     named = [name for step in steps for name in step.names]
     is_whole = len(set(named)) == len(named) and set(named) == module.state_dict().keys()
     return tuple(steps) if named and is_whole else None
@@ -279,7 +247,7 @@ def _step(node: fx.Node, module: nn.Module) -> Step | None:
         case nn.Flatten():
             return Flattening() if (target.start_dim, target.end_dim) == (1, -1) else None
         case nn.Module():
-            return _activation(type(target))
+            target = type(target)
     if target is operator.mul:
         factor = next((value for value in node.args if isinstance(value, float | int)), None)
         return None if factor is None else Factor(float(factor))
@@ -292,7 +260,8 @@ def _step(node: fx.Node, module: nn.Module) -> Step | None:
     if target in ("mean", torch.mean):
         axes, keeps_axes = _told(node, dim=None, keepdim=False)
         return Averaging(bool(keeps_axes)) if axes in ((2, 3), [2, 3], (-2, -1), [-2, -1]) else None
-    return _activation(target)
+    name = NAMES.get(target)
+    return None if name is None else Activation(name)
 
 
 def _makes_map(step: Step, is_map: bool) -> bool | None:
@@ -308,11 +277,6 @@ def _makes_map(step: Step, is_map: bool) -> bool | None:
             return False
         case _:
             return is_map
-
-
-def _activation(target: Any) -> Activation | None:
-    name = NAMES.get(target)
-    return None if name is None else Activation(name)
 
 
 def _told(node: fx.Node, **defaults: object) -> tuple[object, ...]:

@@ -58,7 +58,7 @@ def links_of(steps: Sequence[Step]) -> tuple[Link, ...] | None:
 
 
 class VectorChain:
-    """Losses and gradients of a stack of chains.
+    """Losses and gradients of a stack of chains, an `Engine`.
 
     Hidden layers are stored feature by feature, `[networks, features, examples]`: then the first layer of all networks
     that read the same batch is one matrix product, and every other layer a batched one without copies. Buffers are kept
@@ -70,17 +70,7 @@ class VectorChain:
         self.buffers: dict[tuple[str, int], Tensor] = {}
 
     def gradients(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The loss of every network and its gradients.
-
-        Args:
-            params: `[networks, ...]`.
-            inputs: One batch for each group of consecutive networks, `[groups, examples, ...]`.
-            targets: Classes `[groups, examples]`, or values `[networks or groups, examples, out]`.
-
-        Returns:
-            Mean losses `[networks]`: cross entropy for classes, squared error for values; gradients in the order of
-            the parameters, in buffers that the next call overwrites.
-        """
+        """See `Engine`."""
         hidden, slopes = self._forward(params, inputs, is_training=True)
         # The derivative is written over the outputs, which the last activation would need.
         is_plain = self.links[-1].activation == "identity"
@@ -107,7 +97,7 @@ class VectorChain:
         return losses, [found[name] for name in params]
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs of every network, `[networks, examples, out]`; inputs as for `gradients`."""
+        """See `Engine`."""
         hidden, _ = self._forward(params, inputs, is_training=False)
         return hidden[-1].transpose(1, 2)
 
