@@ -1,7 +1,7 @@
 """What operator rules write with: primitives that tie axes and record their laws.
 
 Every primitive is sound by itself, so a rule is sound if it composes primitives that compute what the
-operator computes. Those that move values are in `views.py`, the ground below them in `recorder.py`.
+operator computes. Those that move values are in `movement.py`, the ground below them in `recorder.py`.
 """
 
 import math
@@ -92,25 +92,11 @@ class Builder(Movement):
         `over` is "sum" (units can be reordered), "magnitude" (signs pass as well) or "norm" (rotations, over one axis).
         """
         dims = sorted(d % x.ndim for d in dims)
-        kept = [k for k in range(x.ndim) if k not in dims]
-        if keepdim:
-            shape = [1 if k in dims else n for k, n in enumerate(x.shape)]
-            layouts = [leaf(1) if k in dims else x.layouts[k] for k in range(x.ndim)]
-            where = {k: k for k in kept}
-        else:
-            shape, layouts = [x.shape[k] for k in kept], [x.layouts[k] for k in kept]
-            where = {k: j for j, k in enumerate(kept)}
-        result = Value(layouts, shape)
-        if x.virtual is not None and x.virtual.dim in kept:
-            result.virtual = x.virtual._replace(dim=where[x.virtual.dim])
-        laws = [along(x.axis(k), result.axis(where[k])) for k in kept]
-        one: dict[Over, LawOf] = {"sum": law.fixed, "magnitude": law.even, "norm": law.normed}
-        reduced = one["magnitude" if over == "norm" and len(dims) > 1 else over]
-        laws.extend(reduced(x.axis(k)) for k in dims)
-        if keepdim:
-            laws.extend(law.fixed(result.axis(k)) for k in dims)
-        self.record(*laws)
-        return result
+        sources = [None if k in dims else k for k in range(x.ndim) if keepdim or k not in dims]
+        shape = [1 if d is None else x.shape[d] for d in sources]
+        laws: dict[Over, LawOf] = {"sum": law.fixed, "magnitude": law.even, "norm": law.normed}
+        ended = laws["magnitude" if over == "norm" and len(dims) > 1 else over]
+        return self.carry(x, sources, shape, along, ended=ended)
 
     def _pointwise(
         self,

@@ -210,6 +210,8 @@ class _Run:
             ):
                 _freeze_ties(b, call)
             result = rule(b, call)
+            if isinstance(meta, Tensor) and isinstance(result, list):
+                (result,) = result
             if _shapes(result) != list(shapes):
                 raise NoRuleError(f"the rule gives {_shapes(result)}, the operator {list(shapes)}")
         except (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError) as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, final
 
 from regauge.discovery.layout import Layout, leaf
 
@@ -25,6 +25,7 @@ class Virtual(NamedTuple):
     source: object
 
 
+@final
 class Value:
     """A tensor of the traced program: one layout per axis.
 
@@ -176,14 +177,31 @@ def fixed(*axes: Axis, mixes: bool = False) -> Law:
     return Law(axes, is_mixing=mixes)
 
 
+def mixed(*axes: Axis) -> Law:
+    """Reordering only, and all indices are treated jointly."""
+    return fixed(*axes, mixes=True)
+
+
+def shared(*axes: Axis) -> Law:
+    """Reordering only, and the same one wherever another axis goes on."""
+    return Law(axes, is_shared=True)
+
+
+def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
+    """The law of a function of each entry: one equation for the scales of its input and its result, one for signs.
+
+    `(1, -2)` reads `log(scale of x) - 2 log(scale of the result) = 0`; without an equation none pass.
+    """
+
+    def law(x: Axis, out: Axis) -> Law:
+        return Law((x, out), None if scale is None else (tuple(scale),), None if sign is None else (tuple(sign),))
+
+    return law
+
+
 def positive(*axes: Axis) -> Law:
     """Positively homogeneous: scales pass, signs do not (ReLU, maximum)."""
     return Law(axes, _equal(len(axes)), None)
-
-
-def compared(x: Axis, out: Axis) -> Law:
-    """Positive scales do not change the result: comparison with zero, the position of the largest."""
-    return Law((x, out), ((0, 1),), None)
 
 
 def odd(*axes: Axis, mixes: bool = False) -> Law:
@@ -196,9 +214,9 @@ def even(x: Axis) -> Law:
     return Law((x,), None, ())
 
 
-def power(x: Axis, out: Axis, exponent: int, is_even: bool) -> Law:
-    """out = |x| ** exponent, with the sign of x or without it."""
-    return Law((x, out), ((exponent, -1),), ((0, 1),) if is_even else ((1, 1),))
+def power(exponent: int, *, is_even: bool) -> LawOf:
+    """The law of |x| ** exponent, with the sign of x or without it."""
+    return entrywise((exponent, -1), (0, 1) if is_even else (1, 1))
 
 
 def contracted(x: Axis, y: Axis) -> Law:
@@ -235,9 +253,12 @@ def _alike(count: int) -> Edges:
 
 
 def _equal(count: int) -> tuple[tuple[int, ...], ...]:
-    rows = []
-    for k in range(1, count):
-        row = [0] * count
-        row[0], row[k] = 1, -1
-        rows.append(tuple(row))
-    return tuple(rows)
+    return tuple(tuple((j == 0) - (j == k) for j in range(count)) for k in range(1, count))
+
+
+compared = entrywise((0, 1), None)
+"""Positive scales do not change the result: comparison with zero, the position of the largest."""
+magnitude = power(1, is_even=True)
+"""|x|."""
+squared = power(2, is_even=True)
+"""x ** 2."""

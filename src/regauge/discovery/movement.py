@@ -1,11 +1,13 @@
 """Primitives that move values without changing them: views, permutations, slices, repetition, concatenation."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from regauge.discovery import laws as law
 from regauge.discovery import layout as algebra
 from regauge.discovery.laws import Axis, Value
-from regauge.discovery.layout import Layout, leaf
+from regauge.discovery.layout import leaf
 from regauge.discovery.recorder import Recorder
 
 
@@ -24,23 +26,23 @@ class Stacked:
         inner = self.pieces[0].shape
         return (*inner[: self.dim], len(self.pieces), *inner[self.dim :])
 
+    def map(self, dim: int, move: Callable[[Value], Value]) -> "Stacked":
+        """Move each piece; they are then stacked along `dim`."""
+        return Stacked(dim, [move(piece) for piece in self.pieces])
+
+
+Moved = TypeVar("Moved", Value, Stacked)
+
 
 class Movement(Recorder):
     """A recorder that knows how values move."""
 
-    def permute(self, x: Value | Stacked, order: Sequence[int]) -> Value | Stacked:
+    def permute(self, x: Moved, order: Sequence[int]) -> Moved:
+        order = [d % len(x.shape) for d in order]
         if isinstance(x, Stacked):
-            order = [d % (x.pieces[0].ndim + 1) for d in order]
             inner = [d - (d > x.dim) for d in order if d != x.dim]
-            return Stacked(order.index(x.dim), [_value(self.permute(piece, inner)) for piece in x.pieces])
-        order = [d % x.ndim for d in order]
-        result = Value([x.layouts[d] for d in order], [x.shape[d] for d in order])
-        result.uniform = frozenset(k for k, d in enumerate(order) if d in x.uniform)
-        result.index_of = x.index_of
-        if x.virtual is not None:
-            result.virtual = x.virtual._replace(dim=order.index(x.virtual.dim))
-        self.record(*(law.same(x.axis(d), result.axis(k)) for k, d in enumerate(order)))
-        return result
+            return x.map(order.index(x.dim), lambda piece: self.permute(piece, inner))
+        return self.carry(x, order, [x.shape[d] for d in order])
 
     def view(self, x: Value | Stacked, shape: Sequence[int]) -> Value | Stacked:
         """Reinterpret a row-major tensor; axes are split and merged as the sizes say."""
@@ -54,149 +56,89 @@ class Movement(Recorder):
             for k in outs:
                 if (self.node, k) in self.unrolled and shape[k] > 1:
                     return self._view_unrolled(x, shape, outs, k)
-        layouts: list[Layout] = [[] for _ in shape]
-        axes = []
-        failed: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        result = Value([leaf(n) for n in shape], shape, index_of=x.index_of)
+        laws = []
         for ins, outs in groups:
             merged = [atom for d in ins for atom in x.layouts[d]]
             parts = algebra.split(merged, [shape[k] for k in outs])
             if parts is None:
-                failed.append((ins, outs))
-                reason = f"{self.op}: a view cuts across blocks"
-                algebra.freeze(merged, reason)
-                for k in outs:
-                    layouts[k] = leaf(shape[k], reason)
+                for layout in (merged, *(result.layouts[k] for k in outs)):
+                    algebra.freeze(layout, f"{self.op}: a view cuts across blocks")
+                laws += [law.fixed(axis, mixes=True) for axis in (*map(x.axis, ins), *map(result.axis, outs))]
                 continue
             for k, part in zip(outs, parts, strict=True):
-                layouts[k] = part or leaf(1)
+                result.layouts[k] = part or leaf(1)
                 if len(outs) > 1 and len(part) == 1:
                     part[0].origins |= {(self.node, k)}
-            axes.append((ins, outs))
-        result = Value(layouts, shape, index_of=x.index_of)
-        if x.virtual is not None:
-            for ins, outs in groups:
-                if ins == (x.virtual.dim,) and len(outs) == 1:
-                    result.virtual = x.virtual._replace(dim=outs[0])
-        laws = [law.same(Axis(x, ins), Axis(result, outs)) for ins, outs in axes]
-        for ins, outs in failed:
-            laws.extend(law.fixed(x.axis(d), mixes=True) for d in ins)
-            laws.extend(law.fixed(result.axis(k), mixes=True) for k in outs)
+            if x.virtual is not None and ins == (x.virtual.dim,) and len(outs) == 1:
+                result.virtual = x.virtual._replace(dim=outs[0])
+            laws.append(law.same(Axis(x, ins), Axis(result, outs)))
         self.record(*laws)
         return result
 
-    def slice(self, x: Value | Stacked, dim: int, start: int, stop: int) -> Value | Stacked:
-        """A contiguous range of one algebra."""
-        ndim = len(x.shape)
-        dim %= ndim
+    def slice(self, x: Moved, dim: int, start: int, stop: int) -> Moved:
+        """A contiguous range of one axis."""
+        dim %= len(x.shape)
         if (start, stop) == (0, x.shape[dim]):
             return x
         if isinstance(x, Stacked):
             if dim == x.dim:
-                return Stacked(x.dim, x.pieces[start:stop])
-            inner = dim - (dim > x.dim)
-            return Stacked(x.dim, [_value(self.slice(piece, inner, start, stop)) for piece in x.pieces])
+                return Stacked(dim, x.pieces[start:stop])
+            return x.map(x.dim, lambda piece: self.slice(piece, dim - (dim > x.dim), start, stop))
         if start >= stop:  # Of no values at all anything may be said.
             return Value.fixed([0 if k == dim else n for k, n in enumerate(x.shape)], is_zero=True)
-        pieces = algebra.cut(x.layouts[dim], [start, stop])
-        piece = pieces[1 if start > 0 else 0]
-        result = Value(
-            [piece if k == dim else old for k, old in enumerate(x.layouts)],
-            [stop - start if k == dim else n for k, n in enumerate(x.shape)],
-        )
-        own = law.same(Axis(x, (dim,), start, stop - start), result.axis(dim))
-        result.uniform = x.uniform
-        result.index_of = x.index_of
+        layouts, shape = list(x.layouts), list(x.shape)
+        layouts[dim] = algebra.cut(x.layouts[dim], [start, stop])[1 if start > 0 else 0]
+        shape[dim] = stop - start
+        result = Value(layouts, shape, uniform=x.uniform, index_of=x.index_of)
         if x.virtual is not None and x.virtual.dim != dim:
             result.virtual = x.virtual
-        others = [law.same(x.axis(k), result.axis(k)) for k in range(x.ndim) if k != dim]
-        self.record(own, *others)
+        own = law.same(Axis(x, (dim,), start, stop - start), result.axis(dim))
+        self.record(own, *(law.same(x.axis(k), result.axis(k)) for k in range(x.ndim) if k != dim))
         return result
 
     def select(self, x: Value | Stacked, dim: int, index: int) -> Value | Stacked:
         """One index of an axis, which disappears."""
-        ndim = len(x.shape)
-        dim %= ndim
+        dim %= len(x.shape)
         index %= x.shape[dim]
         if isinstance(x, Stacked):
             if dim == x.dim:
                 return x.pieces[index]
             inner = dim - (dim > x.dim)
-            pieces = [_value(self.select(piece, inner, index)) for piece in x.pieces]
-            return Stacked(x.dim - (dim < x.dim), pieces)
-        expanded = algebra.without_units(x.layouts[dim])
-        if len(expanded) == 1 and x.shape[dim] > 1:
-            self.requests |= expanded[0].origins
-        if x.shape[dim] > 1 and not algebra.is_frozen(x.layouts[dim]):
-            x = _value(self.slice(x, dim, index, index + 1))
-        return self._drop(x, dim)
-
-    def squeeze(self, x: Value | Stacked, dim: int) -> Value | Stacked:
-        """Drop an axis of size one."""
-        if isinstance(x, Stacked):
-            if dim % len(x.shape) == x.dim:
-                return x.pieces[0]
-            dim %= len(x.shape)
-            inner = dim - (dim > x.dim)
-            return Stacked(x.dim - (dim < x.dim), [_value(self.squeeze(piece, inner)) for piece in x.pieces])
-        return self._drop(x, dim % x.ndim)
-
-    def _drop(self, x: Value, dim: int) -> Value:
+            return x.map(x.dim - (dim < x.dim), lambda piece: _value(self.select(piece, inner, index)))
+        if x.shape[dim] > 1:
+            expanded = algebra.without_units(x.layouts[dim])
+            if len(expanded) == 1:
+                self.requests |= expanded[0].origins
+            if not algebra.is_frozen(x.layouts[dim]):
+                x = self.slice(x, dim, index, index + 1)
         kept = [k for k in range(x.ndim) if k != dim]
-        result = Value([x.layouts[k] for k in kept], [x.shape[k] for k in kept])
-        result.uniform = frozenset(j for j, k in enumerate(kept) if k in x.uniform)
-        result.index_of = x.index_of
-        if x.virtual is not None and x.virtual.dim != dim:
-            result.virtual = x.virtual._replace(dim=kept.index(x.virtual.dim))
-        laws = [law.same(x.axis(k), result.axis(j)) for j, k in enumerate(kept)]
-        self.record(*laws, law.fixed(x.axis(dim)))
-        return result
+        return self.carry(x, kept, [x.shape[k] for k in kept])
 
-    def unsqueeze(self, x: Value | Stacked, dim: int) -> Value | Stacked:
+    def unsqueeze(self, x: Moved, dim: int) -> Moved:
         """A new axis of size one."""
+        dim %= len(x.shape) + 1
         if isinstance(x, Stacked):
-            dim %= len(x.shape) + 1
-            inner = dim - (dim > x.dim)
-            return Stacked(x.dim + (dim <= x.dim), [_value(self.unsqueeze(piece, inner)) for piece in x.pieces])
-        dim %= x.ndim + 1
-        layouts, shape = list(x.layouts), list(x.shape)
-        layouts.insert(dim, leaf(1))
-        shape.insert(dim, 1)
-        result = Value(layouts, shape)
-        result.uniform = frozenset(k + (k >= dim) for k in x.uniform)
-        result.index_of = x.index_of
-        if x.virtual is not None:
-            result.virtual = x.virtual._replace(dim=x.virtual.dim + (x.virtual.dim >= dim))
-        laws = [law.same(x.axis(k), result.axis(k + (k >= dim))) for k in range(x.ndim)]
-        self.record(*laws, law.fixed(result.axis(dim)))
-        return result
+            return x.map(x.dim + (dim <= x.dim), lambda piece: self.unsqueeze(piece, dim - (dim > x.dim)))
+        sources = [*range(dim), None, *range(dim, x.ndim)]
+        return self.carry(x, sources, [*x.shape[:dim], 1, *x.shape[dim:]])
 
     def expand(self, x: Value, shape: Sequence[int]) -> Value:
         """Repeat axes of size one; the new axes are uniform."""
-        lead = len(shape) - x.ndim
-        layouts, uniform, laws, virtual = [], set(), [], None
-        for k, n in enumerate(shape):
-            if k >= lead and x.shape[k - lead] == n:
-                layouts.append(x.layouts[k - lead])
-                if k - lead in x.uniform:
-                    uniform.add(k)
-                if x.virtual is not None and x.virtual.dim == k - lead:
-                    virtual = x.virtual._replace(dim=k)
-            else:
-                layouts.append(leaf(n))
-                uniform.add(k)
-        result = Value(layouts, shape, uniform=frozenset(uniform), virtual=virtual, index_of=x.index_of)
-        for k, n in enumerate(shape):
-            if k >= lead and x.shape[k - lead] == n:
-                laws.append(law.same(x.axis(k - lead), result.axis(k)))
-            else:
-                laws.append(law.fixed(result.axis(k)))
-                if k >= lead:
-                    laws.append(law.fixed(x.axis(k - lead)))
-        self.record(*laws)
+        own = [k - len(shape) + x.ndim for k in range(len(shape))]
+        sources = [d if d >= 0 and x.shape[d] == n else None for d, n in zip(own, shape, strict=True)]
+        result = self.carry(x, sources, shape)
+        result.uniform |= {k for k, d in enumerate(sources) if d is None}
         return result
 
+    def repeat(self, x: Value, dim: int, count: int, *, is_inner: bool) -> Value:
+        """An axis repeated as a whole, or each of its indices in place: a new uniform axis, merged with it."""
+        new = dim + is_inner
+        wide = self.expand(self.unsqueeze(x, new), [*x.shape[:new], count, *x.shape[new:]])
+        return _value(self.view(wide, [*x.shape[:dim], count * x.shape[dim], *x.shape[dim + 1 :]]))
+
     def cat(self, operands: Sequence[Value], dim: int) -> Value:
-        """A direct sum along one algebra."""
+        """A direct sum along one axis."""
         operands = [x for x in operands if x.ndim > 1 or x.shape != (0,)]
         dim %= operands[0].ndim
         used = self.distinct([self.use(x) for x in operands])
@@ -243,29 +185,22 @@ class Movement(Recorder):
         return result
 
     def _view_unrolled(self, x: Value, shape: Sequence[int], outs: tuple[int, ...], k: int) -> Stacked:
-        count = shape[k]
-        after = 1
-        for j in outs:
-            if j > k:
-                after *= shape[j]
-        lead = [shape[j] for j in range(len(shape)) if j < k]
-        tail = [shape[j] for j in range(len(shape)) if j > k and j not in outs]
+        """A view that takes axis `k` of its result apart."""
+        after = math.prod(shape[j] for j in outs if j > k)
+        tail = [n for j, n in enumerate(shape) if j > k and j not in outs]
+        inner = [*shape[:k], *shape[k + 1 :]]
         node, self.node = self.node, f"{self.node}/unrolled"
-        joined = _value(self.view(x, [*lead, count * after, *tail]))
-        pieces = []
-        for index in range(count):
-            piece = _value(self.slice(joined, len(lead), index * after, (index + 1) * after))
-            inner = [n for j, n in enumerate(shape) if j != k]
-            pieces.append(_value(self.view(piece, inner)))
+        joined = _value(self.view(x, [*shape[:k], shape[k] * after, *tail]))
+        pieces = [self.slice(joined, k, index * after, (index + 1) * after) for index in range(shape[k])]
+        result = Stacked(k, [_value(self.view(piece, inner)) for piece in pieces])
         self.node = node
-        return Stacked(k, pieces)
+        return result
 
     def _view_stack(self, x: Stacked, shape: Sequence[int]) -> Stacked | None:
         for ins, outs in _matching_groups(x.shape, shape):
             if ins == (x.dim,) and len(outs) == 1:
-                dim = outs[0]
-                inner = [n for k, n in enumerate(shape) if k != dim]
-                return Stacked(dim, [_value(self.view(piece, inner)) for piece in x.pieces])
+                inner = [n for k, n in enumerate(shape) if k != outs[0]]
+                return Stacked(outs[0], [_value(self.view(piece, inner)) for piece in x.pieces])
         return None
 
 
@@ -280,26 +215,14 @@ def _matching_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[
     groups = []
     i = j = 0
     while i < len(before) or j < len(after):
-        ins, outs = [], []
-        p = q = 1
-        if i < len(before):
-            ins.append(i)
-            p *= before[i]
-            i += 1
-        if j < len(after):
-            outs.append(j)
-            q *= after[j]
-            j += 1
-        while p != q:
+        first, start = i, j
+        i, j = min(i + 1, len(before)), min(j + 1, len(after))
+        while (p := math.prod(before[first:i])) != (q := math.prod(after[start:j])):
             if p < q and i < len(before):
-                ins.append(i)
-                p *= before[i]
                 i += 1
             elif j < len(after):
-                outs.append(j)
-                q *= after[j]
                 j += 1
             else:
                 break
-        groups.append((tuple(ins), tuple(outs)))
+        groups.append((tuple(range(first, i)), tuple(range(start, j))))
     return groups

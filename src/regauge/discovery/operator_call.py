@@ -80,6 +80,12 @@ def ints(value: Any) -> list[int]:
     raise NoRuleError(f"expected dimensions, found {value!r}")
 
 
+def require_evaluation(call: Call) -> None:
+    """Raise NoRuleError if the operator draws random numbers."""
+    if call.get("train", call.get("training", False)):
+        raise NoRuleError("chance")
+
+
 def named(rule: Rule, names: str) -> dict[str, Rule]:
     """One rule under several operator names, given as words of one text."""
     return dict.fromkeys(names.split(), rule)

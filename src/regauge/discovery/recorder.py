@@ -83,11 +83,44 @@ class Recorder:
             results.append(value)
         return results
 
-    def unary(self, x: Value, make: LawOf) -> Value:
-        """A function of each entry; `make(axis of x, axis of the result)` is its law."""
-        result = Value(x.layouts, x.shape, uniform=x.uniform, virtual=x.virtual)
-        self.record(*(make(x.axis(k), result.axis(k)) for k in range(x.ndim)))
+    def carry(
+        self,
+        x: Value,
+        sources: Sequence[int | None],
+        shape: Sequence[int],
+        along: LawOf = law.same,
+        *,
+        ended: LawOf | None = law.fixed,
+        reason: str | None = None,
+    ) -> Value:
+        """A function that treats all slices of x alike along the axes that go on.
+
+        Args:
+            x: The operand.
+            sources: For each axis of the result the axis of x that goes on there; None for a new axis.
+            shape: Sizes of the axes of the result.
+            along: The law of an axis of x and the axis of the result.
+            ended: The law of an axis of x that ends; None freezes it.
+            reason: Why new axes, and those that end without a law, are frozen; new axes are free if there is none.
+        """
+        layouts = [leaf(n, reason) if d is None else x.layouts[d] for d, n in zip(sources, shape, strict=True)]
+        result = Value(layouts, shape, index_of=x.index_of if along is law.same else None)
+        where = {d: k for k, d in enumerate(sources) if d is not None}
+        result.uniform = frozenset(where[d] for d in x.uniform if d in where)
+        if x.virtual is not None and x.virtual.dim in where:
+            result.virtual = x.virtual._replace(dim=where[x.virtual.dim])
+        laws = [along(x.axis(d), result.axis(k)) for d, k in where.items()]
+        for d in (d for d in range(x.ndim) if d not in where):
+            if ended is None:
+                algebra.freeze(x.layouts[d], reason or self.op)
+            laws.append(law.fixed(x.axis(d), mixes=True) if ended is None else ended(x.axis(d)))
+        laws += [law.fixed(result.axis(k), mixes=reason is not None) for k, d in enumerate(sources) if d is None]
+        self.record(*laws)
         return result
+
+    def unary(self, x: Value, along: LawOf) -> Value:
+        """A function of each entry; `along(axis of x, axis of the result)` is its law."""
+        return self.carry(x, range(x.ndim), x.shape, along)
 
     def distinct(self, operands: Sequence[Value]) -> list[Value]:
         """The operands with copies in place of repetitions: each use has its own axes."""

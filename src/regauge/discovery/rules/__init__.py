@@ -7,12 +7,11 @@ subject, name it in that file's RULES, and add a case to `tests/rule_cases.py`.
 
 from regauge.discovery.operator_call import Rule
 from regauge.discovery.rules import (
-    attention,
     elementwise,
     indexing,
+    layers,
     norms,
     products,
-    recurrent,
     reductions,
     shape,
 )
@@ -24,8 +23,7 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **norms.RULES,
     **indexing.RULES,
-    **attention.RULES,
-    **recurrent.RULES,
+    **layers.RULES,
 }
 ACCEPTS_STACK = shape.ACCEPTS_STACK
 

@@ -6,7 +6,7 @@ from regauge.discovery import laws as law
 from regauge.discovery import layout as algebra
 from regauge.discovery.builder import Builder
 from regauge.discovery.laws import Law, Value, Virtual
-from regauge.discovery.layout import leaf
+from regauge.discovery.layout import Layout, leaf
 from regauge.discovery.movement import Stacked
 from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value
 
@@ -36,17 +36,14 @@ def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
     layouts = [*x.layouts[:dim], *positions.layouts, *x.layouts[dim + 1 :]]
     shape = [*x.shape[:dim], *positions.shape, *x.shape[dim + 1 :]]
     result = Value(layouts, shape, index_of=x.index_of)
-    points = positions.index_of
-    if points is not None and algebra.size_of(points) == x.shape[dim]:
+    points = _points_into(positions, x.shape[dim])
+    if points is not None:
         b.tie(x.layouts[dim], points)
         own = Law((x.axis(dim),), is_virtual=True)
         if positions.ndim == 1:
             result.virtual = Virtual(dim, x.layouts[dim], positions)
     else:
-        b.settle(positions)
-        reason = f"{b.op}: positions are addressed by index"
-        algebra.freeze(x.layouts[dim], reason)
-        own = law.fixed(x.axis(dim), mixes=True)
+        own = _address(b, x, dim, positions)
     laws = [law.linear(x.axis(k), result.axis(k)) for k in range(dim)]
     laws += [law.linear(x.axis(k), result.axis(k + positions.ndim - 1)) for k in range(dim + 1, x.ndim)]
     laws += [law.fixed(positions.axis(k), result.axis(dim + k)) for k in range(positions.ndim)]
@@ -55,30 +52,23 @@ def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
 
 
 def gather(b: Builder, call: Call) -> Value:
-    """result[i, j] = x[i, index[i, j]] along one algebra."""
+    """result[i, j] = x[i, index[i, j]] along one axis."""
     x, positions = as_value(b, call["self"]), as_value(b, call["index"])
     dim = call["dim"] % x.ndim
-    layouts = list(positions.layouts)
-    laws: list[Law] = []
-    result = Value(layouts, positions.shape, index_of=x.index_of)
-    for k in range(x.ndim):
-        if k == dim:
-            continue
-        if x.shape[k] != positions.shape[k]:
-            raise NoRuleError("a gather that reads part of another axis")
+    others = [k for k in range(x.ndim) if k != dim]
+    if any(x.shape[k] != positions.shape[k] for k in others):
+        raise NoRuleError("a gather that reads part of another axis")
+    for k in others:
         b.tie(x.layouts[k], positions.layouts[k])
-        axes = (positions.axis(k), x.axis(k), result.axis(k))
-        laws.append(law.masked(*axes))
-    points = positions.index_of
-    if points is not None and algebra.size_of(points) == x.shape[dim]:
+    result = Value(positions.layouts, positions.shape, index_of=x.index_of)
+    laws = [law.masked(positions.axis(k), x.axis(k), result.axis(k)) for k in others]
+    points = _points_into(positions, x.shape[dim])
+    if points is not None:
         b.tie(x.layouts[dim], points)
-        laws.append(Law((x.axis(dim),), is_shared=True))
+        laws.append(law.shared(x.axis(dim)))
     else:
-        b.settle(positions)
-        algebra.freeze(x.layouts[dim], f"{b.op}: positions are addressed by index")
-        laws.append(law.fixed(x.axis(dim), mixes=True))
-    laws.append(law.fixed(positions.axis(dim), result.axis(dim)))
-    b.record(*laws)
+        laws.append(_address(b, x, dim, positions))
+    b.record(*laws, law.fixed(positions.axis(dim), result.axis(dim)))
     return result
 
 
@@ -87,43 +77,53 @@ def scatter(b: Builder, call: Call) -> Value:
     base, positions = call["self"], as_value(b, call["index"])
     dim = call["dim"] % positions.ndim
     source = call.arguments.get("src", call.arguments.get("value"))
-    points = positions.index_of
     is_blank = isinstance(base, Value) and base.is_fixed and len(base.uniform) == base.ndim
-    if not is_blank or points is None or algebra.size_of(points) != call.shape[dim]:
+    points = _points_into(positions, call.shape[dim])
+    if not is_blank or points is None:
         raise NoRuleError("a scatter into a tensor that is not constant, or at positions that are no choice of units")
-    if any(call.shape[k] != positions.shape[k] for k in range(positions.ndim) if k != dim):
-        raise NoRuleError("a scatter that writes part of another axis")
-    layouts = [points if k == dim else positions.layouts[k] for k in range(positions.ndim)]
-    result = Value(layouts, call.shape)
-    laws = [Law((result.axis(dim),), is_shared=True), law.fixed(positions.axis(dim), mixes=True)]
     others = [k for k in range(positions.ndim) if k != dim]
+    if any(call.shape[k] != positions.shape[k] for k in others):
+        raise NoRuleError("a scatter that writes part of another axis")
+    layouts = list(positions.layouts)
+    layouts[dim] = points
+    result = Value(layouts, call.shape)
+    laws = [law.shared(result.axis(dim)), law.mixed(positions.axis(dim))]
+    tensors = [positions]
     if isinstance(source, Value | Stacked):
         values = as_value(b, source)
         b.settle(values)
         if values.shape != positions.shape:
             raise NoRuleError("a scatter that reads part of its source")
-        for k in range(values.ndim):
-            b.tie(values.layouts[k], positions.layouts[k])
-        laws.extend(law.fixed(positions.axis(k), values.axis(k), result.axis(k)) for k in others)
-        laws.append(law.fixed(values.axis(dim), mixes=True))
+        for mine, theirs in zip(values.layouts, positions.layouts, strict=True):
+            b.tie(mine, theirs)
+        laws.append(law.mixed(values.axis(dim)))
         algebra.freeze(values.layouts[dim], f"{b.op}: ranks")
-    else:
-        laws.extend(law.fixed(positions.axis(k), result.axis(k)) for k in others)
-    b.record(*laws)
+        tensors.append(values)
+    b.record(*laws, *(law.fixed(*(t.axis(k) for t in tensors), result.axis(k)) for k in others))
     return result
 
 
 def one_hot(b: Builder, call: Call) -> Value:
-    x = as_value(b, call.x)
-    points = x.index_of
-    is_choice = points is not None and algebra.size_of(points) == call.shape[-1]
-    last = points if is_choice and points is not None else leaf(call.shape[-1], b.op)
-    if not is_choice:
+    x, size = as_value(b, call.x), call.shape[-1]
+    points = _points_into(x, size)
+    if points is None:
         b.settle(x)
-    result = Value([*x.layouts, last], call.shape)
-    own = Law((result.axis(x.ndim),), is_shared=True)
-    b.record(own, *(law.fixed(x.axis(k), result.axis(k)) for k in range(x.ndim)))
+    result = Value([*x.layouts, points or leaf(size, b.op)], call.shape)
+    b.record(law.shared(result.axis(x.ndim)), *(law.fixed(x.axis(k), result.axis(k)) for k in range(x.ndim)))
     return result
+
+
+def _points_into(positions: Value, size: int) -> Layout | None:
+    """The axis of this size among whose units positions choose; None if they are mere numbers."""
+    points = positions.index_of
+    return points if points is not None and algebra.size_of(points) == size else None
+
+
+def _address(b: Builder, x: Value, dim: int, positions: Value) -> Law:
+    """Freeze an axis of which positions are numbers."""
+    b.settle(positions)
+    algebra.freeze(x.layouts[dim], f"{b.op}: positions are addressed by index")
+    return law.mixed(x.axis(dim))
 
 
 def _many(b: Builder, x: Value, indices: list[Any], call: Call) -> Value:

@@ -168,7 +168,7 @@ def convolution(b: Builder, call: Call) -> Value:
     if bias is not None:
         b2 = as_value(b, b.view(as_value(b, bias), [channels_out, *([1] * space)]))
         result = b.add([result, b2], shape)
-    return result if is_batched else as_value(b, b.squeeze(result, 0))
+    return result if is_batched else as_value(b, b.select(result, 0, 0))
 
 
 def _numbers(value: Any) -> list[int]:

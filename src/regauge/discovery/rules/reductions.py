@@ -3,9 +3,8 @@
 from typing import Any
 
 from regauge.discovery import laws as law
-from regauge.discovery.builder import Builder
-from regauge.discovery.laws import Axis, Law, LawOf, Value
-from regauge.discovery.layout import leaf
+from regauge.discovery.builder import Builder, Over
+from regauge.discovery.laws import LawOf, Value
 from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, ints, named
 
 
@@ -17,32 +16,36 @@ def dims_of(call: Call, ndim: int) -> list[int]:
     return [d % ndim for d in ints(dim)]
 
 
+def reduce(b: Builder, x: Value, call: Call, along: LawOf, over: Over = "sum") -> Value:
+    return b.reduce(x, dims_of(call, x.ndim), bool(call.get("keepdim", False)), over, along=along)
+
+
 def reduction(along: LawOf) -> Rule:
     """A rule for a symmetric reduction with the given law for the axes that stay."""
 
     def rule(b: Builder, call: Call) -> Value:
-        x = as_value(b, call.x)
-        return b.reduce(x, dims_of(call, x.ndim), bool(call.get("keepdim", False)), along=along)
+        return reduce(b, as_value(b, call.x), call, along)
 
     return rule
 
 
 def sum_of_squares(b: Builder, call: Call) -> Value:
     """sum or mean of x ** 2: the rotation-invariant form in which RMS norms are written."""
-    x: Value = call.x.base
-    return b.reduce(x, dims_of(call, x.ndim), bool(call.get("keepdim", False)), "norm", along=_square)
+    return reduce(b, call.x.base, call, law.squared, "norm")
 
 
-def variance(b: Builder, call: Call) -> Any:
+def vector_norm(b: Builder, call: Call) -> Value:
     x = as_value(b, call.x)
-    exponent = 2 if call.name.startswith("var") else 1
-    spread = b.reduce(
-        x, dims_of(call, x.ndim), bool(call.get("keepdim", False)),
-        along=lambda i, o: law.power(i, o, exponent, is_even=True),
-    )  # fmt: skip
-    if len(call.shapes) == 1:
-        return spread
-    return [spread, b.reduce(x, dims_of(call, x.ndim), bool(call.get("keepdim", False)))]
+    order = call.first("ord", "p") if "ord" in call.arguments or "p" in call.arguments else 2
+    over: Over = "norm" if order in (None, 2, 2.0) and len(dims_of(call, x.ndim)) == 1 else "magnitude"
+    # The "norm" of order zero counts what is not zero.
+    return reduce(b, x, call, law.fixed if order == 0 else law.magnitude, over)
+
+
+def variance(b: Builder, call: Call) -> list[Value]:
+    x = as_value(b, call.x)
+    spread = reduce(b, x, call, law.squared if call.name.startswith("var") else law.magnitude)
+    return [spread] if len(call.shapes) == 1 else [spread, reduce(b, x, call, law.linear)]
 
 
 def extremum(b: Builder, call: Call) -> Any:
@@ -50,72 +53,66 @@ def extremum(b: Builder, call: Call) -> Any:
     if "other" in call.arguments:
         return b.maximum([as_value(b, v) for v in list(call.arguments.values())[:2]], call.shape)
     x = as_value(b, call.x)
-    values = b.reduce(x, dims_of(call, x.ndim), bool(call.get("keepdim", False)), along=law.positive)
-    return values if len(call.shapes) == 1 else [values, _winner(b, x, call)]
+    values = reduce(b, x, call, law.positive)
+    return [values] if len(call.shapes) == 1 else [values, _winner(b, x, call)]
 
 
 def index_of_extremum(b: Builder, call: Call) -> Value:
     return _winner(b, as_value(b, call.x), call)
 
 
-def ordered(b: Builder, call: Call) -> Any:
+def order(b: Builder, call: Call) -> list[Value]:
     """sort and topk: ranks have a fixed meaning, and the indices point into the axis that was sorted."""
     x = as_value(b, call.x)
     if not call.get("sorted", True):
         raise NoRuleError("an order that is left open")
     dim = call.get("dim", -1) % x.ndim
-    reason = f"{b.op}: ranks"
     results = []
     for k, shape in enumerate(call.shapes):
         is_index = call.name == "argsort" or k == 1
-        layouts = [leaf(shape[d], reason) if d == dim else x.layouts[d] for d in range(x.ndim)]
         along = law.compared if is_index else law.positive
-        result = Value(layouts, shape, index_of=x.layouts[dim] if is_index else None)
-        laws = [along(x.axis(d), result.axis(d)) for d in range(x.ndim) if d != dim]
-        b.record(*laws, Law((x.axis(dim),), is_shared=True), law.fixed(result.axis(dim), mixes=True))
+        result = b.carry(x, _without(x, dim), shape, along, ended=law.shared, reason=f"{b.op}: ranks")
+        result.index_of = x.layouts[dim] if is_index else None
         results.append(result)
-    return results if len(results) > 1 else results[0]
+    return results
 
 
-def cumulative(b: Builder, call: Call) -> Any:
+def accumulate(b: Builder, call: Call) -> list[Value]:
     """Running sums and maxima: the order of that axis counts, the others pass."""
     x = as_value(b, call.x)
-    dim = call["dim"] % x.ndim
+    sources = _without(x, call["dim"] % x.ndim)
     along = {"cumsum": law.linear, "cummax": law.positive, "cummin": law.positive}.get(call.name, law.fixed)
-    results = []
-    for shape, is_float in zip(call.shapes, call.is_float, strict=True):
-        result = Value(x.layouts, shape)
-        law_here = along if is_float else law.compared
-        laws = [law_here(x.axis(d), result.axis(d)) for d in range(x.ndim) if d != dim]
-        b.record(*laws, law.fixed(x.axis(dim), result.axis(dim), mixes=True))
-        b.freeze(result, [dim])
-        results.append(result)
-    return results if len(results) > 1 else results[0]
+    return [
+        b.carry(x, sources, shape, along if is_float else law.compared, ended=None, reason=b.op)
+        for shape, is_float in zip(call.shapes, call.is_float, strict=True)
+    ]
 
 
 def pool(along: LawOf) -> Rule:
     """A rule for pooling and resampling: spatial axes are frozen, channels have the given law."""
 
-    def rule(b: Builder, call: Call) -> Any:
+    def rule(b: Builder, call: Call) -> list[Value]:
         x = as_value(b, call.x)
         digits = [c for c in call.name if c.isdigit()]
         space = int(digits[-1]) if digits else x.ndim - 2
         lead = x.ndim - space
         results = []
         for k, shape in enumerate(call.shapes):
-            reason = f"{b.op}: spatial axis"
             is_global = all(n == 1 for n in shape[lead:]) and "adaptive" in call.name and k == 0
-            layouts = [*x.layouts[:lead], *(leaf(n, reason) for n in shape[lead:])]
-            result = Value(layouts, shape)
-            law_here = law.compared if k else along
-            laws = [law_here(x.axis(d), result.axis(d)) for d in range(lead)]
-            if is_global:
-                laws.extend(law.fixed(x.axis(d)) for d in range(lead, x.ndim))
-            b.record(*laws, *(law.fixed(result.axis(d), mixes=True) for d in range(lead, x.ndim)))
-            results.append(result)
-        return results if len(results) > 1 else results[0]
+            results.append(
+                b.carry(
+                    x, [*range(lead), *[None] * space], shape, law.compared if k else along,
+                    ended=law.fixed if is_global else None, reason=f"{b.op}: spatial axis",
+                )
+            )  # fmt: skip
+        return results
 
     return rule
+
+
+def _without(x: Value, dim: int) -> list[int | None]:
+    """All axes but one, in the place of which there is a new one."""
+    return [None if d == dim else d for d in range(x.ndim)]
 
 
 def _winner(b: Builder, x: Value, call: Call) -> Value:
@@ -123,29 +120,22 @@ def _winner(b: Builder, x: Value, call: Call) -> Value:
     if dim is None:
         return b.opaque([x], [call.shapes[-1]])[0]
     dim %= x.ndim
-    keepdim = bool(call.get("keepdim", False))
-    kept = [k for k in range(x.ndim) if k != dim]
-    layouts = [leaf(1) if k == dim else x.layouts[k] for k in (range(x.ndim) if keepdim else kept)]
-    result = Value(layouts, call.shapes[-1], index_of=x.layouts[dim])
-    where = {k: k if keepdim else j for j, k in enumerate(kept)}
-    laws = [law.compared(x.axis(k), result.axis(where[k])) for k in kept]
-    b.record(*laws, Law((x.axis(dim),), is_shared=True))
+    sources = _without(x, dim) if call.get("keepdim", False) else [d for d in range(x.ndim) if d != dim]
+    result = b.carry(x, sources, call.shapes[-1], law.compared, ended=law.shared)
+    result.index_of = x.layouts[dim]
     return result
-
-
-def _square(i: Axis, o: Axis) -> Law:
-    return law.power(i, o, 2, is_even=True)
 
 
 RULES: dict[str, Rule] = {
     **named(reduction(law.linear), "sum mean nansum nanmean"),
     **named(reduction(law.positive), "amax amin"),
     **named(reduction(law.fixed), "logsumexp any all prod"),
+    **named(vector_norm, "linalg_vector_norm norm frobenius_norm"),
     **named(variance, "var std var_mean std_mean"),
     **named(extremum, "max min"),
     **named(index_of_extremum, "argmax argmin"),
-    **named(ordered, "sort topk argsort"),
-    **named(cumulative, "cumsum cumprod logcumsumexp cummax cummin"),
+    **named(order, "sort topk argsort"),
+    **named(accumulate, "cumsum cumprod logcumsumexp cummax cummin"),
     **named(pool(law.positive), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d"),
     **named(pool(law.positive), "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool3d"),
     **named(pool(law.linear), "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d"),

@@ -1,68 +1,47 @@
 """Operators that only move values: views, permutations, slices, concatenation, repetition."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
 from regauge.discovery.laws import LawOf, Value
-from regauge.discovery.layout import leaf
 from regauge.discovery.movement import Stacked
 from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, ints, named
 
-Moved = Value | Stacked
 
-
-def view(b: Builder, call: Call) -> Moved:
+def view(b: Builder, call: Call) -> Any:
     if call.overload == "dtype":
         raise NoRuleError("bits read as another type")
     return b.view(call.x, call.shape)
 
 
-def permute(b: Builder, call: Call) -> Moved:
-    return b.permute(call.x, ints(call["dims"]))
+def permute(b: Builder, call: Call) -> Any:
+    """Any order of axes: the operator itself tells it, on a tensor whose axes have the sizes 1, 2, 3 and so on."""
+    _, *rest = call.arguments.items()
+    numbers = torch.empty([*range(1, len(call.x.shape) + 1)], device="meta")
+    moved = getattr(torch.ops.aten, call.name)(numbers, **dict(rest))
+    return b.permute(call.x, [n - 1 for n in moved.shape])
 
 
-def transpose(b: Builder, call: Call) -> Moved:
-    x, first, second = call.x, call.first("dim0", "axis0"), call.first("dim1", "axis1")
-    order = list(range(len(x.shape)))
-    order[first], order[second] = order[second], order[first]
-    return b.permute(x, order)
-
-
-def transpose_last(b: Builder, call: Call) -> Moved:
-    order = list(range(len(call.x.shape)))
-    if len(order) > 1:
-        order[-1], order[-2] = order[-2], order[-1]
-    return b.permute(call.x, order)
-
-
-def reverse_axes(b: Builder, call: Call) -> Moved:
+def reverse_axes(b: Builder, call: Call) -> Any:
     return b.permute(call.x, range(len(call.x.shape))[::-1])
 
 
-def movedim(b: Builder, call: Call) -> Moved:
-    x, source, target = call.x, ints(call["source"]), ints(call["destination"])
-    ndim = len(x.shape)
-    source, target = [d % ndim for d in source], [d % ndim for d in target]
-    order: list[int] = [-1] * ndim
-    for s, t in zip(source, target, strict=True):
-        order[t] = s
-    rest = iter(d for d in range(ndim) if d not in source)
-    return b.permute(x, [next(rest) if d < 0 else d for d in order])
-
-
-def unsqueeze(b: Builder, call: Call) -> Moved:
+def unsqueeze(b: Builder, call: Call) -> Any:
     return b.unsqueeze(call.x, call["dim"])
 
 
-def squeeze(b: Builder, call: Call) -> Moved:
-    x: Moved = call.x
+def squeeze(b: Builder, call: Call) -> Any:
+    x: Value | Stacked = call.x
     ndim = len(x.shape)
     dims = range(ndim) if "dim" not in call.arguments else [d % ndim for d in ints(call["dim"])]
     for dim in sorted(dims, reverse=True):
         if x.shape[dim] == 1:
-            x = b.squeeze(x, dim)
+            x = b.select(x, dim, 0)
     return x
 
 
@@ -74,63 +53,56 @@ def broadcast_tensors(b: Builder, call: Call) -> list[Value]:
     return [b.expand(as_value(b, x), shape) for x, shape in zip(call.x, call.shapes, strict=True)]
 
 
-def repeat(b: Builder, call: Call) -> Moved:
-    """Tile: a new uniform axis before each repeated one, merged with it."""
+def repeat(b: Builder, call: Call) -> Value:
+    """Tile: axes repeated as a whole."""
     x, times = as_value(b, call.x), ints(call.first("repeats", "dims"))
     times = [1] * (x.ndim - len(times)) + times
     for _ in range(len(times) - x.ndim):
-        x = as_value(b, b.unsqueeze(x, 0))
+        x = b.unsqueeze(x, 0)
     for dim, count in enumerate(times):
-        if count != 1:
-            wide = b.expand(as_value(b, b.unsqueeze(x, dim)), [*x.shape[:dim], count, *x.shape[dim:]])
-            x = as_value(b, b.view(wide, [*x.shape[:dim], count * x.shape[dim], *x.shape[dim + 1 :]]))
+        x = x if count == 1 else b.repeat(x, dim, count, is_inner=False)
     return x
 
 
-def repeat_interleave(b: Builder, call: Call) -> Moved:
-    """Each index repeated in place: a new uniform axis after it, merged with it."""
+def repeat_interleave(b: Builder, call: Call) -> Value:
+    """Each index of an axis repeated in place."""
     x, count, dim = as_value(b, call.x), call["repeats"], call.arguments.get("dim")
     if not isinstance(count, int):
         raise NoRuleError("repeat_interleave with a tensor of counts")
     if dim is None:
-        x, dim = as_value(b, b.view(x, [_numel(x.shape)])), 0
-    dim %= x.ndim
-    wide = b.expand(as_value(b, b.unsqueeze(x, dim + 1)), [*x.shape[: dim + 1], count, *x.shape[dim + 1 :]])
-    return b.view(wide, [*x.shape[:dim], count * x.shape[dim], *x.shape[dim + 1 :]])
+        x, dim = as_value(b, b.view(x, [math.prod(x.shape)])), 0
+    return b.repeat(x, dim % x.ndim, count, is_inner=True)
 
 
-def narrow(b: Builder, call: Call) -> Moved:
+def narrow(b: Builder, call: Call) -> Any:
     start = call["start"] % call.x.shape[call["dim"]]
     return b.slice(call.x, call["dim"], start, start + call["length"])
 
 
-def slice_(b: Builder, call: Call) -> Moved:
-    x, dim, step = call.x, call["dim"], call["step"]
+def slice_(b: Builder, call: Call) -> Any:
+    x, dim, step = call.x, call["dim"] % len(call.x.shape), call["step"]
     size = x.shape[dim]
-    start, stop = _range(call.arguments.get("start"), call.arguments.get("end"), size)
+    start, stop = _range(call, size)
     if step == 1:
         return b.slice(x, dim, start, max(start, stop))
     if start < step and size % step == 0 and stop > size - step + start:
-        dim %= len(x.shape)
         wide = b.view(x, [*x.shape[:dim], size // step, step, *x.shape[dim + 1 :]])
         return b.select(wide, dim + 1, start)
-    return _rearranged(b, as_value(b, x), [dim], call.shape)
+    return _rearrange(b, as_value(b, x), [dim], call.shape)
 
 
-def select(b: Builder, call: Call) -> Moved:
+def select(b: Builder, call: Call) -> Any:
     return b.select(call.x, call["dim"], call["index"])
 
 
-def unbind(b: Builder, call: Call) -> list[Moved]:
+def unbind(b: Builder, call: Call) -> list[Any]:
     x, dim = call.x, call["dim"]
     return [b.select(x, dim, k) for k in range(x.shape[dim])]
 
 
-def split(b: Builder, call: Call) -> list[Moved]:
-    x = call.x
-    named = {"hsplit": min(1, len(x.shape) - 1), "dsplit": 2}
-    dim = named.get(call.name, call.get("dim", 0)) % len(x.shape)
-    result, start = [], 0
+def split(b: Builder, call: Call) -> list[Any]:
+    x, result, start = call.x, [], 0
+    dim = {"hsplit": min(1, len(x.shape) - 1), "dsplit": 2}.get(call.name, call.get("dim", 0)) % len(x.shape)
     for shape in call.shapes:
         result.append(b.slice(x, dim, start, start + shape[dim]))
         start += shape[dim]
@@ -154,40 +126,29 @@ def pad(b: Builder, call: Call) -> Value:
     is_zero = is_constant and call.get("value", 0) == 0
     if not is_zero or min(widths) < 0:
         moved = [d for k, d in enumerate(dims) if widths[2 * k] or widths[2 * k + 1]]
-        along = law.linear if is_zero else law.fixed if is_constant else law.same
-        return _rearranged(b, x, moved, call.shape, along)
+        return _rearrange(b, x, moved, call.shape, law.linear if is_zero else law.fixed if is_constant else law.same)
     for k, dim in enumerate(dims):
-        parts = [
+        before, after = (
             Value.fixed([width if d == dim else n for d, n in enumerate(x.shape)], is_zero=True)
             for width in (widths[2 * k], widths[2 * k + 1])
-        ]
-        pieces = [part for part in (parts[0], x, parts[1]) if part.shape[dim]]
-        x = b.cat(pieces, dim) if len(pieces) > 1 else x
+        )
+        x = _join(b, [before, x, after], dim)
     return x
 
 
-def slice_scatter(b: Builder, call: Call) -> Value:
-    """A write to a range of one axis."""
+def write(b: Builder, call: Call) -> Value:
+    """A write to a range of one axis, or to one index of it."""
     x, source = as_value(b, call["self"]), as_value(b, call["src"])
-    dim, step = call["dim"] % x.ndim, call["step"]
-    start, stop = _range(call.arguments.get("start"), call.arguments.get("end"), x.shape[dim])
-    if step != 1:
+    dim = call["dim"] % x.ndim
+    size = x.shape[dim]
+    if call.name == "select_scatter":
+        source, start = b.unsqueeze(source, dim), call["index"] % size
+        stop = start + 1
+    elif call["step"] == 1:
+        start, stop = _range(call, size)
+    else:
         raise NoRuleError("a write with a stride")
-    parts = [b.slice(x, dim, 0, start) if start else None, source]
-    parts.append(b.slice(x, dim, stop, x.shape[dim]) if stop < x.shape[dim] else None)
-    pieces = [as_value(b, part) for part in parts if part is not None]
-    return b.cat(pieces, dim) if len(pieces) > 1 else pieces[0]
-
-
-def select_scatter(b: Builder, call: Call) -> Value:
-    """A write to one index of one axis."""
-    x, dim = as_value(b, call["self"]), call["dim"]
-    dim %= x.ndim
-    index = call["index"] % x.shape[dim]
-    source = as_value(b, b.unsqueeze(as_value(b, call["src"]), dim))
-    before = [as_value(b, b.slice(x, dim, 0, index))] if index else []
-    after = [as_value(b, b.slice(x, dim, index + 1, x.shape[dim]))] if index + 1 < x.shape[dim] else []
-    return b.cat([*before, source, *after], dim)
+    return _join(b, [b.slice(x, dim, 0, start), source, b.slice(x, dim, stop, size)], dim)
 
 
 def copy_into(b: Builder, call: Call) -> Value:
@@ -200,96 +161,66 @@ def rearrange(b: Builder, call: Call) -> Value:
     """Positions moved within some axes by a fixed rule: flip, roll, triangular parts."""
     x = as_value(b, call.x)
     if call.name in ("tril", "triu"):
-        return _rearranged(b, x, [x.ndim - 2, x.ndim - 1], call.shape, law.linear)
-    return _rearranged(b, x, ints(call.get("dims", [])) or range(x.ndim), call.shape)
+        return _rearrange(b, x, [x.ndim - 2, x.ndim - 1], call.shape, law.linear)
+    return _rearrange(b, x, ints(call.get("dims", [])) or range(x.ndim), call.shape)
 
 
-def pixel_shuffle(b: Builder, call: Call) -> Moved:
-    x, r = as_value(b, call.x), call["upscale_factor"]
-    *lead, c, h, w = x.shape
-    n = len(lead)
-    wide = b.view(x, [*lead, c // (r * r), r, r, h, w])
-    moved = b.permute(wide, [*range(n), n, n + 3, n + 1, n + 4, n + 2])
-    return b.view(moved, call.shape)
+def shuffle(b: Builder, call: Call) -> Any:
+    """Channels traded for pixels, or groups of channels for one another: axes are split, permuted and merged."""
+    x = as_value(b, call.x)
+    if call.name.endswith("channel_shuffle"):
+        n, (c, *space), groups = 1, x.shape[1:], call["groups"]
+        wide, order = [groups, c // groups, *space], [1, 0, *range(2, 2 + len(space))]
+    else:
+        n, (c, h, w) = x.ndim - 3, x.shape[-3:]
+        r = call.first("upscale_factor", "downscale_factor")
+        if call.name == "pixel_shuffle":
+            wide, order = [c // (r * r), r, r, h, w], [0, 3, 1, 4, 2]
+        else:
+            wide, order = [c, h // r, r, w // r, r], [0, 2, 4, 1, 3]
+    split: Any = b.view(x, [*x.shape[:n], *wide])
+    return b.view(b.permute(split, [*range(n), *(n + k for k in order)]), call.shape)
 
 
-def pixel_unshuffle(b: Builder, call: Call) -> Moved:
-    x, r = as_value(b, call.x), call["downscale_factor"]
-    *lead, c, h, w = x.shape
-    n = len(lead)
-    wide = b.view(x, [*lead, c, h // r, r, w // r, r])
-    moved = b.permute(wide, [*range(n), n, n + 2, n + 4, n + 1, n + 3])
-    return b.view(moved, call.shape)
-
-
-def channel_shuffle(b: Builder, call: Call) -> Moved:
-    x, groups = as_value(b, call.x), call["groups"]
-    n, c, *rest = x.shape
-    wide = b.view(x, [n, groups, c // groups, *rest])
-    order = [0, 2, 1, *range(3, 3 + len(rest))]
-    return b.view(b.permute(wide, order), call.shape)
-
-
-def unfold_patches(b: Builder, call: Call) -> Moved:
+def unfold_patches(b: Builder, call: Call) -> Any:
     """im2col: N C H W to N (C K) L, where positions are frozen and channels pass."""
     x = as_value(b, call.x)
-    lead, channels = list(x.shape[:-3]), x.shape[-3]
-    kernel, length = call.shape[-2] // channels, call.shape[-1]
-    reason = f"{b.op}: spatial axis"
-    layouts = [*x.layouts[: len(lead) + 1], leaf(kernel, reason), leaf(length, reason)]
-    result = Value(layouts, [*lead, channels, kernel, length])
-    b.record(*(law.linear(x.axis(k), result.axis(k)) for k in range(len(lead) + 1)))
-    return b.view(result, call.shape)
-
-
-def _rearranged(b: Builder, x: Value, dims: Sequence[int], shape: Sequence[int], along: LawOf = law.same) -> Value:
-    dims = [d % x.ndim for d in dims]
-    reason = f"{b.op}: positions are moved by a fixed rule"
-    layouts = [leaf(shape[k], reason) if k in dims else x.layouts[k] for k in range(x.ndim)]
-    result = Value(layouts, shape, index_of=x.index_of)
-    b.record(
-        *(along(x.axis(k), result.axis(k)) for k in range(x.ndim) if k not in dims),
-        *(law.fixed(result.axis(k), mixes=True) for k in dims),
-    )
-    for k in dims:
-        b.freeze(x, [k], reason)
-    return result
+    *lead, channels = x.shape[:-2]
+    shape = [*lead, channels, call.shape[-2] // channels, call.shape[-1]]
+    sources = [*range(x.ndim - 2), None, None]
+    return b.view(b.carry(x, sources, shape, law.linear, ended=None, reason=f"{b.op}: spatial axis"), call.shape)
 
 
 def view_as_complex(b: Builder, call: Call) -> Value:
     """The pairs of the last axis as complex numbers."""
     x = as_value(b, call.x)
-    b.freeze(x, [x.ndim - 1], "real and imaginary parts")
-    return b.reduce(x, [x.ndim - 1], keepdim=False)
+    return b.carry(x, range(x.ndim - 1), call.shape, law.linear, ended=None, reason="real and imaginary parts")
 
 
 def view_as_real(b: Builder, call: Call) -> Value:
     """Complex numbers as pairs along a new last axis."""
     x = as_value(b, call.x)
-    result = Value([*x.layouts, leaf(2)], call.shape, virtual=x.virtual)
-    b.record(*(law.linear(x.axis(k), result.axis(k)) for k in range(x.ndim)))
-    b.freeze(result, [x.ndim], "real and imaginary parts")
-    return result
+    return b.carry(x, [*range(x.ndim), None], call.shape, law.linear, reason="real and imaginary parts")
 
 
-def _range(start: Any, stop: Any, size: int) -> tuple[int, int]:
-    first, last, _ = slice(start, stop).indices(size)
-    return first, last
+def _join(b: Builder, pieces: Sequence[Value], dim: int) -> Value:
+    kept = [piece for piece in pieces if piece.shape[dim]]
+    return b.cat(kept, dim) if len(kept) > 1 else kept[0]
 
 
-def _numel(shape: Sequence[int]) -> int:
-    result = 1
-    for n in shape:
-        result *= n
-    return result
+def _rearrange(b: Builder, x: Value, dims: Sequence[int], shape: Sequence[int], along: LawOf = law.same) -> Value:
+    sources = [None if k in {d % x.ndim for d in dims} else k for k in range(x.ndim)]
+    return b.carry(x, sources, shape, along, ended=None, reason=f"{b.op}: positions are moved by a fixed rule")
+
+
+def _range(call: Call, size: int) -> tuple[int, int]:
+    start, stop, _ = slice(call.arguments.get("start"), call.arguments.get("end")).indices(size)
+    return start, stop
 
 
 RULES: dict[str, Rule] = {
     **named(view, "view _unsafe_view reshape flatten unflatten view_as reshape_as _reshape_alias"),
-    **named(permute, "permute"),
-    **named(transpose, "transpose swapaxes swapdims"),
-    **named(transpose_last, "t mT matrix_H adjoint"),
-    **named(movedim, "movedim moveaxis"),
+    **named(permute, "permute transpose swapaxes swapdims t mT matrix_H adjoint movedim moveaxis"),
     **named(squeeze, "squeeze"),
     **named(expand, "expand expand_as broadcast_to"),
     **named(repeat, "repeat tile"),
@@ -297,6 +228,8 @@ RULES: dict[str, Rule] = {
     **named(cat, "cat concat concatenate"),
     **named(pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d"),
     **named(rearrange, "flip roll tril triu"),
+    **named(write, "slice_scatter select_scatter"),
+    **named(shuffle, "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"),
     "numpy_T": reverse_axes,
     "unsqueeze": unsqueeze,
     "broadcast_tensors": broadcast_tensors,
@@ -306,13 +239,7 @@ RULES: dict[str, Rule] = {
     "select": select,
     "unbind": unbind,
     "stack": stack,
-    "slice_scatter": slice_scatter,
-    "select_scatter": select_scatter,
     "copy": copy_into,
-    "pixel_shuffle": pixel_shuffle,
-    "pixel_unshuffle": pixel_unshuffle,
-    "channel_shuffle": channel_shuffle,
-    "native_channel_shuffle": channel_shuffle,
     "im2col": unfold_patches,
     "view_as_complex": view_as_complex,
     "view_as_real": view_as_real,
