@@ -25,7 +25,7 @@ from regauge.zoo.jobs.compare_blocks import plan_comparison
 from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.jobs.train_shards import plan
 from regauge.zoo.populations import plan_population, reference, sample
-from regauge.zoo.training import Block, Checkpoints, Config, Discard, train, train_stacks
+from regauge.zoo.training import Block, Checkpoints, Config, Discard, train
 
 UCI = Architecture("MLP 30-16-16-2", "regauge.nets.mlp:mlp", {"widths": [30, 16, 16, 2]})
 CONFIG = Config(UCI, "breast-cancer", 20, steps=6, group=4, checkpoints=Checkpoints(every=3, warmup=3))
@@ -71,13 +71,14 @@ def small_stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Stacks of four networks, and the list of those that were begun."""
     begun: list[list[int]] = []
 
-    def counted(config: Config, **settings: Any) -> Iterator[tuple[list[int], Iterator[Block]]]:
-        for ids, blocks in train_stacks(config, **settings):
-            begun.append(ids)
-            yield ids, blocks
+    def counted(config: Config, **settings: Any) -> Iterator[Block]:
+        for block in train(config, **settings):
+            if list(block.stack) not in begun[-1:]:
+                begun.append(list(block.stack))
+            yield block
 
     monkeypatch.setattr("regauge.zoo.training.trainer.STACK", 4)
-    monkeypatch.setattr("regauge.zoo.jobs.train_shards.train_stacks", counted)
+    monkeypatch.setattr("regauge.zoo.jobs.train_shards.train", counted)
     return begun
 
 
@@ -328,11 +329,11 @@ def test_a_store_records_the_library_of_matrix_products(tmp_path: Path, monkeypa
     assert store.about["products"] == jobs.products == "blas"
     used: list[str] = []
 
-    def noted(config: Config, **settings: Any) -> Iterator[tuple[list[int], Iterator[Block]]]:
+    def noted(config: Config, **settings: Any) -> Iterator[Block]:
         used.append(products.library())
-        yield from train_stacks(config, **settings)
+        yield from train(config, **settings)
 
-    monkeypatch.setattr("regauge.zoo.jobs.train_shards.train_stacks", noted)
+    monkeypatch.setattr("regauge.zoo.jobs.train_shards.train", noted)
     assert run_jobs(jobs) == 2
     assert used == ["blas", "blas"]
     with use_library("onednn"), pytest.raises(FileExistsError, match="products"):

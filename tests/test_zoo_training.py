@@ -41,7 +41,7 @@ from regauge.zoo.training import (
     train,
     trainer,
 )
-from regauge.zoo.training.batches import Feed, subset_of
+from regauge.zoo.training.batches import Feed
 from regauge.zoo.training.config import Subset
 from regauge.zoo.training.trainable import require_trainable
 from regauge.zoo.training.trainer import cut
@@ -438,25 +438,23 @@ def test_batches_read_every_example_equally_often() -> None:
 def test_halves_of_the_classes_are_disjoint() -> None:
     labels = torch.arange(4000) % 10
     data = Examples("ten", torch.zeros(4000, 1), labels, torch.zeros(1, 1), labels[:1])
-    halves = [subset_of(config(subset=ClassHalves()), data, group) for group in range(4)]
+    halves = [ClassHalves().choose(data, 0, group) for group in range(4)]
     first, second = halves[0], halves[1]
-    assert first is not None
-    assert second is not None
     assert sorted(torch.cat([first, second]).tolist()) == list(range(4000))
     assert labels[first].bincount().tolist() == [380] * 5 + [20] * 5
     assert labels[second].bincount().tolist() == [20] * 5 + [380] * 5
     for group in (2, 3):
-        assert torch.equal(halves[group], halves[group - 2])  # type: ignore[arg-type]
+        assert torch.equal(halves[group], halves[group - 2])
     with pytest.raises(ValueError, match="has no classes to be halved"):
-        subset_of(config(subset=ClassHalves()), WAVES, 0)
+        ClassHalves().choose(WAVES, 0, 0)
 
 
 def test_fractions_are_of_the_size_that_the_row_tells() -> None:
     chosen, data = CASES["fractions"]
     _, rows = trained(chosen, data)
     for (network, _), row in rows.items():
-        own = subset_of(chosen, data, network // 4)
-        assert own is not None
+        assert chosen.subset is not None
+        own = chosen.subset.choose(data, chosen.seed, network // 4)
         assert len(own) == round(40 * row["share"]) == len(own.unique())
     assert len({row["share"] for row in rows.values()}) == 2
 
@@ -689,8 +687,8 @@ def test_the_back_end_that_is_chosen(
     monkeypatch.setattr(torch, "compile", lambda run, **_: run)
     chosen = config(architecture, steps=steps)
     module = architecture.module()
-    maker = trainer._Maker(chosen, module, data, torch.device("cpu"), torch.float32, None, 10)
+    maker = trainer._Maker(chosen, module, data, None, 10)
     assert maker.backend == backend
     monkeypatch.setattr(trainer, "_has_compiler", lambda: False)
-    maker = trainer._Maker(chosen, module, data, torch.device("cpu"), torch.float32, None, 10)
+    maker = trainer._Maker(chosen, module, data, None, 10)
     assert maker.backend == ("stacked" if backend == "compiled" else backend)

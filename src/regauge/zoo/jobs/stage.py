@@ -50,13 +50,14 @@ class Stage:
                 self.rest.append(piece)
             else:
                 name = f"{ids[0]:09d}-{ids[-1] + 1:09d}-{mark}-{number:06d}-{END if is_end else MORE}"
-                self._kept().append(*piece, name=name)
+                self._kept().append(piece.params, piece.rows, name=name)
 
     def publish(self) -> None:
         """Write all that is kept as shards of the store: `NAME-000001` and so on where it is much, and `NAME` last."""
         for number, (piece, is_end) in enumerate(self._pieces(chain(self._blocks(), self.rest)), 1):
             with suppress(FileExistsError):  # another process did the same
-                self.store.append(*piece, name=self.name if is_end else f"{self.name}-{number:06d}")
+                name = self.name if is_end else f"{self.name}-{number:06d}"
+                self.store.append(piece.params, piece.rows, name=name)
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # others are staged there
             self.folder.parent.rmdir()

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from regauge.discovery import discover
 from regauge.storage.store import Store, path_of
 from regauge.zoo.jobs.driver import WHOLE, MakeExecutor, Share, missing_jobs, recorded_library, run_jobs
 from regauge.zoo.jobs.stage import Stage
-from regauge.zoo.training import Config, Examples, load_examples, train_stacks
+from regauge.zoo.training import Config, Examples, load_examples, train
 
 SHARD = 512
 """Networks of a shard at most."""
@@ -77,8 +78,9 @@ class TrainShards:
                 raise
 
     def _train(self, ids: range, missing: range, stage: Stage) -> None:
-        for part, blocks in train_stacks(self.config, ids=missing, device=self.device, advance=self.advance):
-            stage.keep(part, blocks, is_last=part[-1] == ids[-1])
+        blocks = train(self.config, ids=missing, device=self.device, advance=self.advance)
+        for stack, own in groupby(blocks, key=lambda block: block.stack):
+            stage.keep(stack, own, is_last=stack[-1] == ids[-1])
 
 
 def train_shards(
@@ -172,10 +174,8 @@ def _shard_size(config: Config, examples: Examples) -> int:
 
 def _work(config: Config, examples: Examples) -> float:
     """Multiplications of the training of one network: those of a forward pass, and twice as many back."""
-    count = len(examples.inputs)
-    batch = count if config.batch is None else min(config.batch, count)
     module = config.architecture.module().eval()
     with FlopCounterMode(display=False) as counter:
         module(examples.inputs[:1].to(next(module.parameters()).dtype))
     forward = float(counter.get_total_flops()) / 2
-    return max(1.0, 3 * forward * batch * config.total_steps(examples))
+    return max(1.0, 3 * forward * config.batch_of(len(examples.inputs)) * config.total_steps(examples))

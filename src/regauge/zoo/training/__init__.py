@@ -10,7 +10,7 @@ from regauge.training.settings import Choice, LogUniform, Uniform
 from regauge.zoo.training.config import Checkpoints, ClassHalves, Config, Discard, Fraction
 from regauge.zoo.training.examples import SETS, Examples, load_examples
 from regauge.zoo.training.stack_state import Block
-from regauge.zoo.training.trainer import train, train_stacks
+from regauge.zoo.training.trainer import train
 
 __all__ = [
     "SETS",
@@ -37,5 +37,4 @@ __all__ = [
     "Uniform",
     "load_examples",
     "train",
-    "train_stacks",
 ]

@@ -5,54 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regauge.training.settings import derive_seed, draw
-from regauge.zoo.training.config import ClassHalves, Config, Fraction
+from regauge.zoo.training.config import Config, generator_of
 from regauge.zoo.training.examples import Examples
-
-
-def share_of(config: Config, group: int) -> float | None:
-    """The share of the examples that a group draws, if it draws one."""
-    if not isinstance(config.subset, Fraction):
-        return None
-    return draw(config.subset.share, config.seed, "share", group)
-
-
-def half_of(config: Config, group: int) -> int | None:
-    """Which half of the classes a group gets most of, if they are halved."""
-    return group % 2 if isinstance(config.subset, ClassHalves) else None
-
-
-def subset_of(config: Config, examples: Examples, group: int) -> Tensor | None:
-    """Numbers of a group's examples; None is all.
-
-    Raises:
-        ValueError: Classes are to be halved where there are none.
-    """
-    if config.subset is None:
-        return None
-    count = len(examples.inputs)
-    if isinstance(config.subset, Fraction):
-        share = share_of(config, group)
-        assert share is not None
-        order = torch.randperm(count, generator=_generator(config.seed, "subset", group))
-        return order[: max(1, round(count * share))]
-    if not examples.is_classification:
-        raise ValueError(f"{examples.name!r} has no classes to be halved; use another subset")
-    # The same cut for all groups, so that the halves have no example in common.
-    order = torch.randperm(count, generator=_generator(config.seed, "halves"))
-    targets = examples.targets.cpu()[order]
-    classes = int(targets.max()) + 1
-    chosen = []
-    for c in range(classes):
-        own = order[targets == c]
-        cut = round(len(own) * (config.subset.share if c < classes // 2 else 1 - config.subset.share))
-        chosen.append(own[:cut] if group % 2 == 0 else own[cut:])
-    return torch.cat(chosen)
-
-
-def reads_everything(config: Config, examples: Examples) -> bool:
-    """Whether every step reads all examples, so that groups do not matter."""
-    return config.subset is None and (config.batch is None or config.batch >= len(examples.inputs))
 
 
 class Feed:
@@ -60,9 +14,9 @@ class Feed:
 
     def __init__(self, config: Config, examples: Examples, group: int) -> None:
         self.seed, self.group = config.seed, group
-        self.subset = subset_of(config, examples, group)
+        self.subset = None if config.subset is None else config.subset.choose(examples, config.seed, group)
         self.count = len(examples.inputs) if self.subset is None else len(self.subset)
-        self.batch = self.count if config.batch is None else min(config.batch, self.count)
+        self.batch = int(config.batch_of(self.count))
         self.orders: dict[int, Tensor] = {}
 
     def indices(self, step: int) -> Tensor:
@@ -77,7 +31,7 @@ class Feed:
     def _order(self, epoch: int) -> Tensor:
         if epoch not in self.orders:
             self.orders = {k: order for k, order in self.orders.items() if k == epoch - 1}
-            order = torch.randperm(self.count, generator=_generator(self.seed, "order", self.group, epoch))
+            order = torch.randperm(self.count, generator=generator_of(self.seed, "order", self.group, epoch))
             self.orders[epoch] = order if self.subset is None else self.subset[order]
         return self.orders[epoch]
 
@@ -94,7 +48,7 @@ class Batches:
 
     def __init__(self, config: Config, examples: Examples, groups: Sequence[int], signals: Sequence[int]) -> None:
         self.examples = examples
-        is_all = reads_everything(config, examples)
+        is_all = config.reads_everything(examples)
         self.feeds = None if is_all else [Feed(config, examples, group) for group in groups]
         sizes = {feed.batch for feed in self.feeds or ()}
         if len(sizes) > 1:
@@ -127,7 +81,3 @@ class Batches:
             self.feeds = [self.feeds[k] for k in groups.tolist()]
         if self.examples.is_signals:
             self.targets = self.targets[index]
-
-
-def _generator(*key: int | str) -> torch.Generator:
-    return torch.Generator().manual_seed(derive_seed(*key))

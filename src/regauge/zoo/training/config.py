@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from regauge.storage.architecture import Architecture
 from regauge.training.descent import Descent
 from regauge.training.initialization import Initialization
-from regauge.training.settings import Setting, bounds, require_setting
+from regauge.training.settings import Setting, bounds, derive_seed, draw, require_setting
 from regauge.zoo.training.examples import Examples
 
 
@@ -21,6 +24,20 @@ class Fraction:
 
     def __post_init__(self) -> None:
         require_setting("the share of the examples", self.share, 0, 1, is_open=True)
+
+    def describe(self, seed: int, group: int) -> dict[str, float]:
+        """What rows say of it."""
+        return {"share": draw(self.share, seed, "share", group)}
+
+    def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
+        """Numbers of a group's examples."""
+        count = len(examples.inputs)
+        order = torch.randperm(count, generator=generator_of(seed, "subset", group))
+        return order[: max(1, round(count * self.describe(seed, group)["share"]))]
+
+    def count(self, examples: Examples) -> float:
+        """Number of a group's examples, the smallest that can be drawn."""
+        return max(1, round(len(examples.inputs) * bounds(self.share)[0]))
 
 
 @dataclass(frozen=True)
@@ -39,6 +56,33 @@ class ClassHalves:
 
     def __post_init__(self) -> None:
         require_setting("the share of a class in its half", self.share, 0, 1)
+
+    def describe(self, seed: int, group: int) -> dict[str, int]:
+        """What rows say of it."""
+        return {"half": group % 2}
+
+    def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
+        """Numbers of a group's examples.
+
+        Raises:
+            ValueError: There are no classes.
+        """
+        if not examples.is_classification:
+            raise ValueError(f"{examples.name!r} has no classes to be halved; use another subset")
+        # The same cut for all groups, so that the halves have no example in common.
+        order = torch.randperm(len(examples.inputs), generator=generator_of(seed, "halves"))
+        targets = examples.targets.cpu()[order]
+        classes = int(targets.max()) + 1
+        chosen = []
+        for c in range(classes):
+            own = order[targets == c]
+            cut = round(len(own) * (self.share if c < classes // 2 else 1 - self.share))
+            chosen.append(own[:cut] if group % 2 == 0 else own[cut:])
+        return torch.cat(chosen)
+
+    def count(self, examples: Examples) -> float:
+        """Number of a group's examples, about."""
+        return len(examples.inputs) / 2
 
 
 Subset = Fraction | ClassHalves
@@ -144,10 +188,18 @@ class Config(Descent):
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
-        count = float(len(examples.inputs))
-        if isinstance(self.subset, Fraction):
-            count = max(1, round(count * bounds(self.subset.share)[0]))
-        elif isinstance(self.subset, ClassHalves):
-            count /= 2
-        batch = count if self.batch is None else min(self.batch, count)
-        return max(1, round(self.epochs * count / batch))
+        count = float(len(examples.inputs)) if self.subset is None else self.subset.count(examples)
+        return max(1, round(self.epochs * count / self.batch_of(count)))
+
+    def batch_of(self, count: float) -> float:
+        """Examples of a step, of a number of examples."""
+        return count if self.batch is None else min(self.batch, count)
+
+    def reads_everything(self, examples: Examples) -> bool:
+        """Whether every step reads all examples, so that groups do not matter."""
+        return self.subset is None and self.batch_of(len(examples.inputs)) == len(examples.inputs)
+
+
+def generator_of(*key: int | str) -> torch.Generator:
+    """The generator of a key, which decides alone what it draws."""
+    return torch.Generator().manual_seed(derive_seed(*key))

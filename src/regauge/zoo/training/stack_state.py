@@ -12,7 +12,7 @@ from torch.nn import functional
 from regauge.core.params import Params
 from regauge.training.initialization import Start
 from regauge.training.programs import StackProgram
-from regauge.zoo.training.batches import Batches, half_of, reads_everything, share_of
+from regauge.zoo.training.batches import Batches
 from regauge.zoo.training.config import Config, Discard
 from regauge.zoo.training.examples import Examples
 
@@ -30,10 +30,12 @@ class Block(NamedTuple):
             batch, "validation_loss", "validation_accuracy" of classes as a fraction, "is_diverged" and "is_discarded".
             Losses of networks that diverged are None. A network that is marked by one of the two was given up at this
             step; one that diverged is not also discarded.
+        stack: Ids of all networks that are trained together.
     """
 
     params: Params
     rows: list[Row]
+    stack: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,14 @@ class Member:
     Attributes:
         id: Its number in the population.
         group: Whose batches it reads.
+        signal: The number of its signal, where networks are signals.
         start: Seed and initialization.
         settings: What the optimizer does for it.
     """
 
     id: int
     group: int
+    signal: int
     start: Start
     settings: dict[str, float]
 
@@ -62,12 +66,11 @@ class Running:
         self.config, self.examples = config, examples
         self.members = members
         self.is_alive = [True] * len(members)
-        self.has_groups = not reads_everything(config, examples)
+        self.ids = [member.id for member in members]
+        self.has_groups = not config.reads_everything(examples)
         self.is_fixed = is_fixed
         groups = list(dict.fromkeys(member.group for member in members))
-        signals = len(examples.targets) if examples.is_signals else 1
-        own = [member.id // config.copies % signals for member in members]
-        self.batches = Batches(config, examples, groups, own)
+        self.batches = Batches(config, examples, groups, [member.signal for member in members])
         self.program = program
 
     def judge(self, step: int, losses: Tensor | None, params: Params, discard: Discard | None) -> list[Row]:
@@ -79,19 +82,14 @@ class Running:
         rows = []
         for k, member in enumerate(self.members):
             is_fine = bool(finite[k])
-            row: Row = {
-                "id": member.id,
-                "step": step,
-                "seed": member.start.seed,
-                "group": member.group,
-            } | member.settings
-            row |= {"initialization": member.start.kind, "scale": member.start.scale}
-            row |= {} if (share := share_of(self.config, member.group)) is None else {"share": share}
-            row |= {} if (half := half_of(self.config, member.group)) is None else {"half": half}
+            row: Row = {"id": member.id, "step": step, "seed": member.start.seed, "group": member.group}
+            row |= {**member.settings, "initialization": member.start.kind, "scale": member.start.scale}
+            if self.config.subset is not None:
+                row |= self.config.subset.describe(self.config.seed, member.group)
             if self.examples.is_signals:
-                row["signal"] = member.id // self.config.copies % len(self.examples.targets)
+                row["signal"] = member.signal
             if self.examples.labels is not None:
-                row["label"] = int(self.examples.labels[row["signal"]])
+                row["label"] = int(self.examples.labels[member.signal])
             row["train_loss"] = last[k] if is_fine else None
             row["validation_loss"] = float(loss[k]) if is_fine else None
             if accuracy is not None:
@@ -108,7 +106,7 @@ class Running:
         index = [k for k, alive in enumerate(self.is_alive) if alive and (is_checkpoint or _is_given_up(rows[k]))]
         if len(index) < len(self.members):
             params = {name: tensor[index] for name, tensor in params.items()}
-        return Block(params, [rows[k] for k in index])
+        return Block(params, [rows[k] for k in index], self.ids)
 
     def give_up(self, rows: Sequence[Row]) -> None:
         """Give up what diverged or is discarded, and free its places."""
@@ -160,7 +158,7 @@ class Running:
         examples = self.examples
         targets = examples.validation_targets
         if examples.is_signals:
-            targets = targets[[row % len(targets) for row in self._signals()]]
+            targets = targets[[member.signal for member in self.members]]
         count = len(examples.validation_inputs)
         loss: Tensor | float = 0.0
         correct: Tensor | float = 0.0
@@ -176,9 +174,6 @@ class Running:
                 loss = loss + (outputs - wanted).square().double().mean(2).sum(1)
         accuracy = torch.as_tensor(correct) / count if examples.is_classification else None
         return torch.as_tensor(loss) / count, accuracy
-
-    def _signals(self) -> list[int]:
-        return [member.id // self.config.copies for member in self.members]
 
 
 def _is_given_up(row: Row) -> bool:

@@ -47,13 +47,3 @@ def _try(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
             "it in a module that gives that"
         )
     return outputs, draws
-
-
-def is_convolutional(module: nn.Module) -> bool:
-    """Whether stacking would turn convolutions into grouped ones."""
-    return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
-
-
-def is_recurrent(module: nn.Module) -> bool:
-    """Whether there are layers that `torch.func.vmap` does not know."""
-    return any(isinstance(part, nn.RNNBase) for part in module.modules())

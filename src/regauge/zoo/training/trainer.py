@@ -19,11 +19,10 @@ from regauge.training.programs import Backend, StackProgram
 from regauge.training.settings import draw
 from regauge.training.stacks import Stack, VmapEngine, chain_of
 from regauge.zoo.jobs.threads import one_thread
-from regauge.zoo.training.batches import reads_everything
 from regauge.zoo.training.config import Config
 from regauge.zoo.training.examples import Examples, load_examples
 from regauge.zoo.training.stack_state import Block, Member, Running
-from regauge.zoo.training.trainable import is_convolutional, is_recurrent, require_trainable
+from regauge.zoo.training.trainable import require_trainable
 
 ACTIVATION_BYTES = 8 * 2**20
 """Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
@@ -87,27 +86,6 @@ def train(
         ValueError: Ids are not those of the population or repeat, a discarded share would be of an incomplete group, or
             the module cannot be trained this way.
     """
-    for _, blocks in train_stacks(
-        config, ids=ids, data=data, backend=backend, stack=stack, device=device, dtype=dtype, advance=advance
-    ):
-        yield from blocks
-
-
-def train_stacks(
-    config: Config,
-    *,
-    ids: Sequence[int] | None = None,
-    data: Examples | None = None,
-    backend: Backend | None = None,
-    stack: int | None = None,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    advance: Advance = no_advance,
-) -> Iterator[tuple[list[int], Iterator[Block]]]:
-    """The same, stack by stack: the ids of each, and its blocks, which are to be taken before the next stack.
-
-    Stacks come in the order of their ids.
-    """
     chosen = list(range(config.count)) if ids is None else sorted(ids)
     if len(set(chosen)) < len(chosen) or (chosen and not 0 <= chosen[0] <= chosen[-1] < config.count):
         raise ValueError(f"ids are {list(ids or ())}, but must be different and from 0 to {config.count - 1}")
@@ -119,19 +97,10 @@ def train_stacks(
         raise ValueError(f"{late[0]} never comes: trainings have {total} steps; discard at the last one or before")
     module = build(config.architecture, config.seed).to(dtype)
     require_trainable(module, examples)
-    maker = _Maker(config, module, examples, torch.device(device), dtype, backend, len(chosen))
+    maker = _Maker(config, module.to(device), examples, backend, len(chosen))
     size = stack if stack is not None else maker.stack_size()
-    for part in cut(config, chosen, size, is_one_group=reads_everything(config, examples)):
-        yield part, _train_stack(config, maker, examples, [member_of(config, k) for k in part], advance)
-
-
-def member_of(config: Config, network: int) -> Member:
-    """What the network with this id draws."""
-    settings = {
-        name: draw(getattr(config.optimizer, name), config.seed, name, network) for name in config.optimizer.per_network
-    }
-    start = draw_start(config.initialization, config.seed, network)
-    return Member(network, network // config.group, start, settings)
+    for part in cut(config, chosen, size, is_one_group=config.reads_everything(examples)):
+        yield from _train_stack(maker, [_draw(config, examples, k) for k in part], advance)
 
 
 def cut(config: Config, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
@@ -156,22 +125,26 @@ def cut(config: Config, ids: Sequence[int], size: int, *, is_one_group: bool) ->
     return stacks
 
 
+def _draw(config: Config, examples: Examples, network: int) -> Member:
+    """What the network with this id draws."""
+    settings = {
+        name: draw(getattr(config.optimizer, name), config.seed, name, network) for name in config.optimizer.per_network
+    }
+    start = draw_start(config.initialization, config.seed, network)
+    signal = network // config.copies % len(examples.targets)
+    return Member(network, network // config.group, signal, start, settings)
+
+
 class _Maker:
     """Makes the program of a stack; the same engine serves all stacks, so that it is compiled once."""
 
     def __init__(
-        self,
-        config: Config,
-        module: nn.Module,
-        examples: Examples,
-        device: torch.device,
-        dtype: torch.dtype,
-        backend: Backend | None,
-        networks: int,
+        self, config: Config, module: nn.Module, examples: Examples, backend: Backend | None, networks: int
     ) -> None:
-        self.config, self.module, self.examples = config, module.to(device), examples
-        self.device, self.dtype = device, dtype
-        self.chain = chain_of(module, reads_vectors=examples.inputs.ndim == 2, device=device)
+        self.config, self.module, self.examples = config, module, examples
+        self.device, self.dtype = examples.inputs.device, next(module.parameters()).dtype
+        self.batch = config.batch_of(len(examples.inputs))
+        self.chain = chain_of(module, reads_vectors=examples.inputs.ndim == 2, device=self.device)
         self.backend: Backend = backend if backend is not None else self._fastest(networks)
         if self.backend == "compiled" and not _has_compiler():
             _log.warning("there is no C++ compiler for torch.compile, so the stacked program runs as it is")
@@ -196,29 +169,25 @@ class _Maker:
             return max(group, STACK_BY_VMAP // group * group)
         shapes = {spec.name: spec.shape for spec in self.config.architecture.layout}
         width = sum(shapes[link.weight][0] for link in self.chain.links)
-        count = len(self.examples.inputs)
-        batch = count if self.config.batch is None else min(self.config.batch, count)
-        hidden = 2 * width * batch * self.dtype.itemsize
+        hidden = 2 * width * int(self.batch) * self.dtype.itemsize
         values = sum(math.prod(shape) for shape in shapes.values())
         whole = hidden + (2 + MOMENTS) * values * self.dtype.itemsize
         is_cpu = self.device.type == "cpu"
         fitting = min(ACTIVATION_BYTES // hidden, CACHE_BYTES // whole) if is_cpu else DEVICE_BYTES // whole
         size = max(1, min(STACK, fitting))
-        if reads_everything(self.config, self.examples):
+        if self.config.reads_everything(self.examples):
             return size
         return size // group * group if size >= group else math.ceil(group / math.ceil(group / size))
 
     def _fastest(self, networks: int) -> Backend:
         if self.chain is not None:
             return "stacked"
-        if is_recurrent(self.module):
+        parts, config, size = tuple(self.module.modules()), self.config, self.config.architecture.size
+        if any(isinstance(part, nn.RNNBase) for part in parts):  # torch.func.vmap does not know them
             return "loop"
-        if is_convolutional(self.module):
+        if any(isinstance(part, nn.modules.conv._ConvNd) for part in parts):  # stacked, they are grouped ones
             return "loop" if self.device.type == "cpu" else "stacked"
-        config, size = self.config, self.config.architecture.size
-        count = len(self.examples.inputs)
-        batch = count if config.batch is None else min(config.batch, count)
-        work = float(networks) * config.total_steps(self.examples) * batch * size * 3
+        work = float(networks) * config.total_steps(self.examples) * self.batch * size * 3
         pays = work >= COMPILED_WORK and size <= COMPILED_SIZE and not config.discards
         return "compiled" if pays and _has_compiler() else "stacked"
 
@@ -241,10 +210,9 @@ def _require_whole_groups(config: Config, ids: Sequence[int]) -> None:
             )
 
 
-def _train_stack(
-    config: Config, maker: _Maker, examples: Examples, members: list[Member], advance: Advance
-) -> Iterator[Block]:
+def _train_stack(maker: _Maker, members: list[Member], advance: Advance) -> Iterator[Block]:
     """Train one stack."""
+    config, examples = maker.config, maker.examples
     total = config.total_steps(examples)
     worth = len(members) / total
     with one_thread():
