@@ -110,7 +110,8 @@ def test_a_kill_loses_the_stack_in_training_alone(
     def killed(self: Stage, ids: list[int], blocks: Iterator[Block], *, is_last: bool) -> None:
         if len(small_stacks) > last:
             next(blocks)
-            self._kept().append(*next(blocks), name=f"{ids[0]:09d}-{ids[-1] + 1:09d}-0000dead-000000-more")
+            block = next(blocks)
+            self._kept().append(block.params, block.rows, name=f"{ids[0]:09d}-{ids[-1] + 1:09d}-0000dead-000000-more")
             raise KeyboardInterrupt
         keep(self, ids, blocks, is_last=False)
 
