@@ -41,7 +41,7 @@ def test_posteriors_are_inferred_once_and_points_have_no_standard_deviations(run
     points = replace(family, inference=Training(epochs=1, batch=50))
     assert posteriors(points, 1, run)[0].std == {}
     with pytest.raises(TypeError, match="have no prior"):
-        _ = points.prior_std
+        _ = points.variational
 
 
 def test_judged_images_come_in_batches(run: Run) -> None:
@@ -70,10 +70,10 @@ def test_barriers_are_tabled_for_every_case_and_arm(run: Run) -> None:
 
 def test_alignment_never_moves_the_ends(run: Run) -> None:
     config = barrier_figures.figure11("smoke")
-    config = replace(config, cases=config.cases[:1], arms=(posterior_barriers.NAIVE, posterior_barriers.BALANCED))
+    config = replace(config, cases=config.cases[:1], ways=(posterior_barriers.NAIVE, posterior_barriers.BALANCED))
     (naive, aligned) = (
-        next(iter(posterior_barriers.measure(replace(config, arms=(arm,)), run).pictures["lines"])).series[0].y
-        for arm in config.arms
+        next(iter(posterior_barriers.measure(replace(config, ways=(way,)), run).pictures["lines"])).series[0].y
+        for way in config.ways
     )
     assert aligned[-1] == pytest.approx(naive[-1], abs=1e-4)
 

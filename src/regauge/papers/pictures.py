@@ -1,6 +1,6 @@
 """Pictures of experiments as values: charts and surfaces that the report draws."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,18 +9,9 @@ Style = Literal["line", "dashed", "points"]
 
 @dataclass(frozen=True)
 class Series:
-    """Values over positions.
+    """Values over positions, with a band around them if there are limits."""
 
-    Attributes:
-        label: Its name in the legend. Those without one follow the rest, thinner, in the same colors.
-        x: Positions.
-        y: Values.
-        low: Lower limits of a band around the values, if there is one.
-        high: Upper limits of the band.
-        style: Line, dashed line or points.
-    """
-
-    label: str
+    label: str  # in the legend; those without one follow the rest, thinner, in the same colors
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
@@ -28,46 +19,33 @@ class Series:
     style: Style = "line"
 
 
+def loss_series(label: str, line: Sequence[Mapping[str, float]], style: Style) -> Series:
+    """The loss along a line."""
+    return Series(label, [row["t"] for row in line], [row["loss"] for row in line], style=style)
+
+
 @dataclass(frozen=True)
 class Chart:
-    """Several series over one axis.
-
-    Attributes:
-        title: Title.
-        x_label: Label of the positions.
-        y_label: Label of the values.
-        series: In the order of the legend.
-        is_log_x: Whether positions are in equal ratios.
-        y_limits: The values that are shown; all unless given.
-    """
+    """Several series over one axis."""
 
     title: str
     x_label: str
     y_label: str
-    series: tuple[Series, ...]
+    series: tuple[Series, ...]  # in the order of the legend
     is_log_x: bool = False
-    y_limits: tuple[float, float] | None = None
+    y_limits: tuple[float, float] | None = None  # the values that are shown; all unless given
 
 
 @dataclass(frozen=True)
 class Surface:
-    """A function of a plane, with points marked.
-
-    Attributes:
-        title: Title.
-        xs: Coordinates of the columns.
-        ys: Coordinates of the rows.
-        values: One row for each of `ys`; low is good.
-        points: Coordinates of what is marked.
-        labels: Their names.
-    """
+    """A function of a plane, with points marked."""
 
     title: str
-    xs: Sequence[float]
-    ys: Sequence[float]
-    values: Sequence[Sequence[float]]
+    xs: Sequence[float]  # of the columns
+    ys: Sequence[float]  # of the rows
+    values: Sequence[Sequence[float]]  # one row for each of `ys`; low is good
     points: Sequence[tuple[float, float]]
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # of the points
 
 
 Panel = Chart | Surface

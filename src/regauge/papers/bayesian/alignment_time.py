@@ -1,5 +1,6 @@
 """Figure A14 of paper 004: seconds to align posteriors, and points of the same networks, by width."""
 
+import functools
 import time
 from dataclasses import dataclass
 
@@ -25,17 +26,11 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Timing:
-    """The settings.
+    """Pairs of networks of several widths."""
 
-    Attributes:
-        mlps: Widths of MLPs.
-        resnets: Multipliers of the channels of ResNet20.
-        repeats: Number of pairs of each width.
-    """
-
-    mlps: tuple[int, ...]
-    resnets: tuple[int, ...]
-    repeats: int
+    mlps: tuple[int, ...]  # widths
+    resnets: tuple[int, ...]  # multipliers of the channels of ResNet20
+    repeats: int  # pairs of each width
 
 
 def config(scale: Scale) -> Timing:
@@ -50,9 +45,8 @@ def measure(config: Timing, run: Run) -> Table:
     """CPU seconds of both alignments in turn."""
     cases = [("MLP 784-3 x ", width) for width in config.mlps]
     cases += [("ResNet20 with FRN, width x", width) for width in config.resnets]
-    found = run.grid(
-        "aligning", lambda case, repeat: _measure_time(case[0], case[1], repeat, run), cases, range(config.repeats)
-    )
+    measure = functools.partial(_measure_time, run)
+    found = run.records("aligning", "timing", measure, cases, range(config.repeats))
     rows = [Row.of(f"{name}{width}", [own], QUANTITIES) for (name, width), own in zip(cases, found, strict=True)]
     charts = []
     for name in dict.fromkeys(name for name, _ in cases):
@@ -69,21 +63,18 @@ def measure(config: Timing, run: Run) -> Table:
     return Table("Figure A14: time", notes, QUANTITIES, tuple(rows), pictures={"seconds": tuple(charts)})
 
 
-def _measure_time(name: str, width: int, repeat: int, run: Run) -> Record:
-    def make() -> Record:
-        generator = run.generator("timing", name, width, repeat)
-        is_mlp = name.startswith("MLP")
-        module: nn.Module = mlp(784, *[width] * 3, 10) if is_mlp else resnet20(width=width, norm="filter")
-        example = torch.zeros(2, 784) if is_mlp else torch.zeros(2, 3, 32, 32)
-        symmetry = rg.discover(module, (example,))
-        pair = [_posterior(module, generator) for _ in range(2)]
-        began = time.thread_time()
-        rg.align(pair[0].mean, pair[1].mean, symmetry, method=rg.WeightMatching(scales="keep"))
-        middle = time.thread_time()
-        rg.align(pair[0], pair[1], symmetry, method=rg.GaussianMatching())
-        return {"points": middle - began, "posteriors": time.thread_time() - middle}
-
-    return run.record(("timing", name, width), str(repeat), make)
+def _measure_time(run: Run, case: tuple[str, int], repeat: int) -> Record:
+    name, width = case
+    generator = run.generator("timing", name, width, repeat)
+    is_mlp = name.startswith("MLP")
+    module: nn.Module = mlp(784, *[width] * 3, 10) if is_mlp else resnet20(width=width, norm="filter")
+    symmetry = rg.discover(module, (torch.zeros(2, 784) if is_mlp else torch.zeros(2, 3, 32, 32),))
+    a, b = (_posterior(module, generator) for _ in range(2))
+    began = time.thread_time()
+    rg.align(a.mean, b.mean, symmetry, method=rg.WeightMatching(scales="keep"))
+    middle = time.thread_time()
+    rg.align(a, b, symmetry, method=rg.GaussianMatching())
+    return {"points": middle - began, "posteriors": time.thread_time() - middle}
 
 
 def _posterior(module: nn.Module, generator: torch.Generator) -> GaussianPosterior:

@@ -6,18 +6,11 @@ from typing import Literal
 
 from regauge.bayes.variational.mean_field import Variational
 from regauge.nets.classification import Training
-from regauge.papers.bayesian.inference import DataName, Family
-from regauge.papers.bayesian.posterior_barriers import (
-    ALIGNED,
-    BALANCED,
-    NAIVE,
-    PERMUTED,
-    SIGNED,
-    Arm,
-    Barriers,
-    Case,
-)
+from regauge.papers.bayesian.inference import Family
+from regauge.papers.bayesian.posterior_barriers import ALIGNED, BALANCED, NAIVE, PERMUTED, SIGNED, Barriers, Case
 from regauge.papers.experiment import Scale
+from regauge.papers.populations import DataName
+from regauge.papers.ways import Way
 from regauge.training import SGD, Adam, Constant
 
 Norm = Literal["filter", "layer"]
@@ -55,7 +48,6 @@ def figure4(scale: Scale) -> Barriers:
         scale,
         "Figure 4: barriers with and without alignment",
         cases if scale == "cpu" else (*cases, Case(convolutional.name, convolutional, _pairs(scale))),
-        (NAIVE, ALIGNED),
         claim="the paper shows bars without numbers: none to be seen for aligned MLPs, a small one for ResNet20",
     )
 
@@ -66,7 +58,6 @@ def figure5(scale: Scale) -> Barriers:
         scale,
         "Figure 5: barriers by width",
         (*_widths(scale, "MLP", converged(scale)), *_multipliers(scale, "ResNet20")),
-        (NAIVE, ALIGNED),
         axis="units of a layer, or multiplier of channels",
         claim="the paper: wider MLPs have lower barriers, aligned or not; wider ResNet20 only if they are aligned",
     )
@@ -88,7 +79,6 @@ def figure7(scale: Scale) -> Barriers:
         scale,
         "Figure 7: barriers by the prior's variance",
         cases,
-        (NAIVE, ALIGNED),
         axis="variance of the prior",
         claim="the paper: aligned, the variance has no measurable effect; without alignment wide priors lower barriers",
     )
@@ -104,7 +94,6 @@ def figure8(scale: Scale) -> Barriers:
         scale,
         "Figure 8: barriers by temperature",
         cases,
-        (NAIVE, ALIGNED),
         axis="temperature",
         claim="the paper: aligned cold posteriors have barriers marginally closer to zero than warm ones",
     )
@@ -122,7 +111,6 @@ def figure9(scale: Scale) -> Barriers:
             *_multipliers(scale, "ResNet20, posterior"),
             *_multipliers(scale, "ResNet20, point", points),
         ),
-        (NAIVE, ALIGNED),
         axis="units of a layer, or multiplier of channels",
         claim="the paper: alike for narrow networks; for wide ones the points' barriers are lower",
     )
@@ -197,19 +185,24 @@ def small_residual(norm: Norm, width: int) -> Family:
 
 
 def _barriers(
-    scale: Scale, title: str, cases: Iterable[Case], arms: tuple[Arm, ...], *, claim: str, axis: str = ""
+    scale: Scale,
+    title: str,
+    cases: Iterable[Case],
+    ways: tuple[Way, ...] = (NAIVE, ALIGNED),
+    *,
+    claim: str,
+    axis: str = "",
 ) -> Barriers:
     if scale == "paper":
-        return Barriers(title, tuple(replace(c, pairs=5) for c in cases), arms, 25, 128, 10_000, 10_000, axis, claim)
+        return Barriers(title, tuple(replace(c, pairs=5) for c in cases), ways, 25, 128, 10_000, 10_000, axis, claim)
     if scale == "cpu":
-        return Barriers(title, tuple(cases), arms, 11, 32, 2000, 2000, axis, claim)
+        return Barriers(title, tuple(cases), ways, 11, 32, 2000, 2000, axis, claim)
     small = tuple(
         replace(case, label=case.label.replace(case.family.data, "digits"), pairs=1, family=tiny(case.family))
         for case in cases
     )
-    return Barriers(
-        title, small, arms, 3, 4, 100, 100, axis, claim, ("a test run on networks that are hardly trained",)
-    )
+    notes = ("a test run on networks that are hardly trained",)
+    return Barriers(title, small, ways, 3, 4, 100, 100, axis, claim, notes)
 
 
 def tiny(family: Family) -> Family:

@@ -1,8 +1,7 @@
 """Between two posteriors: mixtures (figure 3), planes (figures 6 and A16), variances (figure 10)."""
 
-import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import regauge as rg
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
@@ -16,10 +15,10 @@ from regauge.bayes.transport.wasserstein import geodesic
 from regauge.connect import interpolate
 from regauge.core.params import Params
 from regauge.papers.bayesian.barrier_figures import as_published, residual, small_residual, tiny
-from regauge.papers.bayesian.inference import Family, batches, posteriors
+from regauge.papers.bayesian.inference import Family, batches, move, posteriors
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.line_quantities import BARRIER, halfway
-from regauge.papers.pictures import Chart, Series, Surface
+from regauge.papers.pictures import Chart, Series, Style, Surface, loss_series
 from regauge.papers.table import Quantity, Record, Row, Table
 
 QUANTITIES = (
@@ -33,40 +32,35 @@ SIGN = "loss: negative log predictive likelihood per example, in nats; the paper
 
 @dataclass(frozen=True)
 class Between:
-    """One pair of posteriors.
-
-    Attributes:
-        family: The posteriors.
-        points: Points of each line, or along each side of a plane.
-        samples: Number of samples of each posterior.
-        test: Number of images that are evaluated.
-        notes: Departures of the scale.
-    """
+    """One pair of posteriors."""
 
     family: Family
-    points: int
-    samples: int
-    test: int
-    notes: tuple[str, ...] = ()
+    points: int  # of each line, or along each side of a plane
+    samples: int  # of each posterior
+    test: int  # images that are evaluated
+    notes: tuple[str, ...] = ()  # departures of the scale
+
+    @property
+    def description(self) -> str:
+        """The posteriors in words."""
+        family = self.family
+        return (
+            f"{family.name}, one pair, {family.examples:,} training images, {self.samples} samples, {family.settings}"
+        )
 
 
-@dataclass(frozen=True)
-class PosteriorPair:
-    """Two posteriors, the second also where alignment brings it.
-
-    Attributes:
-        first: q_0.
-        second: q_1, as inferred.
-        moved: P#q_1.
-        noise: Noise of samples of q_1.
-        moved_noise: Noise of the same samples of P#q_1.
-    """
+class PosteriorPair(NamedTuple):
+    """Two posteriors, the second also where alignment brings it, with noise of the same samples of both."""
 
     first: GaussianPosterior
     second: GaussianPosterior
     moved: GaussianPosterior
     noise: Noise
     moved_noise: Noise
+
+    def last(self, is_aligned: bool) -> tuple[GaussianPosterior, Noise]:
+        """The second posterior and noise of its samples."""
+        return (self.moved, self.moved_noise) if is_aligned else (self.second, self.noise)
 
 
 def mixture_config(scale: Scale) -> Between:
@@ -91,39 +85,23 @@ def mixtures(config: Between, run: Run) -> Table:
     family, pair = config.family, _pair(config, run)
     data = batches(family, config.test, is_test=True)
 
-    def record(kind: Literal["geodesic", "aligned", "mixture"]) -> Record:
-        last, noise = (pair.moved, pair.moved_noise) if kind == "aligned" else (pair.second, pair.noise)
-        path = mixture if kind == "mixture" else geodesic
+    def measure(label: str) -> Record:
+        last, noise = pair.last("aligned" in label)
+        path = mixture if "mixture" in label else geodesic
         curve = posterior_line(family.module(), pair.first, last, data, noise=noise, points=config.points, path=path)
         return {"line": list(curve.table), "Monte Carlo error": curve.error}
 
-    labels: dict[Literal["geodesic", "aligned", "mixture"], str] = {
-        "geodesic": "geodesic, as inferred",
-        "aligned": "geodesic, aligned",
-        "mixture": "mixture, as inferred",
-    }
-    sizes = (config.points, config.samples, config.test)
-    found = run.grid(
-        "evaluating lines",
-        lambda kind: run.record((family, "mixture", *sizes), kind, functools.partial(record, kind)),
-        list(labels),
-    )
-    lines = dict(zip(labels.values(), found, strict=True))
+    labels = ("geodesic, as inferred", "geodesic, aligned", "mixture, as inferred")
+    lines = dict(zip(labels, run.records("evaluating lines", config, measure, labels), strict=True))
     rows = [Row.of(label, [[own]], QUANTITIES, is_drawn=False) for label, own in lines.items()]
     series = [
-        Series(
-            label,
-            [point["t"] for point in own["line"]],
-            [point["loss"] for point in own["line"]],
-            style="dashed" if "mixture" in label else "line",
-        )
-        for label, own in lines.items()
+        loss_series(label, own["line"], "dashed" if "mixture" in label else "line") for label, own in lines.items()
     ]
     notes = (
         "the paper: a mixture shows no barrier and so misleads; its likelihood is the average of those of its ends, so "
         "that by convexity it never can",
         SIGN,
-        _describe(config),
+        config.description,
         *config.notes,
     )
     chart = Chart(family.name, "t", "test loss (nats)", tuple(series))
@@ -134,6 +112,7 @@ def planes(config: Between, run: Run) -> Table:
     """Likelihood and prior over the planes through three means (figure A16) and through three samples (figure 6)."""
     family, pair = config.family, _pair(config, run)
     module, data = family.module(), batches(family, config.test, is_test=False)
+    temperature = family.variational.temperature
     corners: dict[str, tuple[Params, Params, Params]] = {
         "means": (pair.first.mean, pair.second.mean, pair.moved.mean),
         "samples": (
@@ -142,42 +121,33 @@ def planes(config: Between, run: Run) -> Table:
             _one(pair.moved, pair.moved_noise),
         ),
     }
+
+    def measure(name: str) -> Record:
+        networks = corners[name]
+        cut = posterior_slice(
+            module, *networks, data, prior_std=family.variational.prior_std, resolution=config.points, margin=0.3
+        )
+        # The prior counts once for all training images, not for those alone on which the likelihood is taken.
+        likelihood = -cut.per_example("log_likelihood")
+        prior = -cut.plane.values["log_prior"] / family.examples
+        parts = {"likelihood": likelihood, "prior": prior, "posterior": likelihood + temperature * prior}
+        ends = dict(zip(("q0", "q1", "P#q1"), networks, strict=True))
+        between = [("q0", "P#q1"), ("q0", "q1"), ("q1", "P#q1")]
+        halfway = {f"{a}, {b}": interpolate(ends[a], ends[b], 0.5) for a, b in between}
+        return {
+            "xs": cut.plane.xs.tolist(),
+            "ys": cut.plane.ys.tolist(),
+            "points": cut.plane.points.tolist(),
+            "parts": {part: (values - values.min()).tolist() for part, values in parts.items()},
+            "losses": {label: predict(module, one, data).loss for label, one in (ends | halfway).items()},
+        }
+
     rows, pictures = [], {}
-    for name, networks in corners.items():
-
-        def make(networks: tuple[Params, Params, Params] = networks) -> Record:
-            cut = posterior_slice(
-                module, *networks, data, prior_std=family.prior_std, resolution=config.points, margin=0.3
-            )
-            # The prior counts once for all training images, not for those alone on which the likelihood is taken.
-            likelihood = -cut.per_example("log_likelihood")
-            prior = -cut.plane.values["log_prior"] / family.examples
-            parts = {"likelihood": likelihood, "prior": prior, "posterior": likelihood + family.temperature * prior}
-            halfway = {
-                "q0, P#q1": interpolate(networks[0], networks[2], 0.5),
-                "q0, q1": interpolate(networks[0], networks[1], 0.5),
-                "q1, P#q1": interpolate(networks[1], networks[2], 0.5),
-            }
-            ends = dict(zip(("q0", "q1", "P#q1"), networks, strict=True))
-            return {
-                "xs": cut.plane.xs.tolist(),
-                "ys": cut.plane.ys.tolist(),
-                "points": cut.plane.points.tolist(),
-                "parts": {part: (values - values.min()).tolist() for part, values in parts.items()},
-                "losses": {label: predict(module, one, data).loss for label, one in (ends | halfway).items()},
-            }
-
-        found = run.record((family, "plane", name, config.points, config.samples, config.test), "0", make)
+    for name, found in zip(corners, run.records("evaluating planes", config, measure, list(corners)), strict=True):
+        points = [(x, y) for x, y in found["points"]]
         pictures[name] = tuple(
-            Surface(
-                f"-log {part} per example, {name}",
-                found["xs"],
-                found["ys"],
-                found["parts"][part],
-                [(x, y) for x, y in found["points"]],
-                ("q0", "q1", "P#q1"),
-            )
-            for part in found["parts"]
+            Surface(f"-log {part} per example, {name}", found["xs"], found["ys"], values, points, ("q0", "q1", "P#q1"))
+            for part, values in found["parts"].items()
         )
         rows += [Row(f"{name}: {label}", {"loss": [[value]]}) for label, value in found["losses"].items()]
     notes = (
@@ -185,8 +155,8 @@ def planes(config: Between, run: Run) -> Table:
         "because it alone is better between networks, whose norms are smaller there",
         "rows with two names: the network halfway between their means or samples; training images; pictures show how "
         "far everything is above the least value, in nats per training image; posterior: log likelihood + T log prior, "
-        f"with the temperature T = {family.temperature:g} of the inference",
-        _describe(config),
+        f"with the temperature T = {temperature:g} of the inference",
+        config.description,
         *config.notes,
     )
     title = "Figures 6 and A16: the log posterior over planes"
@@ -198,32 +168,27 @@ def collapses(config: Between, run: Run) -> Table:
     family, pair = config.family, _pair(config, run)
     inputs = [images for images, _ in batches(family, config.test, is_test=False)]
 
-    def record(is_aligned: bool) -> Record:
-        last, noise = (pair.moved, pair.moved_noise) if is_aligned else (pair.second, pair.noise)
+    def measure(label: str) -> Record:
+        last, noise = pair.last(label == "aligned")
         path = geodesic(pair.first, last)
         ends = (path.at(0.0), path.at(1.0))
         few = {name: tensor[: max(2, config.samples // 2)] for name, tensor in noise.items()}
         found = posterior_collapse(family.module(), path.at(0.5), ends, inputs, noise=few)
-        return {
-            kind: [[row.layer, row.ratio] for row in table.table]
-            for kind, table in (("samples", found.samples), ("averages", found.averages))
-        }
+        tables = {"of samples": found.samples, "of the average over samples": found.averages}
+        return {words: {row.layer: row.ratio for row in one.table} for words, one in tables.items()}
 
+    styles: dict[str, Style] = {"as inferred": "dashed", "aligned": "line"}
     rows, series = [], []
-    for is_aligned, label in ((False, "as inferred"), (True, "aligned")):
-        settings = (family, "collapse", config.samples, config.test)
-        found = run.record(settings, label, functools.partial(record, is_aligned))
-        for kind, words in (("samples", "of samples"), ("averages", "of the average over samples")):
-            ratios = {layer: [[ratio]] for layer, ratio in found[kind]}
-            rows.append(Row(f"{label}, {words}", ratios))
-            depth = list(range(1, len(ratios) + 1))
-            flat = [ratio for _, ratio in found[kind]]
-            series.append(Series(f"{label}, {words}", depth, flat, style="line" if is_aligned else "dashed"))
+    for label, found in zip(styles, run.records("measuring variances", config, measure, list(styles)), strict=True):
+        for words, ratios in found.items():
+            rows.append(Row(f"{label}, {words}", {layer: [[ratio]] for layer, ratio in ratios.items()}))
+            depths = list(range(1, len(ratios) + 1))
+            series.append(Series(f"{label}, {words}", depths, list(ratios.values()), style=styles[label]))
     notes = (
         "variance over images of what enters the nonlinearities of a layer, halfway between the posteriors, over that "
         "at the ends: 1 is no collapse; the last layer has no nonlinearity",
         "the paper: variance collapses in the naive interpolation, and less after alignment",
-        _describe(config),
+        config.description,
         *config.notes,
     )
     names = tuple(Quantity(name) for name in rows[0].values)
@@ -240,19 +205,12 @@ def _config(scale: Scale, family: Family, *, points: int) -> Between:
 def _pair(config: Between, run: Run) -> PosteriorPair:
     family = config.family
     first, second = posteriors(family, 2, run)
-    symmetry = rg.discover(family.module(), (family.images().test_images[:4],))
-    generator = run.generator("alignment", family, 0)
-    element = rg.align(first, second, symmetry, method=rg.GaussianMatching(), generator=generator).element
     noise = second.draw(config.samples, run.generator("noise", family, 0))
-    moved = second.push(symmetry, element)
-    return PosteriorPair(first, second, moved, noise, second.push_noise(symmetry, element, noise))
+    generator = run.generator("alignment", family, 0)
+    moved, moved_noise, _ = move(rg.GaussianMatching(), first, second, noise, family.symmetry(), generator)
+    return PosteriorPair(first, second, moved, noise, moved_noise)
 
 
 def _one(posterior: GaussianPosterior, noise: Noise) -> Params:
     one = posterior.at({name: tensor[:1] for name, tensor in noise.items()})
     return {name: tensor[0] for name, tensor in one.items()}
-
-
-def _describe(config: Between) -> str:
-    family = config.family
-    return f"{family.name}, one pair, {family.examples:,} training images, {config.samples} samples, {family.settings}"

@@ -1,8 +1,8 @@
 """One Gaussian from many: ensemble members and posteriors merged into one, which paper 004 leaves open."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -30,36 +30,19 @@ QUANTITIES = tuple(Quantity(name) for name in ("loss", "accuracy", "calibration 
 
 @dataclass(frozen=True)
 class Ensembles:
-    """The settings.
-
-    Attributes:
-        members: Networks trained as points.
-        member_count: Number of members.
-        posteriors: Posteriors of the same architecture.
-        posterior_count: Number of posteriors.
-        samples: Number of samples of each Gaussian.
-        test: Number of test images.
-        notes: Departures of the scale.
-    """
+    """Networks trained as points, and posteriors of the same architecture."""
 
     members: Family
     member_count: int
     posteriors: Family
     posterior_count: int
-    samples: int
-    test: int
-    notes: tuple[str, ...] = ()
+    samples: int  # of each Gaussian
+    test: int  # test images
+    notes: tuple[str, ...] = ()  # departures of the scale
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way to align networks before they are merged.
-
-    Attributes:
-        label: In words.
-        networks: The method that aligns the members; None leaves them as they are.
-        gaussians: The method that aligns posteriors.
-    """
+class MergingWay(NamedTuple):
+    """A way to align networks, and posteriors, before they are merged; None leaves them as they are."""
 
     label: str
     networks: Method | None
@@ -67,13 +50,13 @@ class Way:
 
 
 WAYS = (
-    Way("not aligned", None, None),
-    Way(
+    MergingWay("not aligned", None, None),
+    MergingWay(
         "aligned to the first",
         rg.WeightMatching(),
         rg.GaussianMatching(method=rg.WeightMatching(scales="keep")),
     ),
-    Way("aligned to one another", rg.MergeMany(), rg.GaussianMatching()),
+    MergingWay("aligned to one another", rg.MergeMany(), rg.GaussianMatching()),
 )
 
 
@@ -93,36 +76,45 @@ def measure(config: Ensembles, run: Run) -> Table:
     """Merge after each way of aligning, and compare with the members and their ensemble."""
     members = posteriors(config.members, config.member_count, run)
     bayesian = posteriors(config.posteriors, config.posterior_count, run)
+    module, symmetry = config.members.module(), config.members.symmetry()
     networks = [member.mean for member in members]
     together = ParticlePosterior({name: torch.stack([one[name] for one in networks]) for name in networks[0]})
-    noise_of = functools.partial(run.generator, "samples")
     each = max(1, config.samples // len(bayesian))
-    drawn = [q.at(q.draw(each, noise_of(k))) for k, q in enumerate(bayesian)]
+    drawn = [q.at(q.draw(each, run.generator("samples", k))) for k, q in enumerate(bayesian)]
     mixed = ParticlePosterior({name: torch.cat([one[name] for one in drawn]) for name in drawn[0]})
-    steps: dict[str, list[Callable[[], Record]]] = {
-        "a member": [functools.partial(_judge, config, f"member-{k}", m, 0, run) for k, m in enumerate(members)],
-        "the ensemble of members": [functools.partial(_judge, config, "ensemble", together, len(members), run)],
-        "a posterior": [
-            functools.partial(_judge, config, f"posterior-{k}", q, config.samples, run) for k, q in enumerate(bayesian)
-        ],
-        "the ensemble of posteriors": [functools.partial(_judge, config, "mixture", mixed, each * len(bayesian), run)],
+    candidates: dict[str, list[tuple[Posterior, int]]] = {
+        "a member": [(one, 0) for one in members],
+        "the ensemble of members": [(together, len(members))],
+        "a posterior": [(one, config.samples) for one in bayesian],
+        "the ensemble of posteriors": [(mixed, each * len(bayesian))],
     }
-    symmetry = rg.discover(config.members.module(), (config.members.images().test_images[:4],))
+    inputs = [images for images, _ in batches(config.members, REPAIR, is_test=False)]
     for way in WAYS:
         merged, moved = _merge(way, members, symmetry)
-        repaired = functools.partial(_repair, config, merged.mean, moved)
-        label = f"one Gaussian, members {way.label}, its mean repaired"
-        steps[label] = [functools.partial(_judge, config, f"{way.label}-repaired", repaired, 0, run, way)]
+        label = f"one Gaussian, members {way.label}"
+        repaired = rg.repair(merged.mean, module, moved, inputs).params
+        candidates[f"{label}, its mean repaired"] = [(GaussianPosterior(repaired, {}), 0)]
         for spread in SPREADS:
-            label = f"one Gaussian, members {way.label}, {'its mean' if spread == 0 else f'spread {spread:g}'}"
             wide = GaussianPosterior(merged.mean, {name: spread * std for name, std in merged.std.items()})
-            samples = config.samples if spread else 0
-            steps[label] = [functools.partial(_judge, config, f"{way.label}-{spread}", wide, samples, run, way)]
-        one, _ = _merge(way, bayesian, symmetry)
-        label = f"one Gaussian, posteriors {way.label}"
-        steps[label] = [functools.partial(_judge, config, f"{way.label}-posteriors", one, config.samples, run, way)]
-    found = iter(run.each("judging", [step for row in steps.values() for step in row]))
-    rows = [Row.of(label, [[next(found) for _ in row]], QUANTITIES) for label, row in steps.items()]
+            words = f"spread {spread:g}" if spread else "its mean"
+            candidates[f"{label}, {words}"] = [(wide, config.samples if spread else 0)]
+        candidates[f"one Gaussian, posteriors {way.label}"] = [(_merge(way, bayesian, symmetry)[0], config.samples)]
+
+    def judge(cell: tuple[str, int]) -> Record:
+        """Evaluate a posterior on the test images: its samples, or its mean alone without them."""
+        label, k = cell
+        posterior, samples = candidates[label][k]
+        data = batches(config.members, config.test, is_test=True)
+        if samples:
+            found = predict(module, posterior, data, samples=samples, generator=run.generator("judging"))
+        else:
+            found = predict(module, posterior.moments().mean, data)
+        values = (found.loss, found.accuracy, found.calibration().error, float(found.entropy.predictive.mean()))
+        return {quantity.name: value for quantity, value in zip(QUANTITIES, values, strict=True)}
+
+    cells = [(label, k) for label, own in candidates.items() for k in range(len(own))]
+    found = iter(run.records("judging", config, judge, cells))
+    rows = [Row.of(label, [[next(found) for _ in own]], QUANTITIES) for label, own in candidates.items()]
     notes = (
         "the paper asks whether aligned posteriors can be one; it has no numbers",
         f"{config.members.name}: {config.member_count} members, {config.members.settings}; {config.posterior_count} "
@@ -138,7 +130,7 @@ def measure(config: Ensembles, run: Run) -> Table:
 
 
 def _merge(
-    way: Way, gaussians: Sequence[GaussianPosterior], symmetry: rg.Symmetry
+    way: MergingWay, gaussians: Sequence[GaussianPosterior], symmetry: rg.Symmetry
 ) -> tuple[GaussianPosterior, list[Params]]:
     """The Gaussian, and the means that it is made of where they were moved to."""
     moved: Sequence[GaussianPosterior] = gaussians
@@ -151,35 +143,3 @@ def _merge(
         networks = list(rg.align_many(networks, symmetry, method=way.networks).params)
     stack = {name: torch.stack([one[name] for one in networks]) for name in networks[0]}
     return ParticlePosterior(stack).moments(), networks
-
-
-def _repair(config: Ensembles, mean: Params, moved: Sequence[Params]) -> Params:
-    inputs = [images for images, _ in batches(config.members, REPAIR, is_test=False)]
-    return rg.repair(mean, config.members.module(), moved, inputs).params
-
-
-def _judge(
-    config: Ensembles,
-    key: str,
-    posterior: Posterior | Callable[[], Params],
-    samples: int,
-    run: Run,
-    way: Way | None = None,
-) -> Record:
-    """A posterior on the test images; by its mean alone without samples, or what makes a network."""
-
-    def make() -> Record:
-        data = batches(config.members, config.test, is_test=True)
-        generator = run.generator("judging")
-        module = config.members.module()
-        if not isinstance(posterior, Posterior):
-            found = predict(module, posterior(), data)
-        elif samples:
-            found = predict(module, posterior, data, samples=samples, generator=generator)
-        else:
-            found = predict(module, posterior.moments().mean, data)
-        values = (found.loss, found.accuracy, found.calibration().error, float(found.entropy.predictive.mean()))
-        return {quantity.name: value for quantity, value in zip(QUANTITIES, values, strict=True)}
-
-    settings = (config.members, config.posteriors, config.member_count, config.posterior_count, samples, config.test)
-    return run.record(("one Gaussian", way, *settings), key, make)

@@ -1,6 +1,6 @@
 """Posteriors of one kind: data, networks, inference; each posterior is kept on disk when it is trained."""
 
-import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -8,28 +8,22 @@ from typing import Literal
 import torch
 from torch import nn
 
+import regauge as rg
+from regauge.alignment import Method
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.posterior import Noise
 from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.core.params import Params
-from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist
-from regauge.nets.classification import Training, initialize, train
+from regauge.data.images import ImageData
+from regauge.nets.classification import Training, initialize, split_batches, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
 from regauge.papers.experiment import Name, Run
-from regauge.papers.populations import name_training
+from regauge.papers.populations import DataName, images, name_training
 from regauge.training import SGD, Constant
 
-DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]
 Kind = Literal["mlp", "filter", "layer"]
 """Fully connected, or residual with filter response or layer normalization."""
-
-IMAGES: dict[DataName, Callable[[], ImageData]] = {
-    "digits": digits,
-    "MNIST": mnist,
-    "MNIST, normalized": lambda: mnist().normalized(0.1307, 0.3081),
-    "Fashion-MNIST": fashion_mnist,
-    "CIFAR-10": cifar10,
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,25 +65,12 @@ class Family:
         return f"ResNet{6 * self.blocks + 2} x{self.width}, {norm}, {self.data}"
 
     @property
-    def prior_std(self) -> float:
-        """Prior standard deviation of every parameter.
+    def variational(self) -> Variational:
+        """The settings of variational inference.
 
         Raises:
             TypeError: The family consists of points.
         """
-        return self._variational.prior_std
-
-    @property
-    def temperature(self) -> float:
-        """Temperature of the posteriors.
-
-        Raises:
-            TypeError: The family consists of points.
-        """
-        return self._variational.temperature
-
-    @property
-    def _variational(self) -> Variational:
         if not isinstance(self.inference, Variational):
             raise TypeError(f"{self.name} is trained as points, which have no prior")
         return self.inference
@@ -100,11 +81,14 @@ class Family:
 
     def module(self) -> nn.Module:
         """A network of this architecture."""
-        data = self.images()
-        channels, height, width = data.train_images.shape[1:]
+        channels, height, width = self.images().train_images.shape[1:]
         if self.kind == "mlp":
-            return mlp(channels * height * width, *[self.width] * 3, data.classes)
+            return mlp(channels * height * width, *[self.width] * 3, self.images().classes)
         return resnet20(width=self.width, in_channels=channels, blocks=self.blocks, norm=self.kind)
+
+    def symmetry(self) -> rg.Symmetry:
+        """The symmetry of the architecture."""
+        return rg.discover(self.module(), (self.images().test_images[:4],))
 
 
 def name_inference(inference: Variational) -> Name:
@@ -120,29 +104,22 @@ def name_inference(inference: Variational) -> Name:
     )
 
 
-@functools.cache
-def images(name: DataName) -> ImageData:
-    """The images of that name, read once."""
-    return IMAGES[name]()
-
-
 def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
     """That many posteriors; points are posteriors whose parameters are all certain."""
-    steps = [functools.partial(_posterior, family, index, run) for index in range(count)]
-    return run.each(f"inferring {family.name}", steps)
 
+    def one(index: int) -> GaussianPosterior:
+        def make() -> GaussianPosterior:
+            generator = run.generator("posterior", family, index)
+            data, module = family.images(), family.module()
+            inputs, labels = data.train_images[: family.examples], data.train_labels[: family.examples]
+            start, how = initialize(module, generator), family.inference
+            if isinstance(how, Training):
+                return GaussianPosterior(train(module, start, inputs, labels, how, generator=generator), {})
+            return fit(module, start, inputs, labels, how, generator=generator)
 
-def _posterior(family: Family, index: int, run: Run) -> GaussianPosterior:
-    def make() -> GaussianPosterior:
-        generator = run.generator("posterior", family, index)
-        data, module = family.images(), family.module()
-        inputs, labels = data.train_images[: family.examples], data.train_labels[: family.examples]
-        start = initialize(module, generator)
-        if isinstance(family.inference, Training):
-            return GaussianPosterior(train(module, start, inputs, labels, family.inference, generator=generator), {})
-        return fit(module, start, inputs, labels, family.inference, generator=generator)
+        return keep(family, str(index), make, run)
 
-    return keep(family, str(index), make, run)
+    return run.grid(f"inferring {family.name}", one, range(count))
 
 
 def keep(settings: object, key: str, make: Callable[[], GaussianPosterior], run: Run) -> GaussianPosterior:
@@ -162,9 +139,24 @@ def keep(settings: object, key: str, make: Callable[[], GaussianPosterior], run:
 def batches(family: Family, count: int, *, is_test: bool, size: int = 500) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The first `count` training or test images, in batches."""
     data = family.images()
-    inputs, labels = (
-        (data.test_images, data.test_labels)
-        if is_test
-        else (data.train_images[: family.examples], data.train_labels[: family.examples])
-    )
-    return list(zip(torch.split(inputs[:count], size), torch.split(labels[:count], size), strict=True))
+    if is_test:
+        return split_batches(data.test_images[:count], data.test_labels[:count], size)
+    count = min(count, family.examples)
+    return split_batches(data.train_images[:count], data.train_labels[:count], size)
+
+
+def move(
+    method: Method | None,
+    a: GaussianPosterior,
+    b: GaussianPosterior,
+    noise: Noise,
+    symmetry: rg.Symmetry,
+    generator: torch.Generator,
+) -> tuple[GaussianPosterior, Noise, float]:
+    """Align the second posterior and noise of its samples, unless there is no method; also tell the CPU seconds."""
+    if method is None:
+        return b, noise, 0.0
+    began = time.thread_time()
+    element = rg.align(a, b, symmetry, method=method, generator=generator).element
+    seconds = time.thread_time() - began
+    return b.push(symmetry, element), b.push_noise(symmetry, element, noise) if noise else {}, seconds

@@ -22,15 +22,10 @@ COSTS: dict[GaussianCost, str] = {
 
 @dataclass(frozen=True)
 class Toy:
-    """A Gaussian over two interchangeable parameters, and its mirror image.
+    """A Gaussian over two interchangeable parameters, and its mirror image."""
 
-    Attributes:
-        mean: Mean of both parameters, so that the means say nothing.
-        stds: Standard deviations of the two parameters.
-    """
-
-    mean: float = 1.0
-    stds: tuple[float, float] = (0.2, 0.8)
+    mean: float = 1.0  # of both parameters, so that the means say nothing
+    stds: tuple[float, float] = (0.2, 0.8)  # standard deviations of the two
 
 
 def config(scale: Scale) -> Toy:
@@ -42,10 +37,7 @@ def measure(config: Toy, run: Run) -> Table:
     """Match the mirror image to the Gaussian; the swap is what all costs ought to find."""
     symmetry = rg.Symmetry.from_axes({"theta": ("units",)}, kinds={"units": "permutation"})
     mean, std = torch.full((2,), config.mean), torch.tensor(config.stds)
-    first, second = (
-        GaussianPosterior({"theta": mean}, {"theta": std}),
-        GaussianPosterior({"theta": mean}, {"theta": std.flip(0)}),
-    )
+    first, second = (GaussianPosterior({"theta": mean}, {"theta": one}) for one in (std, std.flip(0)))
     rows, series = [], [Series("first", *_circle(first)), Series("second, its mirror image", *_circle(second))]
     for cost, label in COSTS.items():
         found = rg.align(first, second, symmetry, method=rg.GaussianMatching(cost=cost))

@@ -19,7 +19,7 @@ from regauge.core.params import Params
 from regauge.data.curves import CurveData, has_snelson, snelson
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import MLP, mlp
-from regauge.papers.bayesian.inference import keep, name_inference
+from regauge.papers.bayesian.inference import keep, move, name_inference
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.pictures import Chart, Series
 from regauge.papers.table import Quantity, Row, Table
@@ -33,23 +33,14 @@ LIMITS = (-3.5, 3.0)
 
 @dataclass(frozen=True)
 class Regression:
-    """The settings.
+    """Pairs of posteriors of a regression; the first pair is pictured."""
 
-    Attributes:
-        width: Units of each of the three hidden layers.
-        inference: Settings of variational inference.
-        pairs: Number of pairs of posteriors; the first is pictured.
-        points: Points of each geodesic.
-        samples: Number of samples of each posterior.
-        is_small: Whether a made-up curve stands in for the Snelson set.
-    """
-
-    width: int
+    width: int  # units of each of the three hidden layers
     inference: Variational
     pairs: int
-    points: int
-    samples: int
-    is_small: bool = False
+    points: int  # of each geodesic
+    samples: int  # of each posterior
+    is_small: bool = False  # whether a made-up curve stands in for the Snelson set
 
     def data(self) -> CurveData:
         """Inputs with mean 0 and standard deviation 1."""
@@ -77,7 +68,8 @@ def config(scale: Scale) -> Regression:
 def measure(config: Regression, run: Run) -> Table:
     """Fit the posteriors, align each pair in three ways, and picture the functions of the first."""
     data, module = config.data(), config.module()
-    posteriors = run.each("fitting", [functools.partial(_posterior, config, k, run) for k in range(2 * config.pairs)])
+    examples = [(data.inputs, data.targets)]
+    posteriors = run.grid("fitting", functools.partial(_posterior, config, run), range(2 * config.pairs))
     symmetry = rg.discover(module, (data.inputs[:4],))
     methods = {
         "as inferred": None,
@@ -91,19 +83,9 @@ def measure(config: Regression, run: Run) -> Table:
         for pair in range(config.pairs):
             a, b = posteriors[2 * pair : 2 * pair + 2]
             noise = b.draw(config.samples, run.generator("noise", pair))
-            if method is not None:
-                element = rg.align(a, b, symmetry, method=method, generator=run.generator("alignment", pair)).element
-                b, noise = b.push(symmetry, element), b.push_noise(symmetry, element, noise)
+            b, noise, _ = move(method, a, b, noise, symmetry, run.generator("alignment", pair))
             curves.append(
-                posterior_line(
-                    module,
-                    a,
-                    b,
-                    [(data.inputs, data.targets)],
-                    noise=noise,
-                    points=config.points,
-                    likelihood=Normal(NOISE),
-                )
+                posterior_line(module, a, b, examples, noise=noise, points=config.points, likelihood=Normal(NOISE))
             )
             if pair == 0:
                 halfway[label] = (geodesic(a, b).at(0.5), noise)
@@ -129,40 +111,25 @@ def measure(config: Regression, run: Run) -> Table:
         f"{config.pairs} pair(s), {config.samples} samples; {name_inference(config.inference)}",
         "loss: negative log predictive likelihood per example of the training points, in nats",
     )
-    quantities = (
-        "barrier",
-        "Monte Carlo error",
-        "loss halfway",
-        "rmse halfway",
-        "loss of the ends",
-        "rmse of the ends",
-    )
-    return Table(
-        "Figure 1: posteriors of a regression",
-        notes,
-        tuple(Quantity(name) for name in quantities),
-        tuple(rows),
-        pictures={
-            "functions": (
-                _functions("Two posteriors", config, data, both),
-                _functions("Halfway between them", config, data, between),
-            )
-        },
-    )
+    pictures = {
+        "functions": (
+            _functions("Two posteriors", config, data, both),
+            _functions("Halfway between them", config, data, between),
+        )
+    }
+    quantities = tuple(Quantity(name) for name in rows[0].values)
+    return Table("Figure 1: posteriors of a regression", notes, quantities, tuple(rows), pictures=pictures)
 
 
-def _posterior(config: Regression, index: int, run: Run) -> GaussianPosterior:
+def _posterior(config: Regression, run: Run, index: int) -> GaussianPosterior:
     settings = (config.width, config.inference, config.is_small)
 
     def make() -> GaussianPosterior:
         names = (config.width, name_inference(config.inference), config.is_small)
         generator = run.generator("regression", names, index)
         data, module = config.data(), config.module()
-        start = initialize(module, generator)
-        likelihood = Normal(NOISE)
-        return fit(
-            module, start, data.inputs, data.targets, config.inference, generator=generator, likelihood=likelihood
-        )
+        start, likelihood, inference = initialize(module, generator), Normal(NOISE), config.inference
+        return fit(module, start, data.inputs, data.targets, inference, generator=generator, likelihood=likelihood)
 
     return keep(settings, str(index), make, run)
 
