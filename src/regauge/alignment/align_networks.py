@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
-from regauge.alignment.streamed.aligning import align_streamed_files
-from regauge.alignment.streamed.job import FileJob, FileSettings, Network, open_job
+from regauge.alignment.streamed.job import Network, align_job, open_job, plan_job
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -29,29 +28,32 @@ POPULATIONS = "these are populations; align them with `regauge.align_pairs`, all
 SINGLE = "give a list of single networks, not populations"
 
 
+class Setting(TypedDict, total=False):
+    """How networks are aligned; see `align`."""
+
+    method: Method | None
+    task: Task | None
+    generator: torch.Generator | None
+
+
+class FileSetting(Setting, total=False):
+    """Where networks in files go, too."""
+
+    out: str | Path | None
+    memory: int | str | MemoryLimit | None
+    resume: bool
+    overwrite: bool
+    progress: Progress
+
+
 @overload
 def align(
-    params_a: Network,
-    params_b: Network,
-    symmetry: Symmetry,
-    *,
-    method: Method | None = None,
-    task: Task | None = None,
-    generator: torch.Generator | None = None,
-    **files: Unpack[FileSettings],
+    params_a: Network, params_b: Network, symmetry: Symmetry, **setting: Unpack[FileSetting]
 ) -> Result[Params]: ...
 
 
 @overload
-def align(
-    params_a: Joined,
-    params_b: Joined,
-    symmetry: Symmetry,
-    *,
-    method: Method,
-    task: Task | None = None,
-    generator: torch.Generator | None = None,
-) -> Result[Joined]: ...
+def align(params_a: Joined, params_b: Joined, symmetry: Symmetry, **setting: Unpack[Setting]) -> Result[Joined]: ...
 
 
 def align(
@@ -99,23 +101,30 @@ def align(
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
             populations; the method needs a task or a generator; or the memory does not suffice.
     """
-    files: FileSettings = {"out": out, "memory": memory, "resume": resume, "overwrite": overwrite, "progress": progress}
+    job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
-        job = open_job((params_a, params_b), source=1, beside=alignment_path, **files)
-        if job is not None:
-            return _align_files(job, symmetry, method, task, generator)
+        pair = (params_a, params_b)
+        job = open_job(pair, 1, alignment_path, out=out, memory=memory, resume=resume, overwrite=overwrite)
+    if job is not None:
+        job.require_output()
+        if job.is_streamed:
+            return align_job(plan_job(job, symmetry, method, task), progress)
+        params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     if method is None:
         method = WeightMatching() if task is None else MixedMatching()
-    roles = method.joint_roles
-    networks = [require_dictionaries(method, roles, network) for network in (params_a, params_b)]
-    symmetry = bind_networks([network[0] for network in networks], symmetry, POPULATIONS)
-    view = JointView.of(roles, symmetry, networks)
-    a, b = (batch_of_one(view.join(network)) for network in networks)
-    found = method.match(Problem(a, b, view.symmetry, task, generator)).item(0)
-    if not roles:
-        return found
-    params = view.split(found.params, params_b)
-    return replace(found, symmetry=symmetry, element=view.element(found.element), params=params)
+    view, (a, b) = _view(method, (params_a, params_b), symmetry, POPULATIONS)
+    found = method.match(Problem(batch_of_one(a), batch_of_one(b), view.symmetry, task, generator)).item(0)
+    result = replace(
+        found,
+        symmetry=view.whole,
+        element=view.element(found.element),
+        params=view.split(found.params, params_b),
+    )
+    if job is not None and job.out is not None:
+        job.write(result.params)
+        alignment = Alignment(result.symmetry, result.element)
+        save_alignment(alignment, alignment_path(job.out), overwrite=job.overwrite)
+    return result
 
 
 def align_pairs(
@@ -159,23 +168,13 @@ def align_pairs(
 
 @overload
 def align_many(
-    params: Sequence[Mapping[str, Tensor]],
-    symmetry: Symmetry,
-    *,
-    method: Method | None = None,
-    task: Task | None = None,
-    generator: torch.Generator | None = None,
+    params: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, **setting: Unpack[Setting]
 ) -> Result[tuple[Params, ...]]: ...
 
 
 @overload
 def align_many(
-    params: Sequence[Joined],
-    symmetry: Symmetry,
-    *,
-    method: Method,
-    task: Task | None = None,
-    generator: torch.Generator | None = None,
+    params: Sequence[Joined], symmetry: Symmetry, **setting: Unpack[Setting]
 ) -> Result[tuple[Joined, ...]]: ...
 
 
@@ -220,38 +219,23 @@ def align_many(
     if not params:
         raise ValueError("there is no network to align; give at least one")
     method = MergeMany() if method is None else method
-    roles = method.joint_roles
-    networks = [require_dictionaries(method, roles, network) for network in params]
-    symmetry = bind_networks([network[0] for network in networks], symmetry, SINGLE)
-    view = JointView.of(roles, symmetry, networks)
-    problem = ManyProblem([view.join(network) for network in networks], view.symmetry, task, generator)
+    view, networks = _view(method, params, symmetry, SINGLE)
+    problem = ManyProblem(networks, view.symmetry, task, generator)
     if len(networks) > 1:
         found = method.match_many(problem)
     else:
         alone = [view.symmetry.identity()]
         found = problem.result(alone, objective=0.0, initial=0.0, history=[0.0], is_converged=True)
-    if not roles:
-        return found
-    first: Any = params[0]
-    moved = [view.split(one, like) for one, like in zip(found.params[1:], params[1:], strict=True)]
-    return replace(found, symmetry=symmetry, element=view.element(found.element), params=(first, *moved))
+    moved = tuple(view.split(one, like) for one, like in zip(found.params, params, strict=True))
+    return replace(found, symmetry=view.whole, element=view.element(found.element), params=moved)
 
 
-def _align_files(
-    job: FileJob,
-    symmetry: Symmetry,
-    method: Method | None,
-    task: Task | None,
-    generator: torch.Generator | None,
-) -> Result[Params]:
-    """Align networks that are on the disk, in memory or streamed, and write the result."""
-    job.require_output()
-    if job.is_streamed:
-        return align_streamed_files(job, symmetry, method=method, task=task)
-    params_a, params_b = job.params
-    result = align(params_a, params_b, symmetry, method=method, task=task, generator=generator)
-    if job.out is not None:
-        job.write(result.params)
-        alignment = Alignment(result.symmetry, result.element)
-        save_alignment(alignment, alignment_path(job.out), overwrite=job.overwrite)
-    return result
+def _view(
+    method: Method, networks: Sequence[object], symmetry: Symmetry, hint: str
+) -> tuple[JointView, list[Mapping[str, Tensor]]]:
+    """Check networks, and see each of them as one dictionary."""
+    roles = method.joint_roles
+    several = [require_dictionaries(method, roles, network) for network in networks]
+    symmetry = bind_networks([dictionaries[0] for dictionaries in several], symmetry, hint)
+    view = JointView.of(roles, symmetry, several)
+    return view, [view.join(dictionaries) for dictionaries in several]

@@ -3,8 +3,8 @@
 import torch
 
 import regauge as rg
-from regauge.alignment.streamed.job import plan_job
-from regauge.alignment.streamed.pieces import measure_distances
+from regauge.alignment.streamed.job import align_job, plan_job
+from regauge.alignment.streamed.source import measure_distances
 from regauge.cli.matching import method_of
 from regauge.cli.options import Align
 from regauge.cli.output import print_table
@@ -19,15 +19,27 @@ def run(options: Align) -> None:
     method = method_of(options)
     job, found = read_job(options, (options.a, options.b), source=1, beside=alignment_path)
     task = matching_task(options, found)
-    if options.dry_run or job.is_streamed:
-        show_plan(plan_job(job, found.symmetry, method))
-        if options.dry_run:
-            return
+    streamed = plan_job(job, found.symmetry, method, task) if options.dry_run or job.is_streamed else None
+    if streamed is not None:
+        show_plan(streamed)
+    if options.dry_run:
+        return
     a, b = found.checkpoints
     with show_work("aligning", is_streamed=job.is_streamed) as progress:
-        generator = torch.Generator().manual_seed(options.seed)
-        settings = job.settings(progress)
-        result = rg.align(a, b, found.symmetry, method=method, task=task, generator=generator, **settings)
+        if streamed is not None:
+            result: rg.Result[rg.Params] = align_job(streamed, progress)
+        else:
+            result = rg.align(
+                a,
+                b,
+                found.symmetry,
+                method=method,
+                task=task,
+                generator=torch.Generator().manual_seed(options.seed),
+                out=job.out,
+                memory=job.limit,
+                overwrite=job.overwrite,
+            )
     with show_status("measuring distances"):
         gains = {"distance between A and B": measure_distances(a, b, found.symmetry, result.element)}
     if task is not None:

@@ -11,6 +11,7 @@ from regauge.cli.streaming import read_job, show_plan, show_work
 from regauge.cli.tasks import matching_task
 from regauge.merging.merge_record import card_path
 from regauge.merging.rules import Rule
+from regauge.merging.streamed import merge_job
 
 NEED_BASE = ("task-arithmetic", "ties", "dare", "dare-ties")
 
@@ -24,23 +25,29 @@ def run(options: Merge) -> None:
     job, found = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path)
     is_streamed = options.dry_run or job.is_streamed
     method, task = _method(options, is_streamed=is_streamed), matching_task(options, found)
-    if is_streamed:
-        show_plan(plan_job(job, found.symmetry, method))
-        if options.dry_run:
-            return
-    base, networks = (found.checkpoints[0], found.checkpoints[1:]) if bases else (None, found.checkpoints)
+    streamed = plan_job(job, found.symmetry, method, task) if is_streamed else None
+    if streamed is not None:
+        show_plan(streamed)
+    if options.dry_run:
+        return
+    weights = options.weights or None
     with show_work("aligning and merging", is_streamed=is_streamed) as progress:
-        result = rg.merge(
-            networks,
-            found.symmetry,
-            method=method,
-            weights=options.weights or None,
-            rule=rule,
-            base=base,
-            task=task,
-            generator=torch.Generator().manual_seed(options.seed),
-            **job.settings(progress),
-        )
+        if streamed is not None:
+            result = merge_job(streamed, rule=rule, weights=weights, has_base=bool(bases), progress=progress)
+        else:
+            result = rg.merge(
+                found.checkpoints[len(bases) :],
+                found.symmetry,
+                method=method,
+                weights=weights,
+                rule=rule,
+                base=found.checkpoints[0] if bases else None,
+                task=task,
+                generator=torch.Generator().manual_seed(options.seed),
+                out=job.out,
+                memory=job.limit,
+                overwrite=job.overwrite,
+            )
     for report in result.record.reports:
         print(report)
     print(result.record.card)

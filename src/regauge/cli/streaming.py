@@ -29,15 +29,8 @@ def read_job(
         beside: What else is written, by the name of the output.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
-    job = open_job(
-        paths,
-        source=source,
-        out=options.output,
-        beside=beside,
-        memory=limit,
-        resume=options.resume,
-        overwrite=options.overwrite,
-    )
+    resume, overwrite = options.resume, options.overwrite
+    job = open_job(paths, source, beside, out=options.output, memory=limit, resume=resume, overwrite=overwrite)
     assert job is not None
     if not options.dry_run:
         job.require_output()
@@ -62,26 +55,23 @@ def show_work(label: str, *, is_streamed: bool) -> Iterator[Progress]:
 
 def show_plan(streamed: StreamedJob) -> None:
     """Print what will be read, held and written."""
-    if streamed.plans:
-        plan = max(streamed.plans, key=lambda plan: plan.peak)
-        alike: dict[tuple[Any, ...], list[str]] = {}
-        for one in plan.sets:
-            values = sum(plan.sizes.numel(name) for name in one.names)
-            alike.setdefault((len(one.names), values, len(one.roots), len(one.signs)), []).append(one.names[0])
-        rows = []
-        for (tensors, values, groups, signs), (name, *others) in alike.items():
-            label = f"{len(others) + 1} like that of {name}" if others else f"that of {name}"
-            chosen = f"{groups}" + (f", signs of {signs} spread" if signs else "")
-            rows.append(
-                {"working sets": label, "tensors": f"{tensors}", "values": f"{values:,}", "groups chosen": chosen}
-            )
-        print_table(rows)
-        spread = ", ".join(f"{name} ({streamed.symmetry[name].size})" for name in plan.spread)
-        print(f"\ngroups chosen after each sweep: {spread or 'none, everything fits'}")
-        if plan.loose:
-            print(f"read in pieces: {', '.join(plan.loose[:4])}{' ...' if len(plan.loose) > 4 else ''}")
-        print(f"read in each sweep: {size_text(plan.sweep_bytes)}")
-        already = f", {size_text(plan.held)} of them already" if plan.held else ""
-        print(f"memory held at once, above the interpreter: at most {size_text(plan.peak)}{already}")
+    plan = streamed.plan
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for one in plan.sets:
+        values = sum(plan.sizes.numel(name) for name in one.names)
+        alike.setdefault((len(one.names), values, len(one.families), len(one.signs)), []).append(one.names[0])
+    rows = []
+    for (tensors, values, groups, signs), (name, *others) in alike.items():
+        label = f"{len(others) + 1} like that of {name}" if others else f"that of {name}"
+        chosen = f"{groups}" + (f", signs of {signs} spread" if signs else "")
+        rows.append({"working sets": label, "tensors": f"{tensors}", "values": f"{values:,}", "groups chosen": chosen})
+    print_table(rows)
+    spread = ", ".join(f"{name} ({streamed.symmetry[name].size})" for name in plan.spread)
+    print(f"\ngroups chosen after each sweep: {spread or 'none, everything fits'}")
+    if plan.loose:
+        print(f"read in pieces: {', '.join(plan.loose[:4])}{' ...' if len(plan.loose) > 4 else ''}")
+    print(f"read in each sweep: {size_text(plan.sweep_bytes)}")
+    already = f", {size_text(plan.held)} of them already" if plan.held else ""
+    print(f"memory held at once, above the interpreter: at most {size_text(plan.peak)}{already}")
     written, files = sum(shard.nbytes for shard in streamed.shards), len(streamed.shards)
     print(f"written: {files} file{'s' * (files > 1)} of {size_text(written)} in all: {streamed.job.out}")

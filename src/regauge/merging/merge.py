@@ -1,21 +1,22 @@
 """Align networks with one another and make one of them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
-from regauge.alignment.streamed.job import FileJob, FileSettings, Network, open_job
-from regauge.core.interpolation import distance, mean
+from regauge.alignment.streamed.job import Network, open_job, plan_job
+from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
-from regauge.merging.rules import Average, MeanRule, Rule, VectorRule
-from regauge.merging.streamed import merge_streamed
+from regauge.merging.rules import Average, MeanRule, Rule, VectorRule, require_base
+from regauge.merging.streamed import merge_job
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
 from regauge.storage.checkpoints.writing import save_text
 
@@ -80,101 +81,55 @@ def merge(
     """
     if not params:
         raise ValueError("there is no network to merge; give at least one")
-    rule = Average() if rule is None else rule
-    bases = [] if base is None else [base]
-    files: FileSettings = {"out": out, "memory": memory, "resume": resume, "overwrite": overwrite, "progress": progress}
-    job = open_job([*bases, *params], source=0, beside=card_path, **files)
+    rule, has_base, start = Average() if rule is None else rule, base is not None, 0 if base is None else 1
+    given: Sequence[Network] = params if base is None else [base, *params]
+    job = open_job(given, 0, card_path, out=out, memory=memory, resume=resume, overwrite=overwrite)
     if job is not None:
-        return _merge_files(job, len(bases), symmetry, method, weights, rule, task, generator, labels)
-    starts, networks = ([one for one in part if isinstance(one, Mapping)] for part in (bases, params))
-    return _merge(networks, symmetry, method, weights, rule, starts[0] if starts else None, task, generator, labels)
-
-
-def _merge_files(
-    job: FileJob,
-    bases: int,
-    symmetry: Symmetry,
-    method: Method | None,
-    weights: Sequence[float] | None,
-    rule: Rule,
-    task: Task | None,
-    generator: torch.Generator | None,
-    labels: Sequence[str] | None,
-) -> MergeResult:
-    """Merge networks that are on the disk, in memory or streamed, and write the result."""
-    job.require_output()
-    if labels is None:
-        labels = [one.label for one in (*job.checkpoints[bases:], *job.checkpoints[:bases])]
-    if job.is_streamed:
-        return merge_streamed(
-            job, symmetry, method=method, rule=rule, weights=weights, has_base=bases > 0, task=task, labels=labels
-        )
-    networks, base = job.params[bases:], job.params[0] if bases else None
-    result = _merge(networks, symmetry, method, weights, rule, base, task, generator, labels)
-    if job.out is not None:
-        job.write(result.params)
-        save_text(result.record.card, card_path(job.out))
-    return result
-
-
-def _merge(
-    params: Sequence[Mapping[str, Tensor]],
-    symmetry: Symmetry,
-    method: Method | None,
-    weights: Sequence[float] | None,
-    rule: Rule,
-    base: Mapping[str, Tensor] | None,
-    task: Task | None,
-    generator: torch.Generator | None,
-    labels: Sequence[str] | None,
-) -> MergeResult:
-    """Merge networks that are in memory."""
-    names = require_labels(labels, len(params), has_base=base is not None)
+        job.require_output()
+        if job.is_streamed:
+            streamed = plan_job(job, symmetry, method, task)
+            return merge_job(streamed, rule=rule, weights=weights, has_base=has_base, labels=labels, progress=progress)
+        paths = [one.label for one in job.checkpoints]
+        labels = [*paths[start:], *paths[:start]] if labels is None else labels
+        given = [checkpoint.params for checkpoint in job.checkpoints]
+    names = require_labels(labels, len(params), has_base)
+    require_base(rule, has_base=has_base)
+    networks = [network for network in given if isinstance(network, Mapping)]
+    # Weights that do not fit are refused before the work of aligning.
+    factors = shares_of(weights, len(params)) if isinstance(rule, MeanRule) else rule.factors(weights, len(params))
+    method = (WeightMatching() if has_base else MergeMany()) if method is None else method
+    aligned = align_many(networks, symmetry, method=method, task=task, generator=generator)
+    before, after, reference, buffers = networks[start:], aligned.params[start:], networks[0], aligned.symmetry.buffers
     if isinstance(rule, MeanRule):
-        if base is not None:
-            raise ValueError(
-                f"{rule} is a mean of the networks and takes no base; leave it out, put it among the networks, or "
-                "use a rule for task vectors: TaskArithmetic, Ties or Dare"
-            )
-        # Weights that do not fit are refused before the work of aligning.
-        Average().shares(params, weights, None)
-        method = MergeMany() if method is None else method
-        aligned = align_many(params, symmetry, method=method, task=task, generator=generator)
-        networks, reference = aligned.params, params[0]
-        factors = rule.shares(networks, weights, task)
-        merged = mean(networks, factors)
+        factors = rule.shares(after, weights, task)
+        merged = mean(after, factors)
     else:
-        if base is None:
-            raise ValueError(f"{rule} combines what networks differ by from a base network; give it as `base`")
-        factors = rule.factors(weights, len(params))
-        method = WeightMatching() if method is None else method
-        aligned = align_many([base, *params], symmetry, method=method, task=task, generator=generator)
-        networks, reference = aligned.params[1:], base
-        merged = _combine(base, networks, aligned.symmetry, rule, factors, generator)
+        merged = _combine(reference, after, aligned.symmetry, rule, factors, generator)
     if task is not None:
         merged = task.prepare_average(merged)
-    buffers = aligned.symmetry.buffers
     record = MergeRecord(
         networks=tuple(names[: len(params)]),
-        base=None if base is None else names[-1],
+        base=names[-1] if has_base else None,
         rule=str(rule),
         alignment=str(method),
         weights=factors,
         initial=aligned.initial,
         objective=aligned.objective,
-        before=tuple(distance(reference, network, buffers) for network in params),
-        after=tuple(distance(reference, network, buffers) for network in networks),
+        before=tuple(distance(reference, network, buffers) for network in before),
+        after=tuple(distance(reference, network, buffers) for network in after),
     )
     if task is not None:
-        record = record.with_metrics(
-            [task.evaluate(network) for network in params],
-            merged=task.evaluate(merged),
-            base=None if base is None else task.evaluate(base),
-            unaligned=task.evaluate_average(mean(params, factors)) if base is None else None,
+        record = replace(
+            record,
+            metrics=tuple(task.evaluate(network) for network in before),
+            base_metrics=task.evaluate(reference) if has_base else None,
+            merged_metrics=task.evaluate(merged),
+            unaligned_metrics=None if has_base else task.evaluate_average(mean(before, factors)),
         )
-    first = 0 if base is None else 1
-    elements = tuple(aligned.element.item(k + first) for k in range(len(params)))
-    return MergeResult(merged, elements, aligned.symmetry, record)
+    if job is not None and job.out is not None:
+        job.write(merged)
+        save_text(record.card, card_path(job.out))
+    return MergeResult(merged, aligned.elements[start:], aligned.symmetry, record)
 
 
 def _combine(

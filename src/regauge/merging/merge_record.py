@@ -1,7 +1,7 @@
 """What was merged, how, and what came out: a record that prints as a model card."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from regauge.core.element import Element
@@ -51,14 +51,6 @@ class MergeRecord:
     merged_metrics: Metrics | None = None
     unaligned_metrics: Metrics | None = None
     reports: tuple[str, ...] = ()
-
-    def with_metrics(
-        self, networks: Sequence[Metrics], *, merged: Metrics, base: Metrics | None, unaligned: Metrics | None
-    ) -> "MergeRecord":
-        """The same record with what networks reach on a task."""
-        return replace(
-            self, metrics=tuple(networks), merged_metrics=merged, base_metrics=base, unaligned_metrics=unaligned
-        )
 
     @property
     def card(self) -> str:
@@ -126,7 +118,7 @@ class MergeResult:
         return self.record.card
 
 
-def require_labels(labels: Sequence[str] | None, count: int, *, has_base: bool) -> list[str]:
+def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> list[str]:
     """Labels of `count` networks, and of the base last; numbers unless given.
 
     Raises:

@@ -205,6 +205,23 @@ class Dare(VectorRule):
         return self.rule.combine(vectors, factors, generator)
 
 
+def require_base(rule: Rule, *, has_base: bool) -> None:
+    """Refuse a mean with a base, and task vectors without one.
+
+    Raises:
+        ValueError: It is one of these.
+    """
+    if has_base and isinstance(rule, MeanRule):
+        raise ValueError(
+            f"{rule} is a mean of the networks and takes no base; leave it out, put it among the networks, or use a "
+            "rule for task vectors: TaskArithmetic, Ties or Dare"
+        )
+    if not has_base and isinstance(rule, VectorRule):
+        raise ValueError(
+            f"{rule} combines what networks differ by from a base network and needs a base; give it as `base`"
+        )
+
+
 def _trim(vector: Tensor, density: float) -> Tensor:
     magnitudes = vector.abs().flatten()
     kept = max(1, round(density * magnitudes.numel()))

@@ -111,7 +111,7 @@ class Ascent:
             gained.append(self.gained.clone())
         return rows, gained
 
-    def start_from_barycenter(self, known: Collection[str] = ()) -> None:
+    def start_from_barycenter(self, first: Collection[str] = ()) -> None:
         """Choose every family once, each pair its best anchored first, with unknown ones at their barycenter.
 
         An unknown permutation is replaced by the uniform doubly stochastic matrix, unknown signs and rotations by zero:
@@ -120,13 +120,16 @@ class Ascent:
         because there most of the first costs is noise.
 
         Args:
-            known: Roots of families that stay as they are; they come first in later sweeps.
+            first: Roots of families that are chosen before all others; they come first in later sweeps, too.
         """
-        numbers = range(len(self._families))
-        first = [k for k in numbers if self._families[k].root.name in known]
+        rows, numbers = torch.arange(self.pairs), range(len(self._families))
+        ahead = [k for k in numbers if self._families[k].root.name in first]
+        unknown = tuple(k for k in numbers if k not in ahead)
+        for position, k in enumerate(ahead):
+            self._choose(k, rows, (*ahead[position + 1 :], *unknown))
         order = torch.empty_like(self._order)
-        order[:, : len(first)] = torch.tensor(first, dtype=torch.int64)
-        pending = [(torch.arange(self.pairs), tuple(k for k in numbers if k not in first))]
+        order[:, : len(ahead)] = torch.tensor(ahead, dtype=torch.int64)
+        pending = [(rows, unknown)]
         while pending:
             rows, unknown = pending.pop()
             if not unknown:

@@ -1,61 +1,30 @@
-"""Alignment of two checkpoints that stay on the disk: coordinate ascent in sweeps over their files."""
+"""Alignment of two checkpoints that stay on the disk: the engine climbs in one working set after the other."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from regauge.alignment.engine.climbs import climb, make_ascent
+from regauge.alignment.engine.ascent import Ascent
+from regauge.alignment.engine.blocks import solve_family
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
 from regauge.alignment.result import Result
-from regauge.alignment.streamed.balance import balance_streamed
-from regauge.alignment.streamed.plan import Plan, WorkingSet, restricted, sign_group
-from regauge.alignment.streamed.state import State
-from regauge.alignment.streamed.stream import Stream
-from regauge.alignment.streamed.totals import Pair, Total, part_cost
-from regauge.core import act as _act
-from regauge.core import element as _element
-from regauge.core.act import Site
+from regauge.alignment.streamed.memory import row_ranges
+from regauge.alignment.streamed.plan import Plan, WorkingSet
+from regauge.alignment.streamed.source import Source
+from regauge.alignment.streamed.state import State, Timing
+from regauge.alignment.streamed.totals import Total, part_cost
 from regauge.core.element import Element, Value
-from regauge.core.families import barycenter
-from regauge.core.groups import Group
+from regauge.core.families import Tensors, barycenter
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
-from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.memory_limit import size_text
 
 SAVE_SECONDS = 20.0
 """The state is saved between working sets when that long has passed."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How long a pass over the checkpoints took.
-
-    Attributes:
-        label: The name of the pass.
-        nbytes: Bytes that were read.
-        read_seconds: Wall-clock time of reading alone, out of the page cache or from the disk.
-        seconds: Wall-clock time of the pass.
-        cpu_seconds: Processor time of the pass, of all threads.
-    """
-
-    label: str
-    nbytes: int
-    read_seconds: float
-    seconds: float
-    cpu_seconds: float
-
-    def __str__(self) -> str:
-        speed = size_text(self.nbytes / max(self.read_seconds, 1e-9))
-        return (
-            f"  {self.label}: {self.seconds:.1f} s ({self.cpu_seconds:.1f} s of processor time), of which "
-            f"{self.read_seconds:.2f} s reading {size_text(self.nbytes)} ({speed}/s)"
-        )
 
 
 @dataclass(frozen=True)
@@ -109,288 +78,202 @@ def align_streamed(
         progress: Shows each pass over the checkpoints, in bytes.
 
     Raises:
-        ValueError: A tensor holds NaN or Inf, or the method cannot stream.
+        ValueError: A tensor holds NaN or Inf.
     """
-    if method.restarts or method.init is not None:
-        raise ValueError("restarts and init need the networks in memory; leave them out, or allow more --memory")
-    return _Climb(a, b, plan, method, state or State(plan.symmetry.identity()), keep, progress).run()
+    state = state or State(plan.symmetry.identity())
+    if state.is_converged is None:
+        _StreamedAscent(Source(a, b, plan.symmetry, state), plan, method, state, keep, progress).run()
+    assert state.initial is not None
+    element = state.element
+    if state.left is not None and state.right is not None:
+        back = plan.symmetry.inverse(state.left)
+        element = plan.symmetry.compose(back, plan.symmetry.compose(element, state.right))
+    return StreamedResult(
+        symmetry=plan.symmetry,
+        element=element,
+        params={},
+        objective=state.history[-1],
+        initial=state.initial,
+        history=tuple(state.history),
+        starts=(),
+        is_converged=state.is_converged,
+        is_judged=False,
+        timings=tuple(state.timings),
+    )
 
 
-class _Climb:
+class _StreamedAscent:
+    """The passes over both networks, which bring a state to its end."""
+
     def __init__(
         self,
-        a: Checkpoint,
-        b: Checkpoint,
+        source: Source,
         plan: Plan,
         method: WeightMatching,
         state: State,
         keep: Callable[[State], None],
         progress: Progress,
     ) -> None:
-        self._a, self._b, self._plan, self._method = a, b, plan, method
+        self._source, self._plan, self._method, self._symmetry = source, plan, method, plan.symmetry
         self._state, self._keep, self._progress = state, keep, progress
-        self._symmetry = plan.symmetry
-        self._is_balanced = method.scales == "balance" and any(group.scales for group in plan.symmetry.groups)
-        self._timings: list[Timing] = []
-        self._stream = Stream(a, b, plan, state)
         self._saved = time.monotonic()
 
-    def run(self) -> StreamedResult:
-        state = self._state
-        if self._is_balanced and state.left is None:
-            self._pass("balancing scales", self._balance)
+    def run(self) -> None:
+        state, is_from_barycenter = self._state, self._method.start == "barycenter"
+        if self._method.scales == "balance" and any(g.scales for g in self._symmetry.groups) and state.left is None:
+            with self._timed("balancing scales"):
+                state.left, state.right = self._source.balance(self._advance)
+            self._keep(state)
         if not state.is_anchored:
-            if self._method.start == "barycenter":
-                self._pass("first values", self._anchor, len(self._plan.spread))
+            if is_from_barycenter:
+                with self._timed("first values", len(self._plan.spread)):
+                    self._anchor()
             else:
-                state.matched = set(range(len(self._plan.sets)))
+                state.matched = len(self._plan.sets)
             state.is_anchored = True
             self._keep(state)
-        is_converged = self._sweeps()
+        is_converged = self._climb()
         assert state.initial is not None
-        if state.history[-1] < state.initial and not state.is_from_identity and self._method.start == "barycenter":
-            state.element, state.right, state.before = self._symmetry.identity(), state.left, None
-            state.matched, state.is_from_identity = set(range(len(self._plan.sets))), True
-            state.history, state.quiet = [], 0
-            is_converged = self._sweeps()
-        element = state.element
-        if state.left is not None and state.right is not None:
-            back = self._symmetry.inverse(state.left)
-            element = self._symmetry.compose(back, self._symmetry.compose(element, state.right))
-        history = tuple(value + (state.offset if state.is_from_identity else 0.0) for value in state.history)
-        return StreamedResult(
-            symmetry=self._symmetry,
-            element=element,
-            params={},
-            objective=history[-1],
-            initial=state.initial,
-            history=history,
-            starts=(),
-            is_converged=is_converged,
-            is_judged=False,
-            timings=tuple(self._timings),
-        )
+        if state.history[-1] < state.initial and is_from_barycenter and not state.is_from_identity:
+            state.is_from_identity, state.matched, state.before = True, len(self._plan.sets), None
+            state.history, state.quiet, state.element = [], 0, self._symmetry.identity()
+            if state.left is not None and state.right is not None:  # The identity has the scales of the first network.
+                state.element = self._symmetry.compose(state.left, self._symmetry.inverse(state.right))
+            is_converged = self._climb()
+        state.is_converged = is_converged
+        self._keep(state)
 
-    # --- passes ------------------------------------------------------------------------------------------------
-
-    def _pass(self, label: str, work: Callable[[], None], times: int = 1) -> None:
-        """Do something that reads both checkpoints at most so many times, with a clock beside it."""
-        self._left = times * self._plan.sweep_bytes
-        before = self._stream.read_so_far()
-        start, busy = time.perf_counter(), time.process_time()
+    @contextmanager
+    def _timed(self, label: str, sweeps: int = 1) -> Iterator[None]:
+        """A pass that reads both checkpoints at most this many times, with its progress and a clock."""
+        self._left = sweeps * self._plan.sweep_bytes
         self._show = self._progress(label, self._left)
-        work()
-        now = self._stream.read_so_far()
+        nbytes, reading = self._source.bytes_and_seconds
+        start, busy = time.perf_counter(), time.process_time()
+        yield
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
-        self._timings.append(Timing(label, now[0] - before[0], now[1] - before[1], seconds, busy))
-        self._show(self._left)
+        now = self._source.bytes_and_seconds
+        self._state.timings.append(Timing(label, now[0] - nbytes, now[1] - reading, seconds, busy))
+        self._advance(self._left)
 
     def _advance(self, nbytes: int) -> None:
-        self._show(min(nbytes, self._left))
-        self._left -= min(nbytes, self._left)
-
-    def _balance(self) -> None:
-        self._state.left = balance_streamed(self._plan, self._a, self._advance)
-        self._state.right = balance_streamed(self._plan, self._b, self._advance)
-        self._keep(self._state)
+        nbytes = min(nbytes, self._left)
+        self._show(nbytes)
+        self._left -= nbytes
 
     def _anchor(self) -> None:
         """First values of the spread groups, those first that are touched least by what is unknown."""
+        inside = {g.name for one in self._plan.sets for family in one.families for g in family.members}
         waiting = list(self._plan.spread)
-        roots = {root for one in self._plan.sets for root in one.roots}
         while waiting:
-            unknown = self._members(roots) | set(waiting)
-            name = max(waiting, key=lambda spread: self._share(spread, unknown))
+            unknown = inside | set(waiting)
+            name = max(waiting, key=lambda spread: self._known_share(spread, unknown))
             waiting.remove(name)
-            group = self._symmetry[name]
-            total = Total(group, self._plan.shared_signs(group))
-            self._stream.refresh()
-            for names, own in self._parts(name):
-                for rows in self._stream.pieces(names[0]) if names[0] in self._plan.loose else [None]:
-                    pair = self._averaging(name, unknown, rows)
-                    total.add(part_cost(group, names, self._sites_of(name), pair), own)
-                self._advance(self._stream.nbytes(names))
-            value, _ = total.closest()
-            self._step({name: value})
+            total = self._total(name)
+            self._source.refresh()
+            for names, own in self._plan.parts(name):
+                sites = {n: self._symmetry.sites[n] for n in names if self._is_telling(name, n, unknown)}
+                is_loose = names[0] in self._plan.loose
+                for rows in row_ranges(self._symmetry, names[0]) if is_loose else [None]:
+                    tensors = {n: self._source.load(n, rows)[:2] for n in sites}
+                    total.add(part_cost(total.group, sites, tensors.__getitem__, unknown), own)
+                self._advance(self._source.nbytes(names))
+            self._compose({name: total.closest()[0]})
 
-    def _sweeps(self) -> bool:
+    def _climb(self) -> bool:
         """Sweep until nothing can be improved; whether that was reached."""
         state, rounds = self._state, self._plan.rounds
         while len(state.history) < self._method.max_sweeps:
-            chosen = rounds[len(state.history) % len(rounds)] if rounds else ()
-            totals = {
-                name: Total(self._symmetry[name], self._plan.shared_signs(self._symmetry[name])) for name in chosen
-            }
-            reached, is_settled = 0.0, True
-
-            def sweep(totals: Mapping[str, Total] = totals) -> None:
-                nonlocal reached, is_settled
+            totals = {name: self._total(name) for name in (rounds[len(state.history) % len(rounds)] if rounds else ())}
+            again = " from the identity" if state.is_from_identity else ""
+            with self._timed(f"sweep {len(state.history) + 1}{again}"):
                 reached, is_settled = self._sweep(totals)
-
-            self._stream.begin_sweep()
-            self._pass(f"sweep {state.sweeps + 1}", sweep)
-            state.sweeps += 1
             if state.initial is None:
-                state.initial, state.offset = self._stream.identity, self._stream.identity - self._stream.crossed
+                state.initial = self._source.identity
             if state.before is not None and reached <= state.history[-1]:
                 state.element, state.before = state.before, None
                 return True
             state.before = None
             state.history.append(reached)
-            values = {}
-            for name, total in totals.items():
-                value, gain = total.closest()
-                if gain > self._method.tolerance * self._stream.scale:
-                    values[name] = value
+            found = {name: total.closest() for name, total in totals.items()}
+            least = self._method.tolerance * self._source.scale
+            values = {name: value for name, (value, gain) in found.items() if gain > least}
             state.quiet = 0 if values else state.quiet + 1
             if state.quiet >= max(1, len(rounds)):
-                self._keep(state)
                 return is_settled
             if values and len(state.history) < self._method.max_sweeps:
                 state.before = state.element
-                self._step(values)
+                self._compose(values)
             self._keep(state)
         return False
 
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        self._stream.refresh()
+        """The objective after a climb in every working set, and whether all of them ended by themselves."""
+        self._source.refresh()
         reached, is_settled = 0.0, True
         for k, one in enumerate(self._plan.sets):
             gained, is_done = self._visit(k, one, totals)
             reached, is_settled = reached + gained, is_settled and is_done
-            self._advance(self._stream.nbytes(one.names))
+            self._advance(self._source.nbytes(one.names))
             if time.monotonic() - self._saved > SAVE_SECONDS:
                 self._keep(self._state)
                 self._saved = time.monotonic()
         for name in self._plan.loose:
-            for rows in self._stream.pieces(name):
-                x, y, start = self._stream.load(name, rows)
-                reached += self._stream.objective(name, x, y, start)
-                self._add({name: x}, {name: y}, [name], totals, {})
-            self._advance(self._stream.nbytes([name]))
+            for rows in row_ranges(self._symmetry, name):
+                x, y, norm = self._source.load(name, rows)
+                reached += self._source.objective(name, x, y, norm)
+                self._add(totals, {name: x}, {name: y})
+            self._advance(self._source.nbytes([name]))
         return reached, is_settled
 
     def _visit(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
         """Climb in one working set, and add it to the costs of spread groups."""
-        a: dict[str, Tensor] = {}
-        b: dict[str, Tensor] = {}
-        starts: dict[str, float] = {}
+        a, b, norms = {}, {}, {}
         for name in one.names:
-            a[name], b[name], starts[name] = self._stream.load(name)
-        members = self._members(one.roots)
-        signs = [sign_group(self._symmetry[name], own, one.names) for name, own in one.signs.items()]
-        local = restricted(self._symmetry, one.names, members)
-        if k not in self._state.matched and signs:
-            first = Symmetry(tuple(signs), {name: self._symmetry.shapes[name] for name in one.names})
-            found = self._first_signs(first, members, a, b)
-            moved = [name for name in first.sites if name in b]
-            b |= _act.act(first.groups, {n: first.sites[n] for n in moved}, found, {n: b[n] for n in moved}, _ndims(b))
-            self._update_signs(one, found)
-        both = replace(local, groups=(*signs, *local.groups))
-        ascent = make_ascent(both, batch_of_one(a), batch_of_one(b), tolerance=self._method.tolerance)
+            a[name], b[name], norms[name] = self._source.load(name)
+        families = [*one.sign_families(self._symmetry), *one.families]
+        ascent = Ascent(families, batch_of_one(a), batch_of_one(b), solve_family, tolerance=self._method.tolerance)
         del b
-        if k not in self._state.matched:
-            ascent.start_from_barycenter(known=[group.name for group in signs])
+        if k >= self._state.matched:
+            ascent.start_from_barycenter(first=one.signs)
+            self._state.matched = k + 1
         moving, _ = ascent.climb(torch.arange(1), self._method.max_sweeps)
-        element = ascent.networks.element.fill(both.identity((1,))).item(0)
-        second = {name: tensor[0] for name, tensor in ascent.networks.second().items()}
+        values, second = dict(ascent.networks.element.item(0)), {n: t[0] for n, t in ascent.networks.second().items()}
         del ascent
-        self._state.matched.add(k)
-        self._update_signs(one, element)
-        self._update(local.groups, element)
-        gained = sum(self._stream.objective(name, a[name], second[name], starts[name]) for name in one.names)
-        self._add(a, second, one.names, totals, one.signs)
+        for name, own in one.signs.items():
+            sign, chosen = self._symmetry.identity()[name].sign, values[name].sign
+            assert sign is not None
+            assert chosen is not None
+            values[name] = Value(sign=sign.index_copy(0, torch.tensor(own), chosen))
+        self._compose(values)
+        gained = sum(self._source.objective(name, a[name], second[name], norms[name]) for name in one.names)
+        self._add(totals, a, second, one.signs)
         return gained, not len(moving)
 
-    def _first_signs(
-        self, signs: Symmetry, members: set[str], a: Mapping[str, Tensor], b: Mapping[str, Tensor]
-    ) -> Element:
-        """Signs of spread groups as far as they are known before the working set's own groups are."""
-        means: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-        for name in signs.sites:
-            unknown = [site for site in self._symmetry.sites[name] if site.group.name in members]
-            x, y = barycenter(a[name], unknown), barycenter(b[name], unknown)
-            if x is not None and y is not None:
-                means[0][name], means[1][name] = x, y
-        found = climb(signs, batch_of_one(means[0]), batch_of_one(means[1]), tolerance=self._method.tolerance)
-        return found.element.item(0)
-
     def _add(
-        self,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        names: Sequence[str],
-        totals: Mapping[str, Total],
-        signs: Mapping[str, Sequence[int]],
+        self, totals: Mapping[str, Total], a: Tensors, b: Tensors, signs: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
+        """Add tensors of both networks to the costs of spread groups; `signs` of them were chosen with the tensors."""
+        sites = {name: self._symmetry.sites[name] for name in a}
         for name, total in totals.items():
+            total.add(part_cost(total.group, sites, lambda n: (a[n], b[n])), (signs or {}).get(name, ()))
 
-            def pair(tensor: str, site: Site) -> Pair:
-                return a[tensor], b[tensor]
+    def _total(self, name: str) -> Total:
+        group = self._symmetry[name]
+        return Total(group, self._plan.shared_signs(group))
 
-            total.add(part_cost(self._symmetry[name], names, self._sites_of(name), pair), signs.get(name, ()))
+    def _compose(self, values: Mapping[str, Value]) -> None:
+        """Take values of some groups relative to where they are."""
+        relative = Element(values).fill(self._symmetry.identity())
+        self._state.element = self._symmetry.compose(relative, self._state.element)
 
-    def _averaging(self, name: str, unknown: set[str], rows: tuple[int, int] | None) -> Callable[[str, Site], Pair]:
-        """Values averaged over everything that is unknown but the group itself where it is looked at."""
-
-        def pair(tensor: str, site: Site) -> Pair:
-            others = [
-                other
-                for other in self._symmetry.sites[tensor]
-                if (other.group.name in unknown and other.group.name != name)
-                or (other.group.name == name and other.placement.axis != site.placement.axis)
-            ]
-            shape = self._symmetry.shapes[tensor]
-            if others and barycenter(torch.empty(shape, device="meta"), others) is None:
-                return None, None
-            x, y, _ = self._stream.load(tensor, rows)
-            return barycenter(x, others), barycenter(y, others)
-
-        return pair
-
-    # --- the element -------------------------------------------------------------------------------------------
-
-    def _step(self, values: Mapping[str, Value]) -> None:
-        """Spread groups take values relative to where they are."""
-        for name, value in values.items():
-            blank = _element.identity((self._symmetry[name],))[name]
-            self._update((self._symmetry[name],), Element({name: value.fill(blank)}))
-
-    def _update(self, groups: Sequence[Group], relative: Element) -> None:
-        moved = _element.compose(tuple(groups), relative, self._state.element)
-        for group in groups:
-            self._state.element = self._state.element.replace(group.name, moved[group.name])
-
-    def _update_signs(self, one: WorkingSet, relative: Element) -> None:
-        for name, own in one.signs.items():
-            known, new = self._state.element[name], relative[name]
-            assert known.sign is not None
-            assert new.sign is not None
-            sign = known.sign.clone()
-            sign[list(own)] *= new.sign
-            self._state.element = self._state.element.replace(name, replace(known, sign=sign))
-
-    # --- what the plan says ------------------------------------------------------------------------------------
-
-    def _members(self, roots: Sequence[str] | set[str]) -> set[str]:
-        """Groups of some families: roots and what is repeated within them."""
-        return {g.name for g in self._symmetry.groups if g.name in roots or any(base in roots for base in g.within)}
-
-    def _parts(self, name: str) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """The tensors of a group by the part that they belong to, and which of its signs are chosen there."""
-        own = {place.parameter for place in self._symmetry[name].placements}
-        parts = [(tuple(n for n in one.names if n in own), tuple(one.signs.get(name, ()))) for one in self._plan.sets]
-        return [part for part in [*parts, *(((n,), ()) for n in self._plan.loose if n in own)] if part[0]]
-
-    def _share(self, name: str, unknown: set[str]) -> float:
-        """The share of a group's values on which nothing else is unknown."""
-        own = {p.parameter for p in self._symmetry[name].placements if self._plan.sizes.has(p.parameter)}
+    def _known_share(self, name: str, unknown: set[str]) -> float:
+        """The share of a spread group's values on which nothing else is unknown."""
+        own, sizes = self._plan.spread[name].sites, self._plan.sizes
         free = [n for n in own if not any(s.group.name in unknown - {name} for s in self._symmetry.sites[n])]
-        return self._plan.sizes.nbytes(free) / max(1, self._plan.sizes.nbytes(own))
+        return sizes.nbytes(free) / max(1, sizes.nbytes(own))
 
-    def _sites_of(self, name: str) -> Callable[[str], list[Site]]:
-        return lambda tensor: [site for site in self._symmetry.sites[tensor] if site.group.name == name]
-
-
-def _ndims(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    return {name: tensor.ndim for name, tensor in tensors.items()}
+    def _is_telling(self, group: str, name: str, unknown: set[str]) -> bool:
+        """Whether anything of a tensor is left for a group when what else is unknown is averaged."""
+        hidden = [s for s in self._symmetry.sites[name] if s.group.name in unknown and s.group.name != group]
+        return barycenter(torch.empty(self._symmetry.shapes[name], device="meta"), hidden) is not None

@@ -5,23 +5,24 @@ they stay on the disk: a plan says what will be read and held, everything is mad
 interrupted run can be resumed.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, cast
 
 from torch import Tensor
 
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.streamed.climb import StreamedResult, Timing, align_streamed
+from regauge.alignment.streamed.climb import StreamedResult, align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
+from regauge.alignment.streamed.source import move_pieces
 from regauge.alignment.streamed.state import load_state, save_state
 from regauge.core.params import Params
 from regauge.core.products import library
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
+from regauge.core.task import Task
+from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
 from regauge.storage.checkpoints.staging import Staging, require_place
@@ -34,16 +35,6 @@ Network: TypeAlias = Mapping[str, Tensor] | str | Path
 """Parameters by name, or a checkpoint: its path, or opened (which is a mapping, too)."""
 
 
-class FileSettings(TypedDict, total=False):
-    """Arguments of `align` and `merge` that are about files; see there."""
-
-    out: str | Path | None
-    memory: int | str | MemoryLimit | None
-    resume: bool
-    overwrite: bool
-    progress: Progress
-
-
 @dataclass(frozen=True)
 class FileJob:
     """Checkpoints that are aligned or merged.
@@ -52,21 +43,19 @@ class FileJob:
         checkpoints: The networks, opened; the first one stays where it is.
         source: The number of the checkpoint whose names, dtypes and files the output takes over.
         out: Where the result goes, a `.safetensors` file or a folder; None if it is not written.
-        beside: What else is written, beside a `.safetensors` file or in a folder.
+        beside: What else is written, by the name of the output: beside a `.safetensors` file or in a folder.
         limit: How much may be held in memory.
         resume: Whether to go on with what an interrupted run left.
         overwrite: Whether the output may be replaced.
-        progress: Shows each pass over the checkpoints, in bytes.
     """
 
     checkpoints: tuple[Checkpoint, ...]
     source: int
     out: Path | None
-    beside: Path | None
+    beside: Callable[[Path], Path]
     limit: MemoryLimit
     resume: bool = False
     overwrite: bool = False
-    progress: Progress = no_progress
 
     @property
     def is_streamed(self) -> bool:
@@ -78,16 +67,6 @@ class FileJob:
             return False
         values = sum(one.nbytes // one.dtype.itemsize for one in self.checkpoints[0].stored.values())
         return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + 4 * HELD * values > self.limit.nbytes
-
-    @property
-    def params(self) -> list[Params]:
-        """All networks, in memory."""
-        return [checkpoint.params for checkpoint in self.checkpoints]
-
-    def settings(self, progress: Progress) -> FileSettings:
-        """The arguments of `align` and `merge` that open the same job."""
-        own: FileSettings = {"memory": self.limit, "resume": self.resume, "overwrite": self.overwrite}
-        return {**own, "out": self.out, "progress": progress}
 
     def require_output(self) -> None:
         """Refuse an output that cannot be written, before any work is done for it.
@@ -103,8 +82,9 @@ class FileJob:
             require_place(self.out, overwrite=self.overwrite)
         else:
             require_writable(self.out, overwrite=self.overwrite)
-        if self.beside is not None and not self.resume and self.out.suffix == SUFFIX:
-            require_writable(self.beside, overwrite=self.overwrite, suffixes=(self.beside.suffix,))
+        if not self.resume and self.out.suffix == SUFFIX:
+            beside = self.beside(self.out)
+            require_writable(beside, overwrite=self.overwrite, suffixes=(beside.suffix,))
 
     def write(self, params: Mapping[str, Tensor]) -> None:
         """Write a result that is in memory, if it is to be written."""
@@ -114,34 +94,24 @@ class FileJob:
 
 def open_job(
     networks: Sequence[Network],
-    *,
     source: int,
-    out: str | Path | None,
     beside: Callable[[Path], Path],
-    memory: int | str | MemoryLimit | None,
+    *,
+    out: str | Path | None = None,
+    memory: int | str | MemoryLimit | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    progress: Progress = no_progress,
 ) -> FileJob | None:
     """Open networks that are in files, and read their headers; None if they are dictionaries.
 
-    Args:
-        networks: All in files, or all as dictionaries.
-        source: The number of the network whose names, dtypes and files the output takes over.
-        out: Where the result goes.
-        beside: What else is written, by the name of the output.
-        memory: Bytes or text such as "2GB"; half of the machine's memory unless given.
-        resume: Whether to go on with what an interrupted run left.
-        overwrite: Whether the output may be replaced.
-        progress: Shows each pass over the checkpoints.
+    Other arguments are those of `align` and `FileJob`.
 
     Raises:
         TypeError: Some networks are in files, and others are dictionaries, or all are and the result is to be written.
         FileNotFoundError: A checkpoint is not there.
         ValueError: A checkpoint is damaged, or the memory cannot be read.
     """
-    opened = [Checkpoint.open(one) if isinstance(one, str | Path | Checkpoint) else None for one in networks]
-    checkpoints = tuple(one for one in opened if one is not None)
+    checkpoints = tuple(Checkpoint.open(one) for one in networks if isinstance(one, str | Path | Checkpoint))
     if not checkpoints and out is None and memory is None and not resume:
         return None
     if len(checkpoints) < len(networks):
@@ -149,11 +119,8 @@ def open_job(
             "networks with `out`, `memory` or `resume` must all be checkpoints, given by their paths; save the "
             "dictionaries as .safetensors, or give all networks as dictionaries and save the result yourself"
         )
-    path = None if out is None else Path(out)
-    limit = MemoryLimit.of(memory)
-    return FileJob(
-        checkpoints, source, path, None if path is None else beside(path), limit, resume, overwrite, progress
-    )
+    path, limit = None if out is None else Path(out), MemoryLimit.of(memory)
+    return FileJob(checkpoints, source, path, beside, limit, resume, overwrite)
 
 
 @dataclass(frozen=True)
@@ -164,14 +131,14 @@ class StreamedJob:
         job: The checkpoints, and where the result goes.
         symmetry: The symmetry of all of them, with every size known.
         method: How they are matched.
-        plans: What is read and held, for each checkpoint that moves.
+        plan: What is read and held for each checkpoint that moves.
         shards: The files of the output.
     """
 
     job: FileJob
     symmetry: Symmetry
     method: WeightMatching
-    plans: tuple[Plan, ...]
+    plan: Plan
     shards: tuple[Shard, ...]
 
     def begin(self, settings: Mapping[str, Any]) -> Staging:
@@ -194,33 +161,22 @@ class StreamedJob:
         inputs["products"] = library()
         return Staging(self.job.out, inputs, resume=self.job.resume, overwrite=self.job.overwrite)
 
-    def match(self, k: int, staging: Staging) -> StreamedResult:
-        """Align checkpoint k to the first one, or take over what an earlier run found."""
-        found, numbers = staging.folder / f"{k}.alignment.safetensors", staging.folder / f"{k}.json"
-        if found.exists() and numbers.exists():
-            known = json.loads(numbers.read_text(encoding="utf-8"))
-            known |= {"history": tuple(known["history"]), "timings": tuple(Timing(**one) for one in known["timings"])}
-            stored = load_alignment(found)
-            return StreamedResult(stored.symmetry, stored.element, {}, starts=(), is_judged=False, **known)
+    def match(self, k: int, staging: Staging, progress: Progress) -> StreamedResult:
+        """Align checkpoint k to the first one, from where an earlier run stopped."""
         kept = staging.progress.with_name(f"{k}.{staging.progress.name}")
-        result = align_streamed(
+        return align_streamed(
             self.job.checkpoints[0],
             self.job.checkpoints[k],
-            self.plans[k - 1],
+            self.plan,
             self.method,
             state=load_state(kept, [group.name for group in self.symmetry.groups]) if kept.exists() else None,
             keep=lambda state: save_state(state, kept),
-            progress=self.job.progress,
+            progress=progress,
         )
-        report = {key: getattr(result, key) for key in ("initial", "objective", "history", "is_converged")}
-        timings = [asdict(timing) for timing in result.timings]
-        numbers.write_text(json.dumps({**report, "timings": timings}), encoding="utf-8")
-        save_alignment(Alignment(self.symmetry, result.element), found, overwrite=True)
-        return result
 
-    def publish(self, staging: Staging, pieces: Pieces) -> Checkpoint:
-        """Write what is not there yet and put the output in its place; it is returned, opened."""
-        advance = self.job.progress("writing", sum(shard.nbytes for shard in self.shards))
+    def publish(self, staging: Staging, pieces: Pieces, progress: Progress) -> Params:
+        """Write what is not there yet and put the output in its place; its tensors are read when they are asked for."""
+        advance = progress("writing", sum(shard.nbytes for shard in self.shards))
 
         def count(name: str) -> Iterator[Tensor]:
             for piece in pieces(name):
@@ -232,21 +188,24 @@ class StreamedJob:
         staging.publish_like(self.job.checkpoints[self.job.source], self.shards)
         for checkpoint in self.job.checkpoints:
             checkpoint.close()
-        return Checkpoint.open(staging.out)
+        return cast(Params, Checkpoint.open(staging.out))
 
 
-def plan_job(job: FileJob, symmetry: Symmetry, method: object = None) -> StreamedJob:
+def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task | None = None) -> StreamedJob:
     """Check the checkpoints and plan what is read and held, before anything is written.
 
     Args:
         job: The checkpoints.
         symmetry: The symmetry of all of them.
         method: `WeightMatching` without restarts and `init`; its defaults unless given.
+        task: None.
 
     Raises:
-        ValueError: The checkpoints are torch files, or differ in their tensors; the method needs networks in memory; or
-            no plan holds as little as is allowed.
+        ValueError: The checkpoints are torch files, or differ in their tensors; the method needs networks in memory, or
+            there is a task; or no plan holds as little as is allowed.
     """
+    if task is not None:
+        raise ValueError("a task runs the model and needs it in memory; leave it out, or allow more memory")
     method = WeightMatching() if method is None else method
     if not isinstance(method, WeightMatching):
         raise ValueError(
@@ -267,12 +226,22 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None) -> Streame
     symmetry = symmetry.bind(checkpoints[0].on_meta())
     for checkpoint in checkpoints:
         symmetry.require_ones({name: checkpoint[name] for name in symmetry.ones if name in first})
-    is_balanced = method.scales == "balance" and any(group.scales for group in symmetry.groups)
-    held = job.limit.held()
-    plans = []
-    for checkpoint in checkpoints[1:]:
-        dtypes = {name: (first[name].dtype, one.dtype) for name, one in checkpoint.stored.items()}
-        plans.append(make_plan(symmetry, dtypes, memory=job.limit.nbytes, is_balanced=is_balanced, held=held))
+    plan = make_plan(
+        symmetry,
+        {name: one.dtype for name, one in first.items()},
+        memory=job.limit.nbytes,
+        is_balanced=method.scales == "balance" and any(group.scales for group in symmetry.groups),
+        held=job.limit.held(),
+    )
     file = None if job.out is None or job.out.suffix != SUFFIX else job.out.name
-    shards = checkpoints[job.source].layout(file)
-    return StreamedJob(job, symmetry, method, tuple(plans), tuple(shards))
+    return StreamedJob(job, symmetry, method, plan, tuple(checkpoints[job.source].layout(file)))
+
+
+def align_job(streamed: StreamedJob, progress: Progress = no_progress) -> StreamedResult:
+    """Align the second checkpoint to the first one, and write it with its alignment beside it."""
+    with streamed.begin({"command": "align"}) as staging:
+        found = streamed.match(1, staging, progress)
+        alignment = Alignment(streamed.symmetry, found.element)
+        save_alignment(alignment, staging.content / alignment_path(staging.out).name, overwrite=True)
+        pieces = move_pieces(streamed.job.checkpoints[1], streamed.symmetry, found.element)
+        return replace(found, params=streamed.publish(staging, pieces, progress))

@@ -52,30 +52,31 @@ class Sizes:
         """Bytes of some tensors of one network."""
         return sum(self.numel(name) * self._itemsizes[name] for name in names if self.has(name))
 
-    def largest(self, names: Iterable[str]) -> int:
-        """Bytes of the largest of some tensors."""
-        return max((self.nbytes([name]) for name in names), default=0)
+    def is_pieced(self, name: str) -> bool:
+        """Whether a tensor is read in pieces."""
+        return len(row_ranges(self.symmetry, name)) > 1
 
-    def rows_of(self, name: str) -> int | None:
-        """Rows of a piece of a tensor; None where a group acts on axis 0, or it is short."""
-        shape = self.symmetry.shapes[name]
-        sites = self.symmetry.sites[name]
-        used = {s.placement.axis for s in sites} | {axis for s in sites for axis, _ in s.bases if axis is not None}
-        if not shape or 0 in used:
-            return None
-        rows = max(1, CHUNK // max(1, 4 * math.prod(shape[1:])))
-        return rows if rows < shape[0] else None
+    def total_peak(
+        self, sets: Sequence[Part], loose: Sequence[str], shared: Mapping[str, int], *, is_balanced: bool
+    ) -> tuple[int, int | None]:
+        """The bound for a whole plan, and the number of the working set that decides it, if one does."""
+        spread = [self.spread_peak(self.symmetry[name], count) for name, count in shared.items()]
+        kept = sum(sums for sums, _ in spread)
+        peaks = [self.set_peak(*part) for part in sets]
+        others = [*(self.loose_peak(name) for name in loose), *(solving for _, solving in spread)]
+        highest = max([kept + peak for peak in (*peaks, *others)], default=0)
+        if is_balanced:
+            highest = max(highest, self.balance_peak())
+        return int(SLACK * highest) + BASE, max(range(len(peaks)), key=peaks.__getitem__, default=None)
 
     def set_peak(self, names: Collection[str], families: Sequence[Family]) -> int:
         """Bytes while a working set is in memory: both networks, moved values, costs, and what is summed up."""
-        own, largest = self.nbytes(names), self.largest(names)
+        own, largest = self.nbytes(names), max((self.nbytes([name]) for name in names), default=0)
         costs = sum(_characters(f.root) * _matrix(f.root) for f in families if not f.is_nested)
         solving = max((self._solving(f) for f in families), default=0)
         climbing = 3 * own + 3 * largest + costs + solving
-        summing = 2 * own + max(
-            (self._summing(self.symmetry[g], names) for g in self._spread_on(names, families)), default=0
-        )
-        return max(climbing, summing)
+        inside = {group.name for family in families for group in family.members}
+        return max(climbing, 2 * own + self._summing(names, inside))
 
     def spread_peak(self, group: Group, shared: int) -> tuple[int, int]:
         """Bytes of the sums of a spread group, and of choosing its value from them."""
@@ -84,26 +85,27 @@ class Sizes:
 
     def loose_peak(self, name: str) -> int:
         """Bytes while a tensor is read that no working set holds."""
-        piece = CHUNK if self.rows_of(name) is not None else self.nbytes([name])
-        groups = {site.group.name for site in self.symmetry.sites[name]}
-        return 6 * piece + max((self._summing(self.symmetry[g], [name]) for g in groups), default=0)
+        piece = CHUNK if self.is_pieced(name) else self.nbytes([name])
+        return 6 * piece + self._summing([name])
 
     def balance_peak(self) -> int:
         """Bytes while the scales of one part are balanced: squares in float64, one of them once more."""
         result = 0
         for part in balanced_parts(self.symmetry, buffers="keep"):
-            squares = [8 * self.numel(n) // (self.symmetry.shapes[n][0] if self.rows_of(n) else 1) for n in part]
-            reading = [2 * min(CHUNK, self.nbytes([n])) if self.rows_of(n) else 2 * self.nbytes([n]) for n in part]
+            squares = [8 * self.numel(n) // (self.symmetry.shapes[n][0] if self.is_pieced(n) else 1) for n in part]
+            reading = [2 * min(CHUNK, self.nbytes([n])) if self.is_pieced(n) else 2 * self.nbytes([n]) for n in part]
             result = max(result, sum(squares) + 2 * max(squares) + max(reading))
         return result
 
-    def _spread_on(self, names: Collection[str], families: Sequence[Family]) -> set[str]:
-        own = {group.name for family in families for group in family.members}
-        return {site.group.name for name in names for site in self.symmetry.sites[name]} - own
-
-    def _summing(self, group: Group, names: Collection[str]) -> int:
-        places = [p for p in group.placements if p.parameter in names]
-        return (len({character(p) for p in places}) + 4) * _matrix(group)
+    def _summing(self, names: Collection[str], inside: Collection[str] = ()) -> int:
+        """Bytes while the costs of a group on some tensors are summed up, of those that are not chosen there."""
+        groups = {site.group.name: site.group for name in names for site in self.symmetry.sites[name]}
+        counts = {
+            name: len({character(p) for p in group.placements if p.parameter in names})
+            for name, group in groups.items()
+            if name not in inside
+        }
+        return max(((count + 4) * _matrix(groups[name]) for name, count in counts.items()), default=0)
 
     def _solving(self, family: Family) -> int:
         """Bytes that the exact step of a family holds."""
@@ -125,25 +127,20 @@ class Sizes:
         return blocks + PAIRED * entries + 6 * inner
 
 
-def total_peak(
-    sizes: Sizes,
-    sets: Sequence[Part],
-    loose: Sequence[str],
-    shared: Mapping[str, int],
-    *,
-    is_balanced: bool,
-) -> tuple[int, int | None]:
-    """The bound for a whole plan, and the number of the working set that decides it, if one does."""
-    spread = [sizes.spread_peak(sizes.symmetry[name], count) for name, count in shared.items()]
-    kept = sum(sums for sums, _ in spread)
-    peaks = [kept + sizes.set_peak(*part) for part in sets]
-    others = [kept + sizes.loose_peak(name) for name in loose]
-    others += [kept + solving for _, solving in spread]
-    if is_balanced:
-        others.append(sizes.balance_peak())
-    worst = max(range(len(peaks)), key=peaks.__getitem__, default=None)
-    peak = max([*peaks, *others], default=0)
-    return int(SLACK * peak) + BASE, worst
+def row_ranges(
+    symmetry: Symmetry, name: str, shape: Sequence[int] | None = None, chunk: int = CHUNK
+) -> list[tuple[int, int] | None]:
+    """Ranges of axis 0 in which a tensor may be read and moved, of `chunk` bytes as float32; None for all of it.
+
+    The shape is needed where the symmetry does not move the tensor.
+    """
+    shape = symmetry.shapes[name] if shape is None else shape
+    sites = symmetry.sites.get(name, [])
+    used = {site.placement.axis for site in sites} | {axis for site in sites for axis, _ in site.bases}
+    if not shape or 0 in used or 0 in shape:
+        return [None]
+    rows = max(1, chunk // (4 * math.prod(shape[1:])))
+    return [(first, min(first + rows, shape[0])) for first in range(0, shape[0], rows)]
 
 
 def _matrix(group: Group) -> int:

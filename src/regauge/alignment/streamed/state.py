@@ -1,15 +1,42 @@
 """Where a streamed alignment is, and the file that keeps it for a later run."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
 from regauge.core.element import Element, Value
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.memory_limit import size_text
 from regauge.storage.checkpoints.writing import save
+
+
+class Timing(NamedTuple):
+    """How long a pass over the checkpoints took.
+
+    Attributes:
+        label: The name of the pass.
+        nbytes: Bytes that were read.
+        read_seconds: Wall-clock time of reading alone, out of the page cache or from the disk.
+        seconds: Wall-clock time of the pass.
+        cpu_seconds: Processor time of the pass, of all threads.
+    """
+
+    label: str
+    nbytes: int
+    read_seconds: float
+    seconds: float
+    cpu_seconds: float
+
+    def __str__(self) -> str:
+        speed = size_text(self.nbytes / max(self.read_seconds, 1e-9))
+        return (
+            f"  {self.label}: {self.seconds:.1f} s ({self.cpu_seconds:.1f} s of processor time), of which "
+            f"{self.read_seconds:.2f} s reading {size_text(self.nbytes)} ({speed}/s)"
+        )
 
 
 @dataclass
@@ -20,61 +47,52 @@ class State:
         element: The element so far, between the balanced networks.
         left: The element that balances the first network; None before that, or if scales are kept.
         right: The element that balances the second network.
+        before: The element before the last step of spread groups, while that has not proved itself.
         is_anchored: Whether the spread groups have their first values.
         is_from_identity: Whether this climb began at the identity because the first one ended below it.
-        matched: Working sets in which something was chosen already.
+        matched: The number of working sets in which something was chosen already.
         history: Objective after each sweep.
-        initial: Objective of the identity, as history counts it.
+        initial: Objective of the identity.
         quiet: Rounds of spread groups in a row that could not be improved.
-        sweeps: How many sweeps are done, of all climbs.
-        before: The element before the last step of spread groups, while that has not proved itself.
+        is_converged: Whether the climb ended by itself; None while it goes on.
+        timings: How long each pass over the files took.
     """
 
     element: Element
     left: Element | None = None
     right: Element | None = None
+    before: Element | None = None
     is_anchored: bool = False
     is_from_identity: bool = False
-    matched: set[int] = field(default_factory=set)
+    matched: int = 0
     history: list[float] = field(default_factory=list)
     initial: float | None = None
-    offset: float = 0.0
     quiet: int = 0
-    sweeps: int = 0
-    before: Element | None = None
-
-
-NUMBERS = ("is_anchored", "is_from_identity", "history", "initial", "offset", "quiet", "sweeps")
-ELEMENTS = ("element", "left", "right", "before")
+    is_converged: bool | None = None
+    timings: list[Timing] = field(default_factory=list)
 
 
 def save_state(state: State, path: Path) -> None:
     """Write a state in place of an earlier one."""
-    tensors: dict[str, Tensor] = {}
-    for kind in ELEMENTS:
-        element = getattr(state, kind)
-        for group, value in () if element is None else element.items():
-            tensors |= {f"{kind}/{group}/{name}": tensor for name, tensor in value.items()}
-    numbers = {name: getattr(state, name) for name in NUMBERS} | {"matched": sorted(state.matched)}
-    save(tensors, path, overwrite=True, metadata={"state": json.dumps(numbers)})
+    elements = {kind: found for kind, found in vars(state).items() if isinstance(found, Element)}
+    tensors = {
+        f"{kind}/{group}/{part}": tensor
+        for kind, element in elements.items()
+        for group, value in element.items()
+        for part, tensor in value.items()
+    }
+    rest = {name: value for name, value in vars(state).items() if name not in elements}
+    save(tensors, path, overwrite=True, metadata={"state": json.dumps(rest)})
 
 
-def load_state(path: Path, groups: Sequence[str]) -> State:
+def load_state(path: Path, groups: Iterable[str]) -> State:
     """Read what `save_state` wrote, for a symmetry with these groups."""
     with Checkpoint.open(path) as file:
-        numbers = json.loads(file.metadata[path]["state"])
-        tensors = {name: file.read(name) for name in file.stored}
+        rest, tensors = json.loads(file.header["state"]), file.params
     found: dict[str, dict[str, dict[str, Tensor]]] = {}
     for key, tensor in tensors.items():
-        kind, rest = key.split("/", 1)
-        group, name = rest.rsplit("/", 1)
-        found.setdefault(kind, {}).setdefault(group, {})[name] = tensor
-    elements = {kind: Element({g: Value(**values.get(g, {})) for g in groups}) for kind, values in found.items()}
-    numbers["matched"] = set(numbers["matched"])
-    return State(
-        element=elements["element"],
-        left=elements.get("left"),
-        right=elements.get("right"),
-        before=elements.get("before"),
-        **numbers,
-    )
+        kind, group = key.split("/", 1)
+        group, part = group.rsplit("/", 1)
+        found.setdefault(kind, {name: {} for name in groups})[group][part] = tensor
+    elements = {kind: Element({g: Value(**parts) for g, parts in of.items()}) for kind, of in found.items()}
+    return State(**{**rest, **elements, "timings": [Timing(*timing) for timing in rest["timings"]]})
