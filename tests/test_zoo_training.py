@@ -43,7 +43,7 @@ from regauge.zoo.training import (
 )
 from regauge.zoo.training.batches import Feed
 from regauge.zoo.training.config import Subset
-from regauge.zoo.training.trainable import require_trainable
+from regauge.zoo.training.examples import require_trainable
 from regauge.zoo.training.trainer import cut
 
 

@@ -1,7 +1,7 @@
 """A folder, or a zip file, with one checkpoint for each network, whose name says which network it is."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from regauge.core.params import Params
 from regauge.storage.architecture import Architecture, layout_of
 from regauge.storage.checkpoints.names import match
 from regauge.zoo.formats.checkpoint_tree import Tree
-from regauge.zoo.formats.source import Source, reader_of_files
+from regauge.zoo.formats.source import Source
 
 
 def read_folder(
@@ -53,14 +53,14 @@ def read_folder(
     if architecture is None:
         layout = layout_of(tree.checkpoint(rows[0]["file"], beside)[0])
         architecture = Architecture(f"networks of {tree.path.name}", None, layout=layout)
-    return Source(
-        tree.path,
-        architecture,
-        rows,
-        reader_of_files(tree, rows, architecture, beside=beside, convert=_converter(architecture)),
-        inputs,
-        {"imported": "folder", "template": template},
-    )
+    factory = architecture.factory
+    expected = {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in architecture.layout}
+
+    def convert(params: Params, name: str) -> Params:
+        return params if factory is None or params.keys() == expected.keys() else match(params, expected, name)
+
+    about = {"imported": "folder", "template": template}
+    return Source.of_files(tree, architecture, rows, inputs, about, beside=beside, convert=convert)
 
 
 def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any]]:
@@ -121,14 +121,3 @@ def _reader(values: list[str]) -> type:
     if all(re.fullmatch(r"-?\d+", value) for value in values):
         return int
     return float if all(re.fullmatch(r"-?\d*\.?\d+([eE]-?\d+)?", value) for value in values) else str
-
-
-def _converter(architecture: Architecture) -> Callable[[Params, str], Params]:
-    """A function that gives the tensors of a file the names of the architecture."""
-    names = {spec.name for spec in architecture.layout}
-    meta = {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in architecture.layout}
-
-    def convert(params: Params, name: str) -> Params:
-        return params if architecture.factory is None or params.keys() == names else match(params, meta, name)
-
-    return convert

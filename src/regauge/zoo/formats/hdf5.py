@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from regauge.storage.architecture import Architecture
+from regauge.storage.store.packing import Segment
 from regauge.zoo.formats.source import Imported, Source
 
 
@@ -56,12 +57,7 @@ def read_hdf5(
     def read(numbers: Sequence[int]) -> Imported:
         with h5py.File(path, "r") as file:
             values = torch.from_numpy(file[dataset][list(numbers)])
-        pieces = torch.split(values, [spec.size for spec in architecture.layout], dim=1)
-        params = {
-            spec.name: piece.reshape(len(values), *spec.shape).to(spec.dtype)
-            for spec, piece in zip(architecture.layout, pieces, strict=True)
-        }
-        return Imported(params, [rows[k] for k in numbers])
+        return Imported(Segment(values.dtype, architecture.layout).unpack(values), [rows[k] for k in numbers])
 
     rows = [{"id": k, "step": 0} for k in range(shape[0])]
     return Source(path, architecture, rows, read, inputs, {"imported": "HDF5", "dataset": dataset})

@@ -15,7 +15,7 @@ from typing import Any
 from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.checkpoint_tree import Tree
 from regauge.zoo.formats.modules import examples
-from regauge.zoo.formats.source import Source, reader_of_files
+from regauge.zoo.formats.source import Source
 
 CHECKPOINT = re.compile(r"(?P<trial>.*)/checkpoint_(?P<epoch>\d+)/checkpoints")
 IGNORED = ("config", "hist_stats")
@@ -54,8 +54,7 @@ def read_ray_tune(path: str | Path) -> Source:
     shape = {"CNN": (layers[0][1], 28, 28), "CNN2": (layers[0][1], 28, 28), "CNN3": (layers[0][1], 32, 32)}
     inputs = examples(*shape.get(kind, (layers[0][1],)))
     rows = _rows(tree, trials, layers)
-    read = reader_of_files(tree, rows, architecture)
-    return Source(tree.path, architecture, rows, read, inputs, {"imported": "ModelZooDataset"})
+    return Source.of_files(tree, architecture, rows, inputs, {"imported": "ModelZooDataset"})
 
 
 def layers_of(settings: Mapping[str, Any]) -> list[list[Any]]:

@@ -17,7 +17,7 @@ from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.checkpoint_tree import Tree
 from regauge.zoo.formats.folder import find_checkpoints
 from regauge.zoo.formats.modules import examples
-from regauge.zoo.formats.source import Source, reader_of_files
+from regauge.zoo.formats.source import Source
 
 DWSNETS = "**_{split}_{label}_{number}/checkpoints/model_final.pth"
 DEEP_ALIGN = "**.pth"
@@ -102,5 +102,4 @@ def _read(tree: Tree, template: str, what: str) -> Source:
     def rename(params: Params, name: str) -> Params:
         return {names.get(own, own): tensor for own, tensor in params.items()}
 
-    read = reader_of_files(tree, rows, architecture, beside=LABEL, convert=rename)
-    return Source(tree.path, architecture, rows, read, inputs, {"imported": what})
+    return Source.of_files(tree, architecture, rows, inputs, {"imported": what}, beside=LABEL, convert=rename)

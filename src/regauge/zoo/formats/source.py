@@ -15,7 +15,7 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
-from regauge.storage.architecture import Architecture, layout_of
+from regauge.storage.architecture import Architecture, TensorSpec, layout_of
 from regauge.storage.store import Store
 from regauge.storage.store.manifest import MANIFEST
 from regauge.zoo.formats.checkpoint_tree import Tree
@@ -70,6 +70,43 @@ class Source:
                 )
             seen[key] = name
 
+    @classmethod
+    def of_files(
+        cls,
+        tree: Tree,
+        architecture: Architecture,
+        rows: Sequence[Mapping[str, Any]],
+        inputs: tuple[Any, ...] | None,
+        about: Mapping[str, Any],
+        *,
+        beside: Collection[str] = (),
+        convert: Callable[[Params, str], Params] = lambda params, name: params,
+    ) -> "Source":
+        """A population with a file for each network, which the column "file" names.
+
+        Entries of a file that are listed in `beside` are no parameters, and `convert` makes those of the architecture
+        from the others and the name of the file. Reading raises ValueError where a network has other tensors.
+        """
+        layout = {spec.name: spec for spec in architecture.layout}
+
+        def read(numbers: Sequence[int]) -> Imported:
+            networks, known = [], []
+            for row in (rows[k] for k in numbers):
+                network, extras = tree.checkpoint(row["file"], beside)
+                network = convert(network, row["file"])
+                found = {spec.name: spec for spec in layout_of(network)}
+                if found != layout:
+                    name = next(n for n in (*layout, *found) if layout.get(n) != found.get(n))
+                    raise ValueError(
+                        f"{row['file']!r} has {_words(found.get(name))} as {name!r}, but the first network or the "
+                        f"model has {_words(layout.get(name))}; import networks of one architecture at a time"
+                    )
+                networks.append(network)
+                known.append({**extras, **row})
+            return Imported({name: torch.stack([network[name] for network in networks]) for name in layout}, known)
+
+        return cls(tree.path, architecture, rows, read, inputs, about)
+
 
 def import_zoo(
     source: Source,
@@ -119,47 +156,6 @@ def import_zoo(
     return store
 
 
-def reader_of_files(
-    tree: Tree,
-    rows: Sequence[Mapping[str, Any]],
-    architecture: Architecture,
-    *,
-    beside: Collection[str] = (),
-    convert: Callable[[Params, str], Params] = lambda params, name: params,
-) -> Callable[[Sequence[int]], Imported]:
-    """A function that reads networks, each from the "file" of its row.
-
-    Args:
-        tree: The files.
-        rows: The rows of all networks.
-        architecture: The architecture of all networks.
-        beside: Entries of the files that are no parameters.
-        convert: A function from the tensors and the name of a file to the tensors of the architecture.
-
-    Returns:
-        As in `Source`; raises ValueError where a network has not the tensors of the architecture.
-    """
-    layout = {spec.name: (spec.shape, spec.dtype) for spec in architecture.layout}
-
-    def read(numbers: Sequence[int]) -> Imported:
-        networks, known = [], []
-        for row in (rows[k] for k in numbers):
-            network, extras = tree.checkpoint(row["file"], beside)
-            network = convert(network, row["file"])
-            found = {spec.name: (spec.shape, spec.dtype) for spec in layout_of(network)}
-            if found != layout:
-                name = next(n for n in (*layout, *found) if layout.get(n) != found.get(n))
-                raise ValueError(
-                    f"{row['file']!r} has {_words(found.get(name))} as {name!r}, but the first network or the model "
-                    f"has {_words(layout.get(name))}; import networks of one architecture at a time"
-                )
-            networks.append(network)
-            known.append({**extras, **row})
-        return Imported({name: torch.stack([network[name] for network in networks]) for name in layout}, known)
-
-    return read
-
-
 def _missing(source: Source, store: Store) -> list[bool]:
     """Whether the store lacks a network, for each network of a source."""
     there: dict[tuple[int, int], Any] = {}
@@ -187,5 +183,5 @@ def _digest(rows: Sequence[Mapping[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _words(spec: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    return "nothing" if spec is None else f"shape {spec[0]} of {str(spec[1]).removeprefix('torch.')}"
+def _words(spec: TensorSpec | None) -> str:
+    return "nothing" if spec is None else f"shape {spec.shape} of {str(spec.dtype).removeprefix('torch.')}"

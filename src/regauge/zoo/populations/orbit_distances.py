@@ -1,21 +1,29 @@
-"""Distances between the orbits of networks: how far apart they are up to their symmetry."""
+"""Numbers for all pairs of networks out of two populations, and among them the distances between their orbits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regauge.alignment.method import Method
+from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.canonical.canonicalize import canonicalize, match_canonical
-from regauge.core.params import Params, count_models
+from regauge.core.params import Params, count_models, require_same_shapes, select
 from regauge.core.symmetry import Symmetry
-from regauge.zoo.populations.population_pairs import (
-    PairBlock,
-    is_mutual,
-    pair_matrix,
-    require_same_architecture,
-)
+
+BYTES, PAIRS = 32 * 2**20, 4096
+"""Pairs are compared together while the networks on one side have at most this many bytes and are at most this many."""
+
+
+class PairBlock(NamedTuple):
+    """Some pairs: network `i[k]` of the first population and network `j[k]` of the second."""
+
+    i: Tensor
+    j: Tensor
+    first: Params
+    second: Params
 
 
 @dataclass(frozen=True)
@@ -75,3 +83,41 @@ def squares(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
         if tensor.is_floating_point() and name not in ignored:
             total += (tensor.double() - a[name].double()).flatten(1).square().sum(1).cpu()
     return total
+
+
+def pair_matrix(first: Params, second: Params, compare: Callable[[PairBlock], Tensor]) -> Tensor:
+    """A number for each pair of networks, float64 `[n, m]`.
+
+    Where both populations are the same object, half of the matrix is computed, and the diagonal is zero.
+    """
+    matrix = torch.zeros(count_models(first), count_models(second), dtype=torch.float64)
+    for pairs in _blocks(first, second):
+        matrix[pairs.i, pairs.j] = compare(pairs)
+    return matrix + matrix.T if first is second else matrix
+
+
+def require_same_architecture(first: Params, second: Params) -> None:
+    """Refuse populations of different architectures.
+
+    Raises:
+        ValueError: Names or shapes differ.
+    """
+    require_same_shapes(select(first, slice(1)), select(second, slice(1)))
+
+
+def is_mutual(method: Method | None) -> bool:
+    """Whether aligning the second network to the first is the same as aligning the first to the second.
+
+    Weight matching treats both alike: what it multiplies and assigns for the inverse is the transpose.
+    """
+    return method is None or (isinstance(method, WeightMatching) and not method.restarts and method.init is None)
+
+
+def _blocks(first: Params, second: Params) -> Iterator[PairBlock]:
+    """All pairs; of one population with itself only those whose second number is larger."""
+    n, m = count_models(first), count_models(second)
+    i, j = torch.triu_indices(n, n, 1) if first is second else torch.cartesian_prod(torch.arange(n), torch.arange(m)).T
+    size = sum(tensor.nbytes for tensor in first.values()) // max(n, 1)
+    at_once = max(1, min(PAIRS, BYTES // max(size, 1)))
+    for left, right in zip(i.split(at_once), j.split(at_once), strict=True) if len(i) else ():
+        yield PairBlock(left, right, select(first, left), select(second, right))

@@ -5,17 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regauge.alignment import align_pairs
 from regauge.alignment.method import Method
 from regauge.core.interpolation import interpolate
 from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.zoo.populations.population_pairs import (
-    PairBlock,
-    align_both_ways,
-    pair_matrix,
-    require_same_architecture,
-)
+from regauge.zoo.populations.orbit_distances import PairBlock, is_mutual, pair_matrix, require_same_architecture
 
 ALONE = (nn.modules.conv._ConvNd, nn.RNNBase)
 """Networks with such a part are evaluated alone: stacked, convolutions are slower on a CPU, recurrence impossible."""
@@ -73,7 +69,7 @@ class Barriers:
         def compare(pairs: PairBlock) -> Tensor:
             a, b = pairs.first, pairs.second
             if self.symmetry is not None:
-                a, b = align_both_ways(pairs, self.symmetry, self.method, generator)
+                a, b = _align_both_ways(pairs, self.symmetry, self.method, generator)
             excess = torch.zeros(len(pairs.i), dtype=torch.float64)
             for k in range(1, self.points - 1):
                 t = k / (self.points - 1)
@@ -101,3 +97,22 @@ def mean_barrier(matrix: Tensor) -> tuple[float, float]:
     values = matrix[tuple(torch.triu_indices(n, n, 1))]
     values = values[~values.isnan()]
     return float(values.mean()), float(values.std(correction=0))
+
+
+def _align_both_ways(
+    pairs: PairBlock, symmetry: Symmetry, method: Method | None, generator: torch.Generator | None
+) -> tuple[Params, Params]:
+    """Align the second network of each pair to the first, or the first to the second if that gains more.
+
+    Exchanging the populations exchanges the results, up to motions of both networks of a pair alike.
+    """
+    there = align_pairs(pairs.first, pairs.second, symmetry, method=method, generator=generator)
+    if is_mutual(method):
+        return pairs.first, there.params
+    back = align_pairs(pairs.second, pairs.first, symmetry, method=method, generator=generator)
+    is_back = back.objective > there.objective
+    return _where(is_back, back.params, pairs.first), _where(is_back, pairs.second, there.params)
+
+
+def _where(mask: Tensor, yes: Params, no: Params) -> Params:
+    return {name: torch.where(mask.view(-1, *[1] * (x.ndim - 1)).to(x.device), x, no[name]) for name, x in yes.items()}

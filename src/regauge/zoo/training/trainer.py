@@ -20,9 +20,8 @@ from regauge.training.settings import draw
 from regauge.training.stacks import Stack, VmapEngine, chain_of
 from regauge.zoo.jobs.threads import one_thread
 from regauge.zoo.training.config import Config
-from regauge.zoo.training.examples import Examples, load_examples
+from regauge.zoo.training.examples import Examples, load_examples, require_trainable
 from regauge.zoo.training.stack_state import Block, Member, Running
-from regauge.zoo.training.trainable import require_trainable
 
 ACTIVATION_BYTES = 8 * 2**20
 """Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
