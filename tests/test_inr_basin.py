@@ -12,8 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import regauge as rg
 from regauge.connect.straighten import FlatLine, Straighten, line_loss, minibatches, straighten
 from regauge.core.params import Params
-from regauge.inr.embedding.code_decoder import CodeDecoder
-from regauge.inr.embedding.inr2vec import Embedding, EmbeddingTraining, train_embedding
+from regauge.inr.embedding import CodeDecoder, Embedding, EmbeddingTraining, train_embedding
 from regauge.inr.fields.signal_samples import Samples
 from regauge.inr.fitting.fit import Fit, fit
 from regauge.inr.representation import Inr

@@ -20,7 +20,7 @@ from regauge.inr.fields.named_signals import (
     read_signal,
     signal_samples,
 )
-from regauge.inr.fields.queries import Queries
+from regauge.inr.fields.signal_samples import Queries
 from regauge.inr.representation import Inr, load_inr, save_inr
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store

@@ -15,8 +15,15 @@ from regauge.data.shared_start import SHARED_START, shared_start
 from regauge.data.voxels import VOXELS, voxels
 from regauge.inr.fields.fields import CloudField, Field, MeshField, sample_surface
 from regauge.inr.fields.labels import DistanceLabels, entropy_floor, labels_of
-from regauge.inr.fields.queries import EVALUATION, Queries, draw_queries
-from regauge.inr.fields.signal_samples import Samples, field_samples, image_samples, voxel_samples
+from regauge.inr.fields.signal_samples import (
+    EVALUATION,
+    Queries,
+    Samples,
+    draw_queries,
+    field_samples,
+    image_samples,
+    voxel_samples,
+)
 from regauge.inr.representation import Inr, load_inr, read_inr, save_inr
 from regauge.nets.siren import Siren
 from regauge.storage.checkpoints.writing import save

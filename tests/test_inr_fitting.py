@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from regauge.inr.fields.labels import entropy_floor
 from regauge.inr.fields.signal_samples import Samples, image_samples, voxel_samples
 from regauge.inr.fitting import gradient
-from regauge.inr.fitting.fit import Fit, fit, mean_loss
+from regauge.inr.fitting.fit import LOSSES, Fit, Focal, bce, fit, loss_of, mean_loss
 from regauge.inr.fitting.population import fit_images, fit_many, image_inr
-from regauge.inr.fitting.signal_losses import LOSSES, Focal, bce, loss_of
 from regauge.inr.representation import Inr
 from regauge.training import Adam, Descent, fit_signals
 

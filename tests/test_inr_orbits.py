@@ -12,8 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import regauge as rg
 from regauge.core.params import Params
-from regauge.inr.orbits.orbit import Orbit, orbit, write_orbit
-from regauge.inr.orbits.recovery import lines, recovery
+from regauge.inr.orbits import Orbit, lines, orbit, recovery, write_orbit
 from regauge.inr.representation import Inr
 from regauge.nets.siren import Siren
 from regauge.papers.ways import permutations_only, without_shifts

@@ -14,10 +14,10 @@ from regauge.data.shared_start import shared_start
 from regauge.discovery import discover
 from regauge.inr.fields.labels import entropy_floor
 from regauge.inr.fields.named_signals import GridSignal, ImageSignal, Signal, read_signal, signal_samples
-from regauge.inr.fields.queries import Queries
+from regauge.inr.fields.signal_samples import Queries
 from regauge.inr.fitting.fit import Fit, fit, mean_loss
-from regauge.inr.orbits.orbit import orbit, write_orbit
-from regauge.inr.rendering.image import render_image
+from regauge.inr.orbits import orbit, write_orbit
+from regauge.inr.rendering.field_values import render_image
 from regauge.inr.rendering.mesh import Mesh, extract_mesh
 from regauge.inr.rendering.mesh_files import MESH_FORMATS, POINT_FORMATS, save_mesh, save_points
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points

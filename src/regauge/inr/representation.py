@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.core.symmetry_json import read_versioned
+from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
 from regauge.storage.architecture import Architecture
@@ -113,13 +114,7 @@ class Inr:
 
     def module(self, params: Mapping[str, Tensor] | None = None) -> nn.Module:
         """The network; with these parameters and their dtype, or as torch's global generator makes it."""
-        if self.kind == "siren":
-            assert self.omega is not None
-            network: nn.Module = Siren(
-                self.in_features, self.width, self.out_features, depth=self.depth, omega=self.omega, bias="torch"
-            )
-        else:
-            network = mlp(*self.widths)
+        network: nn.Module = Siren(**self._siren("torch")) if self.kind == "siren" else mlp(*self.widths)
         if params is not None:
             network = network.to(next(iter(params.values())).dtype)
             network.load_state_dict(dict(params))
@@ -145,19 +140,14 @@ class Inr:
             Sitzmann et al. (2020), section 3.2 and theorem 1.8.
         """
         if self.kind == "siren":
-            assert self.omega is not None
-            network: nn.Module = Siren(
-                self.in_features,
-                self.width,
-                self.out_features,
-                depth=self.depth,
-                omega=self.omega,
-                bias=bias,
-                generator=generator,
-            )
+            params: Params = Siren(**self._siren(bias), generator=generator).state_dict()
+        elif bias == "siren":
+            raise ValueError('a ReLU network has no frequency; its biases are "torch" or "zero"')
         else:
-            network = _relu_start(mlp(*self.widths), bias, generator)
-        return {name: tensor.detach().to(dtype) for name, tensor in network.state_dict().items()}
+            params = initialize(mlp(*self.widths), generator)
+            if bias == "zero":
+                params |= {name: torch.zeros_like(t) for name, t in params.items() if name.endswith("bias")}
+        return {name: tensor.detach().to(dtype) for name, tensor in params.items()}
 
     def architecture(self, *, bias: Bias = "torch") -> Architecture:
         """The architecture for populations and stores, whose networks are initialized as by `start`.
@@ -170,15 +160,12 @@ class Inr:
             if bias != "torch":
                 raise ValueError(f"a population of ReLU networks has biases as torch draws them, not {bias!r}")
             return Architecture(name, "regauge.nets.mlp:mlp", {"widths": list(self.widths)})
-        settings = {
-            "in_features": self.in_features,
-            "width": self.width,
-            "out_features": self.out_features,
-            "depth": self.depth,
-            "omega": self.omega,
-            "bias": bias,
-        }
-        return Architecture(name, "regauge.nets.siren:Siren", settings)
+        return Architecture(name, "regauge.nets.siren:Siren", self._siren(bias))
+
+    def _siren(self, bias: Bias) -> dict[str, Any]:
+        """The arguments of a SIREN."""
+        sizes = {"in_features": self.in_features, "width": self.width, "out_features": self.out_features}
+        return {**sizes, "depth": self.depth, "omega": self.omega, "bias": bias}
 
     def to_json(self) -> str:
         """The text form."""
@@ -249,18 +236,6 @@ def blank(inr: Inr) -> dict[str, Tensor]:
     """The parameters without values."""
     with torch.device("meta"):
         return dict(inr.module().state_dict())
-
-
-def _relu_start(network: nn.Module, bias: Bias, generator: torch.Generator) -> nn.Module:
-    if bias == "siren":
-        raise ValueError('a ReLU network has no frequency; its biases are "torch" or "zero"')
-    for layer in network.modules():
-        if isinstance(layer, nn.Linear):
-            bound = 1 / math.sqrt(layer.in_features)
-            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
-            own = bound if bias == "torch" else 0.0
-            nn.init.uniform_(layer.bias, -own, own, generator=generator)
-    return network
 
 
 def _require(is_used: bool, name: str, value: float | None, owner: str) -> None:

@@ -15,8 +15,7 @@ from regauge.data.images import digits, has_mnist, mnist
 from regauge.inr.fields.signal_samples import image_samples
 from regauge.inr.fitting.fit import Fit
 from regauge.inr.fitting.population import fit_images, image_inr
-from regauge.inr.orbits.orbit import orbit
-from regauge.inr.orbits.recovery import recovery
+from regauge.inr.orbits import orbit, recovery
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.table import Quantity, Record, Row, Table, mean_curve
 from regauge.papers.ways import Way, permutations_only, without_shifts

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
-from regauge.weightspace.row_encoder import RowEncoder, draw_linear, linear_layers, weight_rows
+from regauge.nets.classification import initialize
+from regauge.weightspace.row_encoder import RowEncoder, linear_layers, weight_rows
 
 TANH = 0.6276
 """Root mean square of tanh of a standard normal number."""
@@ -104,7 +105,8 @@ class HyperNetwork(nn.Module):
         step = SHARE * min(_size(like[weight]) for weight, _ in self.pairs)
         self.encoder = RowEncoder(columns, code, widths)
         self.decoder = RowDecoder(rows, columns, code, embedding, hidden, size=step, generator=generator)
-        draw_linear([self.encoder], generator)
+        if generator is not None:
+            self.encoder.load_state_dict(initialize(self.encoder, generator))
         if is_residual:
             nn.init.zeros_(self.decoder.last.weight)
             return

@@ -1,6 +1,6 @@
 """The encoder of inr2vec: every row of a matrix of weights by itself, then the maximum over rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -93,13 +93,3 @@ def weight_rows(params: Mapping[str, Tensor], layers: Layers) -> Tensor:
         weight = nn.functional.pad(params[name], (0, width - params[name].shape[-1]))
         rows.append(torch.cat([weight, params[bias].unsqueeze(-1)], -1))
     return torch.cat(rows, -2)
-
-
-def draw_linear(modules: Sequence[nn.Module], generator: torch.Generator | None) -> None:
-    """Draw all linear layers as torch does, but from a generator."""
-    for module in modules:
-        for layer in module.modules():
-            if isinstance(layer, nn.Linear):
-                bound = layer.in_features**-0.5
-                nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
-                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)

@@ -12,14 +12,11 @@ from torch import Tensor
 from regauge.data.shapes import SHAPES_SHA256, shape
 from regauge.data.voxels import voxels
 from regauge.inr.fields.fields import CloudField, Field, MeshField, sample_surface
-from regauge.inr.fields.queries import Queries
-from regauge.inr.fields.signal_samples import Samples, field_samples, image_samples, voxel_samples
-from regauge.inr.rendering.mesh_files import load_mesh, load_points
+from regauge.inr.fields.signal_samples import Queries, Samples, field_samples, image_samples, voxel_samples
+from regauge.inr.rendering.mesh_files import MESH_FORMATS, POINT_FORMATS, load_mesh, load_points
 from regauge.inr.representation import Inr
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-MESH_SUFFIXES = (".ply", ".obj", ".stl")
-CLOUD_SUFFIXES = (".ply", ".xyz", ".npz")
+IMAGE_FORMATS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 POINTS = 2048
 """Points of a mesh that distances are to where they are to points; the number of paper 003."""
 SURFACE = 100_000
@@ -77,7 +74,7 @@ Signal = ImageSignal | GridSignal | ShapeSignal
 def is_signal(text: str) -> bool:
     """Whether a text has the form of the name of a signal; the file need not exist."""
     name, tail = _split_tail(text)
-    known = name in SHAPES_SHA256 or name.lower().endswith((*IMAGE_SUFFIXES, *MESH_SUFFIXES, *CLOUD_SUFFIXES))
+    known = name in SHAPES_SHA256 or name.lower().endswith((*IMAGE_FORMATS, *MESH_FORMATS, *POINT_FORMATS))
     return known or (name in ("chair", "monitor") and tail.isdecimal())
 
 
@@ -105,7 +102,7 @@ def read_signal(text: str) -> Signal:
             f"{text!r} is no signal: give a shape ({', '.join(sorted(SHAPES_SHA256))}), a grid (chair:0, monitor:0), "
             "or a file of an image, a mesh or points"
         )
-    if name.lower().endswith(IMAGE_SUFFIXES):
+    if name.lower().endswith(IMAGE_FORMATS):
         return ImageSignal(read_image(name))
     if name in SHAPES_SHA256:
         known = shape(name)
@@ -147,15 +144,15 @@ def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: tor
     Raises:
         ValueError: The network does not represent such a signal.
     """
-    expected = {"image": ImageSignal, "occupancy": GridSignal | ShapeSignal}.get(inr.signal, ShapeSignal)
-    if not isinstance(signal, expected):
-        kind = {ImageSignal: "an image", GridSignal: "a grid of cells", ShapeSignal: "a shape"}[type(signal)]
-        raise ValueError(f"a network of signal {inr.signal!r} cannot represent {kind}")
-    if isinstance(signal, ImageSignal):
-        return image_samples(signal.values)
-    if isinstance(signal, GridSignal):
-        return voxel_samples(signal.cells)
-    return field_samples(signal.field(inr, generator=generator), inr, queries, generator=generator)
+    match signal, inr.signal:
+        case ImageSignal(), "image":
+            return image_samples(signal.values)
+        case GridSignal(), "occupancy":
+            return voxel_samples(signal.cells)
+        case ShapeSignal(), "unsigned" | "signed" | "occupancy":
+            return field_samples(signal.field(inr, generator=generator), inr, queries, generator=generator)
+    kind = {ImageSignal: "an image", GridSignal: "a grid of cells", ShapeSignal: "a shape"}[type(signal)]
+    raise ValueError(f"a network of signal {inr.signal!r} cannot represent {kind}")
 
 
 def _split_tail(text: str) -> tuple[str, str]:
@@ -173,15 +170,14 @@ def _read_shape(path: Path) -> ShapeSignal:
                     return ShapeSignal(torch.from_numpy(vertices).float(), torch.from_numpy(faces).long())
         except (ValueError, OSError, TypeError) as error:
             raise ValueError(f"{str(path)!r} cannot be read as arrays: {error}") from error
-    if path.suffix not in CLOUD_SUFFIXES:
-        mesh = load_mesh(path)
-        return ShapeSignal(mesh.vertices, mesh.faces)
-    if path.suffix in MESH_SUFFIXES:
+    if path.suffix in MESH_FORMATS:
         try:
             mesh = load_mesh(path)
-        except ValueError:  # points without faces
-            return ShapeSignal(load_points(path).float(), None)
-        return ShapeSignal(mesh.vertices, mesh.faces)
+        except ValueError:
+            if path.suffix not in POINT_FORMATS:
+                raise
+        else:
+            return ShapeSignal(mesh.vertices, mesh.faces)
     return ShapeSignal(load_points(path).float(), None)
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.inr.fields.signal_samples import Samples, image_samples
-from regauge.inr.fitting.fit import Fit, Fitted, fit
+from regauge.inr.fitting.fit import Fit, fit
 from regauge.inr.representation import Inr
 from regauge.nets.siren import Bias
-from regauge.training import Adam
+from regauge.training import Adam, Minimum
 from regauge.zoo.jobs.threads import one_thread
 from regauge.zoo.training import Config, Examples, train
 
@@ -90,7 +90,7 @@ def fit_many(
     generators: Sequence[torch.Generator],
     workers: int | None = None,
     progress: Progress = no_progress,
-) -> list[Fitted]:
+) -> list[Minimum]:
     """`fit` for several signals at once, each on one thread; the results do not depend on the number of workers.
 
     Networks of shapes are large enough for one to fill a core, so that nothing is gained by stacking them.
@@ -119,7 +119,7 @@ def fit_many(
     config = config or Fit()
     advance = progress("fitting", sum(config.count_steps(len(one)) for one in samples))
 
-    def one(k: int) -> Fitted:
+    def one(k: int) -> Minimum:
         with one_thread():
             return fit(
                 inr,

@@ -1,10 +1,11 @@
-"""The values of a network at many points, a portion at a time."""
+"""The values of a network at many points, a portion at a time, and images of them."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from regauge.data.images import pixel_centers
 from regauge.inr.representation import Inr
 
 PORTION = 2**11
@@ -32,6 +33,28 @@ def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Ten
             call = torch.func.vmap(lambda one, x: torch.func.functional_call(module, one, (x,)), in_dims=(0, None))
             return torch.cat([call(dict(params), portion) for portion in portions], 1)
         return torch.cat([torch.func.functional_call(module, dict(params), (x,)) for x in torch.split(points, PORTION)])
+
+
+def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height: int, width: int) -> Tensor:
+    """The picture that a network is, at any resolution.
+
+    Args:
+        network: The module or INR that runs the parameters.
+        params: Parameters of one network, or of a population with a leading model axis.
+        height: Rows of pixels.
+        width: Columns of pixels.
+
+    Returns:
+        `[height, width, channels]`, of a population `[models, height, width, channels]`; values outside [0, 1] are
+        clipped, NaN stays.
+
+    Raises:
+        ValueError: There is no pixel, or the parameters are not those of the network.
+    """
+    if height < 1 or width < 1:
+        raise ValueError(f"an image of {height} x {width} pixels has none; both must be at least 1")
+    values = evaluate(network, params, pixel_centers(height, width))
+    return values.reshape(*values.shape[:-2], height, width, values.shape[-1]).clamp(0, 1)
 
 
 def module_of(network: Inr | nn.Module) -> nn.Module:

@@ -31,9 +31,7 @@ def save_mesh(mesh: Mesh, path: str | Path, *, overwrite: bool = False) -> Path:
     require_writable(path, overwrite=overwrite, suffixes=MESH_FORMATS)
     if not len(mesh.faces):
         raise ValueError(f"the mesh has no faces, so {str(path)!r} is not written")
-    trimesh = _trimesh()
-    content = trimesh.Trimesh(mesh.vertices.cpu().numpy(), mesh.faces.cpu().numpy(), process=False)
-    return save_bytes(_bytes(content.export(file_type=path.suffix[1:])), path)
+    return _export(_trimesh().Trimesh(mesh.vertices.cpu().numpy(), mesh.faces.cpu().numpy(), process=False), path)
 
 
 def load_mesh(path: str | Path) -> Mesh:
@@ -81,8 +79,7 @@ def save_points(points: Tensor, path: str | Path, *, overwrite: bool = False) ->
         buffer = io.BytesIO()
         np.savez(buffer, points=array)
         return save_bytes(buffer.getvalue(), path)
-    cloud = _trimesh().PointCloud(array)
-    return save_bytes(_bytes(cloud.export(file_type=path.suffix[1:])), path)
+    return _export(_trimesh().PointCloud(array), path)
 
 
 def load_points(path: str | Path) -> Tensor:
@@ -125,5 +122,6 @@ def _existing(path: str | Path, suffixes: tuple[str, ...]) -> Path:
     return path
 
 
-def _bytes(content: bytes | str) -> bytes:
-    return content if isinstance(content, bytes) else content.encode()
+def _export(shape: Any, path: Path) -> Path:
+    content = shape.export(file_type=path.suffix[1:])
+    return save_bytes(content if isinstance(content, bytes) else content.encode(), path)

@@ -18,7 +18,7 @@ from regauge.connect.paths import Path, Straight
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry_json import read_versioned
 from regauge.inr.rendering.field_values import evaluate as values_at
-from regauge.inr.rendering.image import render_image
+from regauge.inr.rendering.field_values import render_image
 from regauge.inr.rendering.mesh import Mesh, NoSurfaceError, extract_mesh
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
 from regauge.inr.representation import Inr, Signal
@@ -34,15 +34,10 @@ Picture = Tensor | Mesh | PointCloud | None
 
 @dataclass(frozen=True)
 class Detail:
-    """Resolution of rendered shapes.
+    """Resolution of rendered shapes."""
 
-    Attributes:
-        projection: Settings of `extract_points`, for unsigned distances.
-        resolution: Resolution of meshes.
-    """
-
-    projection: Projection = field(default_factory=lambda: Projection(count=8192))
-    resolution: int = 64
+    projection: Projection = field(default_factory=lambda: Projection(count=8192))  # for unsigned distances
+    resolution: int = 64  # of meshes
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,22 +138,13 @@ def save_strips(strips: Sequence[Strip], path: str | FilePath, *, overwrite: boo
     for s, strip in enumerate(strips):
         if strip.counts is not None:
             arrays[f"{s}/counts"] = strip.counts
-        found = []
         for k, picture in enumerate(strip.pictures):
-            match picture:
-                case Mesh():
-                    parts = {"vertices": picture.vertices, "faces": picture.faces}
-                case PointCloud():
-                    parts = {"points": picture.points}
-                case Tensor():
-                    parts = {"image": picture}
-                case None:
-                    parts = {}
-            arrays |= {f"{s}/{k}/{name}": tensor.cpu().numpy() for name, tensor in parts.items()}
-            found.append([picture.wanted, picture.draws] if isinstance(picture, PointCloud) else None)
+            parts = {"image": picture} if isinstance(picture, Tensor) else vars(picture) if picture is not None else {}
+            tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
+            arrays |= {f"{s}/{k}/{name}": tensor.cpu().numpy() for name, tensor in tensors.items()}
         losses = [loss if math.isfinite(loss) else None for loss in strip.losses]
-        own = {"label": strip.label, "signal": strip.signal, "t": strip.ts, "loss": losses, "points": found}
-        about.append(own)
+        found = [[one.wanted, one.draws] if isinstance(one, PointCloud) else None for one in strip.pictures]
+        about.append({"label": strip.label, "signal": strip.signal, "t": strip.ts, "loss": losses, "points": found})
     text = json.dumps({"format": FORMAT, "version": VERSION, "strips": about})
     buffer = io.BytesIO()
     np.savez_compressed(buffer, about=np.array(text), **arrays)  # type: ignore[arg-type]
@@ -188,17 +174,12 @@ def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
 def _strip(key: str, own: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Strip:
     pictures: list[Picture] = []
     for k, numbers in enumerate(own["points"]):
-        parts = {
-            name: torch.from_numpy(arrays[f"{key}/{k}/{name}"])
-            for name in ("image", "points", "vertices", "faces")
-            if f"{key}/{k}/{name}" in arrays
-        }
+        begin = f"{key}/{k}/"
+        parts = {n.removeprefix(begin): torch.from_numpy(a) for n, a in arrays.items() if n.startswith(begin)}
         if numbers is not None:
             pictures.append(PointCloud(parts["points"], *numbers))
-        elif "faces" in parts:
-            pictures.append(Mesh(parts["vertices"], parts["faces"]))
         else:
-            pictures.append(parts.get("image"))
+            pictures.append(Mesh(**parts) if "faces" in parts else parts.get("image"))
     losses = tuple(math.nan if loss is None else loss for loss in own["loss"])
     return Strip(own["label"], own["signal"], tuple(own["t"]), losses, tuple(pictures), arrays.get(f"{key}/counts"))
 

@@ -8,10 +8,9 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.core.params import Params
-from regauge.inr.embedding.inr2vec import Embedding, EmbeddingTraining, train_embedding
+from regauge.inr.embedding import Embedding, EmbeddingTraining, train_embedding
 from regauge.inr.fields.fields import CloudField
-from regauge.inr.fields.queries import Queries
-from regauge.inr.fields.signal_samples import Samples, field_samples
+from regauge.inr.fields.signal_samples import Queries, Samples, field_samples
 from regauge.inr.fitting.fit import Fit, fit
 from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run, Scale

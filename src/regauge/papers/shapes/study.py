@@ -13,10 +13,8 @@ from regauge.data.files import present
 from regauge.data.shapes import SHAPES_SHA256, shape
 from regauge.data.shared_start import SHARED_START, shared_start
 from regauge.inr.fields.fields import CloudField
-from regauge.inr.fields.queries import EVALUATION, Queries
-from regauge.inr.fields.signal_samples import Samples, field_samples
-from regauge.inr.fitting.fit import Fit, fit
-from regauge.inr.fitting.signal_losses import bce
+from regauge.inr.fields.signal_samples import EVALUATION, Queries, Samples, field_samples
+from regauge.inr.fitting.fit import Fit, bce, fit
 from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run, Scale
 from regauge.training import Adam

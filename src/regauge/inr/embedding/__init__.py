@@ -1,1 +1,0 @@
-"""Embeddings of INRs: an encoder of weights, and a decoder that asks its code for the signal."""

@@ -1,1 +1,0 @@
-"""Orbits: copies of a network that compute the same, and how they are found again."""
