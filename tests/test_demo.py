@@ -15,7 +15,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.data.images import digits
 from regauge.nets.classification import split_batches
 from regauge.report.demo_page import demo_page
-from regauge.report.figures import line_figure, permutation_figure, png_uri, svg_uri, weights_figure
+from regauge.report.figures import data_uri, line_figure, permutation_figure, weights_figure
 from regauge.storage.checkpoints.alignments import load_alignment
 from regauge.storage.checkpoints.checkpoint import load
 
@@ -102,10 +102,10 @@ def test_figures_are_the_same_bytes_every_time() -> None:
     perm = torch.tensor([2, 0, 1]).numpy()
     images = torch.eye(3).expand(2, 3, 3).numpy()
     for draw in (
-        lambda: svg_uri(line_figure({"one": rows, "two": rows})),
-        lambda: svg_uri(line_figure({"one": rows}, "accuracy")),
-        lambda: svg_uri(permutation_figure("h", perm)),
-        lambda: png_uri(weights_figure({"a": images, "b": -images})),
+        lambda: data_uri(line_figure({"one": rows, "two": rows}), "svg"),
+        lambda: data_uri(line_figure({"one": rows}, "accuracy"), "svg"),
+        lambda: data_uri(permutation_figure("h", perm), "svg"),
+        lambda: data_uri(weights_figure({"a": images, "b": -images}), "png"),
     ):
         assert draw() == draw()
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.connect.plane import barycentric
 from regauge.core.task import Task
-from regauge.report.figures import plane_figure, svg_uri
+from regauge.report.figures import data_uri, plane_figure
 
 
 def network(seed: int) -> nn.Module:
@@ -148,7 +148,7 @@ def test_the_figure_marks_the_networks(found: rg.connect.Plane) -> None:
     assert np.allclose(marked, found.points.numpy())
     assert [text.get_text() for text in axes.texts] == ["A", "B", "C"]
     again = plane_figure(found.xs.numpy(), found.ys.numpy(), loss, found.points.numpy())
-    assert svg_uri(figure) == svg_uri(again)
+    assert data_uri(figure, "svg") == data_uri(again, "svg")
     plane_figure(np.arange(2.0), np.arange(2.0), np.ones((2, 2)), found.points.numpy())
     with pytest.raises(ValueError, match="none of the 4 values is finite"):
         plane_figure(np.arange(2.0), np.arange(2.0), np.full((2, 2), np.inf), found.points.numpy())

@@ -160,7 +160,7 @@ def _sizes(options: InrFit, defaults: tuple[int, int]) -> tuple[int, int]:
 def _write_shape(options: InrRender, shape: Mesh | PointCloud) -> None:
     if options.output.suffix == ".png":
         buffer = io.BytesIO()
-        shape_figure(shape, view=View(up="xyz".index(options.up))).savefig(buffer, format="png", dpi=200)
+        shape_figure(shape, View(up="xyz".index(options.up))).savefig(buffer, format="png", dpi=200)
         save_bytes(buffer.getvalue(), options.output)
     elif isinstance(shape, Mesh):
         save_mesh(shape, options.output, overwrite=options.overwrite)

@@ -9,7 +9,7 @@ import jinja2
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from regauge.report.figures import line_figure, permutation_figure, png_uri, svg_uri, weights_figure
+from regauge.report.figures import data_uri, line_figure, permutation_figure, weights_figure
 
 RESULTS, PICTURES, PAGE = "results.json", "pictures.safetensors", "report.html"
 """Names of the demo's files: numbers, arrays that are drawn, and the page."""
@@ -33,7 +33,7 @@ def demo_page(folder: str | Path) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(loss=_loss, percent=_percent, thousands=_thousands)
+    environment.filters.update(loss="{:.3f}".format, percent="{:.1%}".format, thousands="{:,}".format)
     models = [model | {"figures": _figures(model, pictures)} for model in results["models"]]
     return environment.get_template("demo.html.j2").render(results | {"models": models})
 
@@ -42,20 +42,9 @@ def _figures(model: Mapping[str, Any], pictures: Mapping[str, NDArray[Any]]) -> 
     key, curves = model["key"], model["curves"]
     names = [group["name"] for group in model["symmetry"]["groups"]]
     perms = {name: pictures[f"{key}/perm/{name}"] for name in names if f"{key}/perm/{name}" in pictures}
+    units = {label: pictures[f"{key}/units/{name}"] for name, label in LABELS.items()}
     return {
-        "line": [svg_uri(line_figure(curves, metric)) for metric in ("loss", "accuracy")],
-        "permutations": [svg_uri(permutation_figure(name, perm)) for name, perm in perms.items()],
-        "weights": png_uri(weights_figure({label: pictures[f"{key}/units/{name}"] for name, label in LABELS.items()})),
+        "line": [data_uri(line_figure(curves, metric), "svg") for metric in ("loss", "accuracy")],
+        "permutations": [data_uri(permutation_figure(name, perm), "svg") for name, perm in perms.items()],
+        "weights": data_uri(weights_figure(units), "png"),
     }
-
-
-def _loss(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
-
-
-def _thousands(value: int) -> str:
-    return f"{value:,}"

@@ -3,8 +3,9 @@
 import base64
 import io
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -49,6 +50,15 @@ STYLE: Any = {
     "svg.hashsalt": "regauge",
 }
 WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
+LEVELS = 12
+"""Number of contours of a surface."""
+
+
+@contextmanager
+def draw_figure(width: float, height: float, layout: Any = "constrained") -> Iterator[Figure]:
+    """A figure of so many inches, in the style of all figures while it is drawn."""
+    with matplotlib.rc_context(STYLE):
+        yield Figure(figsize=(width, height), layout=layout)
 
 
 def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss", title: str | None = None) -> Figure:
@@ -60,8 +70,7 @@ def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss", title
         title: Title, where the name of the metric is none.
     """
     is_crowded = len(curves) > BESIDE
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 3.8) if is_crowded else (4.6, 3.2), layout="constrained")
+    with draw_figure(*((7.6, 3.8) if is_crowded else (4.6, 3.2))) as figure:
         axes = figure.add_subplot()
         for k, (label, rows) in enumerate(curves.items()):
             color, dashes = COLORS[k % len(COLORS)], "-" if k < len(COLORS) else "--"
@@ -91,8 +100,6 @@ def plane_figure(
     points: Floats,
     labels: Sequence[str] = ("A", "B", "C"),
     title: str = "loss",
-    *,
-    levels: int = 12,
 ) -> Figure:
     """Contours of a loss over a plane, with networks marked.
 
@@ -106,22 +113,16 @@ def plane_figure(
         points: Coordinates of the networks, `[networks, 2]`.
         labels: Their names.
         title: Title of the values.
-        levels: Number of contours.
 
     Raises:
         ValueError: No value is finite.
     """
     marked = [(float(x), float(y)) for x, y in points]
-    surface = Surface(title, xs.tolist(), ys.tolist(), values.tolist(), marked, tuple(labels))
-    return picture_figure((surface,), levels=levels)
+    return picture_figure((Surface(title, xs.tolist(), ys.tolist(), values.tolist(), marked, tuple(labels)),))
 
 
-def picture_figure(picture: Picture, *, levels: int = 12) -> Figure:
+def picture_figure(picture: Picture) -> Figure:
     """Charts or surfaces side by side.
-
-    Args:
-        picture: The panels.
-        levels: Number of contours of a surface.
 
     Raises:
         ValueError: There is no panel, or a surface has no finite value.
@@ -130,14 +131,11 @@ def picture_figure(picture: Picture, *, levels: int = 12) -> Figure:
         raise ValueError("a picture needs at least one panel")
     planes = [_plane_size(np.array(p.xs), np.array(p.ys)) for p in picture if isinstance(p, Surface)]
     sizes = planes if len(planes) == len(picture) else [(4.3, 3.4)] * len(picture)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(
-            figsize=(sum(width for width, _ in sizes), max(height for _, height in sizes)), layout="constrained"
-        )
+    with draw_figure(sum(width for width, _ in sizes), max(height for _, height in sizes)) as figure:
         for k, panel in enumerate(picture):
             axes = figure.add_subplot(1, len(picture), k + 1)
             if isinstance(panel, Surface):
-                _draw_surface(figure, axes, panel, levels)
+                _draw_surface(figure, axes, panel)
             else:
                 _draw_chart(axes, panel)
         return figure
@@ -146,8 +144,7 @@ def picture_figure(picture: Picture, *, levels: int = 12) -> Figure:
 def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
     """A permutation matrix: a dot where a position (row) takes its unit from (column)."""
     n = len(perm)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.0, 3.1), layout="constrained")
+    with draw_figure(3.0, 3.1) as figure:
         axes = figure.add_subplot()
         axes.plot([0, n - 1], [0, n - 1], color=COLORS[0], linewidth=1, alpha=0.5)
         axes.plot(perm, np.arange(n), "s", color=COLORS[1], markersize=max(1.6, min(6.0, 160 / n)), markeredgewidth=0)
@@ -172,9 +169,8 @@ def weights_figure(rows: Mapping[str, NDArray[np.float32]]) -> Figure:
     labels = list(rows)
     limit = float(np.quantile(np.abs(np.concatenate([images.ravel() for images in rows.values()])), 0.995)) or 1.0
     count = len(rows[labels[0]])
-    with matplotlib.rc_context(STYLE):
-        tight = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0, hspace=0)
-        figure = Figure(figsize=(9.2, 8.2 / count * len(rows) + 0.15), layout=tight)
+    tight = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0, hspace=0)
+    with draw_figure(9.2, 8.2 / count * len(rows) + 0.15, tight) as figure:
         for r, label in enumerate(labels):
             for c, image in enumerate(rows[label]):
                 axes = figure.add_subplot(len(rows), count, r * count + c + 1)
@@ -186,20 +182,14 @@ def weights_figure(rows: Mapping[str, NDArray[np.float32]]) -> Figure:
         return figure
 
 
-def svg_uri(figure: Figure) -> str:
-    """A figure as a data URI of an SVG picture, the same bytes every time."""
+def data_uri(figure: Figure, kind: Literal["svg", "png"]) -> str:
+    """A figure as a data URI, the same bytes every time; PNG for figures of many small images."""
     buffer = io.BytesIO()
+    metadata: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def png_uri(figure: Figure) -> str:
-    """A figure as a data URI of a PNG picture, for figures of many small images."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="png", dpi=200, metadata={"Software": None}, transparent=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata, transparent=True)
+    mime = {"svg": "svg+xml", "png": "png"}[kind]
+    return f"data:image/{mime};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _plane_size(xs: Floats, ys: Floats) -> tuple[float, float]:
@@ -208,14 +198,14 @@ def _plane_size(xs: Floats, ys: Floats) -> tuple[float, float]:
     return width + 0.9, float(np.clip(width * (ys[-1] - ys[0]) / (xs[-1] - xs[0]), 2.4, 6.0)) + 0.4
 
 
-def _draw_surface(figure: Figure, axes: Axes, surface: Surface, levels: int) -> None:
+def _draw_surface(figure: Figure, axes: Axes, surface: Surface) -> None:
     values = np.array(surface.values)
     known = values[np.isfinite(values)]
     if not len(known):
         raise ValueError(f"none of the {values.size} values is finite, so there is nothing to draw")
     low, span = float(known.min()), float(np.quantile(known, 0.98) - known.min()) or 1.0
-    edges = [low, *(low + np.geomspace(0.01 * span, span, levels))]
-    shades = matplotlib.colormaps["viridis_r"].resampled(levels + 1)
+    edges = [low, *(low + np.geomspace(0.01 * span, span, LEVELS))]
+    shades = matplotlib.colormaps["viridis_r"].resampled(LEVELS + 1)
     norm = BoundaryNorm(edges, shades.N, extend="max")
     xs, ys = np.array(surface.xs), np.array(surface.ys)
     drawn = axes.contourf(xs, ys, np.ma.masked_invalid(values), levels=edges, cmap=shades, norm=norm, extend="max")
@@ -225,8 +215,7 @@ def _draw_surface(figure: Figure, axes: Axes, surface: Surface, levels: int) -> 
     for (x, y), label in zip(surface.points, surface.labels, strict=True):
         axes.plot(x, y, "o", color="white", markeredgecolor=INK, markersize=7)
         axes.annotate(label, (x, y), (6, 6), textcoords="offset points", color=INK, fontweight="bold")
-    bar = figure.colorbar(drawn, ax=axes, format=lambda value, _: f"{value:.3g}")
-    bar.outline.set_visible(False)
+    figure.colorbar(drawn, ax=axes, format=lambda value, _: f"{value:.3g}").outline.set_visible(False)
     axes.set(aspect="equal", title=surface.title)
     axes.grid(False)
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from regauge.report.figures import COLORS, INK, STYLE
+from regauge.report.figures import COLORS, INK, draw_figure
 
 MISSING = "#d0d5dd"
 """Color of missing values."""
@@ -32,8 +32,7 @@ def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> F
     if not len(everything):
         raise ValueError("no value between two different networks is finite, so there is nothing to draw")
     top = float(np.quantile(everything, 0.995)) or 1.0
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.3 * len(matrices) + 0.9, 3.7), layout="constrained")
+    with draw_figure(3.3 * len(matrices) + 0.9, 3.7) as figure:
         shades = matplotlib.colormaps["viridis"].with_extremes(bad=MISSING)
         drawn = None
         for k, (title, matrix) in enumerate(matrices.items()):
@@ -50,9 +49,7 @@ def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> F
             axes.set_xlabel(words, color=INK, labelpad=2)
         assert drawn is not None
         beyond = "max" if everything.max() > top else "neither"
-        bar = figure.colorbar(drawn, ax=figure.axes, extend=beyond, fraction=0.05, pad=0.02)
-        bar.set_label(what)
-        bar.outline.set_visible(False)
+        _draw_bar(figure, drawn, what, extend=beyond)
         return figure
 
 
@@ -74,8 +71,7 @@ def map_figure(
         what: Label of values or groups.
     """
     size = float(np.clip(300 / np.sqrt(len(points)), 8, 60))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.0, 4.2), layout="constrained")
+    with draw_figure(5.0, 4.2) as figure:
         axes = figure.add_subplot()
         if values is None:
             _draw_groups(axes, points, groups, size, what)
@@ -84,9 +80,7 @@ def map_figure(
             axes.scatter(points[~known, 0], points[~known, 1], s=size, color=MISSING, linewidths=0)
             style: Any = {"s": size, "cmap": "viridis", "linewidths": 0.4, "edgecolors": "white"}
             drawn = axes.scatter(points[known, 0], points[known, 1], c=values[known], **style)
-            bar = figure.colorbar(drawn, ax=axes, fraction=0.05, pad=0.02)
-            bar.set_label(what)
-            bar.outline.set_visible(False)
+            _draw_bar(figure, drawn, what)
         axes.set_title(title)
         axes.set_aspect("equal", adjustable="datalim")
         axes.margins(0.06)
@@ -108,3 +102,10 @@ def _draw_groups(axes: Axes, points: NDArray[np.float64], groups: Sequence[str |
     if 2 <= len(names) <= len(COLORS):
         beside: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(title=what, frameon=False, fontsize=9, title_fontsize=9, **beside)
+
+
+def _draw_bar(figure: Figure, drawn: Any, what: str, extend: str = "neither") -> None:
+    """The bar that says which color is which value."""
+    bar = figure.colorbar(drawn, ax=figure.axes, extend=extend, fraction=0.05, pad=0.02)
+    bar.set_label(what)
+    bar.outline.set_visible(False)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -14,7 +13,7 @@ from scipy.spatial import cKDTree
 
 from regauge.inr.rendering.mesh import Mesh
 from regauge.inr.rendering.points import PointCloud
-from regauge.report.figures import COLORS, STYLE
+from regauge.report.figures import COLORS, draw_figure
 
 Floats = NDArray[np.floating[Any]]
 
@@ -56,28 +55,29 @@ class View:
         return np.asarray(np.roll(tilt @ turn, self.up - 1, axis=1))
 
 
-def shape_figure(shape: Mesh | PointCloud, *, view: View | None = None) -> Figure:
+def shape_figure(shape: Mesh | PointCloud, view: View) -> Figure:
     """One shape by itself."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.2, 3.2))
-        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        if isinstance(shape, Mesh):
-            draw_mesh(axes, shape.vertices.numpy(), shape.faces.numpy(), view=view or View(), color=COLORS[1])
-        else:
-            draw_points(axes, shape.points.numpy(), view=view or View(), color=COLORS[1])
+    with draw_figure(3.2, 3.2, "none") as figure:
+        draw_shape(figure.add_axes((0.0, 0.0, 1.0, 1.0)), shape, view, COLORS[1])
         return figure
 
 
-def draw_points(axes: Axes, points: Floats, *, view: View, color: str) -> None:
+def draw_shape(axes: Axes, shape: Mesh | PointCloud, view: View, color: str) -> None:
+    """A shape in an empty square of the unit ball's size."""
+    axes.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), aspect="equal")
+    axes.set_axis_off()
+    if isinstance(shape, Mesh):
+        _draw_mesh(axes, shape.vertices.double().numpy() @ view.matrix.T, shape.faces.numpy(), color)
+    elif len(shape.points):
+        _draw_points(axes, shape.points.double().numpy() @ view.matrix.T, color)
+
+
+def _draw_points(axes: Axes, seen: Floats, color: str) -> None:
     """A point cloud, each point shaded by its normal, which its neighbors give, and paler far away.
 
     Markers are about as wide as the points lie apart, so that the front hides the back.
     """
-    _frame(axes)
-    seen = points.astype(np.float64) @ view.matrix.T
     seen = seen[np.argsort(seen[:, 2])]
-    if not len(seen):
-        return
     normals, spacing = _normals(seen)
     colors = _shade(normals, seen[:, 2], color)
     box = axes.get_window_extent()
@@ -87,10 +87,9 @@ def draw_points(axes: Axes, points: Floats, *, view: View, color: str) -> None:
     axes.scatter(seen[:, 0], seen[:, 1], **style)
 
 
-def draw_mesh(axes: Axes, vertices: Floats, faces: NDArray[np.int64], *, view: View, color: str) -> None:
+def _draw_mesh(axes: Axes, seen: Floats, faces: NDArray[np.int64], color: str) -> None:
     """Triangles, each in the shade of its normal, the far ones first."""
-    _frame(axes)
-    corners = (vertices.astype(np.float64) @ view.matrix.T)[faces]
+    corners = seen[faces]
     normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
     depths = corners[:, :, 2].mean(1)
@@ -100,12 +99,6 @@ def draw_mesh(axes: Axes, vertices: Floats, faces: NDArray[np.int64], *, view: V
         list(corners[order][:, :, :2]), facecolors=colors, edgecolors=colors, linewidths=0.25, rasterized=True
     )
     axes.add_collection(shape)
-
-
-def _frame(axes: Axes) -> None:
-    """An empty square of the unit ball's size."""
-    axes.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), aspect="equal")
-    axes.set_axis_off()
 
 
 def _normals(points: Floats) -> tuple[Floats, float]:

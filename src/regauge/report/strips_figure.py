@@ -5,7 +5,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,8 +13,8 @@ from numpy.typing import NDArray
 from regauge.inr.rendering.mesh import Mesh
 from regauge.inr.rendering.path_strips import Picture, Strip
 from regauge.inr.rendering.points import PointCloud
-from regauge.report.figures import COLORS, INK, MUTED, STYLE
-from regauge.report.shape_figure import View, draw_mesh, draw_points
+from regauge.report.figures import COLORS, INK, MUTED, draw_figure
+from regauge.report.shape_figure import View, draw_shape
 
 LABELS: Mapping[str, tuple[str, str]] = {
     "unsigned": ("far", "surface"),
@@ -29,7 +28,7 @@ MARGIN, HEAD, FOOT = 1.45, 0.3, 0.08
 """Inches: for the labels of rows, for those of columns, and below all."""
 
 
-def strips_figure(strips: Sequence[Strip], *, view: View | None = None) -> Figure:
+def strips_figure(strips: Sequence[Strip]) -> Figure:
     """Rows of pictures along paths, the loss below each, and below it the histogram of predicted labels.
 
     All histograms share one scale of heights, the square root of the share, so that a few points on the surface are
@@ -38,7 +37,6 @@ def strips_figure(strips: Sequence[Strip], *, view: View | None = None) -> Figur
 
     Args:
         strips: One row each; all with the same values of t.
-        view: Direction from which shapes are seen.
 
     Raises:
         ValueError: There is no strip, or their values of t differ.
@@ -52,13 +50,11 @@ def strips_figure(strips: Sequence[Strip], *, view: View | None = None) -> Figur
     for strip in strips:
         if strip.ts != ts:
             raise ValueError(f"the strips {strips[0].label!r} and {strip.label!r} have different values of t")
-    view = view or View()
     below = HISTOGRAM if any(strip.counts is not None for strip in strips) else 0.0
     row = SIDE + WORDS + below + GAP
     width, height = MARGIN + SIDE * len(ts) + 0.1, HEAD + row * len(strips) + (FOOT if below else 0.0)
     top = max((float(_heights(strip).max()) for strip in strips if strip.counts is not None), default=1.0)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height))
+    with draw_figure(width, height, "none") as figure:
         for k, t in enumerate(ts):
             _write(figure, MARGIN + SIDE * (k + 0.5), height - HEAD / 2, _name(t), color=MUTED)
         for r, strip in enumerate(strips):
@@ -71,7 +67,7 @@ def strips_figure(strips: Sequence[Strip], *, view: View | None = None) -> Figur
                 _write(figure, MARGIN - 0.12, upper - SIDE - WORDS - below / 2, "predictions", **beside)
             for k, (loss, picture) in enumerate(zip(strip.losses, strip.pictures, strict=True)):
                 left, words = MARGIN + SIDE * k, upper - SIDE
-                _draw(_place(figure, left + 0.04, words, SIDE - 0.08, SIDE - 0.04), picture, view, color)
+                _draw(_place(figure, left + 0.04, words, SIDE - 0.08, SIDE - 0.04), picture, color)
                 _write(figure, left + SIDE / 2, words - WORDS / 2, _number(loss), fontsize=9)
                 if strip.counts is not None:
                     axes = _place(figure, left + 0.12, words - WORDS - below, SIDE - 0.24, below)
@@ -81,12 +77,12 @@ def strips_figure(strips: Sequence[Strip], *, view: View | None = None) -> Figur
         return figure
 
 
-def _draw(axes: Axes, picture: Picture, view: View, color: str) -> None:
+def _draw(axes: Axes, picture: Picture, color: str) -> None:
     match picture:
         case Mesh():
-            draw_mesh(axes, picture.vertices.numpy(), picture.faces.numpy(), view=view, color=color)
+            draw_shape(axes, picture, View(), color)
         case PointCloud():
-            draw_points(axes, picture.points.numpy(), view=view, color=color)
+            draw_shape(axes, picture, View(), color)
             if not len(picture.points):
                 _cross(axes)
             elif not picture.is_complete:
