@@ -103,6 +103,14 @@ class _Sinkhorn(torch.autograd.Function):
         return _Sinkhorn.apply(*tensors, tolerance, most), (0, 0)  # type: ignore[no-untyped-call]
 
 
+def normalize(logits: Tensor, tolerance: float, max_iterations: int) -> Tensor:
+    """`diag(exp f) exp(logits) diag(exp g)` whose rows sum to one and whose columns have equal sums, `[..., n, m]`.
+
+    Without a gradient; see `sinkhorn` for the other arguments.
+    """
+    return _normalize(logits, _anneal(logits, max_iterations), tolerance, max_iterations)[0]
+
+
 def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
     """Potentials to start from: those of higher temperatures, halved until the one that is wanted."""
     g = torch.zeros_like(logits[..., 0, :])
@@ -115,15 +123,15 @@ def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
 
 def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
     """The plan and its potentials g; multiplicative iterations where they stay in range, logarithms elsewhere."""
-    done = 0
+    done, mass = 0, logits.shape[-2] / logits.shape[-1]
     while True:
         plan = torch.softmax(logits + g.unsqueeze(-2), -1)
-        columns = plan.sum(-2)
+        columns = plan.sum(-2) / mass
         if bool((columns > math.exp(-RANGE)).all()):
             plan, g = plan / columns.unsqueeze(-2), g - columns.log()
         else:
             moved = logits - torch.logsumexp(logits + g.unsqueeze(-2), -1, keepdim=True)
-            g = -torch.logsumexp(moved, -2)
+            g = math.log(mass) - torch.logsumexp(moved, -2)
             plan = (moved + g.unsqueeze(-2)).exp()
         done += 1
         is_in_range = True
@@ -132,10 +140,10 @@ def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int)
             if done >= max_iterations or not bool(((rows - 1).abs() > tolerance).any()):
                 return plan, g
             # u scales rows and v columns. Vectors stand on the left: products of many matrices are slow with columns.
-            v = torch.ones_like(rows).unsqueeze(-2)
+            v = torch.ones_like(g).unsqueeze(-2)
             for _ in range(CHECKED):
                 u = (v @ plan.mT).reciprocal()
-                v = (u @ plan).reciprocal()
+                v = mass * (u @ plan).reciprocal()
             done += CHECKED
             step = v.log()
             is_in_range = bool((u.log().abs() < RANGE).all()) and bool((step.abs() < RANGE).all())

@@ -10,6 +10,7 @@ from torch import Tensor
 from regauge.alignment.widths.axes import Axis, default_readers, require_readers, require_same_architecture
 from regauge.alignment.widths.plans import SignCharacter, UnitPlan, map_tensor, sign_character
 from regauge.alignment.widths.transport import entropy, in_order, transport
+from regauge.core.act import Site
 from regauge.core.assignment import assign
 from regauge.core.families import barycenter, compared, dot, unfold
 from regauge.core.groups import Group
@@ -25,8 +26,7 @@ class Correspondence:
     Attributes:
         plans: One plan for each group.
         objective: The objective that was maximized.
-        initial: The objective where units are paired in their order (the identity for equal widths), except of groups
-            with given profits; never larger.
+        initial: The objective where units are paired in their order (the identity for equal widths); never larger.
         history: The objective at the start of the best climb and after each of its sweeps; it never falls.
         is_converged: Whether no single plan could be improved any more.
         symmetry_a: The symmetry of the first network, with sizes.
@@ -93,7 +93,6 @@ def correspond(
     symmetry_b: Symmetry,
     *,
     regularization: float = 0.0,
-    profits: Mapping[str, Tensor] | None = None,
     readers: Collection[Axis] | None = None,
     max_sweeps: int = 100,
     tolerance: float = 1e-9,
@@ -123,9 +122,6 @@ def correspond(
             product of the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less.
             An average of units that differ varies less than each of them, so that the mapped network computes less
             well the softer the plans are; exact plans average as little as the widths allow.
-        profits: For groups that should not be compared by weights, the profit of each pair of units,
-            `[n_a, n_b]`, such as correlations of activations. They alone decide the plans of these groups; where
-            units have signs, a negative profit joins a pair with the sign turned.
         readers: The axes (parameter, axis) along which parameters sum over the units of a group. Unless given:
             axis 1 of linear and convolutional weights, axis 0 of transposed convolutions, none of embeddings.
         max_sweeps: Most sweeps over the groups.
@@ -150,22 +146,13 @@ def correspond(
     require_same_architecture(params_a, params_b, symmetry_a, symmetry_b)
     read = default_readers(symmetry_a) if readers is None else frozenset(readers)
     require_readers(symmetry_a, symmetry_b, read)
-    problem = _Problem(params_a, params_b, symmetry_a, symmetry_b, read, regularization, dict(profits or {}))
+    problem = _Problem(params_a, params_b, symmetry_a, symmetry_b, read, regularization)
     plans, history, is_converged = problem.climb(problem.first_plans(), max_sweeps, tolerance)
-    ordered = problem.ordered_plans()
+    ordered = {group.name: problem.plan(group, in_order(*problem.sizes[group.name])) for group in symmetry_a.groups}
     initial = problem.objective(ordered)
     if history[-1] < initial:
         plans, history, is_converged = problem.climb(ordered, max_sweeps, tolerance)
-    return Correspondence(
-        plans=plans,
-        objective=history[-1],
-        initial=initial,
-        history=history,
-        is_converged=is_converged,
-        symmetry_a=symmetry_a,
-        symmetry_b=symmetry_b,
-        readers=read,
-    )
+    return Correspondence(plans, history[-1], initial, history, is_converged, symmetry_a, symmetry_b, read)
 
 
 class _Problem:
@@ -179,159 +166,119 @@ class _Problem:
         symmetry_b: Symmetry,
         readers: frozenset[Axis],
         regularization: float,
-        profits: Mapping[str, Tensor],
     ) -> None:
-        self._readers = readers
+        self._readers, self._groups = readers, {group.name: group for group in symmetry_a.groups}
+        self.sizes = {name: (group.size, symmetry_b[name].size) for name, group in self._groups.items()}
         self._a, self._b = compared([params_a, params_b], symmetry_a)
         self._pairs = {name: list(zip(symmetry_a.sites[name], symmetry_b.sites[name], strict=True)) for name in self._a}
-        self._sizes = {g.name: (g.size, symmetry_b[g.name].size) for g in symmetry_a.groups}
         self._norms = {n: float(x.double().norm() * self._b[n].double().norm()) for n, x in self._a.items()}
-        self._given = self._plans_of(symmetry_a, profits, regularization)
-        self._free = [group for group in symmetry_a.groups if group.name not in profits]
         self._touched = {
-            group.name: [n for n, pairs in self._pairs.items() if any(a.group.name == group.name for a, _ in pairs)]
-            for group in self._free
+            group: [n for n, pairs in self._pairs.items() if any(a.group.name == group for a, _ in pairs)]
+            for group in self._groups
         }
-        self._softness = {group.name: regularization * self._typical_profit(group) for group in self._free}
+        self._softness = {group: regularization * self._typical_profit(group) for group in self._groups}
 
-    def ordered_plans(self) -> dict[str, UnitPlan]:
-        """Units paired in their order."""
-        return {g.name: UnitPlan(in_order(*self._sizes[g.name]), self._signs(g, 1)) for g in self._free} | self._given
+    def plan(self, group: Group, mass: Tensor, sign: int = 1) -> UnitPlan:
+        """A plan with one sign for all pairs of units."""
+        return UnitPlan(mass, torch.full((group.signs, *mass.shape), sign, dtype=torch.int8))
 
     def first_plans(self) -> dict[str, UnitPlan]:
         """Every plan chosen once, the best anchored first, the unknown ones at their average: uniform, without sign."""
-        plans = dict(self._given)
-        for group in self._free:
-            n, m = self._sizes[group.name]
-            plans[group.name] = UnitPlan(torch.full((n, m), 1 / (n * m), dtype=torch.float64), self._signs(group, 0))
-        unknown = {group.name: group for group in self._free}
-        scores: dict[str, float] = {}
+        plans = {}
+        for name, group in self._groups.items():
+            n, m = self.sizes[name]
+            plans[name] = self.plan(group, torch.full((n, m), 1 / (n * m), dtype=torch.float64), sign=0)
+        unknown, scores = set(plans), dict[str, float]()
         while unknown:
             scores |= {name: self._anchored(name, unknown) for name in unknown if name not in scores}
-            best = max(unknown, key=lambda name: scores[name])
-            plans[best] = self._best(unknown.pop(best), plans)
+            best = max((name for name in plans if name in unknown), key=scores.__getitem__)
+            plans[best] = self._best(best, plans)
+            unknown.remove(best)
             for name in self._neighbors(best):
                 scores.pop(name, None)
         return plans
 
-    def objective(self, plans: Mapping[str, UnitPlan]) -> float:
-        """What is maximized: the inner product of the networks, and entropies."""
-        inner = sum(self._inner_product(name, plans) for name in self._a)
-        return inner + sum(self._bonus(group.name, plans) for group in self._free)
+    def objective(self, plans: Mapping[str, UnitPlan], group: str | None = None) -> float:
+        """The inner product of the networks, and entropies; with a group the part that its plan changes."""
+        inner = sum(self._inner_product(name, plans) for name in (self._a if group is None else self._touched[group]))
+        soft = [name for name in (plans if group is None else [group]) if self._softness[name]]
+        return inner + sum(self._softness[name] * entropy(plans[name].mass) for name in soft)
 
     def climb(
         self, plans: Mapping[str, UnitPlan], max_sweeps: int, tolerance: float
     ) -> tuple[dict[str, UnitPlan], tuple[float, ...], bool]:
         """Improve one plan after the other until nothing gains: the plans, the history, and whether it converged."""
         plans, least = dict(plans), tolerance * sum(self._norms.values())
-        history, dirty = [self.objective(plans)], {group.name for group in self._free}
+        history, dirty = [self.objective(plans)], set(plans)
         while dirty and len(history) <= max_sweeps:
-            reached = history[-1]
-            for group in self._free:
-                if group.name not in dirty:
-                    continue
-                dirty.discard(group.name)
-                tried = {**plans, group.name: self._best(group, plans)}
-                gain = self._local(group.name, tried) - self._local(group.name, plans)
+            history.append(history[-1])
+            for name in [name for name in plans if name in dirty]:
+                dirty.remove(name)
+                tried = {**plans, name: self._best(name, plans)}
+                gain = self.objective(tried, name) - self.objective(plans, name)
                 if gain > least:
-                    plans, reached = tried, reached + gain
-                    dirty |= self._neighbors(group.name)
-            history.append(reached)
+                    plans, dirty = tried, dirty | self._neighbors(name)
+                    history[-1] += gain
         drift = self.objective(plans) - history[-1]  # What rounding added up on the way.
         return plans, tuple(value + drift for value in history), not dirty
-
-    def _local(self, group: str, plans: Mapping[str, UnitPlan]) -> float:
-        """The part of the objective that a group's plan changes."""
-        return sum(self._inner_product(name, plans) for name in self._touched[group]) + self._bonus(group, plans)
 
     def _inner_product(self, name: str, plans: Mapping[str, UnitPlan]) -> float:
         shape = tuple(self._a[name].shape)
         return dot(self._a[name], map_tensor(self._b[name], self._pairs[name], shape, plans, self._readers))
 
-    def _bonus(self, group: str, plans: Mapping[str, UnitPlan]) -> float:
-        return self._softness[group] * entropy(plans[group].mass) if self._softness[group] else 0.0
-
-    def _best(self, group: Group, plans: Mapping[str, UnitPlan]) -> UnitPlan:
+    def _best(self, name: str, plans: Mapping[str, UnitPlan]) -> UnitPlan:
         """The best plan of a group with all others fixed."""
-        profits = self._profits(group, plans)
-        keys, matrices = list(profits), list(profits.values())
+        group, profits = self._groups[name], self._profits(name, plans)
         if not group.signs:
-            return UnitPlan(transport(profits[()], self._softness[group.name]), self._signs(group, 1))
-        code = SignCode(keys)
-        return UnitPlan(transport(code.best(matrices), self._softness[group.name]), code.signs(matrices, group.signs))
+            return self.plan(group, transport(profits[()], self._softness[name]))
+        code, matrices = SignCode(list(profits)), list(profits.values())
+        return UnitPlan(transport(code.best(matrices), self._softness[name]), code.signs(matrices, group.signs))
 
-    def _profits(self, group: Group, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
+    def _profits(self, group: str, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
         """What one unit of mass on each pair adds to the objective, by the families of signs that act."""
-        size_a, size_b = self._sizes[group.name]
-        result = {(0,) * group.signs: torch.zeros(size_a, size_b, dtype=torch.float64)}
-        for name in self._touched[group.name]:
-            for site_a, site_b in self._pairs[name]:
-                if site_a.group.name != group.name:
-                    continue
-                axis = site_a.placement.axis
-                others = [pair for pair in self._pairs[name] if pair[0].placement.axis != axis]
-                shape = list(self._a[name].shape)
-                shape[axis] = self._b[name].shape[axis]
-                b = map_tensor(self._b[name], others, tuple(shape), plans, self._readers)
-                product = (unfold(self._a[name], site_a) @ unfold(b, site_b).mT).double().cpu()
-                key, factor = sign_character(site_a), size_b if (name, axis) in self._readers else size_a
-                result[key] = result.get(key, 0) + factor * product
+        result = {(0,) * self._groups[group].signs: torch.zeros(*self.sizes[group], dtype=torch.float64)}
+        for name, site_a, site_b in self._places(group):
+            axis, shape = site_a.placement.axis, list(self._a[name].shape)
+            shape[axis] = self._b[name].shape[axis]
+            others = [pair for pair in self._pairs[name] if pair[0].placement.axis != axis]
+            b = map_tensor(self._b[name], others, shape, plans, self._readers)
+            product = (unfold(self._a[name], site_a) @ unfold(b, site_b).mT).double().cpu()
+            key = sign_character(site_a)
+            result[key] = result.get(key, 0) + self._reach(group, name, axis) * product
         return result
+
+    def _typical_profit(self, group: str) -> float:
+        """The profit of a pair of units whose weights are parallel and of average length."""
+        places = ((name, site.placement.axis) for name, site, _ in self._places(group))
+        mean_size = math.sqrt(math.prod(self.sizes[group]))
+        return sum(self._reach(group, name, axis) * self._norms[name] / mean_size for name, axis in places)
+
+    def _reach(self, group: str, name: str, axis: int) -> int:
+        """The divisor of masses in `map_tensor`: units of B share their values out, those of A average."""
+        return self.sizes[group][1 if (name, axis) in self._readers else 0]
+
+    def _places(self, group: str) -> list[tuple[str, Site, Site]]:
+        """The tensors on which a group acts, with its sites in both networks."""
+        return [(n, a, b) for n in self._touched[group] for a, b in self._pairs[n] if a.group.name == group]
 
     def _neighbors(self, group: str) -> set[str]:
         """The groups whose best plan depends on a group's plan; itself, where it acts along two axes of a tensor."""
         return {
             site.group.name
-            for name in self._touched[group]
-            for axis in (a.placement.axis for a, _ in self._pairs[name] if a.group.name == group)
+            for name, own, _ in self._places(group)
             for site, _ in self._pairs[name]
-            if site.placement.axis != axis and site.group.name not in self._given
+            if site.placement.axis != own.placement.axis
         }
 
-    def _anchored(self, group: str, unknown: Collection[str]) -> float:
+    def _anchored(self, group: str, unknown: set[str]) -> float:
         """The share of a group's tensors that does not depend on unknown plans."""
-        known, others = 0.0, {name for name in unknown if name != group}
+        known = 0.0
         for name in self._touched[group]:
-            averages = [
-                barycenter(values, [p[k] for p in self._pairs[name] if p[k].group.name in others])
-                for k, values in enumerate((self._a[name], self._b[name]))
-            ]
-            if averages[0] is not None and averages[1] is not None:
-                known += float(averages[0].norm() * averages[1].norm())
+            hidden = [pair for pair in self._pairs[name] if pair[0].group.name in unknown - {group}]
+            a, b = (barycenter(x[name], [p[k] for p in hidden]) for k, x in enumerate((self._a, self._b)))
+            if a is not None and b is not None:
+                known += float(a.norm() * b.norm())
         return known / (sum(self._norms[name] for name in self._touched[group]) or 1.0)
-
-    def _typical_profit(self, group: Group) -> float:
-        """The profit of a pair of units whose weights are parallel and of average length."""
-        size_a, size_b = self._sizes[group.name]
-        total = 0.0
-        for name in self._touched[group.name]:
-            for site, _ in self._pairs[name]:
-                if site.group.name == group.name:
-                    is_read = (name, site.placement.axis) in self._readers
-                    total += (size_b if is_read else size_a) * self._norms[name] / math.sqrt(size_a * size_b)
-        return total
-
-    def _signs(self, group: Group, value: int) -> Tensor:
-        return torch.full((group.signs, *self._sizes[group.name]), value, dtype=torch.int8)
-
-    def _plans_of(
-        self, symmetry: Symmetry, profits: Mapping[str, Tensor], regularization: float
-    ) -> dict[str, UnitPlan]:
-        """The plans of groups whose profits are given: nothing else decides them."""
-        plans = {}
-        for name, profit in profits.items():
-            group = symmetry[name]
-            if tuple(profit.shape) != self._sizes[name]:
-                raise ValueError(
-                    f"the profits of group {name!r} have shape {tuple(profit.shape)}, but its widths are "
-                    f"{self._sizes[name]}; give one number for each unit of the first and each of the second network"
-                )
-            values = profit.detach().double().cpu()
-            sign = torch.where(values < 0, -1, 1).to(torch.int8).expand(group.signs, *values.shape)
-            values = values.abs() if group.signs else values
-            typical = float(values.square().mean().sqrt())
-            plans[name] = UnitPlan(transport(values, regularization * typical), sign)
-        return plans
 
 
 def _reordering(symmetry: Symmetry) -> Symmetry:

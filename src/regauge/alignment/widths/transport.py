@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from regauge.core.assignment import Floats, assign
+from regauge.relaxed.sinkhorn_layer import normalize
 
 REPLICAS = 4
 """Units are split until both sides have equally many if that makes them at most this many times more."""
@@ -17,16 +18,10 @@ PRICED = 8
 """A linear program begins with this many pairs for each unit, and grows by at most as many at a time."""
 PRICE_TOLERANCE = 1e-9
 """Pairs that would gain less than this share of the largest profit are left out."""
-COOLING = 0.5
-"""The entropic problem is solved at falling regularization; each is this share of the one before."""
-CHUNK = 50
-"""Iterations on a kernel before its scalings go into the potentials and a new kernel is computed."""
-WARM_TOLERANCE = 1e-2
-"""How right the marginals must be before the regularization falls."""
 
 
 def transport(
-    profit: Tensor, regularization: float = 0.0, *, tolerance: float = 1e-8, max_iterations: int = 5000
+    profit: Tensor, regularization: float = 0.0, *, tolerance: float = 1e-9, max_iterations: int = 5000
 ) -> Tensor:
     """The plan T that maximizes `<T, profit> + regularization * entropy(T)`.
 
@@ -38,7 +33,7 @@ def transport(
     Args:
         profit: `[n, m]`.
         regularization: Not negative.
-        tolerance: Sinkhorn's iteration ends when the marginals are wrong by less than this in total.
+        tolerance: Sinkhorn's iteration ends when the marginals are wrong by less than this share.
         max_iterations: Most iterations at each regularization.
 
     Returns:
@@ -59,7 +54,8 @@ def transport(
         raise ValueError(f"regularization is {regularization}; it must be finite and not negative")
     profit = profit.detach().double().cpu()
     if regularization:
-        return _marginals_corrected(_sinkhorn(profit, regularization, tolerance, max_iterations))
+        rows_of_one = normalize(profit / regularization, tolerance, max_iterations)
+        return _marginals_corrected(rows_of_one / len(profit))
     n, m = profit.shape
     common = math.lcm(n, m)
     if common <= REPLICAS * max(n, m):
@@ -124,37 +120,6 @@ def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
     in_row = cost <= np.partition(cost, rows, axis=1)[:, rows, None]
     in_column = cost <= np.partition(cost, columns, axis=0)[columns]
     return np.asarray(in_row | in_column)
-
-
-def _sinkhorn(profit: Tensor, regularization: float, tolerance: float, max_iterations: int) -> Tensor:
-    """Potentials in logarithms; between two of their updates, `CHUNK` iterations on the scaled kernel."""
-    n, m = profit.shape
-    f, g = torch.zeros(n, 1, dtype=torch.float64), torch.zeros(1, m, dtype=torch.float64)
-    spread = float(profit.max() - profit.min())
-    coolings = max(0, math.ceil(math.log(spread / regularization, 1 / COOLING))) if spread > regularization else 0
-    kernel = torch.empty(0)
-    for k in range(coolings, -1, -1):
-        temperature = regularization / COOLING**k
-        for _ in range(0, max_iterations, CHUNK):
-            f = -temperature * (((profit + g) / temperature).logsumexp(1, keepdim=True) + math.log(n))
-            g = -temperature * (((profit + f) / temperature).logsumexp(0, keepdim=True) + math.log(m))
-            kernel = ((profit + f + g) / temperature).exp()
-            if float((kernel.sum(1) - 1 / n).abs().sum()) < (tolerance if k == 0 else WARM_TOLERANCE):
-                break
-            u, v = _scalings(kernel, CHUNK)
-            if bool(u.isfinite().all() and v.isfinite().all() and (u > 0).all() and (v > 0).all()):
-                f, g = f + temperature * u.log(), g + temperature * v.log()
-    return kernel
-
-
-def _scalings(kernel: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    n, m = kernel.shape
-    v, across = torch.ones(m, 1, dtype=torch.float64), kernel.T.contiguous()
-    u = torch.ones(n, 1, dtype=torch.float64)
-    for _ in range(iterations):
-        u = 1 / (n * (kernel @ v))
-        v = 1 / (m * (across @ u))
-    return u, v.T
 
 
 def _marginals_corrected(plan: Tensor) -> Tensor:
