@@ -5,6 +5,8 @@ References:
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import regauge as rg
@@ -67,33 +69,24 @@ REFINING = 10_000
 """Training images for the refinement of a mixed matching."""
 
 
-def table1_config(scale: Scale) -> Comparison:
-    """MLPs on MNIST, 7 pairs for each of three seeds; the paper's scale has 500, its 1,000 test networks."""
+def table1_config(scale: Scale, data: DataName, printed: Printed, pairs: int, seeds: int) -> Comparison:
+    """MLPs; the paper's scale has 500 pairs for each of three seeds, its 1,000 test networks."""
     if scale == "smoke":
-        return _smoke(small_images(), TABLE_1_MNIST)
-    population = mlps("MNIST")
-    pairs = 7 if scale == "cpu" else 500
-    return Comparison(population, _ways(TABLE_1_MNIST), pairs, seeds=3, points=25)
-
-
-def table1_cifar10_config(scale: Scale) -> Comparison:
-    """MLPs on CIFAR-10, 5 pairs; the paper's scale has 500 for each of three seeds."""
-    if scale == "smoke":
-        return _smoke("digits", TABLE_1_CIFAR10)
-    population = mlps("CIFAR-10")
-    pairs, seeds = (5, 1) if scale == "cpu" else (500, 3)
-    return Comparison(population, _ways(TABLE_1_CIFAR10), pairs, seeds=seeds, points=25)
+        small = small_images() if data == "MNIST" else "digits"
+        population = mlps(small, width=16, training=replace(MLP_TRAINING, epochs=2))
+        return Comparison(population, _ways(printed, iterations=3), pairs=2, seeds=1, points=5, test=500)
+    if scale == "paper":
+        pairs, seeds = 500, 3
+    return Comparison(mlps(data), _ways(printed), pairs, seeds, points=25)
 
 
 def table2_config(scale: Scale) -> Comparison:
     """The CNN of table 4 on CIFAR-10; on a CPU with half the channels, trained shortly on a fifth of the images."""
+    short = replace(CNN_TRAINING, epochs=4, optimizer=Adam(1e-3))
     if scale == "smoke":
-        quick = Training(epochs=1, batch=128, optimizer=Adam(1e-3), schedule=Constant())
-        population = cnns("digits", quick, examples=500, narrow=8)
-        ways = _ways(TABLE_2_CIFAR10, iterations=2)
-        return Comparison(population, ways, pairs=1, seeds=1, points=3, test=100, notes=(_SMOKE,))
+        population = cnns("digits", replace(short, epochs=1), examples=500, narrow=8)
+        return Comparison(population, _ways(TABLE_2_CIFAR10, iterations=2), pairs=1, seeds=1, points=3, test=100)
     if scale == "cpu":
-        short = Training(epochs=4, batch=128, optimizer=Adam(1e-3), schedule=Constant())
         population = cnns("CIFAR-10", short, examples=10_000, narrow=2)
         ways = _ways(TABLE_2_CIFAR10, iterations=100)
         notes = (
@@ -144,16 +137,6 @@ def measure(config: Comparison, run: Run) -> Table:
     return compare(config, data, run, (BARRIER, AREA, SECONDS), notes)
 
 
-_SMOKE = "a test run on small networks, which are hardly trained: these numbers say nothing about the methods"
-
-
-def _smoke(data: DataName, printed: Printed) -> Comparison:
-    quick = Training(epochs=2, batch=128, optimizer=Adam(5e-3), schedule=Constant())
-    population = mlps(data, width=16, training=quick)
-    ways = _ways(printed, iterations=3)
-    return Comparison(population, ways, pairs=2, seeds=1, points=5, test=500, notes=(_SMOKE,))
-
-
 def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, ...]:
     """The rows that need no learning, and what this library does by itself where there are data."""
 
@@ -178,7 +161,15 @@ def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, .
 
 
 EXPERIMENTS = {
-    "table1": Experiment("MLPs on MNIST: barrier and AUC of five methods", table1_config, measure),
-    "table1-cifar10": Experiment("MLPs on CIFAR-10: barrier and AUC of five methods", table1_cifar10_config, measure),
+    "table1": Experiment(
+        "MLPs on MNIST: barrier and AUC of five methods",
+        partial(table1_config, data="MNIST", printed=TABLE_1_MNIST, pairs=7, seeds=3),
+        measure,
+    ),
+    "table1-cifar10": Experiment(
+        "MLPs on CIFAR-10: barrier and AUC of five methods",
+        partial(table1_config, data="CIFAR-10", printed=TABLE_1_CIFAR10, pairs=5, seeds=1),
+        measure,
+    ),
     "table2": Experiment("the CNN of table 4 on CIFAR-10: barrier and AUC of five methods", table2_config, measure),
 }

@@ -69,14 +69,12 @@ class Orbits:
     fit: Fit
     line: int  # points on each line
     reach: int = 3  # largest shift, in half periods
-    notes: tuple[str, ...] = ()  # departures of the scale
 
 
 def config(scale: Scale) -> Orbits:
     """20 digits on a CPU; 100 at the paper's scale, which does not say how many it averages over."""
     if scale == "smoke":
-        notes = ("a test run: the networks are hardly fitted",)
-        return Orbits(1, 2, (0.0, 0.05), 0.05, Fit(steps=30, batch=None, optimizer=Adam(5e-4)), 3, notes=notes)
+        return Orbits(1, 2, (0.0, 0.05), 0.05, Fit(steps=30, batch=None, optimizer=Adam(5e-4)), 3)
     images, copies = (20, 5) if scale == "cpu" else (100, 10)
     return Orbits(
         images, copies, (0.0, 0.01, 0.05, 0.1, 0.2), 0.05, Fit(steps=1000, batch=None, optimizer=Adam(5e-4)), 25
@@ -144,7 +142,6 @@ def measure(config: Orbits, run: Run) -> Table:
         "generalized Git Re-Basin begins at the identity as published and visits groups in a fixed order instead of a "
         "random one; the other rows begin at the barycenter, see `WeightMatching`",
         "the paper shows this experiment as figures, without numbers; its autoencoders are not part of it here",
-        *config.notes,
     )
     return Table(
         "Copies of networks of digits",

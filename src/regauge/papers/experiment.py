@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,6 +21,8 @@ from regauge.storage.checkpoints.writing import save, save_text
 
 T = TypeVar("T")
 Scale = Literal["smoke", "cpu", "paper"]
+SMOKE = "a test run on small networks, which are hardly trained: these numbers say nothing about the methods"
+"""A note below the tables of the smallest scale."""
 
 
 class Name(str):
@@ -128,7 +130,11 @@ class Experiment:
     measure: Callable[[Any, Run], Table]
 
     def __call__(self, run: Run) -> Table:
-        return self.measure(self.config(run.scale), run)
+        config = self.config(run.scale)
+        table = self.measure(config, run)
+        if run.scale != "smoke" or config == self.config("cpu"):
+            return table
+        return replace(table, notes=(*table.notes, SMOKE))
 
 
 Experiments = Mapping[str, Experiment]

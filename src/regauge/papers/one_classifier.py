@@ -46,7 +46,6 @@ class Merging:
     sets: int  # independent sets of networks
     read: int  # training images for methods that read data, and for repair
     test: int = 10_000  # test images
-    notes: tuple[str, ...] = ()  # departures of the scale
 
 
 def mnist_config(scale: Scale) -> Merging:
@@ -136,7 +135,6 @@ def measure(config: Merging, run: Run) -> Table:
         f"{count} networks in each of {config.sets} set(s), {population.description}",
         f"accuracy and cross entropy (nats) on {min(config.test, len(data.test_targets)):,} test images; methods that "
         f"read data, and repair, read the first {config.read:,} training images",
-        *config.notes,
     )
     return Table(f"{count} networks made one: {population.architecture} on {data.name}", notes, QUANTITIES, tuple(rows))
 
@@ -145,8 +143,7 @@ def _smoke(architecture: str, make: Callable[[], nn.Module]) -> Merging:
     """Three small networks, hardly trained, on digits."""
     training = Training(epochs=3, batch=64, optimizer=Adam(3e-3))
     population = Population("digits", architecture, make, training, 1000)
-    notes = ("a test run on small networks of scikit-learn's digits, which are hardly trained",)
-    return Merging(population, networks=3, sets=2, read=200, test=300, notes=notes)
+    return Merging(population, networks=3, sets=2, read=200, test=300)
 
 
 EXPERIMENTS = {

@@ -93,8 +93,7 @@ def trained_config(scale: Scale) -> Comparison:
     if scale == "smoke":
         name, quick = small_images(), Training(epochs=2, batch=64, optimizer=Adam(2e-3))
         population = _residual_mlps(name, 16, 16, 2, quick, examples=1000)
-        notes = ("a test run on small networks, which are hardly trained",)
-        return Comparison(population, _ways(steps=3), pairs=2, seeds=1, points=5, test=500, notes=notes)
+        return Comparison(population, _ways(steps=3), pairs=2, seeds=1, points=5, test=500)
     training = Training(epochs=5, batch=128, optimizer=Adam(2e-3))
     population = _residual_mlps("MNIST", 128, 256, 6, training, examples=60_000)
     pairs = 4 if scale == "cpu" else 20

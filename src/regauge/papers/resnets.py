@@ -32,8 +32,7 @@ def config(scale: Scale) -> Resnets:
     training = Training(epochs=2, batch=64, optimizer=AdamW(5e-3, weight_decay=0.05))
     if scale == "smoke":
         quick = replace(training, epochs=1, batch=32)
-        notes = ("a test run on small networks, which are hardly trained",)
-        return {1: _pairs(small_images(), 1, 1, quick, 200, pairs=1, points=3, read=50, test=50, notes=notes)}
+        return {1: _pairs(small_images(), 1, 1, quick, 200, pairs=1, points=3, read=50, test=50)}
     if scale == "cpu":
         sizes = {"pairs": 1, "points": 5, "read": 1000, "test": 2000}
         return {width: _pairs("CIFAR-10", width, 3, training, 25_000, **sizes) for width in (1, 2, 4)}
@@ -63,7 +62,6 @@ def measure(config: Resnets, run: Run) -> Table:
         f"{min(comparison.test, len(data.test_targets)):,} test images; methods and statistics read the first "
         f"{comparison.read:,} training images",
         "batch normalization follows every convolution, so that repair means new statistics and nothing else",
-        *comparison.notes,
     )
     title = f"{population.architecture.removesuffix(f', width x{last}')} on {data.name}"
     return Table(title, notes, QUANTITIES, tuple(rows), f"test cross entropy (nats), width x{last}")

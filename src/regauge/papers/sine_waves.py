@@ -38,7 +38,6 @@ class SineWaves:
     points: int  # where the networks are fitted; they are judged halfway between these
     fitting: Descent
     line: int  # points on each line
-    notes: tuple[str, ...] = ()  # departures of the scale
 
 
 def fitting(steps: int) -> Descent:
@@ -49,7 +48,7 @@ def fitting(steps: int) -> Descent:
 def config(scale: Scale) -> SineWaves:
     """50 pairs on a CPU, and 100 at the paper's scale, as many as it tests on."""
     if scale == "smoke":
-        return SineWaves(4, 64, fitting(50), 5, ("a test run: the networks are hardly fitted",))
+        return SineWaves(4, 64, fitting(50), 5)
     return SineWaves(50 if scale == "cpu" else 100, 512, fitting(1000), 25)
 
 
@@ -111,7 +110,6 @@ def measure(config: SineWaves, run: Run) -> Table:
         "copies recovered: share of the networks found again after a random element of the whole symmetry (order, "
         "signs and half-period shifts) has moved them",
         "the paper shows this experiment as a figure, without numbers",
-        *config.notes,
     )
     return Table("Networks of sine waves", notes, QUANTITIES, tuple(rows), "test mean squared error")
 

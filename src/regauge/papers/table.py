@@ -132,13 +132,7 @@ class Table:
             "loss": self.loss,
             "pictures": {name: [asdict(panel) for panel in picture] for name, picture in self.pictures.items()},
             "rows": [
-                {
-                    "label": row.label,
-                    "paper": dict(row.paper),
-                    "summary": {name: asdict(summarize(values)) for name, values in row.values.items()},
-                    "values": {name: [list(seed) for seed in values] for name, values in row.values.items()},
-                    "curve": [dict(point) for point in row.curve],
-                }
+                asdict(row) | {"summary": {name: asdict(summarize(values)) for name, values in row.values.items()}}
                 for row in self.rows
             ],
         }

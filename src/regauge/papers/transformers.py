@@ -70,7 +70,6 @@ class Transformers:
     read: int  # training examples for methods that read data, and for repair
     batch: int  # size of the batches of these
     test: int  # test examples
-    notes: tuple[str, ...] = ()  # departures of the scale
 
 
 def vision(scale: Scale) -> Population:
@@ -113,8 +112,7 @@ def config(family: Family, scale: Scale) -> Transformers:
     population = vision(scale) if family == "vit" else language(scale, family)
     is_text = family != "vit"
     if scale == "smoke":
-        notes = ("a test run on tiny networks, which are hardly trained and say nothing about the methods",)
-        return Transformers(population, _ways(4), 1, points=3, read=40, batch=20, test=60, notes=notes)
+        return Transformers(population, _ways(4), 1, points=3, read=40, batch=20, test=60)
     read, batch, test = (3000, 50, 300) if is_text else (20_000, 250, 2000)
     pairs, steps = (2, 200) if scale == "cpu" else (5, 1000)
     return Transformers(population, _ways(steps), pairs, points=25, read=read, batch=batch, test=test)
@@ -158,7 +156,6 @@ def measure(config: Transformers, run: Run) -> Table:
         f"{config.pairs} independent pairs; the loss is that of {min(config.test, len(data.test_targets)):,} test "
         f"examples at {config.points} points of each line; methods and repair read "
         f"{min(config.read, len(data.targets)):,} training examples; CPU seconds include those of earlier rows",
-        *config.notes,
     )
     title = f"{population.architecture}, on {population.data}"
     return Table(title, notes, QUANTITIES, tuple(rows), "test cross entropy (nats)")

@@ -201,8 +201,7 @@ def _barriers(
         replace(case, label=case.label.replace(case.family.data, "digits"), pairs=1, family=tiny(case.family))
         for case in cases
     )
-    notes = ("a test run on networks that are hardly trained",)
-    return Barriers(title, small, ways, 3, 4, 100, 100, axis, claim, notes)
+    return Barriers(title, small, ways, 3, 4, 100, 100, axis, claim)
 
 
 def tiny(family: Family) -> Family:

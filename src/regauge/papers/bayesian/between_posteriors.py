@@ -38,7 +38,6 @@ class Between:
     points: int  # of each line, or along each side of a plane
     samples: int  # of each posterior
     test: int  # images that are evaluated
-    notes: tuple[str, ...] = ()  # departures of the scale
 
     @property
     def description(self) -> str:
@@ -102,7 +101,6 @@ def mixtures(config: Between, run: Run) -> Table:
         "that by convexity it never can",
         SIGN,
         config.description,
-        *config.notes,
     )
     chart = Chart(family.name, "t", "test loss (nats)", tuple(series))
     return Table("Figure 3: geodesics and mixtures", notes, QUANTITIES, tuple(rows), pictures={"lines": (chart,)})
@@ -157,7 +155,6 @@ def planes(config: Between, run: Run) -> Table:
         "far everything is above the least value, in nats per training image; posterior: log likelihood + T log prior, "
         f"with the temperature T = {temperature:g} of the inference",
         config.description,
-        *config.notes,
     )
     title = "Figures 6 and A16: the log posterior over planes"
     return Table(title, notes, (Quantity("loss"),), tuple(rows), pictures=pictures)
@@ -189,7 +186,6 @@ def collapses(config: Between, run: Run) -> Table:
         "at the ends: 1 is no collapse; the last layer has no nonlinearity",
         "the paper: variance collapses in the naive interpolation, and less after alignment",
         config.description,
-        *config.notes,
     )
     names = tuple(Quantity(name) for name in rows[0].values)
     chart = Chart(family.name, "layer", "variance / variance of the ends", tuple(series))
@@ -198,7 +194,7 @@ def collapses(config: Between, run: Run) -> Table:
 
 def _config(scale: Scale, family: Family, *, points: int) -> Between:
     if scale == "smoke":
-        return Between(tiny(family), 3, 4, 50, ("a test run on networks that are hardly trained",))
+        return Between(tiny(family), 3, 4, 50)
     return Between(family, points, 32 if scale == "cpu" else 128, 1000 if scale == "cpu" else 10_000)
 
 

@@ -38,7 +38,6 @@ class Ensembles:
     posterior_count: int
     samples: int  # of each Gaussian
     test: int  # test images
-    notes: tuple[str, ...] = ()  # departures of the scale
 
 
 class MergingWay(NamedTuple):
@@ -67,8 +66,7 @@ def config(scale: Scale) -> Ensembles:
     members = Family("MNIST, normalized", "mlp", width, points, 60_000)
     bayesian = Family("MNIST, normalized", "mlp", width, converged(scale), 60_000)
     if scale == "smoke":
-        notes = ("a test run on networks that are hardly trained",)
-        return Ensembles(tiny(members), 3, tiny(bayesian), 2, 4, 100, notes)
+        return Ensembles(tiny(members), 3, tiny(bayesian), 2, 4, 100)
     return Ensembles(members, 16, bayesian, 8, 32 if scale == "cpu" else 128, 10_000)
 
 
@@ -124,7 +122,6 @@ def measure(config: Ensembles, run: Run) -> Table:
         "in 15 bins, expected; entropy of the prediction in nats; ± over members or posteriors",
         "members are merged with their mean and standard deviation, posteriors into their Wasserstein barycenter; "
         f"repair restores statistics of {REPAIR:,} training images",
-        *config.notes,
     )
     return Table("One Gaussian from many", notes, QUANTITIES, tuple(rows))
 

@@ -72,7 +72,6 @@ class Barriers:
     test: int  # test images
     axis: str = ""  # label of the cases' positions, for a chart over them
     claim: str = ""  # the paper's claim and our finding
-    notes: tuple[str, ...] = ()  # departures of the scale
 
 
 def measure(config: Barriers, run: Run) -> Table:
@@ -101,7 +100,6 @@ def measure(config: Barriers, run: Run) -> Table:
         f"{config.train:,} training and {config.test:,} test images; ± is the standard error over pairs, and 'Monte "
         "Carlo error' that of one barrier",
         *(case.description for case in config.cases),
-        *config.notes,
     )
     return Table(config.title, notes, QUANTITIES, tuple(rows), pictures=_pictures(config, curves, rows))
 

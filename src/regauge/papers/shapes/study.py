@@ -115,11 +115,8 @@ class Shape:
 def study(scale: Scale, width: int) -> Study:
     """Six shapes and three pairs of starts; the paper has ModelNet40 and one pair for each of its shapes."""
     if scale == "smoke":
-        notes = ("a test run on networks that are hardly fitted",)
         small = Queries(500, 400, 50, 50)
-        return Study(
-            (BALL,), 1, Inr(width=12, depth=2), Fit(steps=30, batch=200, optimizer=Adam(1e-3)), small, 5, notes
-        )
+        return Study((BALL,), 1, Inr(width=12, depth=2), Fit(steps=30, batch=200, optimizer=Adam(1e-3)), small, 5)
     if scale == "cpu" and width > WIDE:
         half = Fit(batch=5_000)
         return Study(SHAPES, 3, Inr(width=width), half, Queries(), notes=("batches half as large as the paper's",))
