@@ -55,6 +55,20 @@ class Site:
         place = self.placement
         return place.start == 0 and place.stride == 1 and not place.repeats
 
+    @cached_property
+    def axes(self) -> tuple[int, ...]:
+        """The axes that decide which element acts on an entry, and on which of its units: its own axis last."""
+        return (*sorted({axis for axis, _ in self.bases if axis is not None}), self.placement.axis)
+
+    @cached_property
+    def base_index(self) -> tuple[Tensor, ...]:
+        """The index of each base, such that they broadcast over the axes: `[*other axes, m]`."""
+        others = self.axes[:-1]
+        return tuple(
+            base if axis is None else base.reshape([-1 if other == axis else 1 for other in others] + [1])
+            for axis, base in self.bases
+        )
+
 
 def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...]) -> list[Site]:
     """All placements of all groups on one parameter, checked against its shape.
@@ -120,20 +134,19 @@ def moves_of(sites: list[Site], element: Element, shape: tuple[int, ...], dtype:
     moves = Moves({}, {}, {}, [])
     for site in sites:
         value = element[site.group.name]
-        axes = _axes(site)
         if value.perm is not None:
             source = _look_up(site, value.perm)
-            _add(moves.displacements, axes, site, (source - site.units) * site.placement.stride, shape)
+            _merge(moves.displacements, site, (source - site.units) * site.placement.stride, shape)
         factor = _factor(site, value)
         if factor is not None:
-            _multiply(moves.factors, axes, site, factor.to(dtype), shape)
+            _merge(moves.factors, site, factor.to(dtype), shape, is_product=True)
         if value.matrix is not None:
             moves.matrices.append((site, value.matrix))
         if value.shift is not None:
             for family, amount in enumerate(site.placement.shift):
                 if amount:
                     steps = _look_up(site, value.shift[..., family, :])
-                    _add(moves.shifts, axes, site, steps.to(dtype) * amount, shape)
+                    _merge(moves.shifts, site, steps.to(dtype) * amount, shape)
     return moves
 
 
@@ -216,24 +229,11 @@ def _base_index(
     )
 
 
-def _axes(site: Site) -> tuple[int, ...]:
-    others = {axis for axis, _ in site.bases if axis is not None}
-    return (*sorted(others), site.placement.axis)
-
-
 def _look_up(site: Site, values: Num[Tensor, "*lead size"]) -> Num[Tensor, "*axes m"]:
     """Values `[*batch, *bases, size]` at the positions of a site: `[*batch, *other axes, m]`."""
     if not site.bases:
         return values if site.is_plain else values.index_select(-1, site.units)
-    others = _axes(site)[:-1]
-    index: list[Tensor] = []
-    for axis, base in site.bases:
-        if axis is None:
-            index.append(base)
-        else:
-            k = others.index(axis)
-            index.append(base.reshape([-1 if j == k else 1 for j in range(len(others))] + [1]))
-    key: tuple[EllipsisType | Tensor, ...] = (..., *index, site.units)
+    key: tuple[EllipsisType | Tensor, ...] = (..., *site.base_index, site.units)
     return values[key]
 
 
@@ -263,31 +263,22 @@ def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
     return None if bool((factor == 1).all()) else factor
 
 
-def _blank(axes: tuple[int, ...], shape: tuple[int, ...], values: Tensor, fill: float) -> Tensor:
-    lead = values.shape[: values.ndim - len(axes)]
-    return torch.full((*lead, *(shape[axis] for axis in axes)), fill, dtype=values.dtype)
-
-
-def _add(
-    into: dict[tuple[int, ...], Tensor], axes: tuple[int, ...], site: Site, values: Tensor, shape: tuple[int, ...]
+def _merge(
+    into: dict[tuple[int, ...], Tensor], site: Site, values: Tensor, shape: tuple[int, ...], *, is_product: bool = False
 ) -> None:
+    """Add to what the axes of a site have, or multiply it."""
+    axes = site.axes
     if site.is_plain and values.shape[-1] == shape[axes[-1]]:  # the whole axis in its order
-        into[axes] = into[axes] + values if axes in into else values
-    else:
-        if axes not in into:
-            into[axes] = _blank(axes, shape, values, 0)
-        into[axes][..., site.positions] += values
-
-
-def _multiply(
-    into: dict[tuple[int, ...], Tensor], axes: tuple[int, ...], site: Site, values: Tensor, shape: tuple[int, ...]
-) -> None:
-    if site.is_plain and values.shape[-1] == shape[axes[-1]]:
-        into[axes] = into[axes] * values if axes in into else values
-    else:
-        if axes not in into:
-            into[axes] = _blank(axes, shape, values, 1)
+        known = into.get(axes)
+        into[axes] = values if known is None else known * values if is_product else known + values
+        return
+    if axes not in into:
+        lead = values.shape[: values.ndim - len(axes)]
+        into[axes] = torch.full((*lead, *(shape[axis] for axis in axes)), int(is_product), dtype=values.dtype)
+    if is_product:
         into[axes][..., site.positions] *= values
+    else:
+        into[axes][..., site.positions] += values
 
 
 def broadcastable(values: Tensor, axes: tuple[int, ...], batch: int, lead: int, ndim: int) -> Tensor:
@@ -311,7 +302,11 @@ def _gather(
     """Move entries; a displacement is along the last of its axes."""
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
     is_chained = any(depends.get(other) for others in depends.values() for other in others)
-    is_by_rows = lead == batch == 1 and not depends and any(_row(shape, axes[-1]) >= LONG_ROW for axes in displacements)
+    is_by_rows = (
+        lead == batch == 1
+        and not depends
+        and any(math.prod(shape[axes[-1] + 1 :]) >= LONG_ROW for axes in displacements)
+    )
     if (batch == 0 or tensor.numel() > FLAT_LIMIT or is_by_rows) and not is_chained:
         return _gather_by_axis(tensor, displacements, lead, shape, batch)
     flat, numel = flat_index(displacements, shape, batch), math.prod(shape)
@@ -350,16 +345,11 @@ def _gather_by_axis(
         index = (here + total).to(tensor.device)
         if len(axes) == 1 and batch == 0:
             tensor = tensor.index_select(lead + axis, index.flatten())
-        elif len(axes) == 1 and lead == batch == 1 and _row(shape, axis) >= LONG_ROW:
+        elif len(axes) == 1 and lead == batch == 1 and math.prod(shape[axis + 1 :]) >= LONG_ROW:
             tensor = _gather_rows(tensor, axis, index.reshape(-1, shape[axis]))
         else:
             tensor = tensor.gather(lead + axis, index.expand(tensor.shape))
     return tensor
-
-
-def _row(shape: tuple[int, ...], axis: int) -> int:
-    """Number of consecutive values in memory behind an index of an axis."""
-    return math.prod(shape[axis + 1 :])
 
 
 def _gather_rows(
@@ -383,8 +373,13 @@ def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, 
     positions = site.positions[order].reshape(n, copies).T.to(tensor.device)  # [copies, n]
     last = tensor.movedim(lead + axis, -1)
     picked = last[..., positions]  # [*lead, *remaining axes, copies, n]
-    others, ones = _axes(site)[:-1], [1] * (lead - batch)
-    blocks = _matrices_of_copies(site, matrix, order, copies).to(device=tensor.device, dtype=tensor.dtype)
+    others, ones = site.axes[:-1], [1] * (lead - batch)
+    if site.bases:  # The matrix of each copy, [*batch, *other axes, copies or 1, n, n].
+        pairs = zip(site.bases, site.base_index, strict=True)
+        index = [base[order].reshape(n, copies)[0] if axis is None else base for (axis, _), base in pairs]
+        key: tuple[EllipsisType | Tensor | slice, ...] = (..., *index, slice(None), slice(None))
+        matrix = matrix[key]
+    blocks = matrix.to(device=tensor.device, dtype=tensor.dtype)
     if not site.bases:
         # All copies have one matrix: a single product instead of one for every vector.
         whole = blocks.reshape(*blocks.shape[:-2], *ones, n, n)
@@ -405,19 +400,3 @@ def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, 
     result = last.clone()
     result[..., positions] = product
     return result.movedim(-1, lead + axis)
-
-
-def _matrices_of_copies(site: Site, matrix: Tensor, order: Tensor, copies: int) -> Tensor:
-    """The matrix of each copy of a group at a site, `[*batch, *other axes, copies or 1, n, n]`."""
-    if not site.bases:
-        return matrix
-    others = _axes(site)[:-1]
-    index: list[Tensor] = []
-    for other, base in site.bases:
-        if other is None:
-            index.append(base[order].reshape(site.group.size, copies)[0])
-        else:
-            k = others.index(other)
-            index.append(base.reshape([-1 if j == k else 1 for j in range(len(others))] + [1]))
-    key: tuple[EllipsisType | Tensor | slice, ...] = (..., *index, slice(None), slice(None))
-    return matrix[key]

@@ -208,16 +208,12 @@ def _exponent(site: Site, weights: Sequence[int]) -> int:
 
 
 def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int) -> _Place:
-    others = tuple(sorted({axis for axis, _ in site.bases if axis is not None}))
-    key: list[Tensor] = []
-    for axis, base in site.bases:
-        key.append(base if axis is None else base.reshape([-1 if a == axis else 1 for a in others] + [1]))
     group = site.group
     shape = (*(symmetry[base].size for base in group.within), group.size)
     units = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    index = units[(*key, site.units)]
+    index = units[(*site.base_index, site.units)]
     is_plain = site.is_plain and not site.bases and group.size == symmetry.shapes[name][site.placement.axis]
-    return _Place(name, 2.0 * exponent, shared, (*others, site.placement.axis), site.positions, index, is_plain)
+    return _Place(name, 2.0 * exponent, shared, site.axes, site.positions, index, is_plain)
 
 
 def _squares(tensor: Tensor, sites: Sequence[Site], lead: int) -> Tensor:
@@ -225,7 +221,7 @@ def _squares(tensor: Tensor, sites: Sequence[Site], lead: int) -> Tensor:
     work = torch.promote_types(tensor.dtype, torch.float32)
     squares = tensor.detach().to(device="cpu", dtype=work).square()
     squares = squares.reshape(torch.Size(tensor.shape[:lead]).numel(), *tensor.shape[lead:])
-    used = {site.placement.axis for site in sites} | {axis for site in sites for axis, _ in site.bases}
+    used = {axis for site in sites for axis in site.axes}
     free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in used)
     return squares.sum(free, keepdim=True, dtype=torch.float64) if free else squares.double()
 

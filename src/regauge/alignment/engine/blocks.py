@@ -159,7 +159,7 @@ def paired(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) ->
     """
     ndim, size = a.ndim - 2, a.shape[1]
     v = size if is_permuted else 1
-    inner = sorted({s.placement.axis for s in sites} | {axis for s in sites for axis, _ in s.bases if axis is not None})
+    inner = sorted({axis for site in sites for axis in site.axes})
     free = [axis for axis in range(ndim) if axis not in inner]
     rows = math.prod(a.shape[2 + axis] for axis in inner)
     entries = math.prod(a.shape[2:])
