@@ -179,25 +179,21 @@ def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> 
         return tensor.index_select(tensor.ndim - ndim + sites[0].placement.axis, perm.to(tensor.device))
     if batch and tensor.ndim == ndim:
         tensor = tensor.expand(*batch, *tensor.shape)
-    lead = tensor.ndim - ndim
-    shape = tuple(tensor.shape[lead:])
+    lead, shape = tensor.ndim - ndim, tuple(tensor.shape[tensor.ndim - ndim :])
     device, dtype = tensor.device, tensor.dtype
     work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
     moves = moves_of(sites, element, shape, work)
     if moves.displacements:
         tensor = _gather(tensor, moves.displacements, lead, shape, len(batch))
-    result = tensor
     if moves.factors or moves.matrices or moves.shifts:
-        result = tensor.to(work)
-        for axes, factor in moves.factors.items():
-            result = result * broadcastable(factor, axes, len(batch), lead, len(shape)).to(device)
-        for site, matrix in moves.matrices:
-            result = _apply_matrix(site, matrix, result, shape, len(batch), lead)
-        for axes, shift in moves.shifts.items():
-            result = result + broadcastable(shift, axes, len(batch), lead, len(shape)).to(device)
-        result = result.to(dtype)
-    return result
+        tensor = tensor.to(work)
+    for axes, factor in moves.factors.items():
+        tensor = tensor * broadcastable(factor, axes, len(batch), lead, len(shape)).to(device)
+    for site, matrix in moves.matrices:
+        tensor = _apply_matrix(site, matrix, tensor, shape, len(batch), lead)
+    for axes, shift in moves.shifts.items():
+        tensor = tensor + broadcastable(shift, axes, len(batch), lead, len(shape)).to(device)
+    return tensor.to(dtype)
 
 
 def _only_reorders(site: Site, element: Element, shape: tuple[int, ...]) -> bool:
@@ -302,11 +298,7 @@ def _gather(
     """Move entries; a displacement is along the last of its axes."""
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
     is_chained = any(depends.get(other) for others in depends.values() for other in others)
-    is_by_rows = (
-        lead == batch == 1
-        and not depends
-        and any(math.prod(shape[axes[-1] + 1 :]) >= LONG_ROW for axes in displacements)
-    )
+    is_by_rows = lead == batch == 1 and not depends and any(_is_long(shape, axes[-1]) for axes in displacements)
     if (batch == 0 or tensor.numel() > FLAT_LIMIT or is_by_rows) and not is_chained:
         return _gather_by_axis(tensor, displacements, lead, shape, batch)
     flat, numel = flat_index(displacements, shape, batch), math.prod(shape)
@@ -345,11 +337,16 @@ def _gather_by_axis(
         index = (here + total).to(tensor.device)
         if len(axes) == 1 and batch == 0:
             tensor = tensor.index_select(lead + axis, index.flatten())
-        elif len(axes) == 1 and lead == batch == 1 and math.prod(shape[axis + 1 :]) >= LONG_ROW:
+        elif len(axes) == 1 and lead == batch == 1 and _is_long(shape, axis):
             tensor = _gather_rows(tensor, axis, index.reshape(-1, shape[axis]))
         else:
             tensor = tensor.gather(lead + axis, index.expand(tensor.shape))
     return tensor
+
+
+def _is_long(shape: tuple[int, ...], axis: int) -> bool:
+    """Whether many consecutive values in memory lie behind an index of an axis."""
+    return math.prod(shape[axis + 1 :]) >= LONG_ROW
 
 
 def _gather_rows(

@@ -136,7 +136,7 @@ def row_ranges(
     """
     shape = symmetry.shapes[name] if shape is None else shape
     sites = symmetry.sites.get(name, [])
-    used = {site.placement.axis for site in sites} | {axis for site in sites for axis, _ in site.bases}
+    used = {axis for site in sites for axis in site.axes}
     if not shape or 0 in used or 0 in shape:
         return [None]
     rows = max(1, chunk // (4 * math.prod(shape[1:])))
