@@ -86,7 +86,10 @@ class Ascent:
         self._costs = {
             k: FamilyCost(self.networks, family) for k, family in enumerate(self._families) if not family.is_nested
         }
-        self._energies: dict[tuple[str, frozenset[tuple[str, int]]], Tensor] = {}
+        self._others = [self._other_sites(k) for k in range(len(self._families))]
+        self._near = [{number for others in own.values() for number in others} for own in self._others]
+        self._shares: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self._averages: dict[tuple[str, frozenset[tuple[str, int]]], Tensor] = {}
         self._order = torch.arange(len(self._families)).expand(self.pairs, -1).clone()
         self._dirty = torch.ones(self.pairs, len(self._families), dtype=torch.bool)
         self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
@@ -250,33 +253,47 @@ class Ascent:
             self.networks.compose(family, rows, self._whole(family, step), {})
             self._soil(k, rows)
 
+    def _other_sites(self, k: int) -> dict[str, dict[int, list[Site]]]:
+        """For the tensors of family k where other families act on them, by the number of the family."""
+        own = {group.name for group in (*self._families[k].members, *self._families[k].fixed)}
+        result: dict[str, dict[int, list[Site]]] = {}
+        for number, other in enumerate(self._families):
+            if number == k:
+                continue
+            skipped = own | {group.name for group in other.fixed}
+            for name in other.sites.keys() & self._families[k].sites.keys():
+                sites = [site for site in other.sites[name] if site.group.name not in skipped]
+                if sites:
+                    result.setdefault(name, {})[number] = sites
+        return result
+
     def _hidden(self, k: int, name: str, unknown: Iterable[int]) -> list[Site]:
         """Sites of unknown families on a tensor of family k."""
-        own = {group.name for group in (*self._families[k].members, *self._families[k].fixed)}
-        result = []
-        for other in unknown:
-            if other != k:
-                fixed = {group.name for group in self._families[other].fixed}
-                local = self._families[other].sites.get(name, ())
-                result += [site for site in local if site.group.name not in own | fixed]
-        return result
+        others = self._others[k].get(name, {})
+        return [site for number in unknown if number in others for site in others[number]]
 
     def _anchored(self, k: int, unknown: Sequence[int]) -> Float64[Tensor, " pair"]:
         """The share of a family's tensors that unknown families cannot change."""
-        known, total = torch.zeros_like(self._scale), torch.zeros_like(self._scale)
-        for name in self._families[k].sites:
-            total += self._norms[name]
-            hidden = self._hidden(k, name, unknown)
-            key = (name, frozenset((site.group.name, site.placement.axis) for site in hidden))
-            if not hidden:
-                self._energies[key] = self._norms[name]
-            elif key not in self._energies:
-                x, y = barycenter(self.networks.a[name], hidden, 1), barycenter(self.networks.b[name], hidden, 1)
-                self._energies[key] = torch.zeros_like(self._scale)
-                if x is not None and y is not None:
-                    self._energies[key] = _norms(x) * _norms(y)
-            known += self._energies[key]
-        return known / torch.where(total == 0, 1.0, total)
+        near = tuple(other for other in unknown if other in self._near[k])
+        if (k, near) not in self._shares:
+            known, total = torch.zeros_like(self._scale), torch.zeros_like(self._scale)
+            for name in self._families[k].sites:
+                total += self._norms[name]
+                known += self._known_norms(name, self._hidden(k, name, near))
+            self._shares[k, near] = known / torch.where(total == 0, 1.0, total)
+        return self._shares[k, near]
+
+    def _known_norms(self, name: str, hidden: Sequence[Site]) -> Float64[Tensor, " pair"]:
+        """The norms of a tensor in both networks, averaged over the groups at some sites, multiplied."""
+        if not hidden:
+            return self._norms[name]
+        key = (name, frozenset((site.group.name, site.placement.axis) for site in hidden))
+        if key not in self._averages:
+            x, y = barycenter(self.networks.a[name], hidden, 1), barycenter(self.networks.b[name], hidden, 1)
+            self._averages[key] = torch.zeros_like(self._scale)
+            if x is not None and y is not None:
+                self._averages[key] = _norms(x) * _norms(y)
+        return self._averages[key]
 
     def _value(self, k: int, rows: Rows) -> Value:
         value = self.networks.value(self._families[k].root.name, rows)

@@ -132,13 +132,14 @@ def climb(
         ascent.start_from_barycenter()
     first = ascent.gained.clone()
     rows, gained = ascent.climb(torch.arange(ascent.pairs), max_sweeps)
+    moved = ascent.networks.moved()
     reached = ascent.objectives()
     return Climbs(
         element=ascent.networks.element.fill(symmetry.identity((ascent.pairs,))),
         objective=reached,
         history=reached - (ascent.gained - torch.stack([first, *gained])),
         is_converged=torch.ones(ascent.pairs, dtype=torch.bool).index_fill(0, rows, False),
-        moved={n: t for n, t in ascent.networks.moved().items() if is_exact(symmetry, n)},
+        moved={n: t.clone() if t is b[n] else t for n, t in moved.items() if is_exact(symmetry, n)},
     )
 
 

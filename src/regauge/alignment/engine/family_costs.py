@@ -128,7 +128,7 @@ class FamilyCost:
         if key not in self._sums:
             self._sums[key] = self._zeros(term, networks.pairs)
         if term.neighbor is not None:
-            term.neighbor.update(self._sums[key], rows, networks.value(term.neighbor.group, rows))
+            term.neighbor.update(self._sums[key], rows)
             return
         left, right = unfold(networks.a[term.name], term.site, 1), unfold(networks.b[term.name], term.site, 1)
         self._sums[key] += inner_products(self._root, left, right)

@@ -4,10 +4,9 @@ import torch
 from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
-from regauge.alignment.engine.paired_networks import IN_PLACE, PairedNetworks, unit_factors
+from regauge.alignment.engine.paired_networks import IN_PLACE, PairedNetworks, at, put, unit_factors
 from regauge.core.act import Site
 from regauge.core.closest import character
-from regauge.core.element import Value
 from regauge.core.families import inner_products, unfold
 
 SHARES = (1 / 16, 1 / 4, 1.0)
@@ -34,6 +33,7 @@ class NeighborTerm:
         self._perm: Int[Tensor, "pair unit"] = units.clone()
         self._factor: Int8[Tensor, "pair unit"] = torch.zeros_like(units, dtype=torch.int8)  # Nothing is added yet.
         self._b = self._by_unit(networks.b[name])
+        self._seen = -1
         self.aim()
 
     @staticmethod
@@ -54,40 +54,54 @@ class NeighborTerm:
         """Compare with the first networks as they are now; the next update adds the whole term."""
         self._a = self._by_unit(self._networks.a[self._name])
         self._factor.zero_()
+        self._seen = -1
 
-    def update(self, sums: Float[Tensor, "pair target source"], rows: Tensor, value: Value) -> None:
-        """Bring `sums` of the pairs `rows` up to date with the other group's value `[pair, ...]`."""
-        rows = rows.to(sums.device)
-        perm = self._perm[rows] if value.perm is None else value.perm.to(sums.device)
-        factor = unit_factors(self._neighbor, value, len(rows)).to(sums.device)
-        changed = (perm != self._perm[rows]) | (factor != self._factor[rows])
+    def update(self, sums: Float[Tensor, "pair target source"], rows: Tensor) -> None:
+        """Bring `sums` of the pairs `rows` up to date with the other group."""
+        writes = self._networks.writes[self.group]
+        if writes == self._seen:
+            return
+        self._seen = writes if len(rows) == self._networks.pairs else -1
+        value, rows = self._networks.value(self.group, rows), rows.to(sums.device)
+        perm = at(self._perm, rows) if value.perm is None else value.perm.to(sums.device)
+        factor = unit_factors(self._neighbor, value, rows.shape[0]).to(sums.device)
         if len(sums) == 1 and self._own.group.matrix == "none" and not bool(self._factor.any()):
-            sums += self._whole()
-        elif len(sums) == 1:
+            self._add_whole(sums)
+        else:
+            self._add_changes(sums, rows, perm, factor)
+        put(self._perm, rows, perm)
+        put(self._factor, rows, factor)
+
+    def _add_changes(self, sums: Tensor, rows: Tensor, perm: Tensor, factor: Tensor) -> None:
+        """Correct every pair by about as many units as changed in it."""
+        changed = (perm != at(self._perm, rows)) | (factor != at(self._factor, rows))
+        if len(sums) == 1:
             units = changed[0].nonzero().T
             if units.numel():
                 self._correct(sums, rows, None if units.numel() > IN_PLACE * changed.numel() else units, perm, factor)
-        else:
-            counts, n = changed.sum(1), changed.shape[1]
-            above = torch.zeros_like(counts)
-            for share in SHARES:
-                width = max(1, round(share * n))
-                here = ((counts > above) & (counts <= width)).nonzero().flatten()
-                above = torch.full_like(above, width)
-                if len(here):
-                    # Units that did not change fill up the width: their difference is zero.
-                    most = None if width == n else changed[here].byte().topk(width, dim=1, sorted=False).indices
-                    self._correct(sums, rows[here], most, perm[here], factor[here])
-        self._perm[rows], self._factor[rows] = perm, factor
+            return
+        counts, n = changed.sum(1), changed.shape[1]
+        above = torch.zeros_like(counts)
+        for share in SHARES:
+            width = max(1, round(share * n))
+            here = ((counts > above) & (counts <= width)).nonzero().flatten()
+            above = torch.full_like(above, width)
+            if len(here):
+                # Units that did not change fill up the width: their difference is zero.
+                most = None if width == n else changed[here].byte().topk(width, dim=1, sorted=False).indices
+                self._correct(sums, rows[here], most, perm[here], factor[here])
 
-    def _whole(self) -> Float[Tensor, "pair target source"]:
-        """The whole term of a single pair, from its second tensor as it is moved now."""
-        b, value = self._networks.moved([self._name])[self._name], self._networks.value(self._own.group.name)
-        product = inner_products(self._own.group, unfold(self._a, self._own, 1), unfold(b, self._own, 1))
-        factor = unit_factors(self._own, value, 1).to(product)
-        if value.perm is None:
-            return product * factor.unsqueeze(2)
-        return torch.empty_like(product).index_copy_(2, value.perm[0].to(b.device), product * factor.unsqueeze(1))
+    def _add_whole(self, sums: Float[Tensor, "pair target source"]) -> None:
+        """Add the whole term of a single pair, from its second tensor as it is moved now."""
+        group, b = self._own.group, self._networks.moved([self._name])[self._name]
+        product = inner_products(group, unfold(self._a, self._own, 1), unfold(b, self._own, 1))
+        if self._networks.writes[group.name]:
+            value = self._networks.value(group.name)
+            if any(character(self._own.placement)):
+                product *= unit_factors(self._own, value, 1).to(product).unsqueeze(1 if group.is_permuted else 2)
+            if value.perm is not None:
+                product = torch.empty_like(product).index_copy_(2, value.perm[0].to(b.device), product)
+        sums += product
 
     def _correct(
         self,
@@ -98,13 +112,13 @@ class NeighborTerm:
         factor: Int8[Tensor, "row all_units"],
     ) -> None:
         """Add the products with some units of the neighbor, or with all."""
-        before = self._factor[rows]
+        before = at(self._factor, rows)
         new = self._take(self._b, rows, perm, units, factor if self._is_signed else None)
         if bool(before.any()):
             is_plain = not self._is_signed and bool(before.all())
-            new = new - self._take(self._b, rows, self._perm[rows], units, None if is_plain else before)
+            new -= self._take(self._b, rows, at(self._perm, rows), units, None if is_plain else before)
         left = self._take(self._a, rows, None, units, None)
-        change = inner_products(self._own.group, left, new)
+        change = inner_products(self._own.group, self._unfold(left), self._unfold(new))
         if len(rows) == len(sums):
             sums += change
         else:
@@ -125,13 +139,13 @@ class NeighborTerm:
 
     def _take(
         self, tensor: Tensor, rows: Tensor, perm: Tensor | None, units: Tensor | None, factor: Tensor | None
-    ) -> Float[Tensor, "row target rest"]:
-        """Entries of `factor * tensor[rows, perm]` by unit of the group, at the given units of the neighbor only."""
+    ) -> Tensor:
+        """Entries of `factor * tensor[rows, perm]`, at the given units of the neighbor only; a copy if permuted."""
         if units is not None:
             perm = units if perm is None else perm.gather(1, units)
             factor = None if factor is None else factor.gather(1, units)
         if len(self._perm) == 1:
-            return unfold(self._take_single(tensor, perm, factor), self._own, 1)
+            return self._take_single(tensor, perm, factor)
         if perm is None:
             taken = tensor if len(rows) == len(tensor) else tensor[rows]
         else:
@@ -139,7 +153,11 @@ class NeighborTerm:
             taken = tensor.flatten(0, 1).index_select(0, flat).reshape(*perm.shape, *tensor.shape[2:])
         if factor is not None:
             taken = taken * factor.to(taken.dtype)[..., None, None]
-        return taken.flatten(1, 2).mT
+        return taken
+
+    def _unfold(self, taken: Tensor) -> Float[Tensor, "row target rest"]:
+        """Entries that were taken, by unit of the group."""
+        return unfold(taken, self._own, 1) if len(self._perm) == 1 else taken.flatten(1, 2).mT
 
     def _take_single(self, tensor: Tensor, perm: Tensor | None, factor: Tensor | None) -> Tensor:
         site, axis = self._neighbor, 1 + self._neighbor.placement.axis

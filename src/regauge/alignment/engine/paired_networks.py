@@ -35,7 +35,7 @@ class PairedNetworks:
     Attributes:
         pairs: Number of pairs.
         sites: For each tensor the sites of all groups that are chosen.
-        writes: How often the value of each group was set.
+        writes: How often the value of each group was set; zero where it is the identity.
     """
 
     def __init__(self, families: Sequence[Family], a: Tensors, b: Tensors, start: Element | None = None) -> None:
@@ -53,7 +53,8 @@ class PairedNetworks:
             for name, local in self.own_sites(family).items():
                 known = self.sites.setdefault(name, [])
                 known.extend(site for site in local if not any(site is other for other in known))
-        self.writes = dict.fromkeys(self.values, 0)
+        self.writes = dict.fromkeys(self.values, 0 if start is None else 1)
+        self._given = _Kept({}, dict(blank.items()), dict.fromkeys(self.values, 0))
         self._kept: dict[str, _Kept] = {}
 
     @property
@@ -68,8 +69,11 @@ class PairedNetworks:
     def write(self, name: str, rows: Tensor, value: Value) -> None:
         """Set the value of one group for some pairs."""
         known = dict(self.values[name].items())
-        for part, new in value.items():
-            put(known[part], rows, new)
+        if self._is_every(rows):
+            self.values[name] = replace(self.values[name], **{p: new.to(known[p].dtype) for p, new in value.items()})
+        else:
+            for part, new in value.items():
+                known[part][rows] = new
         self.writes[name] += 1
 
     def compose(self, family: Family, rows: Tensor, relative: Element, moved: Tensors) -> None:
@@ -87,7 +91,7 @@ class PairedNetworks:
         for group in family.members:
             self.write(group.name, rows, now[group.name])
         if self.pairs == 1:
-            self._kept |= {name: self._keep(name, tensor) for name, tensor in moved.items()}
+            self._keep(moved)
 
     @staticmethod
     def own_sites(family: Family) -> dict[str, list[Site]]:
@@ -98,7 +102,8 @@ class PairedNetworks:
     def moved(self, names: Iterable[str] | None = None, rows: Tensor | None = None) -> dict[str, Tensor]:
         """Tensors of the second networks that anything is chosen for, moved by the current element.
 
-        Those of a single pair are kept, and are written into when they are asked for again.
+        Those of a single pair are kept, and are written into when they are asked for again. Where nothing has moved
+        them they are the given tensors, and not copies.
         """
         names = self.sites if names is None else names
         if self.pairs > 1:
@@ -111,31 +116,36 @@ class PairedNetworks:
         return {name: moved.get(name, tensor) for name, tensor in self.b.items()}
 
     def _follow(self, name: str) -> Tensor:
-        """A kept tensor brought up to date: only what moved since is written."""
-        sites, kept = self.sites[name], self._kept.get(name)
-        if kept is not None:
-            stale = {group for group, writes in kept.writes.items() if writes != self.writes[group]}
-            tensor = kept.tensor
-            if any(site.bases or site.group.matrix != "none" or any(site.placement.shift) for site in sites):
-                kept = None if stale else kept
-            else:
-                for site in sites:
-                    if site.group.name in stale:
-                        before, now = kept.values[site.group.name], self.values[site.group.name]
-                        tensor = _move_on(tensor, site, before, now)
-                kept = self._keep(name, tensor) if stale else kept
-        kept = self._keep(name, self.moved_by(name, sites)) if kept is None else kept
-        self._kept[name] = kept
-        return kept.tensor
+        """A tensor of a single second network, brought up to date: only what moved since is written."""
+        sites, kept = self.sites[name], self._kept.get(name, self._given)
+        stale = [site for site in sites if any(kept.writes[group] != self.writes[group] for group in _names(site))]
+        tensor = kept.tensors.get(name, self.b[name])
+        if not stale:
+            return tensor
+        if any(site.bases or site.group.matrix != "none" or any(site.placement.shift) for site in sites):
+            tensor = self.moved_by(name, sites)
+        else:
+            for site in stale:
+                before, now = kept.values[site.group.name], self.values[site.group.name]
+                tensor = _move_on(tensor, site, before, now, is_ours=tensor is not self.b[name])
+        self._keep({name: tensor})
+        return tensor
 
-    def _keep(self, name: str, tensor: Tensor) -> "_Kept":
-        groups = {site.group.name for site in self.sites[name]}
-        values = {group: self.values[group].map(torch.clone) for group in groups}
-        return _Kept(tensor, values, {group: self.writes[group] for group in groups})
+    def _keep(self, tensors: Tensors) -> None:
+        """Remember tensors of a single second network as the values of now move them."""
+        now = _Kept(tensors, dict(self.values), dict(self.writes))
+        self._kept |= dict.fromkeys(tensors, now)
 
     def moved_by(self, name: str, sites: Sequence[Site], rows: Tensor | None = None) -> Tensor:
-        """A tensor of the second networks as the current values move it at the given sites alone."""
-        tensor, chosen = at(self.b[name], rows), {site.group.name for site in sites}
+        """A tensor of the second networks as the current values move it at the given sites alone.
+
+        Where nothing has moved it, it is the given tensor, and not a copy.
+        """
+        tensor = at(self.b[name], rows)
+        sites = [site for site in sites if any(self.writes.get(group, 1) for group in _names(site))]
+        if not sites:
+            return tensor
+        chosen = {site.group.name for site in sites}
         element = Element({group: self.value(group, rows) for group in chosen}, (len(tensor),))
         return act_on(self._groups, {name: sites}, element, {name: tensor})[name]
 
@@ -150,37 +160,44 @@ class PairedNetworks:
         return total
 
     def _is_every(self, rows: Tensor | None) -> bool:
-        return rows is None or len(rows) == self.pairs
+        return rows is None or rows.shape[0] == self.pairs
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A tensor of a single second network as given values of the groups on it move it."""
+    """Tensors of a single second network, the values that moved them, and how often these had been set."""
 
-    tensor: Tensor
+    tensors: Tensors
     values: Mapping[str, Value]
     writes: Mapping[str, int]
 
 
-def _move_on(tensor: Tensor, site: Site, before: Value, now: Value) -> Tensor:
+def _names(site: Site) -> tuple[str, ...]:
+    """The groups that decide what happens at a site."""
+    return (site.group.name, *site.group.within)
+
+
+def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: bool) -> Tensor:
     """A tensor `[1, ...]` that `before` moved at a site, moved by `now` instead; in place where few units move."""
     units = torch.arange(site.group.size)
     source = units if before.perm is None or now.perm is None else before.perm[0].argsort()[now.perm[0]]
-    factor = unit_factors(site, now, 1)[0] * unit_factors(site, before, 1)[0][source]
-    changed = (source != units) | (factor != 1)
-    if bool(changed.double().mean() <= IN_PLACE):
-        units = changed.nonzero().flatten()
-        source, factor = source[units], factor[units]
-    if not len(units):
+    changed, factor = source != units, None
+    if any(character(site.placement)):
+        factor = unit_factors(site, now, 1)[0] * unit_factors(site, before, 1)[0][source]
+        changed |= factor != 1
+    moved = changed.nonzero().flatten()
+    if not len(moved):
         return tensor
+    if len(moved) <= IN_PLACE * len(units):
+        units, source, factor = moved, source[moved], None if factor is None else factor[moved]
     rows, axis = site.positions.reshape(site.group.size, -1), 1 + site.placement.axis
     new = tensor.index_select(axis, rows[source].flatten().to(tensor.device))
-    if bool((factor != 1).any()):
+    if factor is not None:
         shape = [-1 if k == axis else 1 for k in range(new.ndim)]
         new *= factor.repeat_interleave(rows.shape[1]).to(new).reshape(shape)
     if rows[units].numel() == tensor.shape[axis] and site.is_sorted:
         return new
-    return tensor.index_copy_(axis, rows[units].flatten().to(tensor.device), new)
+    return (tensor if is_ours else tensor.clone()).index_copy_(axis, rows[units].flatten().to(tensor.device), new)
 
 
 def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair unit"]:
@@ -212,12 +229,12 @@ def act_on(
 
 def at(tensor: Tensor, rows: Tensor | None) -> Tensor:
     """Some pairs of a tensor."""
-    return tensor if rows is None or len(rows) == len(tensor) else tensor[rows]
+    return tensor if rows is None or rows.shape[0] == tensor.shape[0] else tensor[rows]
 
 
 def put(into: Tensor, rows: Tensor, new: Tensor) -> None:
     """Overwrite some pairs of a tensor."""
-    if len(rows) == len(into):
+    if rows.shape[0] == into.shape[0]:
         into.copy_(new)
     else:
         into[rows] = new
@@ -225,7 +242,7 @@ def put(into: Tensor, rows: Tensor, new: Tensor) -> None:
 
 def dots(x: Float64[Tensor, "pair *shape"], y: Float64[Tensor, "pair *shape"]) -> PerPair:
     """Inner products of each pair: rows in their own precision, the sum over rows in float64."""
-    rows = 1 if x.ndim < 3 else 2
-    products: Tensor = torch.linalg.vecdot(x.flatten(rows), y.flatten(rows))
-    total = products.flatten(1).sum(1, dtype=torch.float64) if rows == 2 else products.double()
-    return total.cpu()
+    if x.ndim > 3:
+        x, y = x.flatten(2), y.flatten(2)
+    products: Tensor = torch.linalg.vecdot(x, y) if x.ndim > 1 else x * y
+    return (products.sum(1, dtype=torch.float64) if products.ndim > 1 else products.double()).cpu()
