@@ -8,13 +8,13 @@ import torch
 
 from regauge.nets.classification import Training
 from regauge.papers.bayesian import (
-    barrier_figures,
     between_posteriors,
     ensembles,
     mirrored_gaussians,
     posterior_barriers,
     regression,
 )
+from regauge.papers.bayesian.barrier_figures import FIGURES, tiny
 from regauge.papers.bayesian.inference import Family, batches, posteriors
 from regauge.papers.experiment import Run
 from regauge.papers.table import Row, Table, summarize
@@ -34,7 +34,7 @@ def mean(table: Table, label: str, quantity: str) -> float:
 
 
 def test_posteriors_are_inferred_once_and_points_have_no_standard_deviations(run: Run) -> None:
-    family = barrier_figures.tiny(barrier_figures.figure4("cpu").cases[0].family)
+    family = tiny(FIGURES["figure4"].config("cpu").cases[0].family)
     first, again = posteriors(family, 1, run), posteriors(family, 1, run)
     assert all(torch.equal(first[0].mean[name], again[0].mean[name]) for name in first[0].mean)
     assert first[0].std.keys() == first[0].mean.keys()
@@ -51,7 +51,7 @@ def test_judged_images_come_in_batches(run: Run) -> None:
 
 
 def test_barriers_are_tabled_for_every_case_and_arm(run: Run) -> None:
-    config = barrier_figures.figure9("smoke")
+    config = FIGURES["figure9"].config("smoke")
     config = replace(config, cases=(config.cases[0], config.cases[5]))
     table = posterior_barriers.measure(config, run)
     assert len(table.rows) == 4
@@ -69,7 +69,7 @@ def test_barriers_are_tabled_for_every_case_and_arm(run: Run) -> None:
 
 
 def test_alignment_never_moves_the_ends(run: Run) -> None:
-    config = barrier_figures.figure11("smoke")
+    config = FIGURES["figure11"].config("smoke")
     config = replace(config, cases=config.cases[:1], ways=(posterior_barriers.NAIVE, posterior_barriers.BALANCED))
     (naive, aligned) = (
         next(iter(posterior_barriers.measure(replace(config, ways=(way,)), run).pictures["lines"])).series[0].y
@@ -117,8 +117,8 @@ def test_functions_are_pictured_with_bands(run: Run) -> None:
 
 
 def test_only_the_papers_scale_has_its_residual_networks() -> None:
-    for name, config in barrier_figures.CONFIGS.items():
-        paper, cpu = config("paper"), config("cpu")
+    for name, figure in FIGURES.items():
+        paper, cpu = figure.config("paper"), figure.config("cpu")
         assert (paper.points, paper.samples) == (25, 128)
         assert all(case.pairs == 5 for case in paper.cases)
         layers = {case.family.blocks for case in cpu.cases if case.family.kind != "mlp"}

@@ -12,17 +12,9 @@ from regauge.papers.bayesian import (
     posterior_barriers,
     regression,
 )
-from regauge.papers.bayesian.barrier_figures import CONFIGS
+from regauge.papers.bayesian.barrier_figures import FIGURES
 from regauge.papers.experiment import Experiment
 
-SUMMARIES = {
-    "figure4": "barriers of posteriors with and without alignment, on three data sets",
-    "figure5": "barriers by width",
-    "figure7": "barriers by the prior's variance",
-    "figure8": "barriers by temperature",
-    "figure9": "posteriors beside points, by width",
-    "figure11": "filter response and layer normalization, and what their symmetries are worth",
-}
 EXPERIMENTS = {
     "figure1": Experiment("functions of a regression, before and after", regression.config, regression.measure),
     "figure3": Experiment("geodesics and mixtures", between_posteriors.mixture_config, between_posteriors.mixtures),
@@ -32,7 +24,7 @@ EXPERIMENTS = {
     "figure10": Experiment(
         "variance collapse by layer", between_posteriors.collapse_config, between_posteriors.collapses
     ),
-    **{name: Experiment(SUMMARIES[name], config, posterior_barriers.measure) for name, config in CONFIGS.items()},
+    **{name: Experiment(one.summary, one.config, posterior_barriers.measure) for name, one in FIGURES.items()},
     "figureA13": Experiment(
         "three costs on two mirrored Gaussians", mirrored_gaussians.config, mirrored_gaussians.measure
     ),

@@ -1,12 +1,12 @@
-"""The settings of the comparisons of barriers, at every scale."""
+"""The comparisons of barriers: a table of figures, and their posteriors at every scale."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from regauge.bayes.variational.mean_field import Variational
 from regauge.nets.classification import Training
-from regauge.papers.bayesian.inference import Family
+from regauge.papers.bayesian.inference import Family, Kind
 from regauge.papers.bayesian.posterior_barriers import ALIGNED, BALANCED, NAIVE, PERMUTED, SIGNED, Barriers, Case
 from regauge.papers.experiment import Scale
 from regauge.papers.populations import DataName
@@ -18,15 +18,48 @@ NORMS: tuple[Norm, ...] = ("filter", "layer")
 
 PAPER_LR = 1e-6
 """Learning rate of table 1, for the evidence lower bound summed over the training images."""
-TRAIN = 60_000
-"""Training images of MNIST and Fashion-MNIST; CIFAR-10 has 50,000."""
+WIDTHS = "units of a layer, or multiplier of channels"
 
 
-def as_published(examples: int, prior_var: float, epochs: int) -> Variational:
-    """Inference as in table 1 of the paper, its learning rate converted to the bound per example."""
-    rate = PAPER_LR * examples
+@dataclass(frozen=True)
+class Figure:
+    """A comparison at every scale; see `Barriers`."""
+
+    summary: str  # in the list of experiments
+    title: str
+    claim: str
+    cases: Callable[[Scale], Iterable[Case]]
+    axis: str = ""
+    ways: tuple[Way, ...] = (NAIVE, ALIGNED)
+
+    def config(self, scale: Scale) -> Barriers:
+        """The settings."""
+        cases = tuple(self.cases(scale))
+        if scale == "paper":
+            cases, sizes = tuple(replace(case, pairs=5) for case in cases), (25, 128, 10_000)
+        elif scale == "cpu":
+            # Convolutions make an image many times as dear as it is for an MLP.
+            sizes = (11, 32, 2000) if any(case.family.kind == "mlp" for case in cases) else (11, 8, 1000)
+        else:
+            sizes = (3, 4, 100)
+            cases = tuple(
+                replace(case, label=case.label.replace(case.family.data, "digits"), pairs=1, family=tiny(case.family))
+                for case in cases
+            )
+        return Barriers(self.title, cases, self.ways, *sizes, self.axis, self.claim)
+
+
+def as_published(
+    scale: Scale, data: DataName, kind: Kind = "mlp", width: int = 512, prior_var: float = 0.0025
+) -> Family:
+    """Inference as in table 1 of the paper, its learning rate converted to the bound per example; shorter on a CPU."""
+    examples = 50_000 if data == "CIFAR-10" else 60_000
+    rate, epochs = PAPER_LR * examples, 1000 if scale == "paper" else 25
     optimizer = SGD(rate, momentum=0.9)
-    return Variational(epochs=epochs, prior_std=prior_var**0.5, optimizer=optimizer, lr_std=rate, schedule=Constant())
+    inference = Variational(
+        epochs=epochs, prior_std=prior_var**0.5, optimizer=optimizer, lr_std=rate, schedule=Constant()
+    )
+    return Family(data, kind, width, inference, examples)
 
 
 def converged(scale: Scale, prior_var: float = 0.01, temperature: float = 0.1) -> Variational:
@@ -34,136 +67,73 @@ def converged(scale: Scale, prior_var: float = 0.01, temperature: float = 0.1) -
     return Variational(epochs=1000 if scale == "paper" else 30, prior_std=prior_var**0.5, temperature=temperature)
 
 
-def figure4(scale: Scale) -> Barriers:
+def _by_data(scale: Scale) -> list[Case]:
     """MLPs on three data sets and a residual network, which on a CPU is in figure 11."""
-
-    def case(data: DataName, pairs: int, prior_var: float) -> Case:
-        examples = 50_000 if data == "CIFAR-10" else TRAIN
-        inference = as_published(examples, prior_var, 1000 if scale == "paper" else 25)
-        return Case(data, Family(data, "mlp", 512, inference, examples), 5 if scale == "paper" else pairs)
-
-    cases = (case("MNIST", 5, 0.0025), case("Fashion-MNIST", 1, 0.0025), case("CIFAR-10", 1, 0.0025))
+    names: tuple[DataName, ...] = ("MNIST", "Fashion-MNIST", "CIFAR-10")
+    cases = [Case(data, as_published(scale, data), 5 if data == "MNIST" else 1) for data in names]
     convolutional = residual(scale, "filter")
-    return _barriers(
-        scale,
-        "Figure 4: barriers with and without alignment",
-        cases if scale == "cpu" else (*cases, Case(convolutional.name, convolutional, _pairs(scale))),
-        claim="the paper shows bars without numbers: none to be seen for aligned MLPs, a small one for ResNet20",
-    )
+    return cases if scale == "cpu" else [*cases, Case(convolutional.name, convolutional, 1)]
 
 
-def figure5(scale: Scale) -> Barriers:
+def _by_width(scale: Scale) -> list[Case]:
     """Widths of an MLP and, at the paper's scale, of ResNet20."""
-    return _barriers(
-        scale,
-        "Figure 5: barriers by width",
-        (*_widths(scale, "MLP", converged(scale)), *_multipliers(scale, "ResNet20")),
-        axis="units of a layer, or multiplier of channels",
-        claim="the paper: wider MLPs have lower barriers, aligned or not; wider ResNet20 only if they are aligned",
-    )
+    return [*_widths(scale, "MLP", converged(scale)), *_multipliers(scale, "ResNet20")]
 
 
-def figure7(scale: Scale) -> Barriers:
+def _by_prior(scale: Scale) -> list[Case]:
     """Variances of the prior."""
     variances = (0.001, 0.01, 0.1, 1.0)
-    cases = [
-        Case(f"{data}, prior variance {variance:g}", _mlp(scale, converged(scale, variance), data), 2, variance, data)
-        for data in _small_data(scale)
-        for variance in variances
-    ]
+    data: tuple[DataName, ...] = ("MNIST",) if scale == "smoke" else ("MNIST", "Fashion-MNIST")
+    families: dict[tuple[str, float], Family] = {
+        (name, v): _mlp(scale, converged(scale, v), name) for name in data for v in variances
+    }
     if scale == "paper":
-        for variance in variances:
-            family = Family("CIFAR-10", "filter", 8, as_published(50_000, variance, 1000), 50_000)
-            cases.append(Case(f"ResNet20 x8, prior variance {variance:g}", family, 5, variance, "ResNet20 x8"))
-    return _barriers(
-        scale,
-        "Figure 7: barriers by the prior's variance",
-        cases,
-        axis="variance of the prior",
-        claim="the paper: aligned, the variance has no measurable effect; without alignment wide priors lower barriers",
-    )
+        families |= {("ResNet20 x8", v): as_published(scale, "CIFAR-10", "filter", 8, v) for v in variances}
+    return [Case(f"{name}, prior variance {v:g}", family, 2, v, name) for (name, v), family in families.items()]
 
 
-def figure8(scale: Scale) -> Barriers:
-    """Temperatures."""
-    cases = [
+def _by_temperature(scale: Scale) -> list[Case]:
+    return [
         Case(f"T = {t:g}", _mlp(scale, converged(scale, 0.01, t)), 5 if t == 0.1 else 2, t)
         for t in (0.01, 0.1, 0.3, 1.0, 2.0)
     ]
-    return _barriers(
-        scale,
-        "Figure 8: barriers by temperature",
-        cases,
-        axis="temperature",
-        claim="the paper: aligned cold posteriors have barriers marginally closer to zero than warm ones",
-    )
 
 
-def figure9(scale: Scale) -> Barriers:
-    """Posteriors and points."""
+def _posteriors_and_points(scale: Scale) -> list[Case]:
     points = Training(epochs=100 if scale == "paper" else 10, batch=500, optimizer=Adam(1e-3))
-    return _barriers(
-        scale,
-        "Figure 9: posteriors and points",
-        (
-            *_widths(scale, "posterior", converged(scale)),
-            *_widths(scale, "point", points),
-            *_multipliers(scale, "ResNet20, posterior"),
-            *_multipliers(scale, "ResNet20, point", points),
-        ),
-        axis="units of a layer, or multiplier of channels",
-        claim="the paper: alike for narrow networks; for wide ones the points' barriers are lower",
-    )
+    return [
+        *_widths(scale, "posterior", converged(scale)),
+        *_widths(scale, "point", points),
+        *_multipliers(scale, "ResNet20, posterior"),
+        *_multipliers(scale, "ResNet20, point", points),
+    ]
 
 
-def figure11(scale: Scale) -> Barriers:
-    """Normalizations, and the gains from their symmetries."""
-    families = [residual(scale, norm) for norm in NORMS]
-    cases = [Case(family.name, family, 2 if scale == "cpu" else _pairs(scale)) for family in families]
+def _by_norm(scale: Scale) -> list[Case]:
+    cases = {residual(scale, norm): 2 for norm in NORMS}
     if scale == "cpu":
-        small = [small_residual(norm, width) for width in (1, 4) for norm in NORMS]
-        cases += [Case(family.name, family, 3) for family in small]
-    config = _barriers(
-        scale,
-        "Figure 11: filter response and layer normalization, and what their symmetries are worth",
-        cases,
-        (NAIVE, PERMUTED, SIGNED, BALANCED),
-        claim="the paper: barriers with LayerNorm are lower than with FRN, both aligned by permutations; it does not "
-        "use the signs and scales that FRN and ReLU bring",
-    )
-    # Convolutions make an image many times as dear as it is for an MLP.
-    return replace(config, samples=8, train=1000, test=1000) if scale == "cpu" else config
-
-
-def _pairs(scale: Scale) -> int:
-    return 5 if scale == "paper" else 1
-
-
-def _small_data(scale: Scale) -> tuple[DataName, ...]:
-    return ("MNIST",) if scale == "smoke" else ("MNIST", "Fashion-MNIST")
+        cases |= {small_residual(norm, width): 3 for width in (1, 4) for norm in NORMS}
+    return [Case(family.name, family, pairs) for family, pairs in cases.items()]
 
 
 def _mlp(scale: Scale, inference: Variational | Training, data: DataName = "MNIST", width: int | None = None) -> Family:
     width = (512 if scale == "paper" else 128) if width is None else width
-    return Family(data, "mlp", width, inference, TRAIN)
+    return Family(data, "mlp", width, inference, 60_000)
 
 
 def _widths(scale: Scale, series: str, inference: Variational | Training) -> list[Case]:
     return [
-        Case(f"{series}{' ' * bool(series)}{width}", _mlp(scale, inference, width=width), 2, width, series)
+        Case(f"{series} {width}", _mlp(scale, inference, width=width), 2, width, series)
         for width in (32, 64, 128, 256, 512)
     ]
 
 
 def _multipliers(scale: Scale, series: str, inference: Training | None = None) -> list[Case]:
     """ResNet20 of several widths: days of a GPU, so at the paper's scale only."""
-    if scale != "paper":
-        return []
-    how = as_published(50_000, 0.01, 1000) if inference is None else inference
-    return [
-        Case(f"{series} x{width}", Family("CIFAR-10", "filter", width, how, 50_000), 5, width, series)
-        for width in (1, 2, 4, 8)
-    ]
+    families = [as_published(scale, "CIFAR-10", "filter", width, 0.01) for width in (1, 2, 4, 8) if scale == "paper"]
+    if inference is not None:
+        families = [replace(family, inference=inference) for family in families]
+    return [Case(f"{series} x{family.width}", family, 5, family.width, series) for family in families]
 
 
 def residual(scale: Scale, norm: Norm) -> Family:
@@ -173,7 +143,7 @@ def residual(scale: Scale, norm: Norm) -> Family:
     being learned in ten epochs.
     """
     if scale == "paper":
-        return Family("CIFAR-10", norm, 1, as_published(50_000, 0.01, 1000), 50_000)
+        return as_published(scale, "CIFAR-10", norm, 1, 0.01)
     inference = Variational(epochs=10, batch=125, prior_std=0.1, temperature=0.1, initial_std=0.003, lr_std=1e-3)
     return Family("CIFAR-10", norm, 1, inference, 20_000, blocks=1)
 
@@ -184,26 +154,6 @@ def small_residual(norm: Norm, width: int) -> Family:
     return Family("digits", norm, width, inference, 1400, blocks=1)
 
 
-def _barriers(
-    scale: Scale,
-    title: str,
-    cases: Iterable[Case],
-    ways: tuple[Way, ...] = (NAIVE, ALIGNED),
-    *,
-    claim: str,
-    axis: str = "",
-) -> Barriers:
-    if scale == "paper":
-        return Barriers(title, tuple(replace(c, pairs=5) for c in cases), ways, 25, 128, 10_000, 10_000, axis, claim)
-    if scale == "cpu":
-        return Barriers(title, tuple(cases), ways, 11, 32, 2000, 2000, axis, claim)
-    small = tuple(
-        replace(case, label=case.label.replace(case.family.data, "digits"), pairs=1, family=tiny(case.family))
-        for case in cases
-    )
-    return Barriers(title, small, ways, 3, 4, 100, 100, axis, claim)
-
-
 def tiny(family: Family) -> Family:
     """The same kind of posterior, of digits and in seconds."""
     inference = replace(family.inference, epochs=1, batch=50)
@@ -211,11 +161,47 @@ def tiny(family: Family) -> Family:
     return Family("digits", family.kind, width, inference, 200, blocks=1)
 
 
-CONFIGS: dict[str, Callable[[Scale], Barriers]] = {
-    "figure4": figure4,
-    "figure5": figure5,
-    "figure7": figure7,
-    "figure8": figure8,
-    "figure9": figure9,
-    "figure11": figure11,
+FIGURES = {
+    "figure4": Figure(
+        "barriers of posteriors with and without alignment, on three data sets",
+        "Figure 4: barriers with and without alignment",
+        "the paper shows bars without numbers: none to be seen for aligned MLPs, a small one for ResNet20",
+        _by_data,
+    ),
+    "figure5": Figure(
+        "barriers by width",
+        "Figure 5: barriers by width",
+        "the paper: wider MLPs have lower barriers, aligned or not; wider ResNet20 only if they are aligned",
+        _by_width,
+        WIDTHS,
+    ),
+    "figure7": Figure(
+        "barriers by the prior's variance",
+        "Figure 7: barriers by the prior's variance",
+        "the paper: aligned, the variance has no measurable effect; without alignment wide priors lower barriers",
+        _by_prior,
+        "variance of the prior",
+    ),
+    "figure8": Figure(
+        "barriers by temperature",
+        "Figure 8: barriers by temperature",
+        "the paper: aligned cold posteriors have barriers marginally closer to zero than warm ones",
+        _by_temperature,
+        "temperature",
+    ),
+    "figure9": Figure(
+        "posteriors beside points, by width",
+        "Figure 9: posteriors and points",
+        "the paper: alike for narrow networks; for wide ones the points' barriers are lower",
+        _posteriors_and_points,
+        WIDTHS,
+    ),
+    "figure11": Figure(
+        "filter response and layer normalization, and what their symmetries are worth",
+        "Figure 11: filter response and layer normalization, and what their symmetries are worth",
+        "the paper: barriers with LayerNorm are lower than with FRN, both aligned by permutations; it does not use the "
+        "signs and scales that FRN and ReLU bring",
+        _by_norm,
+        ways=(NAIVE, PERMUTED, SIGNED, BALANCED),
+    ),
 }

@@ -64,8 +64,7 @@ class PosteriorPair(NamedTuple):
 
 def mixture_config(scale: Scale) -> Between:
     """An MLP on CIFAR-10, as in the paper."""
-    inference = as_published(50_000, 0.0025, 1000 if scale == "paper" else 25)
-    return _config(scale, Family("CIFAR-10", "mlp", 512, inference, 50_000), points=25)
+    return _config(scale, as_published(scale, "CIFAR-10"), points=25)
 
 
 def plane_config(scale: Scale) -> Between:
@@ -75,8 +74,7 @@ def plane_config(scale: Scale) -> Between:
 
 def collapse_config(scale: Scale) -> Between:
     """An MLP on MNIST and the layers of one pair."""
-    inference = as_published(60_000, 0.0025, 1000 if scale == "paper" else 25)
-    return _config(scale, Family("MNIST", "mlp", 512, inference, 60_000), points=3)
+    return _config(scale, as_published(scale, "MNIST"), points=3)
 
 
 def mixtures(config: Between, run: Run) -> Table:

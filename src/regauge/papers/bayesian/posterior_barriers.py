@@ -68,8 +68,7 @@ class Barriers:
     ways: tuple[Way, ...]  # the first leaves the posteriors as they are
     points: int  # of each line, both ends included
     samples: int  # of each posterior
-    train: int  # training images that are evaluated
-    test: int  # test images
+    images: int  # training images, and test images, that are evaluated
     axis: str = ""  # label of the cases' positions, for a chart over them
     claim: str = ""  # the paper's claim and our finding
 
@@ -81,7 +80,7 @@ def measure(config: Barriers, run: Run) -> Table:
         found = posteriors(case.family, 2 * case.pairs, run)
         inferred[case.family] = max(found, inferred.get(case.family, []), key=len)
     cells = [(case.family, way, pair) for case in config.cases for way in config.ways for pair in range(case.pairs)]
-    sizes = (config.points, config.samples, config.train, config.test)
+    sizes = (config.points, config.samples, config.images)
     lines = iter(run.records("evaluating geodesics", sizes, partial(_measure_line, config, inferred, run), cells))
     rows, curves = [], {}
     for case in config.cases:
@@ -97,7 +96,7 @@ def measure(config: Barriers, run: Run) -> Table:
         "summed, so that its equation 10 as printed is never the barrier); geodesics of the 2-Wasserstein distance, on "
         "which standard deviations are interpolated",
         f"{config.points} points, {config.samples} samples of each posterior with common random numbers, the first "
-        f"{config.train:,} training and {config.test:,} test images; ± is the standard error over pairs, and 'Monte "
+        f"{config.images:,} training and {config.images:,} test images; ± is the standard error over pairs, and 'Monte "
         "Carlo error' that of one barrier",
         *(case.description for case in config.cases),
     )
@@ -117,8 +116,8 @@ def _measure_line(
     noise = b.draw(config.samples, run.generator("noise", family, pair)) if b.std else {}
     b, noise, seconds = move(way.method, a, b, noise, symmetry, run.generator("alignment", family, pair))
     record: Record = {"seconds": seconds, "distance": distance(a, b).total}
-    for split, count in (("train", config.train), ("test", config.test)):
-        data = batches(family, count, is_test=split == "test")
+    for split in SPLITS:
+        data = batches(family, config.images, is_test=split == "test")
         if a.std:
             curve = posterior_line(module, a, b, data, noise=noise, points=config.points)
             record[f"{split} error"] = curve.error
