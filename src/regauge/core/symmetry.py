@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,8 +20,9 @@ from regauge.core.element import PARTS, Element
 from regauge.core.groups import Frozen, Group, Kind
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
+from regauge.core.probe import away, exact_probe, relative_change
 from regauge.core.symmetry_table import render
-from regauge.core.verification import Check, verify
+from regauge.core.verification import Check
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,11 @@ class Symmetry:
     @cached_property
     def sites(self) -> dict[str, list[_act.Site]]:
         """Every placement resolved to axis indices, by parameter."""
-        self._require_sizes()
+        if not self.is_sized:
+            raise ValueError(
+                "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first "
+                "and use what it returns"
+            )
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
         return {name: _act.resolve(self.groups, name, self.shapes[name]) for name in touched}
 
@@ -215,7 +220,9 @@ class Symmetry:
         missing = {name for name in touched if name not in params}
         spared = {name for names in self.tied if any(n in params for n in names) for name in names} & missing
         if spared:
-            return self._without_parameters(spared).bind(params)
+            kept = [tuple(p for p in group.placements if p.parameter not in spared) for group in self.groups]
+            groups = (replace(group, placements=p) for group, p in zip(self.groups, kept, strict=True))
+            return replace(self, groups=tuple(groups), tied=()).bind(params)
         if missing:
             raise KeyError(
                 f"the parameters lack {sorted(missing)[:5]} ({len(missing)} in all), which the symmetry moves; "
@@ -280,33 +287,35 @@ class Symmetry:
         Returns:
             The largest relative change of the outputs, in total and per group.
         """
-        state = dict(module.state_dict())
-        bound = self.bind(state)
-        return verify(
-            bound.act,
-            bound.groups,
-            module,
-            example_inputs,
-            dict(example_kwargs or {}),
-            generator=generator,
-            outputs=outputs,
-            ones=self.ones,
-            each_group=each_group,
-        )
+        bound = self.bind(module.state_dict())
+        if any(t.is_meta for t in module.state_dict().values()):
+            raise ValueError(
+                "the module is on the meta device, where nothing can be computed; verify a small configuration of the "
+                "same architecture, or materialize the module with `module.to_empty(device='cpu')`"
+            )
+        probe, tolerance = exact_probe(module, example_inputs, dict(example_kwargs or {}), outputs)
+        trial = away(probe.params, set(probe.buffers), self.ones, generator, probe, tolerance)
+        if not trial.is_finite:
+            raise ValueError(
+                "the model's outputs are NaN or Inf on these inputs, so nothing can be compared; give example inputs "
+                "that it can handle"
+            )
+
+        def change(element: Element) -> float:
+            return relative_change(trial.reference, probe(bound.act(element, trial.params)))
+
+        element, blank = bound.random(generator), bound.identity()
+        total = change(element)
+        alone = {name: blank.replace(name, value) for name, value in element.items()} if each_group else {}
+        per_group = {name: change(one) for name, one in alone.items()}
+        return Check(max([total, *per_group.values()]), per_group, tolerance)
 
     def to_json(self) -> str:
         """The stable text form. Fields with default values are left out, so that people can edit it."""
-        fields = {
-            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
-            "frozen": [[f.parameter, f.axis, f.size, f.reason] for f in self.frozen],
-            "unknown": list(self.unknown),
-            "unused": list(self.unused),
-            "notes": list(self.notes),
-            "buffers": list(self.buffers),
-            "tied": [list(names) for names in self.tied],
-            **({"ones": list(self.ones)} if self.ones else {}),
+        rest = {
+            field.name: getattr(self, field.name) for field in fields(self)[1:] if field.name != "ones" or self.ones
         }
-        return symmetry_json.write(self.groups, fields)
+        return symmetry_json.write(self.groups, {**rest, "frozen": [astuple(row) for row in self.frozen]})
 
     @classmethod
     def from_json(cls, text: str) -> "Symmetry":
@@ -315,18 +324,10 @@ class Symmetry:
         Raises:
             ValueError: The text is not a symmetry, or is of a newer version.
         """
-        groups, document = symmetry_json.read(text)
-        return cls(
-            groups,
-            {name: tuple(shape) for name, shape in document.get("shapes", {}).items()},
-            tuple(Frozen(*row) for row in document.get("frozen", [])),
-            tuple(document.get("unknown", [])),
-            tuple(document.get("unused", [])),
-            tuple(document.get("notes", [])),
-            tuple(document.get("buffers", [])),
-            tuple(tuple(names) for names in document.get("tied", [])),
-            tuple(document.get("ones", [])),
-        )
+        groups, rest = symmetry_json.read(text)
+        frozen = tuple(Frozen(*row) for row in rest.get("frozen", ()))
+        known = {field.name: rest[field.name] for field in fields(cls)[1:] if field.name in rest}
+        return cls(groups, **{**known, "frozen": frozen})
 
     @classmethod
     def from_axes(
@@ -357,19 +358,5 @@ class Symmetry:
         shapes = {name: (0,) * len(row) for name, row in axes.items()}
         return cls(groups_from_axes(axes, dict(kinds or {}), dict(omegas or {})), shapes, buffers=tuple(buffers))
 
-    def _without_parameters(self, names: Collection[str]) -> "Symmetry":
-        groups = tuple(
-            replace(group, placements=tuple(p for p in group.placements if p.parameter not in names))
-            for group in self.groups
-        )
-        return replace(self, groups=groups, tied=())
-
     def _make(self, make: Make, batch: tuple[int, ...]) -> Element:
         return make(self.groups) if self.is_sized else DeferredElement(make, batch)
-
-    def _require_sizes(self) -> None:
-        if not self.is_sized:
-            raise ValueError(
-                "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first "
-                "and use what it returns"
-            )

@@ -24,16 +24,11 @@ def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
 
 
 def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
-    """What `write` wrote.
-
-    Raises:
-        ValueError: The text is not a symmetry, or is of another version.
-    """
-    document = read_versioned(text, FORMAT, VERSION)
+    """Read what `write` wrote: the groups, and all fields with tuples for lists."""
+    document = _tuples(read_versioned(text, FORMAT, VERSION))
     try:
         groups = tuple(
-            Group(**{**_tuples(g), "placements": tuple(Placement(**_tuples(p)) for p in g["placements"])})
-            for g in document["groups"]
+            Group(**{**g, "placements": tuple(Placement(**p) for p in g["placements"])}) for g in document["groups"]
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"a group or placement of this symmetry is malformed: {error}") from error
@@ -72,8 +67,8 @@ def _compact(fields: dict[str, Any], default: Group | Placement) -> dict[str, An
     return {key: value for key, value in fields.items() if key in required or value != getattr(default, key)}
 
 
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    def convert(value: Any) -> Any:
-        return tuple(convert(v) for v in value) if isinstance(value, list) else value
-
-    return {key: value if key == "placements" else convert(value) for key, value in fields.items()}
+def _tuples(value: Any) -> Any:
+    """A value with tuples for lists."""
+    if isinstance(value, dict):
+        return {key: _tuples(one) for key, one in value.items()}
+    return tuple(_tuples(one) for one in value) if isinstance(value, list) else value

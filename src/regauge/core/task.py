@@ -25,7 +25,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """How networks of one architecture are run and evaluate_one: module, batches, loss.
+    """How networks of one architecture are run and evaluated: module, batches, loss.
 
     Attributes:
         module: Runs parameters; its own are not used. It always runs in evaluation mode.
@@ -34,7 +34,7 @@ class Task:
         criterion: From the output and the targets to the mean loss of a batch, differentiable.
         outputs: Which output is compared with the targets: a field name, or a function of what the module returns;
             its first tensor unless given.
-        prepare: What is done to an average of networks before it is evaluate_one, such as `reset_batchnorm`; nothing
+        prepare: What is done to an average of networks before it is evaluated, such as `reset_batchnorm`; nothing
             unless given.
 
     Raises:
@@ -74,7 +74,7 @@ class Task:
         return average if self.prepare is None else self.prepare(average)
 
     def evaluate_average(self, average: Params) -> dict[str, float]:
-        """`evaluate` of an average of networks, prepare_average."""
+        """Evaluate an average of networks, prepared as `prepare` says."""
         return self.evaluate(self.prepare_average(average))
 
     def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
@@ -85,20 +85,9 @@ class Task:
         Raises:
             ValueError: There are no batches.
         """
-        loss = correct = 0.0
-        count = classified = 0
         with torch.no_grad():
-            for inputs, targets in self.batches:
-                output = self.run(params, inputs)
-                counted = _count_targets(targets)
-                loss += float(self.criterion(output, targets)) * counted
-                count += counted
-                if _are_classes(output, targets):
-                    correct += int((output.argmax(-1) == targets).sum())
-                    classified += counted
-        if not count:
-            raise ValueError("the task has no batches to evaluate on")
-        return {"loss": loss / count} | ({"accuracy": correct / classified} if classified else {})
+            metrics = self._average(lambda inputs, targets: self._judge(params, inputs, targets), lead=0)
+        return {name: float(value) for name, value in metrics.items()}
 
     def evaluate_each(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Evaluate every network of a population, all in the same calls; metrics are float64 `[models]`.
@@ -109,27 +98,30 @@ class Task:
         Raises:
             ValueError: There are no batches.
         """
-        loss: Tensor | float = 0.0
-        correct: Tensor | float = 0.0
-        count = classified = 0
-
-        def evaluate_one(one: Params, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-            output = self.run(one, inputs)
-            return self.criterion(output, targets), output
-
+        run = torch.func.vmap(self._judge, in_dims=(0, None, None))
         with torch.no_grad():
-            for inputs, targets in self.batches:
-                losses, outputs = torch.func.vmap(evaluate_one, in_dims=(0, None, None))(dict(params), inputs, targets)
-                counted = _count_targets(targets)
-                loss = loss + losses.double() * counted
-                count += counted
-                if _are_classes(outputs[0], targets):
-                    correct = correct + (outputs.argmax(-1) == targets).flatten(1).sum(1).double()
-                    classified += counted
+            return self._average(lambda inputs, targets: run(dict(params), inputs, targets), lead=1)
+
+    def _judge(self, params: Mapping[str, Tensor], inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        output = self.run(params, inputs)
+        return self.criterion(output, targets), output
+
+    def _average(self, judge: Callable[[Any, Any], tuple[Tensor, Tensor]], lead: int) -> dict[str, Tensor]:
+        """The metrics over all batches of one network, or of many on a leading axis."""
+        loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        count = classified = 0
+        for inputs, targets in self.batches:
+            losses, outputs = judge(inputs, targets)
+            counted = _count_targets(targets)
+            loss = loss + torch.as_tensor(losses).double() * counted
+            count += counted
+            is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
+            if is_class and outputs.shape[lead:-1] == targets.shape:
+                correct = correct + (outputs.argmax(-1) == targets).flatten(lead).sum(-1)
+                classified += counted
         if not count:
             raise ValueError("the task has no batches to evaluate on")
-        sums = {"loss": (loss, count)} | ({"accuracy": (correct, classified)} if classified else {})
-        return {name: torch.as_tensor(total) / number for name, (total, number) in sums.items()}
+        return {"loss": loss / count} | ({"accuracy": correct / classified} if classified else {})
 
 
 Judge = Task | Callable[[Params], Mapping[str, float]]
@@ -197,7 +189,3 @@ def _count_targets(targets: Any) -> int:
     if isinstance(targets, Tensor) and not targets.is_floating_point():
         return int((targets >= 0).sum())
     return len(targets)
-
-
-def _are_classes(output: Tensor, targets: Any) -> bool:
-    return isinstance(targets, Tensor) and not targets.is_floating_point() and output.shape[:-1] == targets.shape

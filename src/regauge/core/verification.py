@@ -1,18 +1,7 @@
 """The numerical proof of a symmetry: random elements must leave the outputs unchanged."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import nn
-
-from regauge.core import element as _element
-from regauge.core.element import Element
-from regauge.core.groups import Group
-from regauge.core.outputs import Outputs
-from regauge.core.params import Params
-from regauge.core.probe import away, exact_probe, relative_change
 
 
 @dataclass(frozen=True)
@@ -59,50 +48,3 @@ class Check:
             "an axis is missing from their placements or tied to the wrong group. Remove the group, or correct "
             "its placements; if `discover` found it, report the model"
         )
-
-
-def verify(
-    act: Callable[[Element, Params], Params],
-    groups: Sequence[Group],
-    module: nn.Module,
-    inputs: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    generator: torch.Generator,
-    outputs: Outputs = None,
-    ones: Collection[str] = (),
-    each_group: bool = True,
-) -> Check:
-    """Compare outputs before and after an action; see `Symmetry.verify`.
-
-    Args:
-        act: The action of an element on parameters.
-        groups: The groups that it has values for, with every size known.
-        module: The model, on a real device.
-        inputs: Positional inputs.
-        kwargs: Keyword inputs.
-        generator: Source of the elements and of the perturbation of the parameters.
-        outputs: Outputs that are compared.
-        ones: Names of gains that are set to one.
-        each_group: Whether every group is tried alone, too; otherwise two evaluations are enough.
-    """
-    if any(t.is_meta for t in module.state_dict().values()):
-        raise ValueError(
-            "the module is on the meta device, where nothing can be computed; verify a small configuration of the "
-            "same architecture, or materialize the module with `module.to_empty(device='cpu')`"
-        )
-    probe, tolerance = exact_probe(module, inputs, kwargs, outputs)
-    trial = away(probe.params, set(probe.buffers), ones, generator, probe, tolerance)
-    if not trial.is_finite:
-        raise ValueError(
-            "the model's outputs are NaN or Inf on these inputs, so nothing can be compared; give example inputs "
-            "that it can handle"
-        )
-    element = _element.random(tuple(groups), generator)
-    total = relative_change(trial.reference, probe(act(element, trial.params)))
-    blank = _element.identity(tuple(groups))
-    per_group = {}
-    for group in groups if each_group else ():
-        alone = blank.replace(group.name, element[group.name])
-        per_group[group.name] = relative_change(trial.reference, probe(act(alone, trial.params)))
-    return Check(max([total, *per_group.values()]), per_group, tolerance)
