@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regauge.nets.convnext import convnext
-from regauge.nets.densenet import densenet
-from regauge.nets.mobilenet import mobilenet_v2
+from regauge.nets.convnext import ConvNeXt
+from regauge.nets.densenet import DenseNet
+from regauge.nets.mobilenet import MobileNetV2
 from regauge.nets.resnet import resnet20, resnet50
 from regauge.nets.siren import Siren
 from regauge.nets.transformer import GPT, Llama, ViT
@@ -374,7 +374,7 @@ CASES = (
     Case("resnet50", lambda: resnet50(10, width=4), IMAGE32, "S128 S64 7*S32 13*S16 8*S8 7*S4", 90, 53, is_slow=True),
     Case(
         "mobilenet_v2",
-        lambda: mobilenet_v2(10, width=0.5, settings=((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2))),
+        lambda: MobileNetV2(10, width=0.5, settings=((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2))),
         IMAGE32,
         "S1280 3*S96 S48 3*S16 S8",
         scales=19,
@@ -382,13 +382,13 @@ CASES = (
     ),
     Case(
         "densenet",
-        lambda: densenet(10, depths=(2, 2), growth=4, stem=8),
+        lambda: DenseNet(10, depths=(2, 2), growth=4, stem=8),
         IMAGE32,
         "4*S16 2*S8 4*S4",
         scales=27,
         signs=10,
     ),
-    Case("convnext", lambda: convnext(10, depths=(1, 1), widths=(8, 16)), IMAGE32, "S8 S16 S32 S64", 6, 6),
+    Case("convnext", lambda: ConvNeXt(10, depths=(1, 1), widths=(8, 16)), IMAGE32, "S8 S16 S32 S64", 6, 6),
     Case("unet", small_unet, _unet_inputs, "16*GL4^4 4*S64 2*S32 4*S16 19*S4 3*S2 6*S4^4 4*S2^4", 20, 32, is_slow=True),
     Case("lstm", lambda: Recurrent(nn.LSTM), normal(2, 6, 5), "2*S12", signs=2),
     Case("lstm_both_ways", lambda: Recurrent(nn.LSTM, bidirectional=True), normal(2, 6, 5), "4*S12", signs=4),

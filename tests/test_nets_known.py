@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from regauge.nets.convnext import convnext
-from regauge.nets.densenet import densenet
-from regauge.nets.mobilenet import mobilenet_v2
+from regauge.nets.convnext import ConvNeXt
+from regauge.nets.densenet import DenseNet
+from regauge.nets.mobilenet import MobileNetV2
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
 from regauge.nets.residual_mlp import ResidualMLP
 from regauge.nets.resnet import resnet20, resnet50
@@ -26,9 +26,9 @@ from regauge.papers.deep_align import CNN_TRAINING, cnns, mlps
         (lambda: resnet20(norm="filter", shortcut="A"), 269_722 + 688),
         (resnet50, 25_557_032),
         (lambda: vgg16(1000, hidden=(4096, 4096), image=224), 138_357_544),
-        (mobilenet_v2, 3_504_872),
-        (densenet, 7_978_856),
-        (convnext, 28_589_128),
+        (MobileNetV2, 3_504_872),
+        (DenseNet, 7_978_856),
+        (ConvNeXt, 28_589_128),
         (lambda: ResidualMLP(784, 128, 256, 6, 10), 785 * 128 + 6 * (129 * 256 + 257 * 128) + 129 * 10),
         (mlps("MNIST").make, 134_794),
         # Deep-Align's table 4: seven 3 x 3 convolutions, three times pooled, and a linear layer on 2,048 features.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -41,26 +42,25 @@ def initialize(module: nn.Module, generator: torch.Generator) -> Params:
         ValueError: The module has parameters outside such layers.
     """
     params = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-    drawn = set()
+    drawn: Params = {}
     for prefix, layer in module.named_modules():
-        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            bound = layer.weight[0].numel() ** -0.5
-            for field, _ in layer.named_parameters(recurse=False):
-                name = f"{prefix}.{field}".removeprefix(".")
-                params[name].uniform_(-bound, bound, generator=generator)
-                drawn.add(name)
-        elif isinstance(layer, _NORMS):
-            for field, tensor in layer.state_dict().items():
-                name = f"{prefix}.{field}".removeprefix(".")
-                params[name] = torch.full_like(tensor, field in ("weight", "running_var"))
-                drawn.add(name)
+        is_linear = isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        is_known = is_linear or isinstance(layer, _NORMS)
+        tensors = chain(layer.named_parameters(recurse=False), layer.named_buffers(recurse=False))
+        for own, tensor in tensors if is_known else ():
+            name = f"{prefix}.{own}".removeprefix(".")
+            if is_linear:
+                bound = layer.weight[0].numel() ** -0.5
+                drawn[name] = params[name].uniform_(-bound, bound, generator=generator)
+            else:
+                drawn[name] = torch.full_like(tensor, own in ("weight", "running_var"))
     others = [name for name, _ in module.named_parameters() if name not in drawn]
     if others:
         raise ValueError(
             "only linear and convolutional layers, and batch, layer, group and filter response normalization can be "
             f"drawn, but the module has {others[:4]}"
         )
-    return params
+    return params | drawn
 
 
 def train(

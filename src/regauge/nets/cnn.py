@@ -34,5 +34,4 @@ class CNN(nn.Module):
         x = self.activation(self.conv1(x))
         x = self.activation(self.conv2(x))
         x = self.activation(self.hidden(x.flatten(1)))
-        logits: Tensor = self.output(x)
-        return logits
+        return self.output(x)

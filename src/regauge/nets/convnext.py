@@ -22,15 +22,24 @@ class ConvNeXtBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm(self.depthwise(x).movedim(1, -1))
-        result: Tensor = x + (self.gain * self.project(self.act(self.expand(inner)))).movedim(-1, 1)
-        return result
+        return x + (self.gain * self.project(self.act(self.expand(inner)))).movedim(-1, 1)
 
 
 class ConvNeXt(nn.Module):
-    """See `convnext`."""
+    """A ConvNeXt with one stage per entry of `depths` and `widths`; the defaults are ConvNeXt-T.
+
+    References:
+        Liu et al. (2022), section 3.
+    """
 
     def __init__(
-        self, depths: Sequence[int], widths: Sequence[int], classes: int, in_channels: int, expansion: int
+        self,
+        classes: int = 1000,
+        *,
+        depths: Sequence[int] = (3, 3, 9, 3),
+        widths: Sequence[int] = (96, 192, 384, 768),
+        in_channels: int = 3,
+        expansion: int = 4,
     ) -> None:
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(in_channels, widths[0], 4, 4), ChannelLayerNorm(widths[0], eps=1e-6))
@@ -42,21 +51,4 @@ class ConvNeXt(nn.Module):
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.head(self.norm(self.features(x).mean((-2, -1))))
-        return result
-
-
-def convnext(
-    classes: int = 1000,
-    *,
-    depths: Sequence[int] = (3, 3, 9, 3),
-    widths: Sequence[int] = (96, 192, 384, 768),
-    in_channels: int = 3,
-    expansion: int = 4,
-) -> ConvNeXt:
-    """A ConvNeXt with one stage per entry of `depths` and `widths`; the defaults are ConvNeXt-T.
-
-    References:
-        Liu et al. (2022), section 3.
-    """
-    return ConvNeXt(depths, widths, classes, in_channels, expansion)
+        return self.head(self.norm(self.features(x).mean((-2, -1))))

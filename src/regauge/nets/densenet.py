@@ -26,10 +26,21 @@ class DenseLayer(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """See `densenet`."""
+    """A DenseNet with one block of layers per entry of `depths`; the defaults are DenseNet121.
+
+    References:
+        Huang et al. (2017), table 1.
+    """
 
     def __init__(
-        self, depths: Sequence[int], growth: int, stem: int, bottleneck: int, classes: int, in_channels: int
+        self,
+        classes: int = 1000,
+        *,
+        depths: Sequence[int] = (6, 12, 24, 16),
+        growth: int = 32,
+        stem: int = 64,
+        bottleneck: int = 4,
+        in_channels: int = 3,
     ) -> None:
         super().__init__()
         self.features = nn.Sequential(
@@ -50,22 +61,4 @@ class DenseNet(nn.Module):
         self.classifier = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.classifier(self.features(x).mean((-2, -1)))
-        return result
-
-
-def densenet(
-    classes: int = 1000,
-    *,
-    depths: Sequence[int] = (6, 12, 24, 16),
-    growth: int = 32,
-    stem: int = 64,
-    bottleneck: int = 4,
-    in_channels: int = 3,
-) -> DenseNet:
-    """A DenseNet with one block of layers per entry of `depths`; the defaults are DenseNet121.
-
-    References:
-        Huang et al. (2017), table 1.
-    """
-    return DenseNet(depths, growth, stem, bottleneck, classes, in_channels)
+        return self.classifier(self.features(x).mean((-2, -1)))

@@ -26,8 +26,7 @@ class MLP(nn.Module):
         x = x.flatten(1)
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
-        logits: Tensor = self.layers[-1](x)
-        return logits
+        return self.layers[-1](x)
 
 
 def mlp(*widths: int, activation: Callable[[Tensor], Tensor] = torch.relu) -> MLP:

@@ -35,10 +35,19 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """See `mobilenet_v2`."""
+    """MobileNetV2 with channels times `width`, rounded to multiples of 8.
+
+    References:
+        Sandler et al. (2018), section 4 and table 2.
+    """
 
     def __init__(
-        self, settings: Sequence[tuple[int, int, int, int]], classes: int, width: float, in_channels: int
+        self,
+        classes: int = 1000,
+        *,
+        width: float = 1.0,
+        in_channels: int = 3,
+        settings: Sequence[tuple[int, int, int, int]] = SETTINGS,
     ) -> None:
         super().__init__()
         before, last = _round_channels(32 * width), _round_channels(1280 * max(1.0, width))
@@ -52,23 +61,7 @@ class MobileNetV2(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(last, classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.classifier(self.features(x).mean((-2, -1)))
-        return result
-
-
-def mobilenet_v2(
-    classes: int = 1000,
-    *,
-    width: float = 1.0,
-    in_channels: int = 3,
-    settings: Sequence[tuple[int, int, int, int]] = SETTINGS,
-) -> MobileNetV2:
-    """MobileNetV2 with channels times `width`, rounded to multiples of 8.
-
-    References:
-        Sandler et al. (2018), section 4 and table 2.
-    """
-    return MobileNetV2(settings, classes, width, in_channels)
+        return self.classifier(self.features(x).mean((-2, -1)))
 
 
 def _conv_norm_act(in_channels: int, out_channels: int, kernel: int, stride: int, groups: int) -> list[nn.Module]:

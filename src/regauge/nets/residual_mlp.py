@@ -13,8 +13,7 @@ class ResidualBlock(nn.Module):
         self.down = nn.Linear(hidden, stream)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.down(torch.relu(self.up(x)))
-        return result
+        return x + self.down(torch.relu(self.up(x)))
 
 
 class ResidualMLP(nn.Module):
@@ -41,5 +40,4 @@ class ResidualMLP(nn.Module):
         x = self.embed(x.flatten(1))
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(x)
-        return logits
+        return self.head(x)

@@ -1,5 +1,8 @@
 """Residual networks: ResNet20 for small images, with the variants that papers on matching use, and ResNet50."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
@@ -50,15 +53,15 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.act(self.norm1(self.conv1(x)))
-        result: Tensor = self.act(self.norm2(self.conv2(out)) + self.shortcut(x))
-        return result
+        return self.act(self.norm2(self.conv2(out)) + self.shortcut(x))
 
 
 class Bottleneck(nn.Module):
     """1 x 1, 3 x 3 (with the stride) and 1 x 1 convolutions with batch normalization, and a shortcut."""
 
-    def __init__(self, in_channels: int, channels: int, out_channels: int, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
+        channels = out_channels // 4
         self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
@@ -75,25 +78,41 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.act(self.norm1(self.conv1(x)))
         out = self.act(self.norm2(self.conv2(out)))
-        result: Tensor = self.act(self.norm3(self.conv3(out)) + self.shortcut(x))
-        return result
+        return self.act(self.norm3(self.conv3(out)) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
-    """A stem, stages of blocks, the mean over positions and a linear classifier."""
+    """A stem, stages of blocks, the mean over positions and a linear classifier.
 
-    def __init__(self, stem: nn.Module, stages: list[nn.Module], features: int, classes: int) -> None:
+    Args:
+        stem: What comes first.
+        channels: Of the stem, and of each stage; all stages but the first halve the height and the width.
+        counts: Number of blocks in each stage.
+        block: Makes a block from its channels, in and out, and its stride.
+        classes: Number of outputs.
+    """
+
+    def __init__(
+        self,
+        stem: nn.Module,
+        channels: Sequence[int],
+        counts: Sequence[int],
+        block: Callable[[int, int, int], nn.Module],
+        classes: int,
+    ) -> None:
         super().__init__()
         self.stem = stem
-        self.stages = nn.ModuleList(stages)
-        self.fc = nn.Linear(features, classes)
+        self.stages = nn.ModuleList()
+        for k, ((before, after), count) in enumerate(zip(pairwise(channels), counts, strict=True)):
+            first = block(before, after, 2 if k > 0 else 1)
+            self.stages.append(nn.Sequential(first, *(block(after, after, 1) for _ in range(1, count))))
+        self.fc = nn.Linear(channels[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for stage in self.stages:
             x = stage(x)
-        result: Tensor = self.fc(x.mean((-2, -1)))
-        return result
+        return self.fc(x.mean((-2, -1)))
 
 
 def resnet20(
@@ -120,19 +139,11 @@ def resnet20(
     References:
         He et al. (2016), section 4.2.
     """
-    channels = [16 * width, 32 * width, 64 * width]
+    channels = [16 * width, 16 * width, 32 * width, 64 * width]
     conv = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=norm == "none")
     stem = nn.Sequential(conv, NORMS[norm](channels[0], groups), nn.Identity() if has_activation(norm) else nn.ReLU())
-    stages: list[nn.Module] = []
-    before = channels[0]
-    for k, after in enumerate(channels):
-        stage = nn.Sequential()
-        for i in range(blocks):
-            stride = 2 if k > 0 and i == 0 else 1
-            stage.append(BasicBlock(before, after, stride, norm, groups, shortcut))
-            before = after
-        stages.append(stage)
-    return ResNet(stem, stages, before, classes)
+    block = partial(BasicBlock, norm=norm, groups=groups, shortcut=shortcut)
+    return ResNet(stem, channels, (blocks, blocks, blocks), block, classes)
 
 
 def resnet50(
@@ -149,13 +160,4 @@ def resnet50(
         nn.ReLU(),
         nn.MaxPool2d(3, 2, padding=1),
     )
-    stages: list[nn.Module] = []
-    before = width
-    for k, count in enumerate(blocks):
-        channels = width * 2**k
-        stage = nn.Sequential()
-        for i in range(count):
-            stage.append(Bottleneck(before, channels, 4 * channels, 2 if k > 0 and i == 0 else 1))
-            before = 4 * channels
-        stages.append(stage)
-    return ResNet(stem, stages, before, classes)
+    return ResNet(stem, [width, *(4 * width * 2**k for k in range(len(blocks)))], blocks, Bottleneck, classes)

@@ -58,8 +58,7 @@ class Siren(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers[:-1]:
             x = torch.sin(self.omega * layer(x))
-        result: Tensor = self.layers[-1](x)
-        return result
+        return self.layers[-1](x)
 
 
 def plain_population(module: Siren, count: int, *, generator: torch.Generator) -> Params:

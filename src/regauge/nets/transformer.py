@@ -49,17 +49,14 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in self._projections)
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
         if self.is_rotary:
             q, k = rotary(q), rotary(k)
         is_grouped = q.shape[1] != k.shape[1]
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal, enable_gqa=is_grouped)
-        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return result
-
-    @property
-    def _projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-        return self.query, self.key, self.value
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 def rotary(x: Tensor, base: float = 10_000.0) -> Tensor:
@@ -80,8 +77,7 @@ class FeedForward(nn.Module):
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down(functional.gelu(self.up(x)))
-        return result
+        return self.down(functional.gelu(self.up(x)))
 
 
 class GatedFeedForward(nn.Module):
@@ -97,8 +93,7 @@ class GatedFeedForward(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
-        return result
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
@@ -113,8 +108,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        result: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
-        return result
+        return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class GPT(nn.Module):
@@ -141,8 +135,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens) + self.positions[: tokens.shape[1]]
-        logits: Tensor = self.head(self.norm(self.blocks(x)))
-        return logits
+        return self.head(self.norm(self.blocks(x)))
 
 
 class Llama(nn.Module):
@@ -173,8 +166,7 @@ class Llama(nn.Module):
         self.head = nn.Linear(width, symbols, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.norm(self.blocks(self.embedding(tokens))))
-        return logits
+        return self.head(self.norm(self.blocks(self.embedding(tokens))))
 
 
 def rms_norm(width: int) -> nn.RMSNorm:
@@ -224,8 +216,7 @@ class ViT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.start.expand(len(x), -1, -1), x], 1) + self.positions
-        logits: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
-        return logits
+        return self.head(self.norm(self.blocks(x))[:, 0])
 
 
 def initialize_transformer(module: GPT | Llama | ViT, generator: torch.Generator) -> Params:

@@ -22,8 +22,7 @@ class TimeEmbedding(nn.Module):
         steps = torch.arange(half, dtype=self.expand.weight.dtype, device=time.device)
         angles = time[:, None].to(steps.dtype) * torch.exp(-math.log(10_000) * steps / half)
         waves = torch.cat([angles.cos(), angles.sin()], -1)
-        result: Tensor = self.project(functional.silu(self.expand(waves)))
-        return result
+        return self.project(functional.silu(self.expand(waves)))
 
 
 class ResBlock(nn.Module):
@@ -41,8 +40,7 @@ class ResBlock(nn.Module):
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         inner = self.conv1(functional.silu(self.norm1(x)))
         inner = inner + self.time(functional.silu(embedding))[:, :, None, None]
-        result: Tensor = self.shortcut(x) + self.conv2(functional.silu(self.norm2(inner)))
-        return result
+        return self.shortcut(x) + self.conv2(functional.silu(self.norm2(inner)))
 
 
 class Attention(nn.Module):
@@ -63,8 +61,7 @@ class Attention(nn.Module):
             for layer, t in ((self.query, x), (self.key, source), (self.value, source))
         )
         mixed = functional.scaled_dot_product_attention(query, key, value)
-        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return result
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class TransformerBlock(nn.Module):
@@ -85,8 +82,7 @@ class TransformerBlock(nn.Module):
         if self.norm2 is not None and self.cross is not None:
             x = x + self.cross(self.norm2(x), context)
         value, gate = self.expand(self.norm3(x)).chunk(2, -1)
-        result: Tensor = x + self.project(value * functional.gelu(gate))
-        return result
+        return x + self.project(value * functional.gelu(gate))
 
 
 class SpatialTransformer(nn.Module):
@@ -103,8 +99,7 @@ class SpatialTransformer(nn.Module):
         tokens = self.proj_in(self.norm(x).flatten(2).transpose(1, 2))
         for block in self.blocks:
             tokens = block(tokens, context)
-        result: Tensor = x + self.proj_out(tokens).transpose(1, 2).unflatten(2, x.shape[2:])
-        return result
+        return x + self.proj_out(tokens).transpose(1, 2).unflatten(2, x.shape[2:])
 
 
 class UNet(nn.Module):
@@ -193,10 +188,8 @@ class UNet(nn.Module):
                 x = _attend(self.up_attention[i], x, context)
             if k < self.levels - 1:
                 x = self.grow[k](functional.interpolate(x, scale_factor=2.0, mode="nearest"))
-        result: Tensor = self.head(functional.silu(self.norm(x)))
-        return result
+        return self.head(functional.silu(self.norm(x)))
 
 
 def _attend(block: nn.Module, x: Tensor, context: Tensor | None) -> Tensor:
-    result: Tensor = block(x, context) if isinstance(block, SpatialTransformer) else x
-    return result
+    return block(x, context) if isinstance(block, SpatialTransformer) else x

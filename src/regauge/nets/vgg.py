@@ -62,8 +62,7 @@ class VGG(nn.Module):
         self.classifier.append(nn.Linear(before, classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.classifier(self.features(x).flatten(1))
-        return result
+        return self.classifier(self.features(x).flatten(1))
 
 
 def vgg16(
