@@ -21,28 +21,17 @@ class Layer:
 
     `value = weight x + bias`: multiplying the weight along its axis by c and replacing the bias by c bias + d turns
     the value of a unit into c value + d.
-
-    Attributes:
-        name: The weight's name without ".weight".
-        weight: Name of the weight.
-        weight_axis: Its axis of units.
-        bias: Name of the bias; None if there is none, or none of its own.
-        value: Name of the value, bias included.
-        axis: The axis of units of the value, from the end.
-        normalized: Name of the value after batch normalization, where nothing else reads the value.
-        is_interior: Whether another layer reads what comes of the value; the last layer's is an output.
-        depth: Number of interior layers without batch normalization on the way to the value, itself included.
     """
 
-    name: str
-    weight: str
-    weight_axis: int
-    bias: str | None
-    value: str
-    axis: int
-    normalized: str | None
-    is_interior: bool
-    depth: int
+    name: str  # of the weight, without ".weight"
+    weight: str  # name of the weight
+    weight_axis: int  # its axis of units
+    bias: str | None  # name of the bias; None if there is none, or none of its own
+    value: str  # name of the value that it makes, bias included
+    axis: int  # the axis of units of the value, from the end
+    normalized: str | None  # name of the value after batch normalization, where nothing else reads the value
+    is_interior: bool  # whether another layer reads what comes of the value; the last layer's is an output
+    depth: int  # interior layers without batch normalization on the way to the value, itself included
 
     @property
     def is_repaired(self) -> bool:

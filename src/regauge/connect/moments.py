@@ -21,18 +21,13 @@ from regauge.discovery.trace import trace
 class Moments:
     """Running mean and variance of every unit, float64; batches are merged pairwise.
 
-    Attributes:
-        count: Number of samples so far.
-        mean: `[units]`.
-        squares: Sums of squared deviations from it, `[units]`.
-
     References:
         Chan, Golub and LeVeque (1983), equations 1.5 and 3.1.
     """
 
-    count: int = 0
-    mean: Tensor = field(default_factory=lambda: torch.zeros(()))
-    squares: Tensor = field(default_factory=lambda: torch.zeros(()))
+    count: int = 0  # samples so far
+    mean: Tensor = field(default_factory=lambda: torch.zeros(()))  # `[units]`
+    squares: Tensor = field(default_factory=lambda: torch.zeros(()))  # sums of squared deviations from it, `[units]`
 
     def update(self, values: Tensor) -> None:
         """Take in one batch, `[units, samples]`."""
@@ -57,13 +52,8 @@ class Moments:
 class Statistics:
     """A module with data: measures the layers of networks of its architecture.
 
-    Values are taken over examples, positions and tokens alike. Networks run in float32, or in float64 if one of
-    them is, in evaluation mode.
-
-    Args:
-        module: How to run parameters; its own are not used.
-        batches: Inputs, or tuples of positional or mappings of keyword inputs; they are read several times.
-        networks: All that will be measured, for their precision.
+    Values are taken over examples, positions and tokens alike. Networks run in float32, or in float64 if one of those
+    that will be measured is, in evaluation mode. Batches are read several times.
 
     Raises:
         TraceError: The module cannot be traced.

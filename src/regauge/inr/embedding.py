@@ -60,13 +60,6 @@ class CodeDecoder(nn.Module):
     The point comes as (x, sin(2^k x), cos(2^k x)) for k below `octaves`. The input comes again, through a layer of its
     own, halfway.
 
-    Args:
-        coordinates: Number of coordinates of a point.
-        outputs: Number of outputs of the signal.
-        code: Length of a code.
-        width: Units of every layer.
-        octaves: Frequencies of each coordinate.
-
     References:
         De Luigi et al. (2023), section 3 and appendix: 2,165,249 parameters for points in space.
     """

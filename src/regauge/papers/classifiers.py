@@ -19,17 +19,11 @@ DISTANCE, SECONDS = Quantity("weight distance", 2), Quantity("CPU s", 2)
 
 @dataclass(frozen=True)
 class ClassifierWay(Way):
-    """A row of a comparison of classifiers.
+    """A row of a comparison of classifiers."""
 
-    Attributes:
-        batch: Images per batch of what the method reads.
-        examples: Number of training images that the method reads; all unless given.
-        paper: Printed numbers of the paper, by quantity.
-    """
-
-    batch: int = 1000
-    examples: int | None = None
-    paper: Mapping[str, str] = field(default_factory=dict)
+    batch: int = 1000  # images per batch of what the method reads
+    examples: int | None = None  # training images that the method reads; all unless given
+    paper: Mapping[str, str] = field(default_factory=dict)  # printed numbers of the paper, by quantity
 
 
 @dataclass(frozen=True)

@@ -39,20 +39,13 @@ class Run:
     A file is named after the settings that it depends on, and appears only when it is complete. So an interrupted run
     continues where it stopped, and steps with other settings do not get in its way. Several processes that run the same
     experiment in the same folder share its steps: each takes them in an order of its own.
-
-    Attributes:
-        scale: Size of the experiment: a test in seconds, for a laptop, or as in the paper.
-        seed: Seed of all chance.
-        folder: Where networks and finished steps are kept.
-        progress: Shows progress.
-        name: Beginning of the names of the run's result files.
     """
 
-    scale: Scale
-    seed: int
-    folder: Path
+    scale: Scale  # size of the experiment: a test in seconds, for a laptop, or as in the paper
+    seed: int  # of all chance
+    folder: Path  # where networks and finished steps are kept
     progress: Progress = no_progress
-    name: str = "result"
+    name: str = "result"  # beginning of the names of the run's result files
 
     def generator(self, *names: object) -> torch.Generator:
         """A generator for one purpose, the same in every run with this seed."""

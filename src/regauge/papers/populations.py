@@ -62,29 +62,17 @@ class Examples:
 
 @dataclass(frozen=True, repr=False)
 class Population:
-    """Networks of one architecture, trained on the same examples from different seeds.
+    """Networks of one architecture, trained on the same examples from different seeds."""
 
-    Attributes:
-        data: The examples, in words.
-        architecture: In words; networks are stored under it.
-        make: Builds the module.
-        training: Settings of the training of each.
-        examples: Number of training examples: the first of the data set; all unless given.
-        normalization: Mean and standard deviation that the pixels of images are normalized with.
-        load: Reads the examples; the images of the name `data` unless given.
-        initialize: Draws the parameters at the start.
-        is_bfloat16: Whether networks are trained in bfloat16; weights and their updates remain float32.
-    """
-
-    data: str
-    architecture: str
-    make: Callable[[], Any] = field(compare=False)
+    data: str  # the examples, in words
+    architecture: str  # in words; networks are stored under it
+    make: Callable[[], Any] = field(compare=False)  # builds the module
     training: Training
-    examples: int | None = None
-    normalization: tuple[float, float] = (0.0, 1.0)
-    load: Callable[[], Examples] | None = field(default=None, compare=False)
+    examples: int | None = None  # training examples: the first of the data set; all unless given
+    normalization: tuple[float, float] = (0.0, 1.0)  # mean and standard deviation of pixels in [0, 1]
+    load: Callable[[], Examples] | None = field(default=None, compare=False)  # reads others than the images `data`
     initialize: Callable[[Any, torch.Generator], Params] = field(default=initialize, compare=False)
-    is_bfloat16: bool = False
+    is_bfloat16: bool = False  # whether networks are trained in it; weights and their updates remain float32
 
     def __repr__(self) -> str:
         fields = f"data={self.data!r}, architecture={self.architecture!r}, training={name_training(self.training)}"

@@ -37,19 +37,12 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Row:
-    """One method.
-
-    Attributes:
-        label: Its name.
-        values: For each quantity that was measured, one number per seed and pair.
-        paper: For each quantity that the paper reports, its printed number.
-        curve: Mean of a metric along the line between two networks: rows with "t" and "loss".
-    """
+    """One method."""
 
     label: str
-    values: Mapping[str, Values]
-    paper: Mapping[str, str] = field(default_factory=dict)
-    curve: Line = ()
+    values: Mapping[str, Values]  # of each quantity that was measured
+    paper: Mapping[str, str] = field(default_factory=dict)  # the printed number of each quantity that the paper reports
+    curve: Line = ()  # mean over pairs
 
     @classmethod
     def of(
@@ -77,25 +70,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The outcome of an experiment.
+    """The outcome of an experiment."""
 
-    Attributes:
-        title: What was measured.
-        notes: How, in sentences: data, networks, training, and every departure from the paper.
-        quantities: The columns.
-        rows: The methods.
-        loss: What the curves of the rows show, in words.
-        pictures: Further pictures, by the names of their files.
-        strips: Files of what networks on paths show, written by `save_strips`, by name.
-    """
-
-    title: str
-    notes: tuple[str, ...]
-    quantities: tuple[Quantity, ...]
-    rows: tuple[Row, ...]
-    loss: str = ""
-    pictures: Mapping[str, Picture] = field(default_factory=dict)
-    strips: Mapping[str, Path] = field(default_factory=dict)
+    title: str  # what was measured
+    notes: tuple[str, ...]  # how, in sentences: data, networks, training, and every departure from the paper
+    quantities: tuple[Quantity, ...]  # the columns
+    rows: tuple[Row, ...]  # the methods
+    loss: str = ""  # what the curves of the rows show, in words
+    pictures: Mapping[str, Picture] = field(default_factory=dict)  # further pictures, by the names of their files
+    strips: Mapping[str, Path] = field(default_factory=dict)  # files that `save_strips` wrote, by name
 
     def header(self) -> list[str]:
         """Titles of the columns of `cells`."""

@@ -48,15 +48,10 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class TransformerWay(Way):
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        after: The row whose aligned network it starts from; the trained one unless given.
-        is_folded: Whether the gains of both networks are folded first, so that the stream can be rotated.
-    """
-
-    after: str | None = None
-    is_folded: bool = False
+    after: str | None = None  # the row whose aligned network it starts from; the trained one unless given
+    is_folded: bool = False  # whether the gains of both networks are folded first, so that the stream can be rotated
 
 
 @dataclass(frozen=True)

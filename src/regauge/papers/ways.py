@@ -43,19 +43,12 @@ def permutations_only(symmetry: Symmetry) -> Symmetry:
 
 @dataclass(frozen=True)
 class Way:
-    """A row of a table: how the second network of a pair is aligned. Results are kept by label and method.
-
-    Attributes:
-        label: Its name in the table.
-        method: The method of alignment; None leaves the network as it is.
-        restrict: Takes the symmetry to the part of it that is used.
-        is_repaired: Whether the networks between the ends are repaired.
-    """
+    """A row of a table: how the second network of a pair is aligned. Results are kept by label and method."""
 
     label: str
-    method: Method | None = None
-    restrict: Restrict = field(default=whole, repr=False)
-    is_repaired: bool = False
+    method: Method | None = None  # None leaves the network as it is
+    restrict: Restrict = field(default=whole, repr=False)  # to the part that is used
+    is_repaired: bool = False  # whether the networks between the ends are repaired
 
     def align(
         self, a: Params, b: Params, symmetry: Symmetry, task: rg.Task, generator: torch.Generator

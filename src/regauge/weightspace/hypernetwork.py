@@ -25,15 +25,6 @@ class RowDecoder(nn.Module):
     The products begin with root mean square `size`, nearly uncorrelated between rows, and have at most rank `hidden`.
     It is one linear layer from the code to all numbers, with its bias, whose matrix is made by a smaller network.
 
-    Args:
-        rows: Rows of the matrix.
-        columns: Columns of the matrix.
-        code: Length of the code.
-        embedding: Length of the embeddings of rows.
-        hidden: Units.
-        size: Root mean square of the products at the start.
-        generator: Draws the initialization.
-
     References:
         Ha et al. (2017), section 3.1: weights from learned embeddings of their place.
     """

@@ -41,15 +41,12 @@ class GridSignal:
 class ShapeSignal:
     """A point cloud, or a mesh, in the unit ball.
 
-    Attributes:
-        vertices: Vertices of the mesh, or the points, `[n, 3]`.
-        faces: Numbers of vertices, `[faces, 3]`; None for points.
-        to: Whether distances are to points (drawn from the surface of a mesh), or to the mesh; None is to points
-            where they have no sign, and to the mesh where they have one.
+    Distances are to points (drawn from the surface of a mesh), or to the mesh; unless `to` says it, to points where
+    they have no sign, and to the mesh where they have one.
     """
 
-    vertices: Tensor
-    faces: Tensor | None
+    vertices: Tensor  # or points, `[n, 3]`
+    faces: Tensor | None  # numbers of vertices, `[faces, 3]`; None for points
     to: Literal["points", "mesh"] | None = None
 
     def field(self, inr: Inr, *, generator: torch.Generator) -> Field:
@@ -134,12 +131,6 @@ def read_image(path: str | Path) -> Tensor:
 
 def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: torch.Generator) -> Samples:
     """Samples of any signal: all pixels, all cells, or queries of the field of a shape.
-
-    Args:
-        signal: The signal to be learned.
-        inr: The network that learns it.
-        queries: Numbers of points at which a shape is evaluated.
-        generator: Random generator.
 
     Raises:
         ValueError: The network does not represent such a signal.

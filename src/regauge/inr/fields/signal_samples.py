@@ -87,15 +87,7 @@ EVALUATION = Queries(5_000, 4_000, 500, 500)
 
 
 def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generator) -> Tensor:
-    """Points for a surface that is given by points of it.
-
-    Args:
-        surface: `[points, 3]`.
-        queries: Numbers of points and their distances from the surface.
-        generator: Random generator.
-
-    Returns:
-        `[queries.total, 3]`, near ones first, uniform ones last, clipped to the cube; in the dtype of the surface.
+    """Points around those of a surface `[points, 3]`: near ones first, uniform ones last, clipped to the cube.
 
     Raises:
         ValueError: The surface has no points.

@@ -13,16 +13,7 @@ PORTION = 2**11
 
 
 def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Tensor) -> Tensor:
-    """The network's outputs, without gradients.
-
-    Args:
-        network: The module or INR that runs the parameters.
-        params: Parameters of one network, or of a population with a leading model axis.
-        points: `[points, in]`.
-
-    Returns:
-        `[points, out]`, of a population `[models, points, out]`, in the dtype and on the device of the parameters.
-    """
+    """The outputs at `[points, in]`, without gradients: `[points, out]`, of a population `[models, points, out]`."""
     module = module_of(network)
     is_many = is_population(module, params)
     like = next(iter(params.values()))

@@ -13,17 +13,11 @@ THRESHOLD = 0.01
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of two point clouds: P (reconstructed) and Q (the reference).
+    """Agreement of two point clouds: P (reconstructed) and Q (the reference)."""
 
-    Attributes:
-        chamfer: `mean over P of min |p - q|^2 + mean over Q of min |q - p|^2`: squared distances, means, their sum.
-        precision: Share of P within the threshold of Q.
-        recall: Share of Q within the threshold of P.
-    """
-
-    chamfer: float
-    precision: float
-    recall: float
+    chamfer: float  # `mean over P of min |p - q|^2 + mean over Q of min |q - p|^2`: squared distances, means, their sum
+    precision: float  # share of P within the threshold of Q
+    recall: float  # share of Q within the threshold of P
 
     @property
     def f_score(self) -> float:

@@ -42,19 +42,13 @@ class Detail:
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """Networks along a path.
+    """Networks along a path: their positions, losses, renderings, and histograms of labels.
 
-    Attributes:
-        label: Name of the path: how its second end was aligned.
-        signal: Signal that the networks represent.
-        ts: Positions on the path, from 0 to 1.
-        losses: Losses at these positions.
-        pictures: Renderings of the networks.
-        counts: For each network the numbers of labels (the sigmoids of its outputs) in equal parts of [0, 1],
-            `[networks, bins]`; None for images, and where no points were asked.
+    Labels are the sigmoids of outputs; their numbers are counted in equal parts of [0, 1], `[networks, bins]`, but for
+    images, and where no points were asked.
     """
 
-    label: str
+    label: str  # how the second end of the path was aligned
     signal: Signal
     ts: tuple[float, ...]
     losses: tuple[float, ...]

@@ -28,23 +28,14 @@ Kind = Literal["mlp", "filter", "layer"]
 
 @dataclass(frozen=True, repr=False)
 class Family:
-    """Posteriors of networks of one architecture on the same images, inferred from different seeds.
+    """Posteriors of networks of one architecture on the same images, inferred from different seeds."""
 
-    Attributes:
-        data: The images, with pixels in [0, 1] unless they are normalized.
-        kind: Kind of the networks.
-        width: Units of each of the three hidden layers of an MLP, or channels in units of 16 of a residual network.
-        inference: Settings of variational inference; `Training` finds a point instead.
-        examples: Number of training images: the first of the data set.
-        blocks: Residual blocks of each stage.
-    """
-
-    data: DataName
+    data: DataName  # the images, with pixels in [0, 1] unless they are normalized
     kind: Kind
-    width: int
-    inference: Variational | Training
-    examples: int
-    blocks: int = 3
+    width: int  # units of the three hidden layers of an MLP, or channels in units of 16 of a residual network
+    inference: Variational | Training  # settings of variational inference; `Training` finds a point instead
+    examples: int  # training images: the first of the data set
+    blocks: int = 3  # residual blocks of each stage
 
     def __repr__(self) -> str:
         fields = f"data={self.data!r}, kind={self.kind!r}, width={self.width}, inference={self.settings}"

@@ -19,6 +19,7 @@ from regauge.papers.shapes.study import Shape, Study, networks
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.ways import Way, permutations_only, without_shifts
 
+View = Callable[[Params, Params], tuple[Params, Params]]
 READ = 10_000
 """Samples that methods and repair read."""
 QUANTITIES = (
@@ -34,17 +35,14 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class ShapeWay(Way):
-    """A row of a comparison of networks of shapes.
+    """A row of a comparison of networks of shapes: the second is from the same start or another one, or hidden.
 
-    Attributes:
-        second: The second network: from the same start, that moved by a hidden element, or from another start.
-        view: The form in which the method sees two networks; the element that it finds moves the network itself.
-        pruned: Share of the parameters of both networks, the smallest ones, that are set to zero.
+    A hidden one is from the same start and moved by a random element of the whole group.
     """
 
     second: Literal["same", "hidden", "other"] = "other"
-    view: Callable[[Params, Params], tuple[Params, Params]] | None = field(default=None, repr=False)
-    pruned: float = 0.0
+    view: View | None = field(default=None, repr=False)  # the networks as the method sees them, to find the element
+    pruned: float = 0.0  # share of the parameters of both networks, the smallest ones, that are set to zero
 
     def count(self, study: Study) -> int:
         """Number of pairs: one network from the same start for each shape, but several from starts of their own."""

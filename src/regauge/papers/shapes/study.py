@@ -58,23 +58,14 @@ class Study:
 
 @dataclass(frozen=True)
 class Shape:
-    """The networks of one shape, and the data that they are judged by and read.
-
-    Attributes:
-        name: Name of the shape.
-        study: The settings of all networks.
-        run: Draws the data.
-        first: The network from the shared start.
-        same: A network from the shared start, fitted to other points of the shape.
-        others: Networks from starts of their own, fitted to the same points as `same`.
-    """
+    """The networks of one shape, and the data that they are judged by and read."""
 
     name: str
-    study: Study
-    run: Run
-    first: Params
-    same: Params
-    others: tuple[Params, ...]
+    study: Study  # the settings of all networks
+    run: Run  # draws the data
+    first: Params  # the network from the shared start
+    same: Params  # one from the shared start, fitted to other points of the shape
+    others: tuple[Params, ...]  # networks from starts of their own, fitted to the same points as `same`
 
     def prune(self, share: float) -> "Shape":
         """Set the smallest parameters of every network to zero, that share of all of a network."""
