@@ -127,7 +127,7 @@ def _misname(folder: Path) -> str:
 def _reshape(folder: Path) -> str:
     shutil.rmtree(folder)
     _sharded(_params(1, width=20), folder)
-    return "'down.weight' has shape (4, 24) in"
+    return "'down.weight' has shape (4, 20) in"
 
 
 def _retype(folder: Path) -> str:

@@ -18,13 +18,7 @@ VERSION = 1
 
 
 class TensorSpec(NamedTuple):
-    """One tensor of a network.
-
-    Attributes:
-        name: Its key in the state dictionary.
-        shape: Its shape in one network, without a model axis.
-        dtype: The dtype of its values.
-    """
+    """One tensor of a network: its key in the state dictionary, its shape without a model axis, and its dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -185,12 +179,9 @@ def _call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
     variadic = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
     rest = dict(settings)
     values = rest.pop(variadic, ()) if variadic is not None else ()
-    before = [rest.pop(p.name) for p in parameters if _is_positional(p) and p.name in rest and values]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    before = [rest.pop(p.name) for p in parameters if p.kind in positional and p.name in rest and values]
     return function(*before, *values, **rest)
-
-
-def _is_positional(parameter: inspect.Parameter) -> bool:
-    return parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -23,12 +23,9 @@ BLOCK_BYTES = 64 * 2**20
 
 
 class Batch(NamedTuple):
-    """Some networks of an epoch.
+    """Some networks of an epoch: their numbers in the store or the population, `[networks]`, and stacked parameters.
 
-    Attributes:
-        indices: Their numbers in the store or the population, `[networks]`: `store.rows["loss"][batch.indices]` is
-            what is known about them.
-        params: Stacked parameters.
+    What is known about them is in the rows of the store, such as `store.rows["loss"][batch.indices]`.
     """
 
     indices: NDArray[np.int64]

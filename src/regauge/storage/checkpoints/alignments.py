@@ -24,12 +24,7 @@ IN_FOLDER = "regauge" + SUFFIX
 
 @dataclass(frozen=True)
 class Alignment:
-    """An element and the symmetry that it belongs to.
-
-    Attributes:
-        symmetry: Groups and where they act.
-        element: What moved network B next to network A: `symmetry.act(element, params_b)`.
-    """
+    """What moved network B next to network A, `symmetry.act(element, params_b)`, and the symmetry it belongs to."""
 
     symmetry: Symmetry
     element: Element

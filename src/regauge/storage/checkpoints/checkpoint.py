@@ -17,7 +17,7 @@ from regauge.core.params import Params
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.headers import StoredTensor, read_header
 from regauge.storage.checkpoints.locating import locate, shards_of
-from regauge.storage.checkpoints.names import shorten
+from regauge.storage.checkpoints.names import match, shorten
 from regauge.storage.checkpoints.torch_files import TORCH_SUFFIXES, load_torch_file
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, save
 
@@ -39,18 +39,11 @@ class Checkpoint(Mapping[str, Tensor]):
     It is a mapping from names to tensors. Those of safetensors files are read anew whenever they are asked for, until
     `params` reads them all; torch files are read as a whole when they are opened, with `weights_only=True`.
 
-    Args:
+    Attributes:
         label: What messages call it: the path that the user gave.
         path: The file, or the index of the shards.
-        stored: Where every tensor lies, by name.
+        stored: Where every tensor lies, by name: names, dtypes and order of what `write` writes.
         metadata: The strings in the header of each file.
-        params: All tensors, where they are in memory.
-
-    Attributes:
-        label: See above.
-        path: See above.
-        stored: See above; names, dtypes and order of what `write` writes.
-        metadata: See above.
         read_so_far: What was read from the disk.
     """
 
@@ -274,26 +267,14 @@ def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
     Raises:
         ValueError: Names, shapes or dtypes differ; the sentence names the first tensor.
     """
-    first = checkpoints[0]
-    for other in checkpoints[1:]:
-        for one, lacking in ((first, other), (other, first)):
-            absent = [name for name in one.stored if name not in lacking.stored]
-            if absent:
-                raise ValueError(
-                    f"{lacking.label} lacks {absent[0]!r} ({len(absent)} tensors in all), which {one.label} has; give "
-                    "checkpoints of the same architecture"
-                )
+    first, *others = checkpoints
+    for other in others:
+        match(other.on_meta(), first.on_meta(), other.label, first.label)
         for name, tensor in first.stored.items():
-            there = other.stored[name]
-            if there.shape != tensor.shape:
+            if other.stored[name].dtype != tensor.dtype:
                 raise ValueError(
-                    f"{name!r} has shape {tensor.shape} in {first.label} and {there.shape} in {other.label}; give "
-                    "checkpoints of the same architecture"
-                )
-            if there.dtype != tensor.dtype:
-                raise ValueError(
-                    f"{name!r} is {tensor.dtype} in {first.label} and {there.dtype} in {other.label}; convert one of "
-                    "them, so that the output has one dtype"
+                    f"{name!r} is {tensor.dtype} in {first.label} and {other.stored[name].dtype} in {other.label}; "
+                    "convert one of them, so that the output has one dtype"
                 )
 
 

@@ -13,12 +13,9 @@ PAGES = Path("/proc/self/statm")
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Bytes that work may hold.
+    """Bytes that work may hold, above `base`: what the process held before, such as the interpreter and its libraries.
 
-    Attributes:
-        nbytes: The limit.
-        base: What the process held when the limit began to count, such as the interpreter and its libraries; what it
-            holds when work begins, unless given.
+    Unless `base` is given, that is what the process holds when work begins.
     """
 
     nbytes: int

@@ -8,7 +8,7 @@ from torch import Tensor
 from regauge.core.params import Params
 
 
-def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: str) -> Params:
+def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: str, model: str = "the model") -> Params:
     """The parameters of a checkpoint under exactly the names of a model's `state_dict()`.
 
     Tied parameters are often stored once; they are filled in under their other names.
@@ -18,6 +18,7 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
         expected: The `state_dict()` of the model, possibly on the meta device (where only one of tied names
             needs to be in the checkpoint as well).
         label: What the error calls the checkpoint.
+        model: What it calls the model.
 
     Returns:
         The parameters in the model's order. Dtypes stay those of the checkpoint.
@@ -38,17 +39,14 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
             result[name] = params[owner]
     unexpected = [name for name in params if name not in expected]
     if missing or unexpected:
-        parts = []
-        if missing:
-            parts.append(f"{label} lacks {shorten(missing)}, which the model has")
-        if unexpected:
-            parts.append(f"{label} has {shorten(unexpected)}, which the model lacks")
-        raise ValueError(f"{'; '.join(parts)}; give the checkpoint and the model of the same architecture")
+        parts = [f"{label} lacks {shorten(missing)}, which {model} has"] if missing else []
+        parts += [f"{label} has {shorten(unexpected)}, which {model} lacks"] if unexpected else []
+        raise ValueError(f"{'; '.join(parts)}; give networks of one architecture")
     for name, tensor in expected.items():
         if result[name].shape != tensor.shape:
             raise ValueError(
-                f"{name!r} has shape {tuple(result[name].shape)} in {label}, but {tuple(tensor.shape)} in the model; "
-                "give the checkpoint and the model of the same architecture"
+                f"{name!r} has shape {tuple(result[name].shape)} in {label}, but {tuple(tensor.shape)} in {model}; "
+                "give networks of one architecture"
             )
     return result
 

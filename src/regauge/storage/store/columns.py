@@ -34,13 +34,9 @@ def narrow(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Column:
-    """The values of one name in some rows.
+    """The values of one name in some rows, `[rows]` or a single one that all share.
 
-    Attributes:
-        kind: The kind of the values.
-        values: `[rows]`; codes for kind `json`; one entry where all rows have the same value.
-        null: Whether a row has no value, `[rows]`; None where all have one.
-        distinct: The values that codes of kind `json` stand for.
+    `null` says which rows have no value, where some have none; values of kind `json` are codes into `distinct`.
     """
 
     kind: Kind

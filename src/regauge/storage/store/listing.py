@@ -100,12 +100,7 @@ class Listing:
 
 
 def resolve(indices: Iterable[int] | slice | Array, count: int, what: str = "the store") -> Indices:
-    """Numbers of networks from numbers, a slice or a mask, `[networks]`.
-
-    Args:
-        indices: Numbers from 0, a slice, or a mask with a truth value for every network.
-        count: Number of all networks.
-        what: Their name in errors.
+    """Numbers of networks, `[networks]`, from numbers, a slice, or a mask with a truth value for each of `count`.
 
     Raises:
         IndexError: There is no network of that number, a number is not an integer, or a mask is of another length.

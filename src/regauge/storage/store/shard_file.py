@@ -153,13 +153,7 @@ def list_shards(folder: Path) -> list[Path]:
 
 
 def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Column], count: int) -> Path:
-    """Write a shard, whole or not at all.
-
-    Args:
-        path: Its final name.
-        weights: Rows of values by the names of their tensors, `[networks, values]`.
-        columns: The known values of the networks, by name.
-        count: Number of networks.
+    """Write a shard of rows of values `[networks, values]`, and of what is known of each network, whole or not at all.
 
     Raises:
         FileExistsError: Another writer has written a shard of that name; it stays, because shards never change.
@@ -186,13 +180,9 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
 
 @dataclass(frozen=True)
 class Verification:
-    """The outcome of a verification.
+    """Numbers of whole shards and of the networks in them, and the damage of each other shard, in a sentence.
 
-    Attributes:
-        shards: Number of whole shards.
-        networks: Number of networks in them.
-        damaged: The damage of each other shard, in a sentence.
-        leftovers: Files that writers did not complete. They do no harm; delete them when no process writes.
+    Leftovers are files that writers did not complete. They do no harm; delete them when no process writes.
     """
 
     shards: int
@@ -207,11 +197,7 @@ class Verification:
 
 
 def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verification:
-    """Read every shard of a store and compare the checksums; a damaged one does not stop it.
-
-    Args:
-        folder: Folder of the store.
-        progress: Shows how many shards are checked.
+    """Read every shard of the store in a folder and compare the checksums; a damaged one does not stop it.
 
     Raises:
         FileNotFoundError: There is no store.
