@@ -103,16 +103,13 @@ def summary(results: dict[str, Any]) -> Table:
     for title in ("network", "loss", "accuracy", "barrier"):
         table.add_column(title, justify="left" if title == "network" else "right")
     for model in results["models"]:
-        for letter, network in zip("ABC", model["networks"], strict=True):
-            _add(table, f"{model['name']} {letter}, seed {network['seed']}", network)
-        for key, label in (("naive", "as trained"), ("aligned", "aligned")):
-            _add(table, f"mean of A and B, {label}", model["midpoints"][key], model["barriers"][key])
-        for key, label in (("naive", "as trained"), ("aligned", "aligned")):
-            _add(table, f"all {len(model['networks'])} merged, {label}", model["merged"][key])
+        ways, barriers = {"naive": "as trained", "aligned": "aligned"}, model["barriers"]
+        rows = [
+            *((f"{model['name']} {a}, seed {n['seed']}", n, "") for a, n in zip("ABC", model["networks"], strict=True)),
+            *((f"mean of A and B, {ways[w]}", model["midpoints"][w], f"{barriers[w]:.3f}") for w in ways),
+            *((f"all {len(model['networks'])} merged, {ways[w]}", model["merged"][w], "") for w in ways),
+        ]
+        for label, values, barrier in rows:
+            table.add_row(label, f"{values['loss']:.3f}", f"{values['accuracy']:.1%}", barrier)
         table.add_section()
     return table
-
-
-def _add(table: Table, label: str, values: dict[str, float], barrier: float | None = None) -> None:
-    last = "" if barrier is None else f"{barrier:.3f}"
-    table.add_row(label, f"{values['loss']:.3f}", f"{values['accuracy']:.1%}", last)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.core.interpolation import distance, mean
 from regauge.core.params import Params
-from regauge.core.progress import Progress
+from regauge.core.progress import Advance, Progress
 from regauge.core.verification import Check
 from regauge.data.images import ImageData
 from regauge.nets.classification import Training, initialize, split_batches, train
@@ -26,16 +26,9 @@ UNITS = 12
 
 @dataclass(frozen=True)
 class Case:
-    """One architecture of the demo.
+    """One architecture of the demo, with a key for file names, and how it is trained on some of the images.
 
-    Attributes:
-        key: For file names.
-        name: For people.
-        description: One line about the layers.
-        module: How to run its parameters.
-        first: Weight of the first layer, which is drawn.
-        training: How its networks are trained.
-        examples: How many of the training images are used.
+    `first` is the weight of the first layer, which is drawn.
     """
 
     key: str
@@ -49,14 +42,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Numbers for people, tensors to draw, and files to keep.
-
-    Attributes:
-        numbers: What the report prints, ready for JSON.
-        pictures: What the report draws.
-        networks: Parameters by file name.
-        alignment: Of network B to network A.
-    """
+    """What the report prints, ready for JSON, and draws; networks by file name, and the alignment of B to A."""
 
     numbers: dict[str, Any]
     pictures: dict[str, Tensor]
@@ -69,28 +55,18 @@ def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
     generator = torch.Generator().manual_seed(seed)
     module = copy.deepcopy(case.module)  # a module must not run with two sets of parameters at the same time
     images, labels = data.train_images[: case.examples], data.train_labels[: case.examples]
-    label = f"{case.name}: training from seed {seed}"
-    start = initialize(module, generator)
-    return train(
-        module,
-        start,
-        images,
-        labels,
-        case.training,
-        generator=generator,
-        progress=lambda _, total: progress(label, total),
-    )
+    start, label = initialize(module, generator), f"{case.name}: training from seed {seed}"
+
+    def begin(_: str, total: float, /) -> Advance:
+        return progress(label, total)
+
+    return train(module, start, images, labels, case.training, generator=generator, progress=begin)
 
 
 def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, progress: Progress) -> Outcome:
-    """Find and verify the symmetry; align the second network to the first; measure the lines; merge all.
+    """Find and verify the symmetry, align the second network to the first, measure the lines on test images, and merge.
 
-    Args:
-        case: The architecture.
-        networks: Trained from `seed`, `seed + 1`, ...
-        data: Its test images give the numbers.
-        seed: Seed of the verification and of the matching.
-        progress: Shows the evaluations.
+    The networks were trained from `seed`, `seed + 1` and so on.
     """
     advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * POINTS + len(networks) + 2)
     generator = torch.Generator().manual_seed(seed)
@@ -101,11 +77,7 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
     check = symmetry.verify(module, example, generator=generator)
 
     result = rg.align(a, b, symmetry)
-    merged = {
-        "naive": mean(networks),
-        "aligned": rg.merge(networks, symmetry).params,
-    }
-
+    merged = {"naive": mean(networks), "aligned": rg.merge(networks, symmetry).params}
     judge = rg.Task(case.module, split_batches(data.test_images, data.test_labels))
 
     def evaluate(params: Params) -> dict[str, float]:
@@ -113,10 +85,8 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
         advance()
         return values
 
-    lines = {
-        "naive": rg.line(a, b, evaluate, points=POINTS),
-        "aligned": rg.line(a, result.params, evaluate, points=POINTS),
-    }
+    ends = {"naive": b, "aligned": result.params}
+    lines = {name: rg.line(a, end, evaluate, points=POINTS) for name, end in ends.items()}
     numbers = {
         "key": case.key,
         "name": case.name,
@@ -128,7 +98,8 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
         "midpoints": {name: curve.table[POINTS // 2] for name, curve in lines.items()},
         "merged": {name: evaluate(params) for name, params in merged.items()},
         "distance": {
-            when: distance(a, end, symmetry.buffers) for when, end in (("before", b), ("after", result.params))
+            when: distance(a, end, symmetry.buffers)
+            for when, end in zip(("before", "after"), ends.values(), strict=True)
         },
         "units": min(UNITS, len(a[case.first])),
         "symmetry": describe(symmetry, check),

@@ -1,6 +1,8 @@
 """`regauge inr`: networks that are signals."""
 
 import io
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from PIL import Image
@@ -34,16 +36,8 @@ RESOLUTION = 128
 
 def run(options: Options) -> None:
     """Run one of the commands."""
-    command = options.command
-    try:
-        if isinstance(command, InrFit):
-            fit_signal(command)
-        elif isinstance(command, InrRender):
-            render(command)
-        else:
-            copies(command)
-    except ImportError as error:
-        raise UsageError(str(error)) from error
+    commands: dict[type, Callable[[Any], None]] = {InrFit: fit_signal, InrRender: render, InrOrbit: copies}
+    commands[type(options.command)](options.command)
 
 
 def fit_signal(options: InrFit) -> None:

@@ -33,7 +33,8 @@ def find_task(model: Model, text: str, *, loss: str, dtype: torch.dtype) -> rg.T
     `text` names no signal there is no task.
 
     Raises:
-        UsageError: The loss is none of that signal, or a library that reads it is not installed.
+        ImportError: A library that reads it is not installed.
+        UsageError: The loss is none of that signal.
     """
     if not _is_signal(text):
         return None
@@ -41,11 +42,7 @@ def find_task(model: Model, text: str, *, loss: str, dtype: torch.dtype) -> rg.T
     inr = read_inr(model.checkpoint)
     if inr.signal == "image" and loss != "mse":
         raise UsageError("networks that are images are judged by squared errors: say --loss mse")
-    try:
-        samples = signal_samples(read_signal(text), inr, EVALUATION, generator=torch.Generator().manual_seed(0))
-    except ImportError as error:
-        raise UsageError(str(error)) from error
-    samples = samples.to(dtype)
+    samples = signal_samples(read_signal(text), inr, EVALUATION, generator=torch.Generator().manual_seed(0)).to(dtype)
     return rg.Task(model.module, [(samples.points, samples.labels)], _criterion(inr, loss))
 
 

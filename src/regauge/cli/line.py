@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 import regauge as rg
-from regauge.cli.evaluation import Judged, read
 from regauge.cli.options import Line, UsageError
 from regauge.cli.output import LOSSES, print_table, require_pictures, write_picture
 from regauge.cli.progress import show_progress
-from regauge.cli.tasks import dtype_of, task_on, with_reset
+from regauge.cli.tasks import Judged, dtype_of, read, task_on, with_reset
 from regauge.connect import Path
 from regauge.core.params import Params
 from regauge.core.progress import Advance, Progress

@@ -26,7 +26,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except (UsageError, ValueError, KeyError, OSError) as error:
+    except (UsageError, ValueError, KeyError, OSError, ImportError) as error:  # ImportError: an extra is missing
         logging.getLogger("regauge").debug("the command failed", exc_info=True)
         print(f"regauge: {sentence(error)}", file=sys.stderr)
         sys.exit(2)

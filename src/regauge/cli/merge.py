@@ -5,9 +5,8 @@ import torch
 import regauge as rg
 from regauge.alignment import Method
 from regauge.alignment.streamed.job import plan_job
-from regauge.cli.matching import configure, method_of
 from regauge.cli.options import Merge, UsageError
-from regauge.cli.streaming import read_job, show_plan, show_work
+from regauge.cli.streaming import configure, method_of, read_job, show_plan, show_work
 from regauge.cli.tasks import matching_task
 from regauge.merging.merge_record import card_path
 from regauge.merging.rules import Rule

@@ -5,7 +5,7 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,14 +32,7 @@ TOKENS = 8
 
 @dataclass(frozen=True)
 class Model:
-    """A module and what to call it with.
-
-    Attributes:
-        module: The module in evaluation mode, possibly on the meta device.
-        inputs: Positional example inputs.
-        kwargs: Keyword example inputs.
-        checkpoint: The checkpoint that says which network it is, if one does.
-    """
+    """A module in evaluation mode, its example inputs, and the checkpoint that says which network it is, if any."""
 
     module: nn.Module
     inputs: tuple[Any, ...] = ()
@@ -57,13 +50,7 @@ Values = Literal["never", "if small", "always"]
 
 
 def load_model(text: str, options: ExampleInputs, *, values: Values = "if small") -> Model:
-    """Build the model that `text` names, with example inputs.
-
-    Args:
-        text: `package.module:factory`, `file.py:factory`, a folder with config.json, or a checkpoint whose header says
-            which network it holds.
-        options: Example inputs that replace those of the model.
-        values: Whether it is built with values; "if small" leaves large folders without.
+    """Build the model that `text` names, with the example inputs of the options or else its own.
 
     Raises:
         UsageError: There is no such model, or it has no example inputs.
@@ -80,12 +67,20 @@ def load_model(text: str, options: ExampleInputs, *, values: Values = "if small"
 
 
 def load_module(text: str, *, values: Values = "if small") -> Model:
-    """Build the model that `text` names, which may have no example inputs; see `load_model`."""
+    """Build the model that `text` names, which may have no example inputs.
+
+    It is `package.module:factory`, `file.py:factory`, a folder with config.json, or a checkpoint whose header says
+    which network it holds.
+    """
     if Path(text).is_dir():
         return _from_folder(Path(text), values)
+    device = torch.device("meta") if values == "never" else nullcontext()
     if text.endswith(SUFFIX):
-        return _from_header(Checkpoint.open(text), values)
-    built = call_factory(text, "MODEL", torch.device("meta") if values == "never" else nullcontext())
+        checkpoint = Checkpoint.open(text)
+        with device:
+            module, inputs = described_networks(checkpoint).build(checkpoint, with_values=values != "never")
+        return Model(module.eval(), inputs, checkpoint=checkpoint)
+    built = call_factory(text, "MODEL", device)
     if isinstance(built, nn.Module):
         return Model(built.eval())
     if isinstance(built, tuple) and len(built) in (2, 3) and isinstance(built[0], nn.Module):
@@ -194,13 +189,6 @@ def described_networks(checkpoint: Checkpoint) -> Any:
     return importlib.import_module(DESCRIBED[kind])
 
 
-def _from_header(checkpoint: Checkpoint, values: Values) -> Model:
-    networks = described_networks(checkpoint)
-    with torch.device("meta") if values == "never" else nullcontext():
-        module, inputs = networks.build(checkpoint, with_values=values != "never")
-    return Model(module.eval(), inputs, checkpoint=checkpoint)
-
-
 def _from_folder(folder: Path, values: Values) -> Model:
     if not (folder / "config.json").is_file():
         raise UsageError(
@@ -242,22 +230,23 @@ def _folder_inputs(module: nn.Module, config: Any) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def tokens() -> Tensor:
-        vocabulary = _setting(config, ("vocab_size",), 16)
+        vocabulary = _setting(config, "vocab_size", 16)
         return torch.randint(3, max(4, vocabulary), (2, TOKENS), generator=generator).to(device)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device)
 
     main = getattr(module, "main_input_name", "input_ids")
     kwargs: dict[str, Tensor] = {}
     if main == "pixel_values" or hasattr(config, "vision_config"):
-        size = _setting(config, ("image_size",), 224)
-        sides = list(size) if isinstance(size, list | tuple) else [size, size]
-        shape = (2, _setting(config, ("num_channels",), 3), *sides)
-        kwargs["pixel_values"] = torch.randn(shape, generator=generator).to(device)
+        size = _setting(config, "image_size", 224)
+        sides = size if isinstance(size, list | tuple) else (size, size)
+        kwargs["pixel_values"] = noise(2, _setting(config, "num_channels", 3), *sides)
     if main == "input_features":
-        length = 2 * _setting(config, ("max_source_positions",), 1500)
-        shape = (1, _setting(config, ("num_mel_bins",), 80), length)
-        kwargs["input_features"] = torch.randn(shape, generator=generator).to(device)
+        frames = 2 * _setting(config, "max_source_positions", 1500)
+        kwargs["input_features"] = noise(1, _setting(config, "num_mel_bins", 80), frames)
     if main == "input_values":
-        kwargs["input_values"] = torch.randn((1, 4000), generator=generator).to(device)
+        kwargs["input_values"] = noise(1, 4000)
     if main == "input_ids":
         kwargs["input_ids"] = tokens()
     if not kwargs:
@@ -270,11 +259,7 @@ def _folder_inputs(module: nn.Module, config: Any) -> dict[str, Tensor]:
     return kwargs
 
 
-def _setting(config: Any, names: Sequence[str], default: Any) -> Any:
+def _setting(config: Any, name: str, default: Any) -> Any:
     """A setting of a configuration, or of the configuration of its vision or text part."""
-    for part in (config, getattr(config, "vision_config", None), getattr(config, "text_config", None)):
-        for name in names:
-            value = getattr(part, name, None)
-            if value is not None:
-                return value
-    return default
+    parts = (config, getattr(config, "vision_config", None), getattr(config, "text_config", None))
+    return next((found for part in parts if (found := getattr(part, name, None)) is not None), default)

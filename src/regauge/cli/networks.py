@@ -1,8 +1,9 @@
 """Checkpoints on the command line: read under the names of their model, with its symmetry."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import regauge as rg
 from regauge.cli.models import Model, Values, load_model, name_model
@@ -12,15 +13,15 @@ from regauge.core.params import require_same_shapes
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names import match
 
+Outputs = Callable[[Any], Any] | Sequence[str] | None
+"""The outputs of a model that must not change; all unless given."""
+
 
 @dataclass(frozen=True)
 class Networks:
-    """Checkpoints of one architecture.
+    """Checkpoints of one architecture, their symmetry with every size known, and their model where it is known.
 
-    Attributes:
-        checkpoints: In the order of the command line; in memory they have the names of the model.
-        symmetry: The symmetry of all of them, with every size known.
-        model: How to run them, where it is known.
+    Checkpoints in memory have the names of the model.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -35,13 +36,7 @@ def read_networks(
     values: Values = "if small",
     is_streamed: bool = False,
 ) -> Networks:
-    """Read checkpoints of one architecture, or their headers if they stay on the disk, and find their symmetry.
-
-    Args:
-        options: They name the model, which the first checkpoint may do too, or a file of the symmetry.
-        paths: The checkpoints.
-        values: Whether the model is built with values.
-        is_streamed: Whether the checkpoints stay on the disk.
+    """Read checkpoints of one architecture, or their headers if they are streamed, and find their symmetry.
 
     Raises:
         UsageError: The symmetry is unknown, or the model cannot be built or traced.
@@ -74,14 +69,14 @@ def read_networks(
     return Networks(tuple(checkpoints), found.bind(checkpoints[0].on_meta()), built)
 
 
-def find_symmetry(model: Model, outputs: Sequence[str], *, verify: bool | None = None) -> rg.Symmetry:
+def find_symmetry(model: Model, outputs: Outputs, *, verify: bool | None = None) -> rg.Symmetry:
     """The symmetry of a model whose outputs were chosen on the command line.
 
     Raises:
         UsageError: The model cannot be traced.
     """
     try:
-        return rg.discover(model.module, model.inputs, model.kwargs, outputs=tuple(outputs) or None, verify=verify)
+        return rg.discover(model.module, model.inputs, model.kwargs, outputs=outputs or None, verify=verify)
     except rg.TraceError as error:
         raise UsageError(str(error)) from error
 

@@ -4,10 +4,10 @@ from functools import partial
 from math import inf
 
 import regauge as rg
-from regauge.cli.evaluation import Judged, read
 from regauge.cli.options import Plane, UsageError
 from regauge.cli.output import LOSSES, print_table, require_pictures, write_picture
 from regauge.cli.progress import show_status
+from regauge.cli.tasks import Judged, read
 
 LABELS = ("A", "B", "C")
 

@@ -1,14 +1,17 @@
-"""Commands on checkpoints that may be larger than memory: what they read, their plan, and their progress."""
+"""Commands that align checkpoints, which may be larger than memory: what they read, their method, plan and progress."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import regauge as rg
+from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
 from regauge.cli.models import Values
 from regauge.cli.networks import Networks, read_networks
-from regauge.cli.options import Align, Merge, UsageError
+from regauge.cli.options import Align, Matching, Merge, UsageError
 from regauge.cli.output import print_table
 from regauge.cli.progress import show_progress, show_status
 from regauge.core.progress import Progress, no_progress
@@ -75,3 +78,36 @@ def show_plan(streamed: StreamedJob) -> None:
     print(f"memory held at once, above the interpreter: at most {size_text(plan.peak)}{already}")
     written, files = sum(shard.nbytes for shard in streamed.shards), len(streamed.shards)
     print(f"written: {files} file{'s' * (files > 1)} of {size_text(written)} in all: {streamed.job.out}")
+
+
+def method_of(options: Matching) -> Method:
+    """The method that the options ask for."""
+    name, has_data = options.method, options.data is not None
+    if name == "auto":
+        name = "mixed" if has_data and not options.restarts else "weights"
+    row = METHODS[name]
+    method = row.load()(**({} if has_data else row.without_data))
+    if options.restarts and not hasattr(method, "restarts"):
+        raise UsageError(f"--restarts is for matching weights; the method {name!r} has none")
+    if row.needs_data and not has_data and not row.without_data:
+        raise UsageError(f"the method {name!r} needs data: give --data, or choose another one with --method")
+    if options.refine and not has_data:
+        raise UsageError("--refine lowers the loss halfway between A and B, which needs data: give --data")
+    method = configure(method, options)
+    return rg.Sinkhorn(loss="midpoint", init=method) if options.refine else method
+
+
+def configure(method: Method, options: Matching) -> Method:
+    """The method with the options that it has settings for; the methods within it take over the scales."""
+    own: dict[str, Any] = {"restarts": options.restarts} if hasattr(method, "restarts") else {}
+    return _rescale(replace(method, **own), options.scales)  # type: ignore[type-var]
+
+
+def _rescale(method: Method, scales: str) -> Method:
+    settings: dict[str, Any] = {"scales": scales} if hasattr(method, "scales") else {}
+    for name, value in vars(method).items():
+        if isinstance(value, Method):
+            settings[name] = _rescale(value, scales)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Method):
+            settings[name] = tuple(_rescale(one, scales) for one in value)
+    return replace(method, **settings)  # type: ignore[type-var]

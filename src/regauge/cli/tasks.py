@@ -1,35 +1,79 @@
-"""What DATA means: batches from a factory or a file, or a signal, and the task of a model on them."""
+"""What DATA means: batches from a factory or a file, or a signal; the task of a model on them, and networks judged."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import regauge as rg
-from regauge.cli.models import Model, call_factory, described_networks
-from regauge.cli.networks import Networks
+from regauge.cli.models import Model, call_factory, described_networks, load_module, name_model
+from regauge.cli.networks import Networks, find_symmetry
 from regauge.cli.options import Judging, Matching, UsageError
-from regauge.core.task import Batch, cross_entropy
+from regauge.cli.progress import show_status
+from regauge.core.params import Params
+from regauge.core.task import Batch, arguments, cross_entropy
+from regauge.storage.checkpoints.checkpoint import Checkpoint, load
+from regauge.storage.checkpoints.names import match
 
 FILE_SUFFIXES = (".npz", ".safetensors")
 
 
-def load_batches(text: str, size: int) -> list[Batch]:
-    """Load the batches that `text` names.
+@dataclass(frozen=True)
+class Judged:
+    """Checkpoints of one architecture with the names of their model, and the task that judges them.
 
-    Args:
-        text: `package.module:factory` or `file.py:factory` that returns batches (inputs, targets), or an .npz or
-            .safetensors file with the arrays inputs and targets.
-        size: Examples per batch, for a file.
+    The task recomputes the statistics of batch normalization where the model has any.
+    """
+
+    model: Model
+    checkpoints: tuple[Checkpoint, ...]
+    task: rg.Task
+
+    @property
+    def networks(self) -> tuple[Params, ...]:
+        """The parameters of the checkpoints."""
+        return tuple(checkpoint.params for checkpoint in self.checkpoints)
+
+    @property
+    def symmetry(self) -> rg.Symmetry:
+        """The symmetry of the model, traced with the first batch.
+
+        Raises:
+            UsageError: The model cannot be traced.
+        """
+        inputs = next(iter(self.task.batches))[0]
+        args, kwargs = convert(arguments(inputs), dtype_of(self.model.module.state_dict()))
+        model = replace(self.model, inputs=args, kwargs=kwargs)
+        return find_symmetry(model, self.task.outputs).bind(self.networks[0])
+
+
+def read(options: Judging, paths: Sequence[Path]) -> Judged:
+    """Build the model and read the checkpoints and the data.
+
+    Raises:
+        UsageError: The model is unknown, or cannot be built.
+    """
+    with show_status("building the model and reading the checkpoints"):
+        opened = [Checkpoint.open(path) for path in paths]
+        name = name_model(options.model, opened[0])
+        if name is None:
+            raise UsageError(f"{opened[0].label!r} does not say what network it holds: name the model with --model")
+        model = load_module(name, values="always")
+        state = model.module.state_dict()
+        checkpoints = tuple(one.with_params(match(one.params, state, one.label)) for one in opened)
+        task = task_on(options, model, options.data, dtype_of(checkpoints[0].params))
+    return Judged(model, checkpoints, with_reset(task))
+
+
+def load_batches(text: str, size: int) -> list[Batch]:
+    """Load the batches that `text` names: those of a factory, or of so many examples from a file.
 
     Raises:
         UsageError: There is no such data, or it has another form.
@@ -53,13 +97,9 @@ def load_batches(text: str, size: int) -> list[Batch]:
 
 
 def task_on(options: Matching | Judging, model: Model, data: str, dtype: torch.dtype) -> rg.Task:
-    """The task of a model on some data, with the loss, the batches and the outputs of the options.
+    """The task of a model on what the user gave for DATA, with the loss, the batches and the outputs of the options.
 
-    Args:
-        options: Those of a command that looks at data.
-        model: With values.
-        data: What the user gave for DATA; for networks that are signals also a signal.
-        dtype: The dtype of the parameters, to which floating-point inputs are converted.
+    Floating-point inputs are converted to the dtype of the parameters.
 
     Raises:
         UsageError: There is no such data, or it does not fit the loss.
@@ -110,12 +150,12 @@ def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:
 def _arrays(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UsageError(f"there is no data file {str(path)!r}")
+    if path.suffix == ".safetensors":
+        return load(path)
     try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(path))
         with np.load(path, allow_pickle=False) as archive:
             return {name: torch.from_numpy(np.asarray(archive[name])) for name in archive.files}
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{str(path)!r} cannot be read as arrays: {error}") from error
 
 

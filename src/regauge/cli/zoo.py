@@ -53,7 +53,7 @@ def run(options: Zoo) -> None:
     }
     try:
         commands[type(options.command)](options.command)
-    except (ImportError, JobsError) as error:
+    except JobsError as error:
         raise UsageError(str(error)) from error
 
 
@@ -164,10 +164,7 @@ def require_device(options: ZooTrain) -> None:
 
 def source_of(options: ZooImport) -> formats.Source:
     """The source to import, from an importer that takes the options that were given."""
-    try:
-        read = formats.importer(options.format)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    read = formats.importer(options.format)
     shapes = ExampleInputs(input_shape=options.input_shape)
     given = {
         "template": options.template,

@@ -41,12 +41,12 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
     if missing or unexpected:
         parts = [f"{label} lacks {shorten(missing)}, which {model} has"] if missing else []
         parts += [f"{label} has {shorten(unexpected)}, which {model} lacks"] if unexpected else []
-        raise ValueError(f"{'; '.join(parts)}; give networks of one architecture")
+        raise ValueError(f"{'; '.join(parts)}; give the checkpoint and {model} of the same architecture")
     for name, tensor in expected.items():
         if result[name].shape != tensor.shape:
             raise ValueError(
                 f"{name!r} has shape {tuple(result[name].shape)} in {label}, but {tuple(tensor.shape)} in {model}; "
-                "give networks of one architecture"
+                f"give the checkpoint and {model} of the same architecture"
             )
     return result
 
