@@ -109,6 +109,7 @@ EVERY: dict[str, Method] = {
     "continuous descent": rg.ContinuousDescent(init=rg.WeightMatching(), steps=4, checks=2),
     "best of two": rg.BestOf((rg.WeightMatching(), rg.FrankWolfe(max_steps=2))),
     "merge many": rg.MergeMany(),
+    "merge many at once": rg.MergeMany(core=2),
     "merge many from many starts": rg.MergeMany(restarts=2, max_rounds=3),
     "gaussians": rg.GaussianMatching(),
     "gaussians by divergence": rg.GaussianMatching(cost="symmetric kl"),
@@ -122,6 +123,7 @@ CHANCE = (
     "weights from many starts",
     "frank-wolfe from many starts",
     "sinkhorn on the line",
+    "merge many at once",
     "merge many from many starts",
 )
 """Methods that need a generator."""

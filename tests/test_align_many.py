@@ -14,6 +14,7 @@ from regauge.core.element import Value
 METHODS: dict[str, Method] = {
     "merge": MergeMany(max_rounds=20),
     "merge from the identity": MergeMany(start="identity", max_rounds=20),
+    "merge at once": MergeMany(core=2, max_rounds=20),
     "frank-wolfe": FrankWolfe(max_steps=10),
     "frank-wolfe from the identity": FrankWolfe(max_steps=10, start="identity"),
 }
@@ -153,6 +154,15 @@ def test_the_mean_of_copies_beats_the_noise_of_each() -> None:
     assert closeness(symmetry, together.params, networks) > closeness(symmetry, alone.params, networks)
 
 
+def test_rounds_of_all_networks_at_once_end_near_where_visits_one_by_one_end() -> None:
+    symmetry = mlp_symmetry(3, 20, 3)
+    first = drawn(symmetry, 0)
+    noisy = [{n: t + 0.5 * drawn(symmetry, 10 + k)[n] for n, t in first.items()} for k in range(24)]
+    networks = [orbit(symmetry, network, k, "permutation") for k, network in enumerate(noisy)]
+    at_once, visited = (rg.align_many(networks, symmetry, method=MergeMany(core=core)) for core in (16, 24))
+    assert at_once.objective > visited.objective - 0.05 * (visited.objective - visited.initial)
+
+
 def test_a_method_for_pairs_aligns_everything_to_the_first() -> None:
     symmetry = mlp_symmetry(3, 6, 5, 2)
     networks = [drawn(symmetry, seed) for seed in range(3)]
@@ -250,6 +260,8 @@ def test_wrong_input_is_refused() -> None:
         MergeMany(start="first")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one round is needed"):
         MergeMany(max_rounds=0)
+    with pytest.raises(ValueError, match="core=1"):
+        MergeMany(core=1)
     with pytest.raises(ValueError, match=r"inner.init is an element for one pair"):
         MergeMany(inner=WeightMatching(init=Element({"h1": Value(torch.arange(3))})))
 

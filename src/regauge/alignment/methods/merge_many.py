@@ -1,10 +1,11 @@
 """Many networks into one universe by coordinate ascent: each is matched to the mean of the others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs
 from regauge.alignment.engine.pursuit import Pursuit
@@ -12,10 +13,14 @@ from regauge.alignment.many import best_universe, move, one_climb, universe_obje
 from regauge.alignment.method import ManyMethod
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
-from regauge.alignment.result import ManyResult
+from regauge.alignment.result import ManyResult, Results
 from regauge.core.element import Element
-from regauge.core.families import Tensors
+from regauge.core.families import Tensors, compared
+from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
+
+AT_ONCE = 512
+"""Networks whose distances from the mean are computed together."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,10 @@ class MergeMany(ManyMethod):
     those that are placed already (the mean of networks that are not aligned knows little); they are then
     visited in a fixed order, and a network is looked at again only where others moved.
 
+    Of more than `core` networks only the first `core` are treated so. All are matched to the mean of these at once,
+    then to their own mean, in rounds that lower the mean squared distance from it (`gather`). For many networks their
+    mean and that of the others are nearly the same, and rounds are many times faster than visits.
+
     Attributes:
         inner: How a network is placed; its `max_sweeps` and `tolerance` hold for the later rounds too, its
             `scales` for all of it.
@@ -38,6 +47,9 @@ class MergeMany(ManyMethod):
         restarts: Further climbs with the networks in random order. The one with the largest objective is kept
             or, given a task, the one whose mean network has the smallest loss.
         max_rounds: Most rounds over the networks in each climb.
+        core: Most networks that are visited one by one.
+        tolerance: With more than `core` networks, a round that lowers the mean squared distance from the mean by less
+            than this share is the last.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, appendix A.10, algorithm 2 (MergeMany).
@@ -47,6 +59,8 @@ class MergeMany(ManyMethod):
     start: Literal["sequence", "identity"] = "sequence"
     restarts: int = 0
     max_rounds: int = 100
+    core: int = 16
+    tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
         if self.start not in ("sequence", "identity"):
@@ -56,12 +70,17 @@ class MergeMany(ManyMethod):
                 f"restarts={self.restarts}, max_rounds={self.max_rounds}: restarts must not be negative, and at least "
                 "one round is needed"
             )
+        if self.core < 2 or self.tolerance < 0:
+            raise ValueError(
+                f"core={self.core}, tolerance={self.tolerance}: at least two networks are visited one by one, and the "
+                "tolerance is not negative"
+            )
         if self.inner.init is not None:
             raise ValueError("inner.init is an element for one pair of networks; leave it out to align many")
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
         """See `align_many`; the task chooses between restarts."""
-        symmetry, count = problem.symmetry, len(problem.networks)
+        count = len(problem.networks)
 
         def climbs(tensors: Sequence[Tensors]) -> list[Climbs]:
             orders = [list(range(count))]
@@ -71,22 +90,123 @@ class MergeMany(ManyMethod):
             return [self._climb(problem, tensors, order) for order in orders]
 
         def from_identity(tensors: Sequence[Tensors]) -> Climbs:
-            return improve(tensors, symmetry, [symmetry.identity()] * count, self, range(count))
+            return self._climb(replace(problem, generator=None), tensors, list(range(count)), is_placed=False)
 
         return best_universe(problem, self.inner.scales, climbs, from_identity)
 
-    def _climb(self, problem: ManyProblem, tensors: Sequence[Tensors], order: Sequence[int]) -> Climbs:
-        symmetry, inner = problem.symmetry, replace(self.inner, scales="keep")
+    def _climb(
+        self, problem: ManyProblem, tensors: Sequence[Tensors], order: Sequence[int], *, is_placed: bool = True
+    ) -> Climbs:
+        symmetry, is_placed = problem.symmetry, is_placed and self.start == "sequence"
+        if len(tensors) > self.core:
+            networks = [{**network, **own} for network, own in zip(problem.networks, tensors, strict=True)]
+            stacked = {name: torch.stack([network[name] for network in networks]) for name in networks[0]}
+            history = []
+            for found in gather(stacked, symmetry, self, order=order, is_placed=is_placed, generator=problem.generator):
+                moved = [{name: found.params[name][k] for name in tensors[0]} for k in range(len(tensors))]
+                history.append(universe_objective(moved, tensors, symmetry))
+            elements = [found.element.item(k) for k in range(len(tensors))]
+            return one_climb(elements, history, is_converged=found.is_converged)
         elements = [symmetry.identity()] * len(tensors)
-        if self.start == "sequence":
-            total = dict(tensors[order[0]])
+        if is_placed:
+            inner, total = replace(self.inner, scales="keep"), dict(tensors[order[0]])
             for count, k in enumerate(order[1:], start=1):
                 mean = {name: tensor / count for name, tensor in total.items()}
                 there, here = (batch_of_one({**problem.networks[k], **own}) for own in (mean, tensors[k]))
-                found = inner.match(Problem(there, here, symmetry, None, problem.generator))
-                elements[k] = found.element.item(0)
-                total = {name: tensor + found.params[name][0] for name, tensor in total.items()}
+                matched = inner.match(Problem(there, here, symmetry, None, problem.generator))
+                elements[k] = matched.element.item(0)
+                total = {name: tensor + matched.params[name][0] for name, tensor in total.items()}
         return improve(tensors, symmetry, elements, self, order)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A population in one universe, after some rounds.
+
+    Attributes:
+        element: A batch of elements, one for each network.
+        params: The moved networks.
+        mean: Their mean, a single network.
+        spread: Mean squared distance from the mean, over all parameters.
+        is_converged: Whether the last round gained less than the tolerance.
+    """
+
+    element: Element
+    params: Params
+    mean: Params
+    spread: float
+    is_converged: bool = False
+
+    @classmethod
+    def of(cls, symmetry: Symmetry, element: Element, params: Params) -> "Gathered":
+        """Networks that were moved by `element`."""
+        ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
+        floating = {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
+        mean = {n: t.mean(0, dtype=torch.float64).to(t.dtype) if n in floating else t[0] for n, t in params.items()}
+        deviations = (_squares(tensor, mean[name]) for name, tensor in floating.items() if name not in ignored)
+        return cls(element, params, mean, sum(deviations) / count_models(params))
+
+
+def gather(
+    params: Params,
+    symmetry: Symmetry,
+    settings: MergeMany,
+    *,
+    order: Sequence[int] | None = None,
+    is_placed: bool = True,
+    generator: torch.Generator | None = None,
+) -> Iterator[Gathered]:
+    """Bring a population of any size into one universe, in rounds that move all networks at once.
+
+    With x_i the moved networks and m their mean, it lowers the spread 1/n sum_i |x_i - m|^2, which is half the mean
+    squared distance over all ordered pairs. Matching every network to m lowers each term, and no other point than the
+    new mean lowers the sum more: so the spread never rises.
+
+    Args:
+        params: The population, with one leading model axis on every tensor.
+        symmetry: The symmetry of all, with every size known.
+        settings: `inner` matches networks, whose positive scales are kept.
+        order: The networks; the first `settings.core` of them are aligned with one another first.
+        is_placed: Whether they are, or all begin at the identity.
+        generator: The source of chance for a method with restarts.
+
+    Yields:
+        The population before the first round, never further apart than it was given, and after each round.
+    """
+    count = count_models(params)
+    now = Gathered.of(symmetry, symmetry.identity((count,)), params)
+    inner = replace(settings.inner, scales="keep")
+
+    def match(method: WeightMatching, mean: Params, params: Params) -> Results:
+        first = {name: tensor.expand(count, *tensor.shape) for name, tensor in mean.items()}
+        return method.match(Problem(first, params, symmetry, None, generator))
+
+    if is_placed and count > 1:
+        core = torch.as_tensor(range(count) if order is None else order)[: settings.core]
+        some = ManyProblem([select(params, k) for k in core.tolist()], symmetry, None, generator)
+        climb = settings._climb(some, compared(some.networks, symmetry), range(len(core)))
+        element = climb.element.map(lambda t: t[0], (len(core),))
+        placed = Gathered.of(symmetry, element, symmetry.act(element, select(params, core)))
+        if count > len(core):
+            found = match(inner, placed.mean, params)
+            placed = Gathered.of(symmetry, found.element, found.params)
+        now = placed if placed.spread <= now.spread else now
+    yield now
+    onwards = replace(inner, start="identity", restarts=0, init=None)
+    for _ in range(settings.max_rounds):
+        found = match(onwards, now.mean, now.params)
+        after = Gathered.of(symmetry, symmetry.compose(found.element, now.element), found.params)
+        is_last = not after.spread < (1 - settings.tolerance) * now.spread
+        now = replace(after if after.spread < now.spread else now, is_converged=is_last)
+        yield now
+        if is_last:
+            return
+
+
+def _squares(tensor: Tensor, mean: Tensor) -> float:
+    """The sum of squared distances of `[n, ...]` from their mean, in portions."""
+    parts = torch.split(tensor, AT_ONCE)
+    return sum(float(torch.linalg.vector_norm(part - mean, dtype=torch.float64)) ** 2 for part in parts)
 
 
 def improve(

@@ -1,24 +1,17 @@
 """A universe for a whole population: all networks aligned to their mean, and the mean taken anew, in turns."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regauge.alignment import align_many, align_pairs
-from regauge.alignment.methods.merge_many import MergeMany
+from regauge.alignment.methods.merge_many import Gathered, MergeMany, gather
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.core.element import Element, stack
-from regauge.core.params import Params, count_models, select
+from regauge.core.element import Element
+from regauge.core.params import Params, count_models, require_finite
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
-from regauge.zoo.populations.orbit_distances import squares
-
-CORE = 16
-"""Networks that are aligned with one another first, by `MergeMany`; all others are aligned to their mean."""
-AT_ONCE = 512
-"""Networks whose distances from the mean are computed together."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +60,9 @@ def universe(
 ) -> Universe:
     """Bring a population of any size into one universe, in which all networks are close to their mean.
 
-    With x_i the moved networks and m their mean, it lowers the spread 1/n sum_i |x_i - m|^2, which is half the mean
-    squared distance over all ordered pairs. Aligning every network to m lowers each term, and no other point than the
-    new mean lowers the sum more: so the spread never rises. Each round is one call of `align_pairs`, whereas
-    `MergeMany`, which visits the networks one by one, takes the mean of the others instead; for many networks the two
-    are nearly the same. `MergeMany` aligns the first 16 networks, all are aligned to their mean, and rounds follow.
+    It is what `align_many` does with more than 16 networks, for a population that is stacked along a leading axis, and
+    without moving all of them back to where the first one was. The spread 1/n sum_i |x_i - m|^2 of the moved networks
+    around their mean m never rises (`regauge.alignment.methods.merge_many.gather`).
 
     Positive scales are fixed before: every network is moved to the smallest norm on its orbit under them
     (`regauge.core.scales.balance`), and stays there.
@@ -91,67 +82,22 @@ def universe(
     References:
         Ainsworth et al. (2023), Git Re-Basin, appendix A.10; Crisostomi et al. (2024), C2M3, for universes.
     """
-    if rounds < 1 or tolerance < 0:
-        raise ValueError(f"rounds={rounds}, tolerance={tolerance}: at least one round, and no negative tolerance")
+    if rounds < 1:
+        raise ValueError(f"rounds={rounds}: at least one round")
     symmetry, count = symmetry.bind(params), count_models(params)
     scaled = any(group.scales for group in symmetry.groups)
     factors = balance(params, symmetry, buffers="keep") if scaled else symmetry.identity((count,))
     start = symmetry.act(factors, params)
-    method = replace(method or WeightMatching(), scales="keep")
-    unmoved = _Placed.of(symmetry, symmetry.identity((count,)), start)
-    placed = _place(start, symmetry, method, generator)
-    if placed.spread > unmoved.spread:
-        placed = unmoved
-    history, is_converged = [placed.spread], False
-    onwards = replace(method, start="identity", restarts=0, init=None)
-    while not is_converged and len(history) <= rounds:
-        found = align_pairs(placed.mean, placed.params, symmetry, method=onwards)
-        after = _Placed.of(symmetry, symmetry.compose(found.element, placed.element), found.params)
-        is_converged = not after.spread < (1 - tolerance) * placed.spread
-        if after.spread < placed.spread:
-            placed = after
-        history.append(placed.spread)
-    element = symmetry.compose(placed.element, factors)
+    require_finite(start, "the population")
+    settings = MergeMany(inner=method or WeightMatching(), max_rounds=rounds, tolerance=tolerance)
+    *before, found = gather(start, symmetry, settings, generator=generator)
+    element = symmetry.compose(found.element, factors)
     return Universe(
         element=element,
         params=symmetry.act(element, params),
-        mean=placed.mean,
-        spread=placed.spread,
-        initial=unmoved.spread,
-        history=tuple(history),
-        is_converged=is_converged,
+        mean=found.mean,
+        spread=found.spread,
+        initial=Gathered.of(symmetry, symmetry.identity((count,)), start).spread,
+        history=tuple(one.spread for one in (*before, found)),
+        is_converged=found.is_converged,
     )
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """Where networks are, and how far from their mean."""
-
-    element: Element
-    params: Params
-    mean: Params = field(default_factory=dict)
-    spread: float = 0.0
-
-    @classmethod
-    def of(cls, symmetry: Symmetry, element: Element, params: Params) -> "_Placed":
-        mean = {
-            name: tensor.mean(0, dtype=torch.float64).to(tensor.dtype) if tensor.is_floating_point() else tensor[0]
-            for name, tensor in params.items()
-        }
-        parts = torch.split(torch.arange(count_models(params)), AT_ONCE)
-        spread = float(torch.cat([squares(symmetry, mean, select(params, part)) for part in parts]).mean())
-        return cls(element, params, mean, spread)
-
-
-def _place(params: Params, symmetry: Symmetry, method: WeightMatching, generator: torch.Generator | None) -> _Placed:
-    """A few networks aligned with one another, and the others to their mean."""
-    count = count_models(params)
-    core = [select(params, k) for k in range(min(CORE, count))]
-    many = MergeMany(inner=replace(method, restarts=0, init=None))
-    found = align_many(core, symmetry, method=many, generator=generator)
-    element = stack(list(found.elements))
-    placed = _Placed.of(symmetry, element, symmetry.act(element, select(params, torch.arange(len(core)))))
-    if count == len(core):
-        return placed
-    moved = align_pairs(placed.mean, params, symmetry, method=method, generator=generator)
-    return _Placed.of(symmetry, moved.element, moved.params)
