@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, arguments
 from regauge.discovery.activations import Activations, activations
-
-Statistic = Literal["correlation", "covariance"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class ActivationCosts:
 
     Attributes:
         symmetry: The symmetry of the networks with its groups placed on these tensors as well.
-        a: Correlations or covariances, first network against second, summed over values where groups act alike.
+        a: Correlations, first network against second, summed over values where groups act alike.
         b: Identity matrices.
         reach: What the objective could be at most: every unit correlated perfectly.
     """
@@ -67,37 +65,23 @@ class ActivationCosts:
 
 
 def activation_costs(
-    params_a: Mapping[str, Tensor],
-    params_b: Mapping[str, Tensor],
-    symmetry: Symmetry,
-    task: Task,
-    *,
-    statistic: Statistic,
-    outputs: Outputs = None,
-    traces: "Traces | None" = None,
+    params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], traces: "Traces", task: Task
 ) -> ActivationCosts:
-    """Run both networks once over the data of a task.
-
-    Args:
-        params_a: The first network.
-        params_b: The second network.
-        symmetry: The symmetry of both networks.
-        task: Module and batches.
-        statistic: What is compared.
-        outputs: Which outputs of the module count.
-        traces: Traces of the same module, from earlier pairs.
+    """Run both networks once over the data of a task, whose module was given to `traces`.
 
     Raises:
         TraceError: The task's module cannot be traced.
         ValueError: There are no batches, the module fails on one, batches of different shapes take different ways,
             or activations are not finite.
     """
-    networks = [_floats(p, precision_of(params_a, params_b)) for p in (params_a, params_b)]
-    run = traces or Traces(symmetry, task.module, precision_of(params_a, params_b), outputs)
+    networks = [
+        {name: t.detach().to(traces.dtype) if t.is_floating_point() else t for name, t in params.items()}
+        for params in (params_a, params_b)
+    ]
     moments: list[CrossMoments] = []
     parts: list[Part] = []
     for inputs, _ in task.batches:
-        found, here, args, kwargs = run.prepared(inputs)
+        found, here, args, kwargs = traces.prepare(inputs)
         if not parts:
             parts, moments = here, [CrossMoments() for _ in here]
         elif [(p.name, p.groups) for p in parts] != [(p.name, p.groups) for p in here]:
@@ -111,31 +95,38 @@ def activation_costs(
         _require_finite(b, "second")
         for part, moment in zip(here, moments, strict=True):
             moment.update(part.samples(a[part.name]), part.samples(b[part.name]))
-    if not run.is_used:
+    if not traces.is_used:
         raise ValueError("the task has no batches, and activations are compared on data; give at least one batch")
-    return _collected(symmetry, parts, moments, statistic)
+    return _collect(traces.symmetry, parts, moments)
 
 
 class Traces:
-    """Traces of the module, one for each shape of a batch."""
+    """Traces of a module, one for each shape of a batch.
 
-    def __init__(self, symmetry: Symmetry, module: nn.Module, dtype: torch.dtype, outputs: Outputs) -> None:
+    Args:
+        symmetry: The symmetry of its networks.
+        module: The module.
+        dtype: In what it is run; see `precision_of`.
+        outputs: Which outputs of the module count.
+    """
+
+    def __init__(self, symmetry: Symmetry, module: nn.Module, dtype: torch.dtype, outputs: Outputs = None) -> None:
         is_alike = all(t.dtype == dtype for t in module.state_dict().values() if t.is_floating_point())
         self._module = module if is_alike else copy.deepcopy(module).to(dtype)
-        self._symmetry, self._dtype, self._outputs = symmetry, dtype, outputs
+        self.symmetry, self.dtype, self._outputs = symmetry, dtype, outputs
         self._known: dict[tuple[Any, ...], tuple[Activations, list[Part]]] = {}
 
-    def prepared(self, inputs: Any) -> tuple[Activations, list[Part], tuple[Any, ...], dict[str, Any]]:
+    def prepare(self, inputs: Any) -> tuple[Activations, list[Part], tuple[Any, ...], dict[str, Any]]:
         """The trace for inputs of these shapes, the parts of its values, and the inputs as arguments."""
 
         def cast(value: Any) -> Any:
-            return value.to(self._dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+            return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
         args, kwargs = pytree.tree_map(cast, arguments(inputs))
         leaves, structure = pytree.tree_flatten((args, kwargs))
         key = (structure, *(tuple(x.shape) if isinstance(x, Tensor) else x for x in leaves))
         if key not in self._known:
-            found = activations(self._module, args, self._symmetry, kwargs, outputs=self._outputs)
+            found = activations(self._module, args, self.symmetry, kwargs, outputs=self._outputs)
             self._known[key] = found, parts_of(found.symmetry, found.read)
         return *self._known[key], args, kwargs
 
@@ -181,10 +172,10 @@ def _are_linked(x: Site, y: Site) -> bool:
 
 def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> Part:
     if len(sites) == 1:
-        site, axis = sites[0], sites[0].placement.axis
+        (site,), axis = sites, sites[0].placement.axis
         units = site.positions.reshape(site.group.size, -1)
-        place = _bare(site.placement, start=0, stride=1, repeats=())
-        return Part(name, ((axis, 0, shape[axis]),), units, ((site.group.name, place),), site.group.size)
+        places = ((site.group.name, _bare(site.placement, 0, 1, ())),)
+        return Part(name, ((axis, 0, shape[axis]),), units, places, site.group.size)
     axes = []
     for axis in sorted({site.placement.axis for site in sites}):
         positions = torch.cat([site.positions for site in sites if site.placement.axis == axis])
@@ -193,74 +184,49 @@ def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> Part:
     size = math.prod(length for _, _, length in axes)
     groups = []
     for site in sites:
-        place, inner = site.placement, 1
-        repeats: tuple[tuple[int, int], ...] = ()
+        place, inner, own, first = site.placement, 1, 1, 0
+        others: list[tuple[int, int]] = []
         for axis, start, length in reversed(axes):
             if axis == place.axis:
                 own, first = inner, start
             else:
-                repeats = (*repeats, (length, inner))
+                others.append((length, inner))
             inner *= length
-        place = _bare(
-            place,
-            start=(place.start - first) * own,
-            stride=place.stride * own,
-            repeats=(*((n, stride * own) for n, stride in place.repeats), *repeats),
-        )
-        groups.append((site.group.name, place))
+        repeats = (*((n, stride * own) for n, stride in place.repeats), *others)
+        groups.append((site.group.name, _bare(place, (place.start - first) * own, place.stride * own, repeats)))
     return Part(name, tuple(axes), None, tuple(groups), size)
 
 
-def _bare(place: Placement, *, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
+def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
     """A place on the joint axis. Scales stay at one, and a rotation is its own inverse transpose."""
-    return replace(
-        place,
-        parameter="",
-        axis=0,
-        start=start,
-        stride=stride,
-        repeats=repeats,
-        is_inverse=False,
-        scale=(0,) * len(place.scale),
-    )
+    scale = (0,) * len(place.scale)
+    return Placement("", 0, start, stride, repeats, False, scale, place.sign, place.parity, place.shift)
 
 
-def _collected(
-    symmetry: Symmetry, parts: Sequence[Part], moments: Sequence[CrossMoments], statistic: Statistic
-) -> ActivationCosts:
-    """Values on which groups act alike share one tensor."""
-    names: dict[tuple[tuple[str, Placement], ...], str] = {}
-    a: dict[str, Tensor] = {}
-    sizes: dict[str, int] = {}
-    reach = 0.0
-    for part in parts:
-        names.setdefault(part.groups, f"%{len(names)}")
-        sizes[names[part.groups]] = part.size
-    placed = _placed(symmetry, names, sizes)
-    for part, moment in zip(parts, moments, strict=True):
-        name = names[part.groups]
-        classes, is_covered = _classes(placed.sites[name], part.size)
-        on_device = classes.to(moment.products.device)
-        found = moment.correlation(on_device) if statistic == "correlation" else moment.covariance()
-        mask = is_covered.double()
-        matrix = found.matrix * torch.outer(mask, mask).to(found.matrix)
-        a[name] = a[name] + matrix if name in a else matrix
-        reach += float((found.squares * mask).sum(-1).prod()) ** 0.5
-    b = {name: torch.eye(sizes[name], dtype=t.dtype, device=t.device) for name, t in a.items()}
-    return ActivationCosts(placed, a, b, reach)
-
-
-def _placed(
-    symmetry: Symmetry, names: Mapping[tuple[tuple[str, Placement], ...], str], sizes: Mapping[str, int]
-) -> Symmetry:
-    """The symmetry with its groups placed on the tensors of costs as well."""
+def _collect(symmetry: Symmetry, parts: Sequence[Part], moments: Sequence[CrossMoments]) -> ActivationCosts:
+    """Values on which groups act alike share one tensor, on which these groups are placed."""
+    names = {groups: f"%{k}" for k, groups in enumerate(dict.fromkeys(part.groups for part in parts))}
     more: dict[str, list[Placement]] = {group.name: [] for group in symmetry.groups}
     for places, name in names.items():
         for group, place in places:
             more[group].append(replace(place, parameter=name))
-    groups = tuple(replace(g, placements=(*g.placements, *more[g.name])) for g in symmetry.groups)
-    shapes = {**symmetry.shapes, **{name: (size, size) for name, size in sizes.items()}}
-    return replace(symmetry, groups=groups, shapes=shapes)
+    placed = replace(
+        symmetry,
+        groups=tuple(replace(g, placements=(*g.placements, *more[g.name])) for g in symmetry.groups),
+        shapes={**symmetry.shapes, **{names[part.groups]: (part.size, part.size) for part in parts}},
+    )
+    a: dict[str, Tensor] = {}
+    reach = 0.0
+    for part, moment in zip(parts, moments, strict=True):
+        name = names[part.groups]
+        classes, is_covered = _classes(placed.sites[name], part.size)
+        matrix, squares = moment.correlation(classes.to(moment.products.device))
+        mask = is_covered.double()
+        matrix = matrix * torch.outer(mask, mask).to(matrix)
+        a[name] = a[name] + matrix if name in a else matrix
+        reach += float((squares * mask).sum(-1).prod()) ** 0.5
+    b = {name: torch.eye(len(t), dtype=t.dtype, device=t.device) for name, t in a.items()}
+    return ActivationCosts(placed, a, b, reach)
 
 
 def _classes(sites: Sequence[Site], size: int) -> tuple[Tensor, Tensor]:
@@ -288,7 +254,3 @@ def precision_of(*networks: Mapping[str, Tensor]) -> torch.dtype:
     """In what both networks are run: float64 if either is, else float32."""
     dtypes = [t.dtype for params in networks for t in params.values() if t.is_floating_point()]
     return torch.float64 if torch.float64 in dtypes else torch.float32
-
-
-def _floats(params: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: t.detach().to(dtype) if t.is_floating_point() else t for name, t in params.items()}

@@ -54,41 +54,20 @@ class CrossMoments:
         self.means += change * (samples / total)
         self.count = total
 
-    def covariance(self) -> "Comparison":
-        """Covariances of all pairs."""
-        return self._compared(torch.full_like(self.squares, self.count**-0.5))
-
-    def correlation(self, classes: Tensor) -> "Comparison":
-        """Correlations of all pairs; zero where a unit never varies.
+    def correlation(self, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """Correlations of all pairs, zero where a unit never varies.
 
         Args:
             classes: Number of a class for each unit, which shares the mean variance of its units. With one class
                 for each unit these are Pearson's correlations; units that a rotation mixes belong together.
+
+        Returns:
+            The inner products of normalized units, `[units of the first network, units of the second]`, and the squared
+            norms of these units, `[2, units]` on the CPU.
         """
-        deviations = torch.stack([_pooled(square, classes).sqrt() for square in self.squares])
+        sums = torch.zeros_like(self.squares).index_add(1, classes, self.squares)
+        deviations = (sums / torch.bincount(classes, minlength=len(classes)).clamp(min=1)).sqrt()[:, classes]
         # The variance of a constant unit is not zero but what rounding leaves of its mean.
         is_live = deviations > CONSTANT * self.count**0.5 * self.means.abs()
-        return self._compared(torch.where(is_live, 1 / deviations, 0.0))
-
-    def _compared(self, factors: Tensor) -> "Comparison":
-        squares = (factors.square() * self.squares).cpu()
-        return Comparison(factors[0].unsqueeze(1) * self.products * factors[1], squares)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How alike the units of two networks are.
-
-    Attributes:
-        matrix: Inner products of normalized units, `[units of the first network, units of the second]`.
-        squares: Squared norms of the normalized units, `[2, units]`.
-    """
-
-    matrix: Tensor
-    squares: Tensor
-
-
-def _pooled(squares: Tensor, classes: Tensor) -> Tensor:
-    number = int(classes.max()) + 1
-    sums = torch.zeros(number, dtype=squares.dtype, device=squares.device).index_add(0, classes, squares)
-    return (sums / torch.bincount(classes, minlength=number))[classes]
+        factors = torch.where(is_live, 1 / deviations, 0.0)
+        return factors[0].unsqueeze(1) * self.products * factors[1], (factors.square() * self.squares).cpu()

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
 from regauge.core.rotations import keeping_ones
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Batch, Task
+from regauge.core.task import Batch
 from regauge.training import Adam, Cosine, PlainProgram, descend, differentiate
 from regauge.training.descent import check_steps, cycle
 
@@ -32,12 +31,8 @@ class ContinuousDescent(Method):
 
     The second network, moved by the initial element g, is moved further by `h = exp(X)`: for every orthogonal
     group X is a skew-symmetric matrix, for every linear group any matrix, and for every family of positive scales
-    the logarithms of its factors. Adam changes X, from zero on, such that a loss falls:
-
-    | loss | what it is |
-    | --- | --- |
-    | "midpoint" | the task loss of `(a + h g b) / 2` on one batch after the other |
-    | "random" | the task loss of `(1 - t) a + t h g b`, t uniform in (0, 1) at every step; needs a generator |
+    the logarithms of its factors. Adam changes X, from zero on, such that the task loss of `(a + h g b) / 2` falls, on
+    one batch after the other.
 
     Orders, signs and half periods stay where the initial element puts them: give a method that chooses these as
     `init`, and this method as `init` of `Sinkhorn` or `StraightThrough` for another turn. A few times h is judged by
@@ -49,7 +44,6 @@ class ContinuousDescent(Method):
     parameters are not the best ones halfway; this is what brings the path close to flat there.
 
     Attributes:
-        loss: The loss that falls.
         init: An element, or a method whose result is the start; None is the identity.
         steps: The number of steps of Adam.
         lr: Its learning rate at the start, in radians for rotations; it falls to zero along half a cosine.
@@ -59,15 +53,12 @@ class ContinuousDescent(Method):
         Theus et al. (2025), Generalized linear mode connectivity for transformers, who learn elements on the task loss.
     """
 
-    loss: Literal["midpoint", "random"] = "midpoint"
     init: Start = field(default_factory=MixedMatching)
     steps: int = 100
     lr: float = 0.01
     checks: int = 4
 
     def __post_init__(self) -> None:
-        if self.loss not in ("midpoint", "random"):
-            raise ValueError(f"loss is {self.loss!r}; choose 'midpoint' or 'random'")
         if not (1 <= self.checks <= self.steps and self.lr > 0):
             raise ValueError(
                 f"steps={self.steps}, checks={self.checks}, lr={self.lr}: there must be as many steps as checks and at "
@@ -79,9 +70,7 @@ class ContinuousDescent(Method):
         return match_each(problem, self._match_pair)
 
     def _match_pair(self, problem: Problem) -> Results:
-        task, symmetry, generator = problem.require_task(self), problem.symmetry, problem.generator
-        if self.loss == "random":
-            problem.require_generator("loss='random' takes the loss at random points of the line")
+        task, symmetry = problem.require_task(self), problem.symmetry
         params_a, params_b = problem.pair(0)
         start = start_of(self.init, problem)
         candidates = Candidates(problem, start)
@@ -92,7 +81,9 @@ class ContinuousDescent(Method):
 
         def loss(freedom: Params, batch: Batch) -> Tensor:
             moved = symmetry.act(_exponential(symmetry, freedom), at_start)
-            return self._loss(params_a, moved, symmetry, task, batch, generator)
+            # Operators do not differentiate with respect to running statistics.
+            there = {name: y.detach() if name in symmetry.buffers else y for name, y in moved.items()}
+            return task.loss(interpolate(params_a, there), batch)
 
         program = PlainProgram(differentiate(loss), freedom, Adam(self.lr))
         checked, is_converged = check_steps(self.steps, self.checks), False
@@ -102,22 +93,6 @@ class ContinuousDescent(Method):
                 reached = float(candidates.offer(element))
                 is_converged, last = abs(reached - last) <= CHANGE * abs(last), reached
         return candidates.result(is_converged)
-
-    def _loss(
-        self,
-        params_a: Mapping[str, Tensor],
-        moved: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        task: Task,
-        batch: Batch,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        t = 0.5
-        if self.loss == "random" and generator is not None:
-            t = float(torch.rand((), generator=generator, device=generator.device))
-        # Operators do not differentiate with respect to running statistics.
-        there = {name: y.detach() if name in symmetry.buffers else y for name, y in moved.items()}
-        return task.loss(interpolate(params_a, there, t), batch)
 
 
 def _is_continuous(group: Group) -> bool:
