@@ -226,8 +226,9 @@ def align_many(
     else:
         alone = [view.symmetry.identity()]
         found = problem.result(alone, objective=0.0, initial=0.0, history=[0.0], is_converged=True)
-    moved = tuple(view.split(one, like) for one, like in zip(found.params, params, strict=True))
-    return replace(found, symmetry=view.whole, element=view.element(found.element), params=moved)
+    first: Any = params[0] if view.roles else found.params[0]
+    moved = [view.split(one, like) for one, like in zip(found.params[1:], params[1:], strict=True)]
+    return replace(found, symmetry=view.whole, element=view.element(found.element), params=(first, *moved))
 
 
 def _view(

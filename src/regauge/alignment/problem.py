@@ -11,7 +11,7 @@ from torch import Tensor
 from regauge.alignment.result import ManyResult, Result, Results
 from regauge.core.deferred import materialize
 from regauge.core.element import Element, stack
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.params import Params, count_models, require_finite, require_same_shapes, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
@@ -74,25 +74,24 @@ class Problem(_Setting):
 
     def pair(self, k: int) -> tuple[Params, Params]:
         """Both networks of one pair, without the leading axis."""
-        return item(self.a, k), item(self.b, k)
+        return select(self.a, k), select(self.b, k)
 
     def __getitem__(self, rows: slice | Tensor) -> "Problem":
         """The problem of some pairs."""
-        a, b = ({name: tensor[rows] for name, tensor in params.items()} for params in (self.a, self.b))
-        return replace(self, a=a, b=b)
+        return replace(self, a=select(self.a, rows), b=select(self.b, rows))
 
     def move(self, element: Element, moved: Mapping[str, Tensor] = NOTHING) -> Params:
         """The second networks moved by a batch of elements, but for tensors in `moved`, which are moved already."""
         done = {n: t for n, t in moved.items() if t.dtype == self.b[n].dtype and t.device == self.b[n].device}
         if element.batch == (1,):  # A single network is moved without index tensors as large as itself.
-            one = self.symmetry.act(element.item(0), item(self.b, 0), skip=done)
-            return {**{name: tensor.unsqueeze(0) for name, tensor in one.items()}, **done}
+            one = self.symmetry.act(element.item(0), select(self.b, 0), skip=done)
+            return {**batch_of_one(one), **done}
         return {**self.symmetry.act(element, self.b, skip=done), **done}
 
     def midpoint_losses(self, params: Mapping[str, Tensor]) -> Tensor:
         """The loss of the task halfway between the first networks and the moved second ones, float64 `[pairs]`."""
         assert self.task is not None
-        pairs = ((item(self.a, k), item(params, k)) for k in range(self.pairs))
+        pairs = ((select(self.a, k), select(params, k)) for k in range(self.pairs))
         return torch.tensor([self.task.midpoint_loss(a, b) for a, b in pairs], dtype=torch.float64)
 
     def result(
@@ -184,11 +183,6 @@ class ManyProblem(_Setting):
         )
 
 
-def item(params: Mapping[str, Tensor], k: int) -> Params:
-    """One network of a population."""
-    return {name: tensor[k] for name, tensor in params.items()}
-
-
 def batch_of_one(params: Mapping[str, Tensor]) -> Params:
     """A network as a population of one, without copying."""
     return {name: tensor.unsqueeze(0) for name, tensor in params.items()}
@@ -234,63 +228,33 @@ def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symme
             NaN or Inf.
     """
     symmetry = symmetry.bind(b)
-    pairs = _number_of_networks(b, symmetry)
-    if _is_single(a, b, symmetry, pairs):
-        require_finite(a, "the first network")
-        a = {name: tensor.expand(pairs, *tensor.shape) for name, tensor in a.items()}
-    else:
-        _require_finite_networks(a, "first")
-    _require_finite_networks(b, "second")
-    for params in (a, b):
-        symmetry.require_ones(params)
-    return dict(a), symmetry
-
-
-def label(k: int) -> str:
-    """What error messages call a network."""
-    return ("the first network", "the second network")[k] if k < 2 else f"network {k + 1}"
-
-
-def _number_of_networks(b: Mapping[str, Tensor], symmetry: Symmetry) -> int:
-    """The length of the leading model axis that every tensor of the second population must have."""
     for name in symmetry.sites:
         if b[name].ndim != len(symmetry.shapes[name]) + 1:
             raise ValueError(
                 f"{name!r} of the second networks has shape {tuple(b[name].shape)}, without one leading model "
                 "axis; stack the networks along a new first axis, or align a single pair with `regauge.align`"
             )
-    counts = {name: tensor.shape[0] if tensor.ndim else 0 for name, tensor in b.items()}
-    name, count = next(iter(counts.items()), ("", 0))
-    for other, n in counts.items():
-        if n != count or n == 0:
-            raise ValueError(
-                f"{other!r} has {n} networks along its leading model axis and {name!r} has {count}; every tensor of a "
-                "population (buffers too) needs one entry for each of its networks, and there must be at least one"
-            )
-    if not counts:
-        raise ValueError("the second networks have no parameters, so there is nothing to align")
-    return count
-
-
-def _is_single(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, pairs: int) -> bool:
-    """Whether the first networks are a single one; its parameters must be those of the second ones."""
+    pairs = count_models(b)
     first = next((name for name in (*symmetry.sites, *b) if name in a), None)
     if first is not None and a[first].ndim == b[first].ndim - 1:
-        require_same_shapes(a, item(b, 0))
-        return True
-    if first is not None and a[first].ndim and a[first].shape[0] != pairs:
+        require_same_shapes(a, select(b, 0))
+        require_finite(a, "the first network")
+        a = {name: tensor.expand(pairs, *tensor.shape) for name, tensor in a.items()}
+    elif first is not None and a[first].ndim and len(a[first]) != pairs:
         raise ValueError(
-            f"there are {a[first].shape[0]} first networks and {pairs} second ones (along the leading axis of "
+            f"there are {len(a[first])} first networks and {pairs} second ones (along the leading axis of "
             f"{first!r}); give as many of both, or a single first network without a model axis"
         )
     require_same_shapes(a, b)
-    return False
+    for which, params in (("first", a), ("second", b)):
+        for name, tensor in params.items():
+            if tensor.is_floating_point() and not math.isfinite(tensor.sum()):
+                for k in range(pairs):
+                    require_finite({name: tensor[k]}, f"network {k} of the {which} population")
+        symmetry.require_ones(params)
+    return dict(a), symmetry
 
 
-def _require_finite_networks(params: Mapping[str, Tensor], which: str) -> None:
-    """Raise for NaN and Inf, and say in which network they are."""
-    for name, tensor in params.items():
-        if not tensor.is_floating_point() or math.isfinite(tensor.sum()):
-            continue
-        for k in (~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero().flatten().tolist():
-            require_finite({name: tensor[k]}, f"network {k} of the {which} population")
+def label(k: int, what: str = "network") -> str:
+    """What error messages call a network."""
+    return (f"the first {what}", f"the second {what}")[k] if k < 2 else f"{what} {k + 1}"

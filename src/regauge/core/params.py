@@ -22,13 +22,16 @@ def count_models(params: Mapping[str, Tensor]) -> int:
     Raises:
         ValueError: There is no tensor, or model axes have different lengths.
     """
-    counts = {len(tensor) for tensor in params.values()}
-    if len(counts) != 1:
-        raise ValueError(
-            f"the tensors of a population have one model axis of one length, but these have {sorted(counts)}; stack "
-            "the same networks in all"
-        )
-    return counts.pop()
+    if not params:
+        raise ValueError("a population without tensors has no networks; give at least one tensor")
+    (first, count), *others = ((name, len(tensor) if tensor.ndim else 0) for name, tensor in params.items())
+    for name, other in ((first, count), *others):
+        if other != count or other == 0:
+            raise ValueError(
+                f"{name!r} has {other} networks along its leading model axis and {first!r} has {count}; the tensors of "
+                "a population (buffers too) have one model axis of one length, and there must be at least one network"
+            )
+    return count
 
 
 def require_finite(params: Mapping[str, Tensor], label: str) -> None:

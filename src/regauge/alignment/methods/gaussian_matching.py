@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regauge.alignment.joint import Role, dictionary_of, joint_name
 from regauge.alignment.method import Method
-from regauge.alignment.methods.joint_matching import JointMatching
+from regauge.alignment.methods.joint_matching import JointMatching, require_magnitudes
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import ManyProblem, Problem
+from regauge.alignment.problem import ManyProblem, Problem, label
 from regauge.alignment.result import ManyResult, Results
 from regauge.core.element import Element
 from regauge.core.groups import Group
@@ -93,11 +93,11 @@ class GaussianMatching(Method):
             ValueError: A standard deviation is negative, or zero or missing where the cost is a divergence.
         """
         for k, params in enumerate((problem.a, problem.b)):
-            _require_std(params, problem.symmetry, k)
+            require_magnitudes(params, problem.symmetry, ROLES, label(k, "posterior"))
+            if self.cost not in ("wasserstein", "mean"):
+                _require_uncertain(params, problem.symmetry, label(k, "posterior"))
         if self.cost in ("wasserstein", "mean"):
             return self._joint.match(problem)
-        for params, label in ((problem.a, "first"), (problem.b, "second")):
-            _require_uncertain(params, problem.symmetry, label)
         method = WeightMatching(scales="keep") if self.method is None else self.method
         found = method.match(_divergence_problem(problem, is_symmetric=self.cost == "symmetric kl"))
         element = _complete(found.element, problem.symmetry)
@@ -115,7 +115,7 @@ class GaussianMatching(Method):
                 "divergence depends on where each of them is; choose 'wasserstein' or 'mean'"
             )
         for k, params in enumerate(problem.networks):
-            _require_std(params, problem.symmetry, k)
+            require_magnitudes(params, problem.symmetry, ROLES, label(k, "posterior"))
         return self._joint.match_many(problem)
 
     @property
@@ -178,18 +178,7 @@ def _complete(element: Element, symmetry: Symmetry) -> Element:
     return Element({n: replace(v, scale=rest[n].scale, shift=rest[n].shift) for n, v in element.items()}, element.batch)
 
 
-def _require_std(params: Mapping[str, Tensor], symmetry: Symmetry, number: int) -> None:
-    label = ("the first posterior", "the second posterior")[number] if number < 2 else f"posterior {number + 1}"
-    for joint, tensor in params.items():
-        k, name = dictionary_of(joint)
-        if k == 1 and joint not in symmetry.buffers and bool((tensor < 0).any()):
-            raise ValueError(
-                f"the standard deviations {name!r} of {label} hold {int((tensor < 0).sum())} negative numbers "
-                f"(of {tensor.numel()}); give standard deviations, not their logarithms or another parametrization"
-            )
-
-
-def _require_uncertain(params: Mapping[str, Tensor], symmetry: Symmetry, label: str) -> None:
+def _require_uncertain(params: Mapping[str, Tensor], symmetry: Symmetry, of: str) -> None:
     for joint in symmetry.sites:
         k, name = dictionary_of(joint)
         if k or joint in symmetry.buffers or not params[joint].is_floating_point():
@@ -197,6 +186,6 @@ def _require_uncertain(params: Mapping[str, Tensor], symmetry: Symmetry, label: 
         std = params.get(joint_name(1, name))
         if std is None or not bool((std > 0).all()):
             raise ValueError(
-                f"{name!r} of the {label} posterior has no positive standard deviation everywhere, and the divergence "
+                f"{name!r} of {of} has no positive standard deviation everywhere, and the divergence "
                 "between certain values is infinite; choose cost='wasserstein'"
             )

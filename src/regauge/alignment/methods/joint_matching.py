@@ -73,7 +73,7 @@ class JointMatching(Method):
             ValueError: A dictionary of magnitudes has a negative number.
         """
         for k, params in enumerate((problem.a, problem.b)):
-            self._require_magnitudes(params, problem.symmetry, label(k))
+            require_magnitudes(params, problem.symmetry, self.roles, label(k))
         a, b = (self._weigh(params) for params in (problem.a, problem.b))
         method = WeightMatching(scales="keep") if self.method is None else self.method
         found = method.match(Problem(a, b, self._weigh_symmetry(problem.symmetry), None, problem.generator))
@@ -88,7 +88,7 @@ class JointMatching(Method):
             ValueError: A dictionary of magnitudes has a negative number.
         """
         for k, params in enumerate(problem.networks):
-            self._require_magnitudes(params, problem.symmetry, label(k))
+            require_magnitudes(params, problem.symmetry, self.roles, label(k))
         networks = [self._weigh(params) for params in problem.networks]
         method = MergeMany(inner=WeightMatching(scales="keep")) if self.method is None else self.method
         symmetry = self._weigh_symmetry(problem.symmetry)
@@ -126,12 +126,18 @@ class JointMatching(Method):
         """Tensors of dictionaries of weight 1, which were matched as they are."""
         return {name: tensor for name, tensor in params.items() if self._weight(name) == 1}
 
-    def _require_magnitudes(self, params: Mapping[str, Tensor], symmetry: Symmetry, of: str) -> None:
-        for joint, tensor in params.items():
-            k, name = dictionary_of(joint)
-            if self.roles[k] == "magnitudes" and joint not in symmetry.buffers and bool((tensor < 0).any()):
-                raise ValueError(
-                    f"{name!r} of a dictionary of magnitudes of {of} holds "
-                    f"{int((tensor < 0).sum())} negative numbers (of {tensor.numel()}); give that dictionary the role "
-                    "'parameters', or its absolute values"
-                )
+
+def require_magnitudes(params: Mapping[str, Tensor], symmetry: Symmetry, roles: tuple[Role, ...], of: str) -> None:
+    """Refuse negative numbers in dictionaries of magnitudes.
+
+    Raises:
+        ValueError: There are some; `of` is what the sentence calls the network.
+    """
+    for joint, tensor in params.items():
+        k, name = dictionary_of(joint)
+        if roles[k] == "magnitudes" and joint not in symmetry.buffers and bool((tensor < 0).any()):
+            raise ValueError(
+                f"{name!r} of {of} holds {int((tensor < 0).sum())} negative numbers (of {tensor.numel()}) in a "
+                "dictionary of magnitudes; give standard deviations, not their logarithms or another parametrization, "
+                "or the role 'parameters'"
+            )

@@ -11,12 +11,12 @@ from torch import Tensor
 from regauge.alignment.candidates import Candidates, Measure
 from regauge.alignment.method import Method, Start, are_alike, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import Problem, item
+from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
 from regauge.core.element import Element
 from regauge.core.families import compared
 from regauge.core.interpolation import interpolate
-from regauge.core.params import Params
+from regauge.core.params import Params, select
 from regauge.core.task import Batch, Task
 from regauge.relaxed.action import RelaxedAction
 from regauge.relaxed.soft_elements import SoftElement, movable
@@ -165,7 +165,7 @@ class Sinkhorn(Method):
 
         def losses(params: Params) -> Tensor:
             assert task is not None
-            pairs = [(item(problem.a, k), item(params, k)) for k in range(problem.pairs)]
+            pairs = [(select(problem.a, k), select(params, k)) for k in range(problem.pairs)]
             each = [[task.evaluate_average(interpolate(a, b, t))["loss"] for t in POINTS] for a, b in pairs]
             return -torch.tensor(each, dtype=torch.float64).mean(1)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from regauge.alignment.engine.climbs import Climbs, climb, portions, side_by_side
 from regauge.alignment.engine.frames import Frame, Scales, require_scales
 from regauge.alignment.engine.ladder import Fallback, ladder
-from regauge.alignment.engine.paired_networks import at
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
@@ -79,8 +78,11 @@ class WeightMatching(Method):
     def match(self, problem: Problem) -> Results:
         """See `align` and `align_pairs`; the task chooses between restarts."""
         symmetry, pairs = problem.symmetry, problem.pairs
-        init = None if self.init is None else _expand(_isometric(symmetry, self.init), pairs)
-        restarts = [random_isometry(symmetry, self._chance(problem), (pairs,)) for _ in range(self.restarts)]
+        init = None if self.init is None else _isometric(symmetry, self.init, pairs)
+        restarts = []
+        for _ in range(self.restarts):
+            chance = problem.require_generator(f"restarts={self.restarts} begin at random elements")
+            restarts.append(random_isometry(symmetry, chance, (pairs,)))
 
         def match(part: slice) -> Results:
             here = None if init is None else init.rows(part)
@@ -103,9 +105,9 @@ class WeightMatching(Method):
         climbs += self._climbs(frame, restarts)
 
         def from_identity(rows: Tensor, *, is_from_original: bool) -> Climbs:
-            second = frame.original() if is_from_original else frame.b
-            a, b = ({name: at(t, rows) for name, t in tensors.items()} for tensors in (frame.a, second))
-            return self._climb(frame.rows(rows), a, b, None, is_from_original=is_from_original)
+            part = frame.rows(rows)
+            second = part.original() if is_from_original else part.b
+            return self._climb(part, part.a, second, None, is_from_original=is_from_original)
 
         fallbacks = [Fallback(initial, partial(from_identity, is_from_original=True))]
         if frame.scales is not None and (is_from_barycenter or init is not None):
@@ -121,9 +123,6 @@ class WeightMatching(Method):
             is_converged=best.is_converged,
             moved=best.moved,
         )
-
-    def _chance(self, problem: Problem) -> torch.Generator:
-        return problem.require_generator(f"restarts={self.restarts} begin at random elements")
 
     def _climbs(self, frame: Frame, starts: Sequence[Element]) -> list[Climbs]:
         """One climb from each start; those of a single pair run as one batch."""
@@ -168,41 +167,30 @@ def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple
     return element
 
 
-def _isometric(symmetry: Symmetry, element: Element) -> Element:
-    """What matching can choose of an element: without positive factors, matrices as their nearest rotations."""
-    element = materialize(element, symmetry.groups)
-    result = symmetry.identity(element.batch)
-    for group in symmetry.groups:
-        if group.name not in element:
-            raise ValueError(
-                f"init has no value for group {group.name!r}; it belongs to another symmetry (its groups are "
-                f"{list(element)[:5]}); give an element of the symmetry that is aligned under"
-            )
-        value, blank = element[group.name], result[group.name]
-        for part in ("perm", "sign", "shift", "matrix"):
-            known, needed = getattr(value, part), getattr(blank, part)
-            if (known is None) != (needed is None) or (known is not None and known.shape != needed.shape):
-                raise ValueError(
-                    f"init does not fit group {group.name!r} of {group.size} units; give an element of the symmetry "
-                    "that is aligned under"
-                )
-        matrix = value.matrix
-        if matrix is not None and group.matrix == "linear":
-            u, _, vh = torch.linalg.svd(matrix)
-            matrix = u @ vh
-        result = result.replace(group.name, replace(value, scale=blank.scale, matrix=matrix))
-    return result
-
-
-def _expand(element: Element, pairs: int) -> Element:
-    if element.batch not in ((), (pairs,)):
-        if pairs == 1:
-            raise ValueError(
-                f"init is a batch of elements of shape {element.batch}; give a single one (`init.item(0)`), or align "
-                "many pairs at once with `regauge.align_pairs`"
-            )
+def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:
+    """What matching can choose of an element, for each pair: no positive factors, of matrices the nearest rotation."""
+    init = materialize(init, symmetry.groups)
+    if init.batch not in ((), (pairs,)):
         raise ValueError(
-            f"init is a batch of elements of shape {element.batch} for {pairs} pairs; give one for each pair, or a "
-            "single one for all"
+            f"init is a batch of elements of shape {init.batch}; give a single one (`init.item(0)`)"
+            + (f" for {pairs} pairs, or one for each" if pairs > 1 else "")
         )
+    values = {}
+    for name, blank in symmetry.identity(init.batch).items():
+        if name not in init:
+            raise ValueError(
+                f"init has no value for group {name!r}; it belongs to another symmetry (its groups are "
+                f"{list(init)[:5]}); give an element of the symmetry that is aligned under"
+            )
+        given, needed = ({part: t.shape for part, t in v.items() if part != "scale"} for v in (init[name], blank))
+        if given != needed:
+            raise ValueError(
+                f"init does not fit group {name!r} of {symmetry[name].size} units; give an element of the symmetry "
+                "that is aligned under"
+            )
+        values[name] = replace(init[name], scale=blank.scale)
+        if symmetry[name].matrix == "linear":
+            u, _, vh = torch.linalg.svd(init[name].matrix)
+            values[name] = replace(values[name], matrix=u @ vh)
+    element = Element(values, init.batch)
     return element if element.batch else element.expand(pairs)
