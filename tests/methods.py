@@ -122,7 +122,6 @@ CHANCE = (
     "weights from many starts",
     "frank-wolfe from many starts",
     "sinkhorn on the line",
-    "merge many at once",
     "merge many from many starts",
 )
 """Methods that need a generator."""
