@@ -89,7 +89,7 @@ class Discover:
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """How networks are matched; shared by the commands that align."""
+    """How networks are matched, and streamed where they do not fit in memory; shared by the commands that align."""
 
     model: Model = None
     symmetry: SymmetryFile = None
@@ -110,17 +110,6 @@ class Matching:
     overwrite: OverwriteAll = False
     seed: Seed = 0
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the model's outputs that must not change, and that the data are compared with."""
-        return self.inputs.outputs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Streamed(Matching):
-    """How checkpoints that do not fit in memory are streamed; shared by the commands that can."""
-
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
     are read in sweeps over their files: matching looks at weights then, and networks are combined entry by entry."""
@@ -129,9 +118,14 @@ class Streamed(Matching):
     resume: bool = False
     """Continue what an interrupted run left in OUT.partial."""
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs that must not change, and that the data are compared with."""
+        return self.inputs.outputs
+
 
 @dataclass(frozen=True)
-class Align(Streamed):
+class Align(Matching):
     """Move checkpoint B along its orbit, next to checkpoint A; the result computes the same function as B.
 
     The alignment is stored beside the output, as OUT.alignment.safetensors, for `regauge apply`. Of folders in Hugging
@@ -145,7 +139,7 @@ class Align(Streamed):
 
 
 @dataclass(frozen=True)
-class Merge(Streamed):
+class Merge(Matching):
     """Align checkpoints with one another and make one of them; a model card with the numbers is written beside it.
 
     The result is in the coordinates of the first checkpoint, or of the base. Statistics of batch normalization are

@@ -185,15 +185,8 @@ def mnist_inrs(count: int = 60_000, seed: int = 0) -> Config:
     References:
         Navon et al. (2023), appendix: their networks add 0.5 to the output, these do not.
     """
-    return Config(
-        siren_architecture(2, 32, 1, depth=2),
-        "mnist-signals",
-        count,
-        seed,
-        steps=1000,
-        batch=None,
-        optimizer=Adam(lr=5e-4),
-    )
+    architecture = siren_architecture(2, 32, 1, depth=2)
+    return replace(sine_inrs(count, seed), architecture=architecture, data="mnist-signals", batch=None, copies=1)
 
 
 def cifar10_inrs(count: int = 250_000, seed: int = 0) -> Config:

@@ -18,7 +18,7 @@ from regauge.storage.architecture import Architecture
 from regauge.storage.store import shard_file
 from regauge.storage.store.columns import Array, encode
 from regauge.storage.store.listing import FINITE, Listing, Place, resolve
-from regauge.storage.store.manifest import Manifest
+from regauge.storage.store.manifest import MANIFEST, Manifest
 from regauge.storage.store.packing import memory_of, pack, require_networks, segments_of
 from regauge.storage.store.rows import Indices, Rows, split
 from regauge.storage.store.shard_file import Shard, Verification, verify
@@ -95,6 +95,11 @@ class Store:
             ValueError: It, or one of its shards, is damaged or of another version.
         """
         return cls(Path(folder), Manifest.read(Path(folder)))
+
+    @classmethod
+    def find(cls, folder: str | Path) -> "Store | None":
+        """The store in a folder, or None if there is none."""
+        return cls.open(folder) if (Path(folder) / MANIFEST).exists() else None
 
     def __len__(self) -> int:
         return len(self._now)

@@ -176,12 +176,7 @@ def _write_matrix(
 ) -> list[dict[str, Any]]:
     """Write the networks as rows of one array, without holding them all, and its layout; returns their rows.
 
-    Args:
-        store: The store.
-        folder: Where the files go.
-        indices: Numbers of the networks.
-        named: Name and shape of each tensor in the files.
-        progress: Shows how many networks are written.
+    Tensors have other names and shapes in the files, which `named` says.
     """
     variables: list[Variable] = []
     for spec, (name, shape) in zip(store.architecture.layout, named, strict=True):

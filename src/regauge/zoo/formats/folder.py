@@ -64,12 +64,7 @@ def read_folder(
 
 
 def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any]]:
-    """A row for each file whose name fits a template, see `read_folder`, by id and step.
-
-    Args:
-        tree: The files.
-        template: The pattern of their names.
-        what: The files in words, for the error.
+    """A row for each file whose name fits a template, see `read_folder`, by id and step; errors name the files `what`.
 
     Raises:
         FileNotFoundError: No name fits.

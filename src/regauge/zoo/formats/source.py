@@ -17,7 +17,6 @@ from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
 from regauge.storage.architecture import Architecture, TensorSpec, layout_of
 from regauge.storage.store import Store
-from regauge.storage.store.manifest import MANIFEST
 from regauge.zoo.formats.checkpoint_tree import Tree
 
 BLOCK = 512
@@ -134,7 +133,8 @@ def import_zoo(
         ValueError: A network does not fit the others, or the source has other names for what is in the store.
     """
     about = {**source.about, "path": os.path.abspath(source.path)}
-    before = Store.open(folder).about.get("path") if (Path(folder) / MANIFEST).exists() else None
+    known = Store.find(folder)
+    before = None if known is None else known.about.get("path")
     if before not in (None, about["path"]):
         raise FileExistsError(
             f"{str(folder)!r} holds the networks of {before!r}, not of {about['path']!r}; choose another folder"
@@ -150,7 +150,8 @@ def import_zoo(
         if part:
             block = source.read(part)
             with suppress(FileExistsError):  # another import did the same
-                store.append(block.params, block.rows, name=f"import-{number:06d}-{_digest(block.rows)}")
+                digest = hashlib.sha256(json.dumps([(row["id"], row["step"]) for row in block.rows]).encode())
+                store.append(block.params, block.rows, name=f"import-{number:06d}-{digest.hexdigest()[:8]}")
             advance(len(part))
     store.refresh()
     return store
@@ -175,12 +176,6 @@ def _missing(source: Source, store: Store) -> list[bool]:
                 "import it into another folder"
             )
     return missing
-
-
-def _digest(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A digest of the networks of a block, for the name of its shard."""
-    text = json.dumps([(row["id"], row["step"]) for row in rows])
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _words(spec: TensorSpec | None) -> str:

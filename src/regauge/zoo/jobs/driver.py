@@ -105,10 +105,8 @@ def run_jobs(
 
 def recorded_library(folder: str | Path) -> Library:
     """The library of matrix products for the jobs of a store: as chosen, as an earlier run recorded, or the default."""
-    try:
-        recorded = Store.open(folder).about.get("products")
-    except FileNotFoundError:
-        recorded = None
+    known = Store.find(folder)
+    recorded = None if known is None else known.about.get("products")
     return chosen_library() or recorded or default_library()
 
 

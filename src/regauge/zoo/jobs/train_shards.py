@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regauge.core.products import Library, use_library
 from regauge.core.progress import Advance, Progress, no_advance, no_progress
-from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
 from regauge.storage.store import Store, path_of
 from regauge.zoo.jobs.driver import WHOLE, MakeExecutor, Share, missing_jobs, recorded_library, run_jobs
@@ -127,15 +126,16 @@ def plan(
     """
     if size is not None and size < 1:
         raise ValueError(f"shards of {size} networks hold none; give at least 1")
-    known = _open_if_there(folder)
+    known, examples = Store.find(folder), load_examples(config.data)
     if size is None:
         size = known.about.get("shard") if known is not None else None
     if size is None:
-        size = _shard_size(config, load_examples(config.data))
+        size = _shard_size(config, examples)
     if any(discard.worst is not None for discard in config.discards):
         size = math.ceil(size / config.group) * config.group
-    is_same = known is not None and known.symmetry is not None and known.architecture == config.architecture
-    symmetry = known.symmetry if known is not None and is_same else _find_symmetry(config)
+    symmetry = known.symmetry if known is not None and known.architecture == config.architecture else None
+    if symmetry is None:
+        symmetry = discover(config.architecture.module().eval(), (examples.inputs[:2],))
     products = recorded_library(folder)
     about = {"training": settings_of(config), "shard": size, "products": products}
     store = Store.create(folder, config.architecture, symmetry, storage=storage, about=about)
@@ -148,18 +148,6 @@ def settings_of(value: Any) -> Any:
         parts = {part.name: settings_of(getattr(value, part.name)) for part in fields(value)}
         return {"kind": type(value).__name__} | {k: part for k, part in parts.items() if k != "architecture"}
     return [settings_of(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def _open_if_there(folder: str | Path) -> Store | None:
-    """The store that is there already."""
-    try:
-        return Store.open(folder)
-    except FileNotFoundError:
-        return None
-
-
-def _find_symmetry(config: Config) -> Symmetry:
-    return discover(config.architecture.module().eval(), (load_examples(config.data).inputs[:2],))
 
 
 def _shard_size(config: Config, examples: Examples) -> int:

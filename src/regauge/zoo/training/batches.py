@@ -37,14 +37,7 @@ class Feed:
 
 
 class Batches:
-    """The batches of a stack of networks.
-
-    Args:
-        config: Of the population.
-        examples: On the device of the networks.
-        groups: Of the networks, which are as many in each.
-        signals: For every network the number of its signal, where networks are signals.
-    """
+    """The batches of a stack of networks, of as many networks in each group, with a signal for each where there are."""
 
     def __init__(self, config: Config, examples: Examples, groups: Sequence[int], signals: Sequence[int]) -> None:
         self.examples = examples

@@ -95,13 +95,8 @@ class Examples:
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
-        return replace(
-            self,
-            inputs=move(self.inputs),
-            targets=move(self.targets),
-            validation_inputs=move(self.validation_inputs),
-            validation_targets=move(self.validation_targets),
-        )
+        names = ("inputs", "targets", "validation_inputs", "validation_targets")
+        return replace(self, **{name: move(getattr(self, name)) for name in names})
 
     def _require_targets(self, targets: Tensor) -> None:
         """Refuse what no loss is known for."""

@@ -40,15 +40,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """One network of a stack.
-
-    Attributes:
-        id: Its number in the population.
-        group: Whose batches it reads.
-        signal: The number of its signal, where networks are signals.
-        start: Seed and initialization.
-        settings: What the optimizer does for it.
-    """
+    """One network of a stack: its number in the population, whose batches it reads, which signal, and what it drew."""
 
     id: int
     group: int
