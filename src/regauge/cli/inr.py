@@ -60,11 +60,7 @@ def fit_signal(options: InrFit) -> None:
 
 
 def inr_for(options: InrFit, signal: Signal) -> Inr:
-    """The network that is fitted to a signal.
-
-    Raises:
-        UsageError: The signal is no shape, and one is asked for.
-    """
+    """The network that is fitted to a signal."""
     if isinstance(signal, ImageSignal):
         if options.signal is not None:
             raise UsageError(f"{options.target!r} is an image, which has no --signal {options.signal}; leave it out")
@@ -75,11 +71,7 @@ def inr_for(options: InrFit, signal: Signal) -> Inr:
 
 
 def start_of(options: InrFit, inr: Inr, generator: torch.Generator) -> Params:
-    """Initial parameters.
-
-    Raises:
-        UsageError: They are those of another network.
-    """
+    """Initial parameters, of a network like the one that is fitted."""
     if options.start == "random":
         return inr.start(generator, bias=options.bias)
     if options.start == "shared":

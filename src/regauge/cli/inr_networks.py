@@ -31,10 +31,6 @@ def find_task(model: Model, text: str, *, loss: str, dtype: torch.dtype) -> rg.T
 
     Which points are drawn does not depend on anything else, so that losses of different commands can be compared. Where
     `text` names no signal there is no task.
-
-    Raises:
-        ImportError: A library that reads it is not installed.
-        UsageError: The loss is none of that signal.
     """
     if not _is_signal(text):
         return None

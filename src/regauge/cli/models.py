@@ -50,11 +50,7 @@ Values = Literal["never", "if small", "always"]
 
 
 def load_model(text: str, options: ExampleInputs, *, values: Values = "if small") -> Model:
-    """Build the model that `text` names, with the example inputs of the options or else its own.
-
-    Raises:
-        UsageError: There is no such model, or it has no example inputs.
-    """
+    """Build the model that `text` names, with the example inputs of the options or else its own."""
     model = load_module(text, values=values)
     if options.input_shape:
         model = replace(model, inputs=describe_inputs(options, "meta" if model.is_meta else "cpu"), kwargs=None)
@@ -94,11 +90,7 @@ def load_module(text: str, *, values: Values = "if small") -> Model:
 
 
 def call_factory(text: str, what: str, context: AbstractContextManager[Any] | None = None) -> Any:
-    """What the factory `package.module:name` or `file.py:name` returns.
-
-    Raises:
-        UsageError: There is no such factory, or it fails.
-    """
+    """What the factory `package.module:name` or `file.py:name` returns."""
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise UsageError(
@@ -175,11 +167,7 @@ def name_model(text: str | None, first: Checkpoint) -> str | None:
 
 
 def described_networks(checkpoint: Checkpoint) -> Any:
-    """The module of `DESCRIBED` that knows the network of a checkpoint.
-
-    Raises:
-        UsageError: The checkpoint does not say which network it holds.
-    """
+    """The module of `DESCRIBED` that knows the network of a checkpoint."""
     kind = checkpoint.header.get("kind", "")
     if kind not in DESCRIBED:
         raise UsageError(

@@ -36,12 +36,7 @@ def read_networks(
     values: Values = "if small",
     is_streamed: bool = False,
 ) -> Networks:
-    """Read checkpoints of one architecture, or their headers if they are streamed, and find their symmetry.
-
-    Raises:
-        UsageError: The symmetry is unknown, or the model cannot be built or traced.
-        ValueError: The checkpoints are not of the model, or differ from one another.
-    """
+    """Read checkpoints of one architecture, or their headers if they are streamed, and find their symmetry."""
     checkpoints = [Checkpoint.open(path) for path in paths]
     name = name_model(options.model, checkpoints[0]) if options.symmetry is None else options.model
     if name is None and options.symmetry is None:
@@ -70,11 +65,7 @@ def read_networks(
 
 
 def find_symmetry(model: Model, outputs: Outputs, *, verify: bool | None = None) -> rg.Symmetry:
-    """The symmetry of a model whose outputs were chosen on the command line.
-
-    Raises:
-        UsageError: The model cannot be traced.
-    """
+    """The symmetry of a model whose outputs were chosen on the command line."""
     try:
         return rg.discover(model.module, model.inputs, model.kwargs, outputs=outputs or None, verify=verify)
     except rg.TraceError as error:

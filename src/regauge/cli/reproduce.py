@@ -39,11 +39,7 @@ def run(options: Reproduce) -> None:
 
 
 def choose(paper: str, name: str) -> Experiment:
-    """The experiment of that name.
-
-    Raises:
-        UsageError: There is none; the sentence names those that there are.
-    """
+    """The experiment of that name."""
     if paper not in EXPERIMENTS:
         raise UsageError(f"there are no experiments of paper {paper!r}; there are: {name_all()}")
     if name not in EXPERIMENTS[paper]:

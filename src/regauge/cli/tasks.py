@@ -43,11 +43,7 @@ class Judged:
 
     @property
     def symmetry(self) -> rg.Symmetry:
-        """The symmetry of the model, traced with the first batch.
-
-        Raises:
-            UsageError: The model cannot be traced.
-        """
+        """The symmetry of the model, traced with the first batch."""
         inputs = next(iter(self.task.batches))[0]
         args, kwargs = convert(arguments(inputs), dtype_of(self.model.module.state_dict()))
         model = replace(self.model, inputs=args, kwargs=kwargs)
@@ -55,11 +51,7 @@ class Judged:
 
 
 def read(options: Judging, paths: Sequence[Path]) -> Judged:
-    """Build the model and read the checkpoints and the data.
-
-    Raises:
-        UsageError: The model is unknown, or cannot be built.
-    """
+    """Build the model and read the checkpoints and the data."""
     with show_status("building the model and reading the checkpoints"):
         opened = [Checkpoint.open(path) for path in paths]
         name = name_model(options.model, opened[0])
@@ -73,11 +65,7 @@ def read(options: Judging, paths: Sequence[Path]) -> Judged:
 
 
 def load_batches(text: str, size: int) -> list[Batch]:
-    """Load the batches that `text` names: those of a factory, or of so many examples from a file.
-
-    Raises:
-        UsageError: There is no such data, or it has another form.
-    """
+    """Load the batches that `text` names: those of a factory, or of so many examples from a file."""
     if text.endswith(FILE_SUFFIXES):
         arrays = _arrays(Path(text))
         if not {"inputs", "targets"} <= arrays.keys():
@@ -100,9 +88,6 @@ def task_on(options: Matching | Judging, model: Model, data: str, dtype: torch.d
     """The task of a model on what the user gave for DATA, with the loss, the batches and the outputs of the options.
 
     Floating-point inputs are converted to the dtype of the parameters.
-
-    Raises:
-        UsageError: There is no such data, or it does not fit the loss.
     """
     if model.checkpoint is not None:
         networks = described_networks(model.checkpoint)

@@ -18,11 +18,7 @@ LABELS = {"a": "network A", "before": "network B", "after": "B, aligned"}
 
 
 def demo_page(folder: str | Path) -> str:
-    """The page for a folder with the demo's results.
-
-    Raises:
-        FileNotFoundError: The folder has no results.
-    """
+    """The page for a folder with the demo's results."""
     folder = Path(folder)
     results: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     pictures: dict[str, NDArray[Any]] = dict(load_file(folder / PICTURES))

@@ -122,11 +122,7 @@ def plane_figure(
 
 
 def picture_figure(picture: Picture) -> Figure:
-    """Charts or surfaces side by side.
-
-    Raises:
-        ValueError: There is no panel, or a surface has no finite value.
-    """
+    """Charts or surfaces side by side."""
     if not picture:
         raise ValueError("a picture needs at least one panel")
     planes = [_plane_size(np.array(p.xs), np.array(p.ys)) for p in picture if isinstance(p, Surface)]

@@ -262,11 +262,7 @@ def load(path: str | Path) -> Params:
 
 
 def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """Refuse checkpoints of different tensors.
-
-    Raises:
-        ValueError: Names, shapes or dtypes differ; the sentence names the first tensor.
-    """
+    """Raise unless checkpoints have tensors of the same names, shapes and dtypes."""
     first, *others = checkpoints
     for other in others:
         match(other.on_meta(), first.on_meta(), other.label, first.label)

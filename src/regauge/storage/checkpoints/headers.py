@@ -60,11 +60,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: Path) -> Header:
-    """Read the header of a safetensors file, without mapping it.
-
-    Raises:
-        ValueError: The file is damaged or not complete, or holds a dtype that torch lacks; the reason, as a clause.
-    """
+    """Read the header of a safetensors file, without mapping it; what is wrong with it is a ValueError, as a clause."""
     with open(file, "rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         first = stream.read(FIRST_READ)
@@ -97,11 +93,7 @@ def read_header(file: Path) -> Header:
 
 
 def encode_header(tensors: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    """The header of a safetensors file of tensors that follow one another, its length included.
-
-    Raises:
-        ValueError: A dtype is not one of safetensors.
-    """
+    """The header of a safetensors file of tensors that follow one another, its length included."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     start = 0
     for spec in tensors:

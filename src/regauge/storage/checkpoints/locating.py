@@ -15,12 +15,7 @@ FOLDER_FILES = (
 
 
 def locate(path: str | Path) -> Path:
-    """The file that holds a checkpoint, or the index of its shards: in a folder, the one that is read.
-
-    Raises:
-        FileNotFoundError: There is none.
-        ValueError: A folder holds several.
-    """
+    """The file that holds a checkpoint, or the index of its shards; in a folder, the one that is read."""
     path = Path(path)
     if path.is_dir():
         path = _in_folder(path)

@@ -170,12 +170,7 @@ def partial_of(out: Path) -> Path:
 
 
 def require_place(out: Path, *, overwrite: bool) -> None:
-    """Refuse an output that cannot be written, before any work is done for it.
-
-    Raises:
-        FileExistsError: Something is there and may not be replaced.
-        FileNotFoundError: Its folder does not exist.
-    """
+    """Raise unless an output, a file or a folder, can be written there, before any work is done for it."""
     if out.suffix == SUFFIX:
         return require_writable(out, overwrite=overwrite)
     if not out.parent.is_dir():

@@ -57,11 +57,7 @@ def read_torch_file(source: Path | BinaryIO, label: str) -> Mapping[Any, Any]:
 
 
 def load_torch_file(path: Path) -> Params:
-    """The tensors of a checkpoint in a torch file, on the CPU.
-
-    Raises:
-        ValueError: As `read_torch_file`, or there are other entries than tensors.
-    """
+    """The tensors of a checkpoint in a torch file, on the CPU; other entries are refused."""
     content = read_torch_file(path, str(path))
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if others:

@@ -116,14 +116,7 @@ def save(
 
 
 def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
-    """Write one file; it appears under its name only when it is complete and on the disk.
-
-    Returns:
-        Its size and the CRC-32 of its bytes.
-
-    Raises:
-        ValueError: The pieces of a tensor are not what the layout says.
-    """
+    """Write one file whole or not at all; returns its size and the CRC-32 of its bytes."""
     crc = 0
     with whole_file(folder / shard.file) as temporary, open(temporary, "wb") as file:
         for part in _encode(shard, pieces):
@@ -174,13 +167,7 @@ def save_bytes(content: bytes, path: str | Path) -> Path:
 
 
 def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] = (SUFFIX,)) -> None:
-    """Refuse a name that cannot be written, before any work is done for it.
-
-    Raises:
-        FileExistsError: The file exists, and `overwrite` is false.
-        FileNotFoundError: Its folder does not exist.
-        ValueError: The name has another suffix.
-    """
+    """Raise unless a file of that name can be written, before any work is done for it."""
     path = Path(path)
     if path.suffix not in suffixes:
         raise ValueError(f"the output {str(path)!r} must end in {' or '.join(suffixes)}")

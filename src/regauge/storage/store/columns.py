@@ -46,11 +46,7 @@ class Column:
 
 
 def encode(rows: Sequence[Row]) -> dict[str, Column]:
-    """Columns of some rows, by name.
-
-    Raises:
-        ValueError: A value is not plain JSON, or is an integer beyond 64 bits.
-    """
+    """Columns of some rows of plain JSON values, by name."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: _column(name, [_plain(row.get(name), name) for row in rows]) for name in names}
 

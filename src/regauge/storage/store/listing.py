@@ -60,11 +60,7 @@ class Listing:
         return [Place(self.shards[k].path.stem, row) for k, row in zip(shards.tolist(), rows.tolist(), strict=True)]
 
     def numbers(self, places: Iterable[Place]) -> Indices:
-        """The numbers of the networks in some places.
-
-        Raises:
-            KeyError: The shard of one of them is not listed.
-        """
+        """The numbers of the networks in some places; KeyError where a shard is not listed."""
         first = {shard.path.stem: int(start) for shard, start in zip(self.shards, self.starts[:-1], strict=True)}
         return np.array([first[shard] + row for shard, row in places], np.int64)
 

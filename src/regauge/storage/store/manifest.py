@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regauge.core.symmetry import Symmetry
+from regauge.core.symmetry_json import read_versioned
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save_text
 from regauge.storage.store.packing import STORAGE
@@ -21,11 +22,7 @@ MANIFEST = "store.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The settings of a store; see `Store` for the attributes.
-
-    Raises:
-        ValueError: The storage is unknown, or `about` is not plain JSON.
-    """
+    """The settings of a store; see `Store` for the attributes."""
 
     architecture: Architecture
     symmetry: Symmetry | None
@@ -42,19 +39,10 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """The manifest of the store in a folder.
-
-        Raises:
-            FileNotFoundError: There is no store.
-            ValueError: The manifest is damaged or of another version.
-        """
+        """Read the manifest of the store in a folder."""
         path = require_manifest(folder)
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if document["format"] != FORMAT:
-                raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
-            if document["version"] != VERSION:
-                raise ValueError(f"it has version {document['version']}, but this regauge reads version {VERSION}")
+            document = read_versioned(path.read_text(encoding="utf-8"), FORMAT, VERSION)
             symmetry = document["symmetry"]
             return cls(
                 Architecture.from_json(json.dumps(document["architecture"])),
@@ -63,17 +51,11 @@ class Manifest:
                 document["about"],
                 document["key"],
             )
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"{str(path)!r} does not describe a store ({type(error).__name__}: {error}); restore it from a copy"
-            ) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{str(path)!r} does not describe a store ({error}); restore it from a copy") from error
 
     def write(self, folder: Path) -> None:
-        """Make a folder a store, unless it is one with the same manifest but for its key.
-
-        Raises:
-            FileExistsError: The folder holds another store, or other files.
-        """
+        """Make a folder a store, unless it is one with the same manifest but for its key."""
         path = folder / MANIFEST
         if path.exists():
             self._require_same(folder)
@@ -113,11 +95,7 @@ class Manifest:
 
 
 def require_manifest(folder: Path) -> Path:
-    """The manifest of the store in a folder.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
+    """The manifest of the store in a folder; FileNotFoundError where there is none."""
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
     return folder / MANIFEST

@@ -63,11 +63,7 @@ def segments_of(layout: tuple[TensorSpec, ...], storage: str | None) -> tuple[Se
 
 
 def require_networks(architecture: Architecture, params: Mapping[str, Tensor], rows: Sequence[Row]) -> None:
-    """Refuse networks of another architecture, and rows that do not say which network they are of.
-
-    Raises:
-        ValueError: There are other tensors, or a row has no integer "id" or "step".
-    """
+    """Raise unless networks are of the architecture and each row says which one it is of."""
     layout, count = {spec.name: spec for spec in architecture.layout}, len(rows)
     if params.keys() != layout.keys():
         raise ValueError(
@@ -112,11 +108,7 @@ def pack(
 
 
 def memory_of(tensor: Tensor, size: int) -> Array:
-    """The bytes behind a tensor that begins a batch.
-
-    Raises:
-        ValueError: They are not the memory of a batch of that many bytes.
-    """
+    """The bytes behind a tensor that begins a batch of that many bytes."""
     storage = tensor.untyped_storage()
     if storage.nbytes() != size or tensor.storage_offset():
         raise ValueError(

@@ -43,11 +43,7 @@ class Rows:
         return decode(self.column(name))
 
     def column(self, name: str) -> Column:
-        """One column as it is kept.
-
-        Raises:
-            KeyError: There is none of that name.
-        """
+        """One column as it is kept; KeyError where there is none of that name."""
         if name not in self._columns:
             if name not in self.names:
                 raise KeyError(f"the networks have no column {name!r}; there are {list(self.names)}")

@@ -36,16 +36,9 @@ BLANK = "0" * 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """The header of a shard, equal to itself only.
+    """The header of a shard: kind and constant value or distinct values of each column, and places of its tensors.
 
-    Attributes:
-        path: Its file.
-        count: Number of networks.
-        columns: Kind and constant value or distinct values of each column, by name.
-        places: Places of its tensors by name.
-        checksum: The checksum of the whole file.
-        start: Position of the first byte behind the header.
-        size: Bytes of the whole file.
+    Two are equal only if they are one object. `start` is the first byte behind the header, `size` the whole file.
     """
 
     path: Path
@@ -58,11 +51,7 @@ class Shard:
 
     @classmethod
     def open(cls, path: Path) -> "Shard":
-        """Read the header of a shard.
-
-        Raises:
-            ValueError: The file is no shard, is cut off, or is of another version.
-        """
+        """Read the header of a shard."""
         try:
             places, metadata, start, size = read_header(path)
             if metadata["format"] != FORMAT:
@@ -78,11 +67,7 @@ class Shard:
             raise ValueError(damage_message(path, reason)) from error
 
     def require_segments(self, segments: Iterable[Segment]) -> "Shard":
-        """This shard, unless its networks have other values than those of the store.
-
-        Raises:
-            ValueError: It is of another store.
-        """
+        """This shard, unless its networks have other values than those of the store."""
         for segment in segments:
             place, shape = self.places.get(segment.name), (self.count, segment.size)
             if place is None or (place.dtype, place.shape) != (segment.dtype, shape):
@@ -93,12 +78,7 @@ class Shard:
         return self
 
     def map(self) -> Array:
-        """The bytes of the file, which the system reads when they are looked at.
-
-        Raises:
-            FileNotFoundError: The file is gone.
-            ValueError: It is no longer the file that was opened.
-        """
+        """The bytes of the file, read when they are looked at, if it is still the file that was opened."""
         if not self.path.exists():
             raise FileNotFoundError(
                 f"the shard {str(self.path)!r} is gone; shards are never deleted while they are read"
@@ -135,11 +115,7 @@ class Shard:
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """The file of the shard of that name in the store of a folder, whether or not it is there.
-
-    Raises:
-        ValueError: The name is not usable in a file's name.
-    """
+    """The file of the shard of that name in the store of a folder, whether or not it is there."""
     if not NAME.fullmatch(name):
         raise ValueError(f"a shard cannot be named {name!r}; use letters, digits, '-', '_', '=' and '.'")
     return folder / FOLDER / f"{name}{SUFFIX}"
@@ -153,11 +129,7 @@ def list_shards(folder: Path) -> list[Path]:
 
 
 def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Column], count: int) -> Path:
-    """Write a shard of rows of values `[networks, values]`, and of what is known of each network, whole or not at all.
-
-    Raises:
-        FileExistsError: Another writer has written a shard of that name; it stays, because shards never change.
-    """
+    """Write a shard of rows of values `[networks, values]`, and what is known of each, whole and only if it is new."""
     tensors = dict(weights)
     described = {name: describe(column) for name, column in columns.items()}
     for name, column in columns.items():

@@ -39,11 +39,7 @@ GROUP = "regauge.formats"
 
 
 def importer(name: str) -> Callable[..., Source]:
-    """The importer of a format, of this package or of another one that is installed.
-
-    Raises:
-        ValueError: There is none of that name.
-    """
+    """The importer of a format, of this package or of another one that is installed."""
     if name in FORMATS:
         return FORMATS[name]
     others = {point.name: point for point in entry_points(group=GROUP)}

@@ -48,11 +48,7 @@ class Tree:
         self.names = sorted(name for name in names if not _is_hidden(name))
 
     def read(self, name: str) -> bytes:
-        """The content of one file.
-
-        Raises:
-            ValueError: It is damaged in its zip file.
-        """
+        """The content of one file."""
         if self._archive is None:
             return (self.path / name).read_bytes()
         try:

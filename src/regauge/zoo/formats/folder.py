@@ -64,12 +64,7 @@ def read_folder(
 
 
 def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any]]:
-    """A row for each file whose name fits a template, see `read_folder`, by id and step; errors name the files `what`.
-
-    Raises:
-        FileNotFoundError: No name fits.
-        ValueError: The template is malformed, or a step is no integer.
-    """
+    """A row for each file whose name fits a template, see `read_folder`, by id and step; errors call them `what`."""
     pattern = _compile(template)
     found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
     if not found:

@@ -58,11 +58,7 @@ def read_ray_tune(path: str | Path) -> Source:
 
 
 def layers_of(settings: Mapping[str, Any]) -> list[list[Any]]:
-    """The layers of a published architecture, as `Listed` takes them.
-
-    Raises:
-        ValueError: The settings name another architecture.
-    """
+    """The layers of a published architecture, as `Listed` takes them."""
     kind = settings.get("model::type")
     activation = [str(settings.get("model::nlin", "leakyrelu"))]
     dropout = [["dropout"]] if float(settings.get("model::dropout", 0.2)) > 0 else []

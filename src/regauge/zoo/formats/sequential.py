@@ -60,11 +60,7 @@ def read_deep_align(path: str | Path) -> Source:
 
 
 def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Architecture, dict[str, str]]:
-    """The module of a chain `seq`, and its name for each tensor.
-
-    Raises:
-        ValueError: It is no such chain.
-    """
+    """The module of a chain `seq`, and its name for each tensor; other networks are refused."""
     numbers = sorted({int(number) for name in params for number in re.findall(r"^seq\.(\d+)\.", name)})
     wanted = [f"seq.{k}.{kind}" for k in numbers for kind in ("weight", "bias")]
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0

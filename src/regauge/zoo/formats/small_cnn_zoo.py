@@ -98,11 +98,7 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
 
 
 def read_layout(path: Path) -> list[Variable]:
-    """The variables in the order of their columns.
-
-    Raises:
-        ValueError: The file is malformed, or leaves columns out.
-    """
+    """The variables in the order of their columns, of which none is left out."""
     variables = []
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -124,11 +120,7 @@ def read_layout(path: Path) -> list[Variable]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows with an integer "id" for each trajectory and "step"; numbers as such, empty cells left out.
-
-    Raises:
-        ValueError: The file is damaged, or a row has no step.
-    """
+    """Rows with an integer "id" for each trajectory and "step"; numbers as such, empty cells left out."""
     try:
         with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file))

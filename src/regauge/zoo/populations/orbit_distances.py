@@ -97,11 +97,7 @@ def pair_matrix(first: Params, second: Params, compare: Callable[[PairBlock], Te
 
 
 def require_same_architecture(first: Params, second: Params) -> None:
-    """Refuse populations of different architectures.
-
-    Raises:
-        ValueError: Names or shapes differ.
-    """
+    """Raise unless two populations have tensors of the same names and shapes."""
     require_same_shapes(select(first, slice(1)), select(second, slice(1)))
 
 

@@ -62,11 +62,7 @@ class ClassHalves:
         return {"half": group % 2}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
-        """Numbers of a group's examples.
-
-        Raises:
-            ValueError: There are no classes.
-        """
+        """Numbers of a group's examples."""
         if not examples.is_classification:
             raise ValueError(f"{examples.name!r} has no classes to be halved; use another subset")
         # The same cut for all groups, so that the halves have no example in common.

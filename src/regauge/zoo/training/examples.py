@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,11 +72,7 @@ class Examples:
         return not self.targets.is_floating_point()
 
     def require_outputs(self, out: int) -> None:
-        """Refuse networks with so many outputs if they do not fit the targets.
-
-        Raises:
-            ValueError: There is a class beyond the outputs, or there are more or fewer values than outputs.
-        """
+        """Raise unless the targets fit networks with so many outputs."""
         if self.is_classification:
             last = max(int(self.targets.max()), int(self.validation_targets.max()))
             if last >= out:
@@ -96,7 +93,8 @@ class Examples:
             return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
         names = ("inputs", "targets", "validation_inputs", "validation_targets")
-        return replace(self, **{name: move(getattr(self, name)) for name in names})
+        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in names}
+        return replace(self, **moved)
 
     def _require_targets(self, targets: Tensor) -> None:
         """Refuse what no loss is known for."""
@@ -120,16 +118,7 @@ class Examples:
 
 
 def require_trainable(module: nn.Module, examples: Examples) -> None:
-    """Refuse a module that no population can be trained of on these examples.
-
-    Args:
-        module: On the CPU; left in training mode.
-        examples: In the dtype of the module.
-
-    Raises:
-        ValueError: The module ties parameters, draws random numbers while it is trained, or gives outputs that do not
-            fit the targets.
-    """
+    """Raise unless a population of a module can be trained on examples of its dtype; it is left in training mode."""
     names = [name for name, _ in module.named_parameters()]
     tied = sorted({name for name, _ in module.named_parameters(remove_duplicate=False)} - set(names))
     if tied:
