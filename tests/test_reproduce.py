@@ -141,8 +141,12 @@ def test_processes_take_steps_in_different_orders_with_the_same_results(
     for pid in (1, 2):
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
         begun: list[int] = []
-        steps = [lambda k=k, begun=begun: begun.append(k) or k * k for k in range(20)]  # type: ignore[misc, func-returns-value]
-        found.append(Run("smoke", 0, tmp_path).each("squares", steps))
+
+        def square(k: int, begun: list[int] = begun) -> int:
+            begun.append(k)
+            return k * k
+
+        found.append(Run("smoke", 0, tmp_path).grid("squares", square, range(20)))
         orders.append(begun)
     assert found[0] == found[1] == [k * k for k in range(20)]
     assert orders[0] != orders[1]

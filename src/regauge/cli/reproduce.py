@@ -73,9 +73,10 @@ def command_line(options: Reproduce) -> str:
 def render(table: Table) -> Printed:
     """Render the table for the terminal."""
     result = Printed(title=table.title, title_justify="left")
-    for title in table.header():
+    header, *rows = table.cells()
+    for title in header:
         result.add_column(title, justify="right" if result.columns else "left")
-    for cells in table.cells():
+    for cells in rows:
         result.add_row(*cells)
     return result
 

@@ -1,7 +1,7 @@
 """Affine layers of a traced model: which parameters make which intermediate value, unit by unit."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,8 +11,15 @@ from torch.fx import Node
 from regauge.discovery.activations import COPIES, READERS
 from regauge.discovery.trace import Program
 
-CONVOLUTIONS = {f"conv{k}d": k for k in (1, 2, 3)}
-TRANSPOSED = {f"conv_transpose{k}d": k for k in (1, 2, 3)}
+OPERATORS = {
+    "linear": (1, 0, -1),
+    "addmm": (2, 1, -1),
+    "mm": (1, 1, -1),
+    "matmul": (1, 1, -1),
+    **{f"conv{k}d": (1, 0, -1 - k) for k in (1, 2, 3)},
+    **{f"conv_transpose{k}d": (1, 1, -1 - k) for k in (1, 2, 3)},
+}
+"""Affine operators: the position of the weight, its axis of units, and the value's."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +30,19 @@ class Layer:
     the value of a unit into c value + d.
     """
 
-    name: str  # of the weight, without ".weight"
     weight: str  # name of the weight
     weight_axis: int  # its axis of units
     bias: str | None  # name of the bias; None if there is none, or none of its own
     value: str  # name of the value that it makes, bias included
     axis: int  # the axis of units of the value, from the end
-    normalized: str | None  # name of the value after batch normalization, where nothing else reads the value
-    is_interior: bool  # whether another layer reads what comes of the value; the last layer's is an output
-    depth: int  # interior layers without batch normalization on the way to the value, itself included
+    normalized: str | None = None  # name of the value after batch normalization, where nothing else reads the value
+    is_interior: bool = False  # whether another layer reads what comes of the value; the last layer's is an output
+    depth: int = 0  # interior layers without batch normalization on the way to the value, itself included
+
+    @property
+    def name(self) -> str:
+        """The weight's, without ".weight"."""
+        return self.weight.removesuffix(".weight")
 
     @property
     def is_repaired(self) -> bool:
@@ -48,51 +59,31 @@ def layers_of(program: Program) -> tuple[Layer, ...]:
     read = _read_by_layers(program, nodes)
     uses = _uses(program, nodes)
     found = (_affine(program, node, uses) for node in nodes)
-    made = {one[0]: one for one in found if one is not None}
+    made = dict(one for one in found if one is not None)
     depths: dict[Node, int] = {}
     result = []
     for node in nodes:
         depth = max((depths[source] for source in node.all_input_nodes), default=0)
         if node in made:
-            _, weight, weight_axis, bias, axis = made[node]
-            users = list(node.users)
-            is_normalized = len(users) == 1 and _operator(users[0]) == "batch_norm" and users[0].args[0] is node
+            norm = _sole_user(node, "batch_norm")
+            is_normalized = norm is not None and norm.args[0] is node
             is_interior = node in read
             depth += is_interior and not is_normalized
-            result.append(
-                Layer(
-                    name=weight.removesuffix(".weight"),
-                    weight=weight,
-                    weight_axis=weight_axis,
-                    bias=bias,
-                    value=f"%{node.name}",
-                    axis=axis,
-                    normalized=f"%{users[0].name}" if is_normalized else None,
-                    is_interior=is_interior,
-                    depth=depth,
-                )
-            )
+            normalized = f"%{norm.name}" if norm is not None and is_normalized else None
+            result.append(replace(made[node], normalized=normalized, is_interior=is_interior, depth=depth))
         depths[node] = depth
     return tuple(result)
 
 
-def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, str, int, str | None, int] | None:
-    """Of a layer's operator: the node of its value, weight, the weight's axis of units, bias, the value's axis."""
+def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, Layer] | None:
+    """The layer of an operator, without its surroundings, and the node of its value."""
     operator = _operator(node)
-    if operator == "linear" or operator in CONVOLUTIONS or operator in TRANSPOSED:
-        held, axis = 1, -1 - CONVOLUTIONS.get(operator, TRANSPOSED.get(operator, 0))
-        if operator in TRANSPOSED and _argument(node, "groups", 1) != 1:
-            return None
-        weight_axis = 1 if operator in TRANSPOSED else 0
-        bias = _argument(node, "bias", None)
-    elif operator == "addmm":
-        if _argument(node, "beta", 1) != 1 or _argument(node, "alpha", 1) != 1:
-            return None
-        held, axis, weight_axis, bias = 2, -1, 1, node.args[0]
-    elif operator in ("mm", "matmul"):
-        held, axis, weight_axis, bias = 1, -1, 1, None
-    else:
+    if operator not in OPERATORS:
         return None
+    factors = {"addmm": ("alpha", "beta")}.get(operator, ("groups",) if "transpose" in operator else ())
+    if any(_argument(node, name, 1) != 1 for name in factors):
+        return None
+    held, weight_axis, axis = OPERATORS[operator]
     source: Any = node.args[held]
     while isinstance(source, Node) and _operator(source) in ("t", "numpy_T", "transpose", "permute"):
         if not _is_flip(source):
@@ -102,16 +93,23 @@ def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, str
     if weight is None or (operator in ("mm", "matmul") and len(program.shapes[weight]) != 2):
         return None
     units = program.shapes[weight][weight_axis]
-    if bias is not None:
-        own = _own(program, bias, uses)
-        return node, weight, weight_axis, own if own is not None and program.shapes[own] == (units,) else None, axis
+
+    def own_bias(candidate: Any) -> str | None:
+        name = _own(program, candidate, uses)
+        return name if name is not None and program.shapes[name] == (units,) else None
+
+    given = node.args[0] if operator == "addmm" else _argument(node, "bias", None)
+    value, bias, adding = node, own_bias(given), _sole_user(node, "add")
+    if given is None and axis == -1 and adding is not None and _argument(adding, "alpha", 1) == 1:
+        bias = next((name for one in adding.args[:2] if one is not node and (name := own_bias(one))), None)
+        value = node if bias is None else adding
+    return value, Layer(weight, weight_axis, bias, f"%{value.name}", axis)
+
+
+def _sole_user(node: Node, operator: str) -> Node | None:
+    """The only reader of a value, if it is this operator."""
     users = list(node.users)
-    if axis == -1 and len(users) == 1 and _operator(users[0]) == "add" and _argument(users[0], "alpha", 1) == 1:
-        for operand in users[0].args[:2]:
-            own = _own(program, operand, uses) if operand is not node else None
-            if own is not None and program.shapes[own] == (units,):
-                return users[0], weight, weight_axis, own, axis
-    return node, weight, weight_axis, None, axis
+    return users[0] if len(users) == 1 and _operator(users[0]) == operator else None
 
 
 def _uses(program: Program, nodes: list[Node]) -> Counter[str]:

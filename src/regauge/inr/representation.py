@@ -194,13 +194,8 @@ def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwr
         FileNotFoundError: Its folder does not exist.
         ValueError: The parameters are not those of this architecture, or the name does not end in `.safetensors`.
     """
-    named = match(params, blank(inr), "this network")
-    return save(named, path, overwrite=overwrite, metadata=header_of(inr))
-
-
-def header_of(inr: Inr) -> dict[str, str]:
-    """The header entries of a checkpoint that describe the INR."""
-    return {"kind": FORMAT, "inr": inr.to_json()}
+    named, header = match(params, blank(inr), "this network"), {"kind": FORMAT, "inr": inr.to_json()}
+    return save(named, path, overwrite=overwrite, metadata=header)
 
 
 def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:

@@ -8,9 +8,8 @@ import torch
 import regauge as rg
 from regauge.core.interpolation import distance
 from regauge.papers.experiment import Run
-from regauge.papers.line_quantities import AREA, BARRIER, MIDPOINT
 from regauge.papers.populations import Examples, Population, networks
-from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.table import AREA, BARRIER, MIDPOINT, Quantity, Record, Row, Table
 from regauge.papers.ways import Way
 
 DISTANCE, SECONDS = Quantity("weight distance", 2), Quantity("CPU s", 2)

@@ -16,9 +16,8 @@ from regauge.nets.mlp import mlp
 from regauge.nets.vgg import VGG
 from regauge.papers.classifiers import SECONDS, ClassifierWay, Comparison, compare
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.line_quantities import AREA, BARRIER
 from regauge.papers.populations import DataName, Population, small_images
-from regauge.papers.table import Table
+from regauge.papers.table import AREA, BARRIER, Table
 from regauge.training.optimizers import Adam
 from regauge.training.schedules import Constant
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 
@@ -19,7 +19,6 @@ from regauge.papers.table import Record, Table
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save, save_text
 
-T = TypeVar("T")
 Scale = Literal["smoke", "cpu", "paper"]
 SMOKE = "a test run on small networks, which are hardly trained: these numbers say nothing about the methods"
 """A note below the tables of the smallest scale."""
@@ -79,20 +78,18 @@ class Run:
 
         return self.grid(label, one, *axes)
 
-    def each(self, label: str, steps: Sequence[Callable[[], T]]) -> list[T]:
-        """Do all steps, in an order that differs between processes; results are in the order of the steps."""
-        advance = self.progress(label, len(steps))
-        order = list(range(len(steps)))
-        random.Random(os.getpid()).shuffle(order)
-        results = {}
-        for k in order:
-            results[k] = steps[k]()
-            advance()
-        return [results[k] for k in range(len(steps))]
-
     def grid(self, label: str, step: Callable[..., Any], *axes: Sequence[Any]) -> list[Any]:
-        """Do a step for all combinations of arguments, like `each`: `found[i][j]` is `step(axes[0][i], axes[1][j])`."""
-        found = iter(self.each(label, [partial(step, *cell) for cell in itertools.product(*axes)]))
+        """Do a step for all combinations of arguments, in an order that differs between processes.
+
+        Results are in the order of the arguments: `found[i][j]` is `step(axes[0][i], axes[1][j])`.
+        """
+        cells = list(itertools.product(*axes))
+        advance = self.progress(label, len(cells))
+        results = {}
+        for k in random.Random(os.getpid()).sample(range(len(cells)), len(cells)):
+            results[k] = step(*cells[k])
+            advance()
+        found = (results[k] for k in range(len(cells)))
 
         def nest(depth: int) -> Any:
             return next(found) if depth == len(axes) else [nest(depth + 1) for _ in axes[depth]]

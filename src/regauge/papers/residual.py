@@ -16,9 +16,8 @@ from regauge.nets.residual_mlp import ResidualMLP
 from regauge.papers.classifiers import DISTANCE, SECONDS, ClassifierWay, Comparison, compare
 from regauge.papers.deep_align import PIXELS
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.line_quantities import AREA, BARRIER
 from regauge.papers.populations import DataName, Population, small_images
-from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.table import AREA, BARRIER, Quantity, Record, Row, Table
 from regauge.papers.ways import permutations_only
 from regauge.training.optimizers import Adam
 

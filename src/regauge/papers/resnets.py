@@ -14,9 +14,8 @@ from regauge.nets.classification import Training
 from regauge.nets.resnet import resnet20
 from regauge.papers.classifiers import ClassifierWay, Comparison, measure_lines
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.line_quantities import AREA, BARRIER, halfway
 from regauge.papers.populations import DataName, Population, small_images
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import AREA, BARRIER, Quantity, Row, Table, halfway
 from regauge.training.optimizers import AdamW
 
 BATCH = 250

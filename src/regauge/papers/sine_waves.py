@@ -4,7 +4,6 @@ References:
     Navon et al. (2024), section 6.1, figure 4a and appendix E.
 """
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,8 +16,7 @@ from regauge.core.params import Params
 from regauge.data.waves import Waves, waves
 from regauge.nets.siren import Siren, plain_population
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.line_quantities import AREA, BARRIER
-from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.table import AREA, BARRIER, Quantity, Record, Row, Table
 from regauge.papers.ways import Restrict, Way, permutations_only, whole, without_shifts
 from regauge.training.descent import Descent
 from regauge.training.optimizers import Adam
@@ -127,8 +125,7 @@ def fit_pairs(config: SineWaves, module: Siren, data: Waves, run: Run) -> Params
 
         return run.network((config.pairs, config.points, config.fitting), f"{begin}", make)
 
-    steps = [functools.partial(stack, begin) for begin in range(0, len(targets), STACK)]
-    stacks = run.each(f"fitting stacks of {STACK} networks", steps)
+    stacks = run.grid(f"fitting stacks of {STACK} networks", stack, range(0, len(targets), STACK))
     return {name: torch.cat([part[name] for part in stacks]) for name in stacks[0]}
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regauge.connect import Curve
 from regauge.core.markdown import markdown_table
 from regauge.papers.pictures import Picture
 
@@ -80,31 +81,27 @@ class Table:
     pictures: Mapping[str, Picture] = field(default_factory=dict)  # further pictures, by the names of their files
     strips: Mapping[str, Path] = field(default_factory=dict)  # files that `save_strips` wrote, by name
 
-    def header(self) -> list[str]:
-        """Titles of the columns of `cells`."""
-        titles = [""]
-        for quantity in self.quantities:
-            titles.append(quantity.name)
-            if self._has_seeds(quantity):
-                titles.append("over seeds")
-            if self._has_paper(quantity):
-                titles.append("paper")
-        return titles
-
     def cells(self) -> list[list[str]]:
-        """The printed table.
+        """The printed table, its header first.
 
         For each row its label and then, for each quantity: the mean with its standard error over pairs, the standard
         deviation of the means of the seeds if there are several, and the paper's number if it has one.
         """
-        return [
-            [row.label, *(cell for quantity in self.quantities for cell in self._cells(row, quantity))]
-            for row in self.rows
-        ]
+        columns = [["", *(row.label for row in self.rows)]]
+        for q in self.quantities:
+            found = [summarize(row.values[q.name]) if q.name in row.values else None for row in self.rows]
+            columns.append([q.name, *("" if one is None else one.print_mean(q.digits) for one in found)])
+            deviations = [None if one is None else one.deviation for one in found]
+            if any(one is not None for one in deviations):
+                columns.append(["over seeds", *("" if one is None else f"{one:.{q.digits}f}" for one in deviations)])
+            if any(q.name in row.paper for row in self.rows):
+                columns.append(["paper", *(row.paper.get(q.name, "") for row in self.rows)])
+        return [list(line) for line in zip(*columns, strict=True)]
 
     def markdown(self) -> str:
         """Title, table and notes."""
-        table = markdown_table(self.header(), self.cells(), is_numeric=True)
+        header, *rows = self.cells()
+        table = markdown_table(header, rows, is_numeric=True)
         return "\n".join([f"## {self.title}", "", *table, "", *(f"- {note}" for note in self.notes)]) + "\n"
 
     def to_json(self) -> dict[str, Any]:
@@ -120,25 +117,6 @@ class Table:
             ],
         }
 
-    def _cells(self, row: Row, quantity: Quantity) -> list[str]:
-        digits = quantity.digits
-        found = summarize(row.values[quantity.name]) if quantity.name in row.values else None
-        cells = [""]
-        if found is not None:
-            error = found.standard_error
-            cells[0] = f"{found.mean:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
-        if self._has_seeds(quantity):
-            cells.append("" if found is None or found.deviation is None else f"{found.deviation:.{digits}f}")
-        if self._has_paper(quantity):
-            cells.append(row.paper.get(quantity.name, ""))
-        return cells
-
-    def _has_seeds(self, quantity: Quantity) -> bool:
-        return any(len(row.values.get(quantity.name, ())) > 1 for row in self.rows)
-
-    def _has_paper(self, quantity: Quantity) -> bool:
-        return any(quantity.name in row.paper for row in self.rows)
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -148,6 +126,12 @@ class Summary:
     standard_error: float | None  # of the mean; None for a single pair
     deviation: float | None  # standard deviation of the means of the seeds; None for a single seed
     count: int  # pairs of all seeds
+
+    def print_mean(self, digits: int) -> str:
+        """The mean with its standard error."""
+        return f"{self.mean:.{digits}f}" + (
+            "" if self.standard_error is None else f" ± {self.standard_error:.{digits}f}"
+        )
 
 
 def summarize(values: Values) -> Summary:
@@ -167,3 +151,18 @@ def mean_curve(lines: Sequence[Line]) -> Line:
     return tuple(
         {name: statistics.fmean(row[name] for row in rows) for name in rows[0]} for rows in zip(*lines, strict=True)
     )
+
+
+def curve_of(record: Record, key: str = "line") -> Curve:
+    """The curve of a record."""
+    return Curve(tuple(record[key]))
+
+
+def halfway(metric: str) -> Callable[[Record], float]:
+    """A metric in the middle of the line."""
+    return lambda record: float(record["line"][len(record["line"]) // 2][metric])
+
+
+BARRIER = Quantity("barrier", of=lambda record: curve_of(record).barrier)
+AREA = Quantity("AUC", of=lambda record: max(0.0, curve_of(record).auc))
+MIDPOINT = Quantity("midpoint", of=halfway("loss"))

@@ -19,9 +19,8 @@ from regauge.data.text import help_topics, windows
 from regauge.nets.classification import Training, split_batches
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.line_quantities import AREA, BARRIER, MIDPOINT, halfway
 from regauge.papers.populations import Examples, Population, networks
-from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.table import AREA, BARRIER, MIDPOINT, Quantity, Record, Row, Table, halfway
 from regauge.papers.ways import Restrict, Way, permutations_only, whole, without_matrices
 from regauge.training.optimizers import AdamW
 

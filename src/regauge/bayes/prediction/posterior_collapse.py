@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regauge.bayes.posteriors.posterior import Noise, Posterior
 from regauge.connect.moments import Moments, Statistics
 from regauge.connect.repair import VarianceCollapse, require_endpoints, tabulate_variances
-from regauge.core.params import Params
+from regauge.core.params import Params, select
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def posterior_collapse(
     References:
         Rossi et al. (2023), section 5.4 and figure 10; Jordan et al. (2023), REPAIR, section 3.1.
     """
-    firsts = [_sample(q, noise, 0) for q in (posterior, *ends)]
+    firsts = [one_sample(q, noise) for q in (posterior, *ends)]
     shares = require_endpoints(firsts[0], firsts[1:], weights)
     statistics = Statistics(module, list(batches), firsts)
     now, *limits = [_variances(statistics, statistics.places, q, noise) for q in (posterior, *ends)]
@@ -68,9 +68,9 @@ def posterior_collapse(
     return PosteriorCollapse(*tables)
 
 
-def _sample(posterior: Posterior, noise: Noise, k: int) -> Params:
-    one = posterior.at({name: tensor[k : k + 1] for name, tensor in noise.items()})
-    return {name: tensor[0] for name, tensor in one.items()}
+def one_sample(posterior: Posterior, noise: Noise, k: int = 0) -> Params:
+    """One of the samples of a posterior."""
+    return select(posterior.at(select(noise, slice(k, k + 1))), 0)
 
 
 def _variances(
@@ -81,7 +81,7 @@ def _variances(
     each = [{name: Moments() for name in places} for _ in range(count)]
     averaged = {name: Moments() for name in places}
     # Samples advance together, so that their average on a batch needs no second pass and no stored activations.
-    runs = [statistics.activations(_sample(posterior, noise, k), places) for k in range(count)]
+    runs = [statistics.activations(one_sample(posterior, noise, k), places) for k in range(count)]
     while True:
         totals: dict[str, Tensor] = {}
         for k, run in enumerate(runs):

@@ -4,10 +4,11 @@ The distance to points that were drawn from a surface is another target than the
 points it is larger. Which one a network learns is which field its samples come from.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +16,15 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 
-class Field(Protocol):
+class Field(ABC):
     """A shape that can be asked for distances, with signs or without."""
 
-    @property
-    def surface(self) -> Tensor:
-        """Points of the surface, around which queries are drawn, `[points, 3]`."""
-        ...
+    surface: Tensor
+    """Points of the surface, around which queries are drawn, `[points, 3]`."""
 
+    @abstractmethod
     def distances(self, queries: Tensor) -> Tensor:
         """The distance of every query `[n, 3]` to the shape, `[n]`, exact and in the dtype of the queries."""
-        ...
 
     def signed_distances(self, queries: Tensor) -> Tensor:
         """The same, negative inside.
@@ -33,11 +32,11 @@ class Field(Protocol):
         Raises:
             ValueError: The shape has no inside.
         """
-        ...
+        raise ValueError("points have no inside; fit their unsigned distance, or give a mesh")
 
 
 @dataclass(frozen=True)
-class CloudField:
+class CloudField(Field):
     """The distance to the nearest point of a cloud, found with a k-d tree.
 
     Attributes:
@@ -57,21 +56,13 @@ class CloudField:
         distances, _ = self._tree.query(_exact(queries))
         return torch.from_numpy(distances).to(queries)
 
-    def signed_distances(self, queries: Tensor) -> Tensor:
-        """Refused.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError("points have no inside; fit their unsigned distance, or give a mesh")
-
     @cached_property
     def _tree(self) -> cKDTree:
         return cKDTree(_exact(self.surface))
 
 
 @dataclass(frozen=True)
-class MeshField:
+class MeshField(Field):
     """The distance to the triangles of a mesh, from libigl.
 
     The sign is that of the pseudonormal of the nearest feature where the mesh is closed, which is exact; a mesh with

@@ -13,6 +13,7 @@ from regauge.inr.fields.signal_samples import Samples
 from regauge.inr.fitting.gradient import Gradient
 from regauge.inr.rendering.field_values import evaluate
 from regauge.inr.representation import Inr, blank
+from regauge.storage.checkpoints.names import match
 from regauge.training import Adam, Descent, Minimum, Optimizer, minimize
 
 LossName = Literal["bce", "mse", "focal"]
@@ -125,13 +126,7 @@ def fit(
             f"the samples go from {samples.points.shape[1]} coordinates to {samples.labels.shape[1]} values, but the "
             f"network from {inr.in_features} to {inr.out_features}"
         )
-    shapes = {name: tuple(tensor.shape) for name, tensor in blank(inr).items()}
-    wrong = [name for name in {**shapes, **start} if name not in start or tuple(start[name].shape) != shapes.get(name)]
-    if wrong:
-        raise ValueError(
-            f"the start is not of the network {'-'.join(map(str, inr.widths))}: {wrong[:4]} are missing, unknown or of "
-            "another shape; begin at `inr.start(generator)` or at a network of the same architecture"
-        )
+    start = match(start, blank(inr), "the start")
     like = next(iter(start.values()))
     samples = samples.to(like.dtype)
     points, labels = samples.points, samples.labels

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import regauge as rg
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.posterior import Noise
-from regauge.bayes.prediction.posterior_collapse import posterior_collapse
+from regauge.bayes.prediction.posterior_collapse import one_sample, posterior_collapse
 from regauge.bayes.prediction.posterior_line import posterior_line
 from regauge.bayes.prediction.posterior_slice import posterior_slice
 from regauge.bayes.prediction.predict import predict
@@ -17,9 +17,8 @@ from regauge.core.params import Params
 from regauge.papers.bayesian.barrier_figures import as_published, residual, small_residual, tiny
 from regauge.papers.bayesian.inference import Family, batches, move, posteriors
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.line_quantities import BARRIER, halfway
 from regauge.papers.pictures import Chart, Series, Style, Surface, loss_series
-from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.table import BARRIER, Quantity, Record, Row, Table, halfway
 
 QUANTITIES = (
     BARRIER,
@@ -112,9 +111,9 @@ def planes(config: Between, run: Run) -> Table:
     corners: dict[str, tuple[Params, Params, Params]] = {
         "means": (pair.first.mean, pair.second.mean, pair.moved.mean),
         "samples": (
-            _one(pair.first, pair.moved_noise),
-            _one(pair.second, pair.noise),
-            _one(pair.moved, pair.moved_noise),
+            one_sample(pair.first, pair.moved_noise),
+            one_sample(pair.second, pair.noise),
+            one_sample(pair.moved, pair.moved_noise),
         ),
     }
 
@@ -203,8 +202,3 @@ def _pair(config: Between, run: Run) -> PosteriorPair:
     generator = run.generator("alignment", family, 0)
     moved, moved_noise, _ = move(rg.GaussianMatching(), first, second, noise, family.symmetry(), generator)
     return PosteriorPair(first, second, moved, noise, moved_noise)
-
-
-def _one(posterior: GaussianPosterior, noise: Noise) -> Params:
-    one = posterior.at({name: tensor[:1] for name, tensor in noise.items()})
-    return {name: tensor[0] for name, tensor in one.items()}

@@ -15,9 +15,8 @@ from regauge.bayes.variational.diagnostics import diagnose
 from regauge.core.task import Batch
 from regauge.papers.bayesian.inference import Family, batches, move, posteriors
 from regauge.papers.experiment import Run
-from regauge.papers.line_quantities import curve_of
 from regauge.papers.pictures import Chart, Picture, Series, Style, loss_series
-from regauge.papers.table import Line, Quantity, Record, Row, Table, mean_curve, summarize
+from regauge.papers.table import Line, Quantity, Record, Row, Table, curve_of, mean_curve, summarize
 from regauge.papers.ways import Way, permutations_only
 
 SPLITS = ("train", "test")

@@ -11,6 +11,7 @@ import regauge as rg
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.prediction.likelihoods import Normal
+from regauge.bayes.prediction.posterior_collapse import one_sample
 from regauge.bayes.prediction.posterior_line import PosteriorCurve, posterior_line
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.transport.wasserstein import geodesic
@@ -147,10 +148,8 @@ def _functions(
         x = grid.flatten().tolist()
         series.append(Series(label, x, mean.tolist(), (mean - 2 * std).tolist(), (mean + 2 * std).tolist()))
     for posterior, noise in posteriors.values():
-        first = posterior.at({name: tensor[:1] for name, tensor in noise.items()})
-        one = {name: tensor[0] for name, tensor in first.items()}
         with torch.no_grad():
-            values = torch.func.functional_call(config.module(), one, (grid,)).flatten()
+            values = torch.func.functional_call(config.module(), one_sample(posterior, noise), (grid,)).flatten()
         series.append(Series("", grid.flatten().tolist(), values.tolist(), style="dashed"))
     return Chart(title, "input", "target", tuple(series), y_limits=LIMITS)
 

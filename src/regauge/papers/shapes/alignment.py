@@ -14,9 +14,8 @@ from regauge.connect import Path
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.papers.experiment import Run
-from regauge.papers.line_quantities import AREA, BARRIER, halfway
 from regauge.papers.shapes.study import Shape, Study, networks
-from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.table import AREA, BARRIER, Quantity, Record, Row, Table, halfway
 from regauge.papers.ways import Way, permutations_only, without_shifts
 
 View = Callable[[Params, Params], tuple[Params, Params]]

@@ -1,10 +1,8 @@
 """Figure 3.4 of paper 003: distances between embeddings of networks, before and after alignment."""
 
-import functools
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 import regauge as rg
 from regauge.core.params import Params
@@ -55,15 +53,28 @@ def config(scale: Scale) -> Embeddings:
 
 def measure(config: Embeddings, run: Run) -> Table:
     """Fit the population, train the encoder on it, and compare codes of pairs."""
-    steps = [functools.partial(_member, config, k, run) for k in range(config.count)]
-    population = run.each("fitting the population", steps)
-    embedding = _train(config, population, run)
-    found = networks(config.study, run)
+    study = config.study
+    samples = [_stretch(config, k, run) for k in range(config.count)]
+
+    def member(k: int) -> Params:
+        def make() -> Params:
+            start, generator = starts(study, "first", "", run), run.generator("member", k)
+            return fit(study.inr, samples[k], study.fit, start=start, generator=generator).params
+
+        return run.network((study.inr, study.fit, config.queries, "population"), str(k), make)
+
+    members = run.grid("fitting the population", member, range(config.count))
+    population = {name: torch.stack([one[name] for one in members]) for name in members[0]}
+    generator = run.generator("embedding")
+    embedding = train_embedding(
+        study.inr, population, samples, config.training, generator=generator, progress=run.progress
+    )
+    found = networks(study, run)
     rows = []
     for way in WAYS:
         if way.label not in COMPARED:
             continue
-        pairs = [[(one, way.move(one, k)[0]) for k in range(way.count(config.study))] for one in found]
+        pairs = [[(one, way.move(one, k)[0]) for k in range(way.count(study))] for one in found]
         values = {
             "distance of codes": [[embedding.distance(one.first, second) for one, second in own] for own in pairs],
             "loss of the decoded": [[_decode(embedding, second, one.judge) for one, second in own] for own in pairs],
@@ -80,46 +91,21 @@ def measure(config: Embeddings, run: Run) -> Table:
         f"encoder of {config.training.widths}, code of {config.training.code}, decoder {config.training.width} wide, "
         f"{config.training.epochs} epochs on {config.count} networks from the shared start, of shapes stretched by "
         f"2/3 to 3/2 along each axis; its last losses have a mean of {float(embedding.losses[-20:].mean()):.3f}",
-        config.study.description,
+        study.description,
         "loss of the decoded: cross entropy of what the decoder says from the second network's code, on 10,000 samples",
-        *config.study.notes,
+        *study.notes,
     )
     quantities = (Quantity("distance of codes", 2), Quantity("loss of the decoded"))
     return Table("Distances of embeddings", notes, quantities, tuple(rows))
 
 
-def _stretch_shape(config: Embeddings, k: int, run: Run) -> Tensor:
-    """The points of the k-th member's shape, in the unit ball."""
+def _stretch(config: Embeddings, k: int, run: Run) -> Samples:
+    """Samples of the k-th member's shape: one of the study, stretched, in the unit ball."""
     name = config.study.shapes[k % len(config.study.shapes)]
-    generator = run.generator("stretch", k)
-    cloud = clouds(name)[k % 2]
-    points = cloud * (1.5 ** (2 * torch.rand(3, generator=generator) - 1))
+    points = clouds(name)[k % 2] * (1.5 ** (2 * torch.rand(3, generator=run.generator("stretch", k)) - 1))
     points = points - points.mean(0)
-    radius: Tensor = points.norm(dim=1).max()
-    return points / radius
-
-
-def _of(config: Embeddings, k: int, run: Run) -> Samples:
-    field = CloudField(_stretch_shape(config, k, run))
-    return field_samples(field, config.study.inr, config.queries, generator=run.generator("member samples", k))
-
-
-def _member(config: Embeddings, k: int, run: Run) -> Params:
-    def make() -> Params:
-        start = starts(config.study, "first", "", run)
-        generator = run.generator("member", k)
-        return fit(config.study.inr, _of(config, k, run), config.study.fit, start=start, generator=generator).params
-
-    return run.network((config.study.inr, config.study.fit, config.queries, "population"), str(k), make)
-
-
-def _train(config: Embeddings, population: list[Params], run: Run) -> Embedding:
-    stack = {name: torch.stack([one[name] for one in population]) for name in population[0]}
-    samples = [_of(config, k, run) for k in range(config.count)]
-    generator = run.generator("embedding")
-    return train_embedding(
-        config.study.inr, stack, samples, config.training, generator=generator, progress=run.progress
-    )
+    field, generator = CloudField(points / points.norm(dim=1).max()), run.generator("member samples", k)
+    return field_samples(field, config.study.inr, config.queries, generator=generator)
 
 
 def _decode(embedding: Embedding, params: Params, judge: rg.Task) -> float:
