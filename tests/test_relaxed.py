@@ -1,5 +1,9 @@
 """Relaxed elements: hard ones act as the symmetry does, and the action is linear, batched and differentiable."""
 
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
 import torch
 from models import CASES, Case
@@ -7,8 +11,8 @@ from symmetries import BY_HAND, drawn, generator
 from torch import Tensor
 
 import regauge as rg
-from regauge import Symmetry
-from regauge.relaxed.action import RelaxedAction, act_relaxed, matrices_of
+from regauge import Placement, Symmetry
+from regauge.relaxed.action import Key, Matrices, RelaxedAction, block_sizes, split_character
 
 HARD = ("permutation", "sign", "linear")
 
@@ -17,6 +21,37 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     for name, tensor in expected.items():
         assert found[name].shape == tensor.shape
         assert torch.allclose(found[name], tensor, atol=1e-9), name
+
+
+def act_relaxed(symmetry: Symmetry, matrices: Matrices, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return RelaxedAction(symmetry, tensors, {name for name, _ in matrices})(matrices, tensors)
+
+
+def matrices_of(symmetry: Symmetry, element: rg.Element, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+    """A hard element as matrices: what it does to the rows of an identity matrix, where the groups act by the key."""
+    found = {}
+    for key in RelaxedAction(symmetry, symmetry.sites).keys if keys is None else keys:
+        sizes, groups = block_sizes(symmetry, key[0]), []
+        for k, (name, part) in enumerate(split_character(symmetry, key).items()):
+            group, inner, outer = symmetry[name], math.prod(sizes[k + 1 :]), math.prod(sizes[:k])
+            repeats = tuple((n, stride) for n, stride in ((outer, sizes[k] * inner), (inner, 1)) if n > 1)
+            place = Placement(
+                "probe",
+                0,
+                stride=inner,
+                repeats=repeats,
+                is_inverse=group.matrix == "linear" and part == (1,),
+                scale=(0,) * group.scales,
+                sign=part[: group.signs] if group.matrix == "none" else (),
+                parity=part[group.signs :] if group.matrix == "none" else (),
+                shift=(0.0,) * group.shifts,
+            )
+            groups.append(replace(group, placements=(place,)))
+        eye = torch.eye(math.prod(sizes), dtype=torch.float64)
+        probe = Symmetry(tuple(groups), {"probe": tuple(eye.shape)})
+        own = rg.Element({group.name: element[group.name] for group in groups}, element.batch)
+        found[key] = probe.act(own, {"probe": eye.expand(*element.batch, *eye.shape)})["probe"]
+    return found
 
 
 @pytest.mark.parametrize("name", BY_HAND)

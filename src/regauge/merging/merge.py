@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.streamed.job import Network, open_job, plan_job
-from regauge.core.interpolation import distance, mean, shares_of
+from regauge.core.interpolation import distance, mean
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -96,12 +96,12 @@ def merge(
     require_base(rule, has_base=has_base)
     networks = [network for network in given if isinstance(network, Mapping)]
     # Weights that do not fit are refused before the work of aligning.
-    factors = shares_of(weights, len(params)) if isinstance(rule, MeanRule) else rule.factors(weights, len(params))
+    factors = rule.factors(weights, len(params))
     method = (WeightMatching() if has_base else MergeMany()) if method is None else method
     aligned = align_many(networks, symmetry, method=method, task=task, generator=generator)
     before, after, reference, buffers = networks[start:], aligned.params[start:], networks[0], aligned.symmetry.buffers
     if isinstance(rule, MeanRule):
-        factors = rule.shares(after, weights, task)
+        factors = rule.choose(after, factors, task)
         merged = mean(after, factors)
     else:
         merged = _combine(reference, after, aligned.symmetry, rule, factors, generator)

@@ -64,37 +64,28 @@ class MergeRecord:
             ("objective of the alignment", f"{self.initial:.6g} before, {self.objective:.6g} after"),
             ("coordinates of", reference),
         ]
-        names = list(dict.fromkeys(name for metrics in self._all_metrics() for name in metrics))
-        rows = []
+        metrics: list[Metrics | None] = [*self.metrics] if self.metrics else [None] * len(self.networks)
+        names = list(dict.fromkeys(name for one in (*metrics, self.merged_metrics) for name in one or ()))
+        cells = [[f"{x:.6g}" for x in one] for one in zip(self.weights, self.before, self.after, strict=True)]
+        rows = [([label, *own], reached) for label, own, reached in zip(self.networks, cells, metrics, strict=True)]
         if self.base is not None:
-            rows.append([self.base, "base", "0", "0", *_metric_cells(self.base_metrics, names)])
-        for k, label in enumerate(self.networks):
-            numbers = [f"{x:.6g}" for x in (self.weights[k], self.before[k], self.after[k])]
-            rows.append([label, *numbers, *_metric_cells(self.metrics[k] if self.metrics else None, names)])
-        for label, metrics in (
-            ("**merged**", self.merged_metrics),
-            ("the same mean without alignment", self.unaligned_metrics),
-        ):
-            if metrics is not None:
-                rows.append([label, "", "", "", *_metric_cells(metrics, names)])
+            rows.insert(0, ([self.base, "base", "0", "0"], self.base_metrics))
+        if self.merged_metrics is not None:
+            rows.append((["**merged**", "", "", ""], self.merged_metrics))
+        if self.unaligned_metrics is not None:
+            rows.append((["the same mean without alignment", "", "", ""], self.unaligned_metrics))
+        table = [[*own, *(f"{of[name]:.6g}" if of and name in of else "" for name in names)] for own, of in rows]
         lines = [
             "# Merged network",
             "",
             *markdown_table(["what", "value"], [list(fact) for fact in facts]),
             "",
-            *markdown_table(["network", "weight", "distance before", "distance after", *names], rows),
+            *markdown_table(["network", "weight", "distance before", "distance after", *names], table),
         ]
         return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:
         return self.card
-
-    def _all_metrics(self) -> list[Metrics]:
-        return [*self.metrics, *([] if self.merged_metrics is None else [self.merged_metrics])]
-
-
-def _metric_cells(metrics: Metrics | None, names: list[str]) -> list[str]:
-    return [f"{metrics[name]:.6g}" if metrics is not None and name in metrics else "" for name in names]
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,26 @@ from regauge.core.interpolation import mean, shares_of
 from regauge.core.task import Task
 
 
-class MeanRule(ABC):
-    """A rule whose result is a weighted mean of the networks: it chooses the weights."""
+class WeightedRule:
+    """How aligned networks are combined."""
 
-    @abstractmethod
-    def shares(
-        self, networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None, task: Task | None
-    ) -> tuple[float, ...]:
-        """One share for each of the aligned networks; they sum to one."""
-
-
-class VectorRule(ABC):
-    """A rule for task vectors, the differences of networks from their base, one tensor at a time."""
-
-    @abstractmethod
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """One factor for each network, or an error about the weights."""
+        """One factor for each network, or an error about the weights: shares that sum to one, equal unless given."""
+        return shares_of(weights, count)
+
+
+class MeanRule(WeightedRule):
+    """A rule whose result is a weighted mean of the networks."""
+
+    def choose(
+        self, networks: Sequence[Mapping[str, Tensor]], shares: tuple[float, ...], task: Task | None
+    ) -> tuple[float, ...]:
+        """The shares of the aligned networks in the mean, from those that were asked for."""
+        return shares
+
+
+class VectorRule(WeightedRule, ABC):
+    """A rule for task vectors, the differences of networks from their base, one tensor at a time."""
 
     @abstractmethod
     def combine(self, vectors: Tensor, factors: Sequence[float], generator: torch.Generator | None) -> Tensor:
@@ -45,12 +49,6 @@ class Average(MeanRule):
         Wortsman et al. (2022), Model soups, section 2; Ainsworth et al. (2023), Git Re-Basin.
     """
 
-    def shares(
-        self, networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None, task: Task | None
-    ) -> tuple[float, ...]:
-        """The weights, normalized; they are equal unless given."""
-        return shares_of(weights, len(networks))
-
 
 @dataclass(frozen=True)
 class GreedySoup(MeanRule):
@@ -64,15 +62,14 @@ class GreedySoup(MeanRule):
         Wortsman et al. (2022), Model soups, algorithm 1.
     """
 
-    def shares(
-        self, networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None, task: Task | None
+    def choose(
+        self, networks: Sequence[Mapping[str, Tensor]], shares: tuple[float, ...], task: Task | None
     ) -> tuple[float, ...]:
-        """The weights of those that are in, normalized; zero for the others.
+        """The shares of those that are in, normalized; zero for the others.
 
         Raises:
             ValueError: There is no task, or a network whose loss is NaN.
         """
-        given = shares_of(weights, len(networks))
         if task is None:
             raise ValueError(
                 "GreedySoup chooses by the loss of a task; give `task=regauge.Task(module, batches, criterion)`, or "
@@ -84,15 +81,15 @@ class GreedySoup(MeanRule):
                 f"the losses of the networks are {losses}; leave out the networks whose loss is NaN, or correct the "
                 "task"
             )
-        order = sorted((k for k in range(len(networks)) if given[k] > 0), key=lambda k: losses[k])
+        order = sorted((k for k in range(len(networks)) if shares[k] > 0), key=lambda k: losses[k])
         chosen, best = order[:1], losses[order[0]]
         for k in order[1:]:
             tried = [*chosen, k]
-            soup = mean([networks[j] for j in tried], shares_of([given[j] for j in tried], len(tried)))
+            soup = mean([networks[j] for j in tried], shares_of([shares[j] for j in tried], len(tried)))
             loss = task.evaluate_average(soup)["loss"]
             if loss <= best:
                 chosen, best = tried, loss
-        return shares_of([given[k] if k in chosen else 0.0 for k in range(len(networks))], len(networks))
+        return shares_of([share if k in chosen else 0.0 for k, share in enumerate(shares)], len(networks))
 
 
 @dataclass(frozen=True)
@@ -150,10 +147,6 @@ class Ties(VectorRule):
         _require_finite_scale(self.scale)
         if not 0 < self.density <= 1:
             raise ValueError(f"density is {self.density}; it is the share of entries that are kept, in (0, 1]")
-
-    def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """The weights, normalized."""
-        return shares_of(weights, count)
 
     def combine(self, vectors: Tensor, factors: Sequence[float], generator: torch.Generator | None) -> Tensor:
         """The mean of the trimmed entries that agree."""

@@ -49,7 +49,7 @@ def merge_job(
     checkpoints, symmetry, start = streamed.job.checkpoints, streamed.symmetry, int(has_base)
     networks, count, first = checkpoints[start:], len(checkpoints) - start, checkpoints[0]
     names = require_labels(labels or [one.label for one in (*networks, *checkpoints[:start])], count, has_base)
-    shares = shares_of(weights, count) if isinstance(rule, Average) else rule.factors(weights, count)
+    shares = rule.factors(weights, count)
     settings = {"command": "merge", "rule": str(rule), "weights": list(weights or ())}
     with streamed.begin(settings) as staging:
         found = [streamed.match(k, staging, progress) for k in range(1, len(checkpoints))]

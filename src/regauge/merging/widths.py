@@ -61,15 +61,14 @@ def merge_widths(
         raise ValueError(f"there are {len(symmetries)} symmetries for {len(params)} networks; give one for each")
     first = symmetries[0].bind(params[0])
     anchor = _balance(params[0], first)
-    mapped: list[Params] = [dict(params[0])]
-    for network, symmetry in zip(params[1:], symmetries[1:], strict=True):
-        bound = symmetry.bind(network)
+    mapped: list[Params] = []
+    for network, symmetry in zip(params, symmetries, strict=True):
         if all(tensor.shape == params[0][name].shape for name, tensor in network.items() if name in params[0]):
             mapped.append(dict(network))
             continue
+        bound = symmetry.bind(network)
         even = _balance(network, bound)
-        found = correspond(anchor, even, first, bound, regularization=regularization)
-        mapped.append(found.apply(even))
+        mapped.append(correspond(anchor, even, first, bound, regularization=regularization).apply(even))
     return merge(
         mapped, first, method=method, weights=weights, rule=rule, task=task, generator=generator, labels=labels
     )

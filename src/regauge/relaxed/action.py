@@ -16,7 +16,6 @@ element first, and relax relative to it.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import EllipsisType
 
 import numpy as np
 import torch
@@ -24,8 +23,6 @@ from torch import Tensor
 
 from regauge.core.act import Site
 from regauge.core.closest import Character, character
-from regauge.core.element import Element
-from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 Key = tuple[str, Character]
@@ -41,10 +38,16 @@ Matrices = Mapping[Key, Tensor]
 class RelaxedAction:
     """How relaxed elements act on some tensors, worked out once for many of them.
 
+    The action is differentiable and linear in every tensor, and `torch.func.vmap` applies. With the matrices of an
+    element g without scales and shifts it is `symmetry.act(g, tensors)`.
+
     Args:
         symmetry: With every size known.
         names: Tensors that move; those that no group acts on pass through.
         groups: Groups that have matrices; the others stay as they are. All, unless given.
+
+    Attributes:
+        keys: The matrices that are needed.
 
     Raises:
         ValueError: Two groups overlap on an axis without being its factors.
@@ -64,7 +67,19 @@ class RelaxedAction:
         self.keys: tuple[Key, ...] = tuple(dict.fromkeys(found))
 
     def __call__(self, matrices: Matrices, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors moved; see `act_relaxed`."""
+        """Move tensors.
+
+        Args:
+            matrices: One for each of `keys` of groups that move.
+            tensors: Parameters, `[*batch, *shape]`.
+
+        Returns:
+            New tensors of the same names and dtypes. Batch axes of matrices and tensors are broadcast.
+
+        Raises:
+            KeyError: A group has matrices, but not for every character that occurs.
+            ValueError: A matrix does not have the group's size.
+        """
         blocks = {key: self._blocks(key, matrices) for key in self.keys}
         moved = dict(tensors)
         for name, steps in self._tensors.items():
@@ -91,39 +106,6 @@ class RelaxedAction:
         return matrix.reshape(*matrix.shape[:-2], *sizes, *sizes)
 
 
-def act_relaxed(symmetry: Symmetry, matrices: Matrices, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Move tensors by a relaxed element; differentiable, and `torch.func.vmap` applies.
-
-    It is linear in every tensor, and `act_relaxed(s, matrices_of(s, g), p) == s.act(g, p)` for an element g
-    without scales and shifts.
-
-    Args:
-        symmetry: With every size known.
-        matrices: For each group that moves, one matrix per character that occurs; groups without any stay.
-        tensors: Parameters, `[*batch, *shape]`. Names that no group acts on pass through.
-
-    Returns:
-        New tensors of the same names and dtypes. Batch axes of matrices and tensors are broadcast.
-
-    Raises:
-        KeyError: A group has matrices, but not for every character that occurs.
-        ValueError: A matrix does not have the group's size.
-    """
-    return RelaxedAction(symmetry, tensors, {name for name, _ in matrices})(matrices, tensors)
-
-
-def matrices_of(symmetry: Symmetry, element: Element, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-    """A hard element as matrices, float64 `[*batch, N, N]`; scales and shifts are left out.
-
-    Args:
-        symmetry: With every size known.
-        element: One value per group.
-        keys: Which matrices; those that the whole symmetry needs, unless given.
-    """
-    keys = RelaxedAction(symmetry, symmetry.sites).keys if keys is None else keys
-    return {key: _matrix_of(symmetry, element, key) for key in keys}
-
-
 def block_sizes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
     """The sizes of the groups that a group is repeated within, then its own; their product is N."""
     group = symmetry[name]
@@ -134,47 +116,10 @@ def split_character(symmetry: Symmetry, key: Key) -> dict[str, Character]:
     """The part of a key's character that belongs to each group of its bases and to the group itself."""
     parts, rest = {}, key[1]
     for name in (*symmetry[key[0]].within, key[0]):
-        count = _families(symmetry[name])
+        group = symmetry[name]
+        count = 1 if group.matrix == "linear" else group.signs + group.shifts
         parts[name], rest = rest[:count], rest[count:]
     return parts
-
-
-def _families(group: Group) -> int:
-    return 1 if group.matrix == "linear" else group.signs + group.shifts
-
-
-def _own_character(site: Site) -> Character:
-    return (int(site.placement.is_inverse),) if site.group.matrix == "linear" else character(site.placement)
-
-
-def _matrix_of(symmetry: Symmetry, element: Element, key: Key) -> Tensor:
-    group, sizes, batch = symmetry[key[0]], block_sizes(symmetry, key[0]), element.batch
-    names = (*group.within, group.name)
-    along = [[-1 if j == k else 1 for j in range(len(sizes))] for k in range(len(sizes))]
-    grid: dict[str, Tensor] = {
-        name: torch.arange(n).reshape(shape) for name, n, shape in zip(names, sizes, along, strict=True)
-    }
-    source = torch.zeros(*batch, *sizes, dtype=torch.int64)
-    factor = torch.ones(*batch, *sizes, dtype=torch.float64)
-    for name, n in zip(names, sizes, strict=True):
-        value = element[name]
-        here: tuple[EllipsisType | Tensor, ...] = (..., *(grid[base] for base in symmetry[name].within), grid[name])
-        source = source * n + (grid[name] if value.perm is None else value.perm[here])
-        for family, exponent in enumerate(split_character(symmetry, key)[name][: symmetry[name].signs]):
-            if exponent and value.sign is not None:
-                factor = factor * value.sign[..., family, :][here]
-    total = int(np.prod(sizes))
-    source, factor = source.reshape(*batch, total, 1), factor.reshape(*batch, total, 1)
-    moved = torch.zeros(*batch, total, total, dtype=torch.float64).scatter(-1, source, factor)
-    rotation = element[group.name].matrix
-    if rotation is None:
-        return moved
-    if key[1][-1:] == (1,) and group.matrix == "linear":
-        rotation = torch.linalg.inv(rotation).mT
-    n = group.size
-    rotation = rotation.reshape(*batch, total // n, n, n)
-    blocks = moved.reshape(*batch, total // n, n, total)
-    return (rotation @ blocks).reshape(*batch, total, total)
 
 
 @dataclass(frozen=True)
@@ -331,7 +276,8 @@ def _label(site: Site) -> _Label:
     own = site.placement.axis
     axes = [own if axis is None else axis for axis, _ in site.bases]
     bases = tuple(zip(site.group.within, axes, strict=True))
-    return _Label(site.group.name, own, _own_character(site), bases, site.group.size)
+    own_character = (int(site.placement.is_inverse),) if site.group.matrix == "linear" else character(site.placement)
+    return _Label(site.group.name, own, own_character, bases, site.group.size)
 
 
 def _cell(segments: Mapping[int, _Segment], ndim: int, present: set[str]) -> _Cell | None:
