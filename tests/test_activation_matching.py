@@ -20,7 +20,7 @@ PLANTED = (
     *("densenet", "hf_gpt2", "hf_llama"),
 )
 BY_NAME = {case.name: case for case in CASES}
-METHODS = (rg.ActivationMatching(), rg.MixedMatching())
+METHODS = (rg.ActivationMatching(), rg.ActivationMatching(statistic="covariance"), rg.MixedMatching())
 
 
 def generator(seed: int) -> torch.Generator:
@@ -126,6 +126,8 @@ def test_correlations_are_those_of_numpy() -> None:
         moments.update(x[:, k : k + 70], y[:, k : k + 70])
     expected = torch.corrcoef(torch.cat([x, y]))[:5, 5:]
     assert torch.allclose(moments.correlation(torch.arange(5))[0], expected, atol=1e-12)
+    expected = torch.cov(torch.cat([x, y]), correction=0)[:5, 5:]
+    assert torch.allclose(moments.covariance()[0], expected, atol=1e-12)
 
 
 def test_a_large_mean_does_not_cost_precision_in_float32() -> None:
@@ -187,6 +189,7 @@ def test_what_cannot_be_matched_is_explained() -> None:
     [
         (lambda: rg.MixedMatching(share=1.0), "share is 1.0"),
         (lambda: rg.MixedMatching(share=0.0), "share is 0.0"),
+        (lambda: rg.ActivationMatching(statistic="cosine"), "choose 'correlation' or 'covariance'"),  # type: ignore[arg-type]
         (lambda: rg.ActivationMatching(max_sweeps=0), "at least one sweep"),
     ],
 )

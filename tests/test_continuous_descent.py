@@ -52,10 +52,13 @@ def case(request: pytest.FixtureRequest) -> tuple[rg.Symmetry, rg.Task, Params, 
     return symmetry, taught(module, a), a, b
 
 
-def test_it_lowers_the_loss_halfway_and_stays_on_the_orbit(case: tuple[rg.Symmetry, rg.Task, Params, Params]) -> None:
+@pytest.mark.parametrize("loss", ["midpoint", "random"])
+def test_it_lowers_the_loss_halfway_and_stays_on_the_orbit(
+    case: tuple[rg.Symmetry, rg.Task, Params, Params], loss: str
+) -> None:
     symmetry, task, a, b = case
     start = rg.align(a, b, symmetry)
-    method = rg.ContinuousDescent(init=start.element, steps=24, lr=0.06, checks=3)
+    method = rg.ContinuousDescent(loss, init=start.element, steps=24, lr=0.06, checks=3)
     results = [
         rg.align(a, b, symmetry, method=method, task=task, generator=torch.Generator().manual_seed(0)) for _ in range(2)
     ]
@@ -132,6 +135,8 @@ def test_without_continuous_freedom_the_start_is_returned() -> None:
 
 
 def test_what_it_needs() -> None:
+    with pytest.raises(ValueError, match="choose 'midpoint' or 'random'"):
+        rg.ContinuousDescent("l2")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="as many steps as checks"):
         rg.ContinuousDescent(steps=2, checks=3)
     with pytest.raises(ValueError, match="lr must be positive"):
@@ -140,3 +145,5 @@ def test_what_it_needs() -> None:
     symmetry, a = rg.discover(module, (torch.randn(4, 3).double(),)), drawn(module, 1)
     with pytest.raises(ValueError, match="ContinuousDescent needs data"):
         rg.align(a, a, symmetry, method=rg.ContinuousDescent())
+    with pytest.raises(ValueError, match="random points of the line; give align a torch"):
+        rg.align(a, a, symmetry, method=rg.ContinuousDescent("random"), task=taught(module, a))

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, arguments
 from regauge.discovery.activations import Activations, activations
+
+Statistic = Literal["correlation", "covariance"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class ActivationCosts:
 
     Attributes:
         symmetry: The symmetry of the networks with its groups placed on these tensors as well.
-        a: Correlations, first network against second, summed over values where groups act alike.
+        a: Correlations or covariances, first network against second, summed over values where groups act alike.
         b: Identity matrices.
         reach: What the objective could be at most: every unit correlated perfectly.
     """
@@ -65,7 +67,11 @@ class ActivationCosts:
 
 
 def activation_costs(
-    params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], traces: "Traces", task: Task
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    traces: "Traces",
+    task: Task,
+    statistic: Statistic = "correlation",
 ) -> ActivationCosts:
     """Run both networks once over the data of a task, whose module was given to `traces`.
 
@@ -97,7 +103,7 @@ def activation_costs(
             moment.update(part.samples(a[part.name]), part.samples(b[part.name]))
     if not traces.is_used:
         raise ValueError("the task has no batches, and activations are compared on data; give at least one batch")
-    return _collect(traces.symmetry, parts, moments)
+    return _collect(traces.symmetry, parts, moments, statistic)
 
 
 class Traces:
@@ -203,7 +209,9 @@ def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, i
     return Placement("", 0, start, stride, repeats, False, scale, place.sign, place.parity, place.shift)
 
 
-def _collect(symmetry: Symmetry, parts: Sequence[Part], moments: Sequence[CrossMoments]) -> ActivationCosts:
+def _collect(
+    symmetry: Symmetry, parts: Sequence[Part], moments: Sequence[CrossMoments], statistic: Statistic
+) -> ActivationCosts:
     """Values on which groups act alike share one tensor, on which these groups are placed."""
     names = {groups: f"%{k}" for k, groups in enumerate(dict.fromkeys(part.groups for part in parts))}
     more: dict[str, list[Placement]] = {group.name: [] for group in symmetry.groups}
@@ -220,7 +228,8 @@ def _collect(symmetry: Symmetry, parts: Sequence[Part], moments: Sequence[CrossM
     for part, moment in zip(parts, moments, strict=True):
         name = names[part.groups]
         classes, is_covered = _classes(placed.sites[name], part.size)
-        matrix, squares = moment.correlation(classes.to(moment.products.device))
+        on_device = classes.to(moment.products.device)
+        matrix, squares = moment.correlation(on_device) if statistic == "correlation" else moment.covariance()
         mask = is_covered.double()
         matrix = matrix * torch.outer(mask, mask).to(matrix)
         a[name] = a[name] + matrix if name in a else matrix

@@ -54,6 +54,10 @@ class CrossMoments:
         self.means += change * (samples / total)
         self.count = total
 
+    def covariance(self) -> tuple[Tensor, Tensor]:
+        """Covariances of all pairs, and variances, as `correlation` returns them."""
+        return self.products / self.count, (self.squares / self.count).cpu()
+
     def correlation(self, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Correlations of all pairs, zero where a unit never varies.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from regauge.alignment.activations.costs import Traces, activation_costs, precision_of
+from regauge.alignment.activations.costs import Statistic, Traces, activation_costs, precision_of
 from regauge.alignment.engine.climbs import Climbs, climb
 from regauge.alignment.engine.frames import Frame, Scales, require_scales
 from regauge.alignment.engine.ladder import Fallback, ladder
@@ -25,12 +25,12 @@ TOLERANCE = 1e-11
 class ActivationMatching(Method):
     """The element under which the units of two networks respond most alike to the same inputs.
 
-    It maximizes the sum over all units of Pearson's correlation between a unit of the first network and the unit, with
-    its sign, that the element puts in its place. All groups that discovery finds take part, with what they do to the
-    values that layers read: outputs of activation functions, every state of a residual stream, queries, keys and values
-    of attention heads. Values on which a group acts alike are summed. Entries of all other axes (images, positions,
-    tokens) are samples; units that a rotation mixes are compared by covariances divided by their mean variance, so that
-    the result does not depend on the basis.
+    It maximizes the sum over all units of the correlation (or covariance) between a unit of the first network and the
+    unit, with its sign, that the element puts in its place. All groups that discovery finds take part, with what they
+    do to the values that layers read: outputs of activation functions, every state of a residual stream, queries, keys
+    and values of attention heads. Values on which a group acts alike are summed. Entries of all other axes (images,
+    positions, tokens) are samples; units that a rotation mixes are compared by covariances divided by their mean
+    variance, so that the result does not depend on the basis.
 
     The data are read once, for both networks and all groups; what is held is one matrix of units against units for
     each value. Groups are independent of one another here, so that nothing depends on an order.
@@ -40,6 +40,8 @@ class ActivationMatching(Method):
     chosen arbitrarily, which does harm halfway between the networks.
 
     Attributes:
+        statistic: Pearson's "correlation", in which all units count alike, or "covariance", in which units count
+            by how much they vary.
         max_sweeps: Most sweeps over the groups.
         outputs: Which outputs of the module count, as it was given to `discover`.
         scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first; "keep" moves
@@ -49,11 +51,14 @@ class ActivationMatching(Method):
         Li et al. (2016), Convergent learning, section 3; Ainsworth et al. (2023), section 3.1.
     """
 
+    statistic: Statistic = "correlation"
     max_sweeps: int = 100
     outputs: Outputs = None
     scales: Scales = "balance"
 
     def __post_init__(self) -> None:
+        if self.statistic not in ("correlation", "covariance"):
+            raise ValueError(f"statistic is {self.statistic!r}; choose 'correlation' or 'covariance'")
         require_scales(self.scales)
         if self.max_sweeps < 1:
             raise ValueError(f"max_sweeps is {self.max_sweeps}, but at least one sweep is needed")
@@ -71,7 +76,7 @@ class ActivationMatching(Method):
 
     def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
         """Ascent on the mixture, from the best element for the activations alone, or from the identity if better."""
-        weight, costs = self._weight, activation_costs(*problem.pair(0), traces, task)
+        weight, costs = self._weight, activation_costs(*problem.pair(0), traces, task, self.statistic)
         frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales)
         norm = sum(float(frame.a[k].norm()) * float(frame.b[k].norm()) for k in frame.a) or 1.0
         # The parameters keep their units, because shifts of periodic units add constants to them.

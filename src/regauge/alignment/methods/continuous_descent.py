@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,8 +32,8 @@ class ContinuousDescent(Method):
 
     The second network, moved by the initial element g, is moved further by `h = exp(X)`: for every orthogonal
     group X is a skew-symmetric matrix, for every linear group any matrix, and for every family of positive scales
-    the logarithms of its factors. Adam changes X, from zero on, such that the task loss of `(a + h g b) / 2` falls, on
-    one batch after the other.
+    the logarithms of its factors. Adam changes X, from zero on, such that the task loss of `(1 - t) a + t h g b` falls,
+    on one batch after the other.
 
     Orders, signs and half periods stay where the initial element puts them: give a method that chooses these as
     `init`, and this method as `init` of `Sinkhorn` or `StraightThrough` for another turn. A few times h is judged by
@@ -44,6 +45,8 @@ class ContinuousDescent(Method):
     parameters are not the best ones halfway; this is what brings the path close to flat there.
 
     Attributes:
+        loss: "midpoint", where t is one half; or "random", where it is uniform in (0, 1) at every step, which needs a
+            generator.
         init: An element, or a method whose result is the start; None is the identity.
         steps: The number of steps of Adam.
         lr: Its learning rate at the start, in radians for rotations; it falls to zero along half a cosine.
@@ -53,12 +56,15 @@ class ContinuousDescent(Method):
         Theus et al. (2025), Generalized linear mode connectivity for transformers, who learn elements on the task loss.
     """
 
+    loss: Literal["midpoint", "random"] = "midpoint"
     init: Start = field(default_factory=MixedMatching)
     steps: int = 100
     lr: float = 0.01
     checks: int = 4
 
     def __post_init__(self) -> None:
+        if self.loss not in ("midpoint", "random"):
+            raise ValueError(f"loss is {self.loss!r}; choose 'midpoint' or 'random'")
         if not (1 <= self.checks <= self.steps and self.lr > 0):
             raise ValueError(
                 f"steps={self.steps}, checks={self.checks}, lr={self.lr}: there must be as many steps as checks and at "
@@ -70,7 +76,9 @@ class ContinuousDescent(Method):
         return match_each(problem, self._match_pair)
 
     def _match_pair(self, problem: Problem) -> Results:
-        task, symmetry = problem.require_task(self), problem.symmetry
+        task, symmetry, chance = problem.require_task(self), problem.symmetry, None
+        if self.loss == "random":
+            chance = problem.require_generator("loss='random' takes the loss at random points of the line")
         params_a, params_b = problem.pair(0)
         start = start_of(self.init, problem)
         candidates = Candidates(problem, start)
@@ -83,7 +91,8 @@ class ContinuousDescent(Method):
             moved = symmetry.act(_exponential(symmetry, freedom), at_start)
             # Operators do not differentiate with respect to running statistics.
             there = {name: y.detach() if name in symmetry.buffers else y for name, y in moved.items()}
-            return task.loss(interpolate(params_a, there), batch)
+            t = 0.5 if chance is None else float(torch.rand((), generator=chance, device=chance.device))
+            return task.loss(interpolate(params_a, there, t), batch)
 
         program = PlainProgram(differentiate(loss), freedom, Adam(self.lr))
         checked, is_converged = check_steps(self.steps, self.checks), False
