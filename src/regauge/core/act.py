@@ -27,15 +27,10 @@ LONG_ROW = 8
 
 @dataclass(frozen=True)
 class Site:
-    """A placement resolved against the shape of its parameter.
+    """A placement resolved against the shape of its parameter: the axis indices that it covers, and who owns each.
 
-    Attributes:
-        group: The group that acts.
-        placement: The placement.
-        positions: Axis indices that it covers.
-        units: Unit that owns each of them.
-        bases: For each base of the group: the axis it is read from (or None for the same axis) and its
-            index, `[m]` on the same axis or `[length of the other axis]`.
+    For each base of the group `bases` has the axis that it is read from (None for the same axis) and its index there,
+    `[m]` on the same axis or `[length of the other axis]`.
     """
 
     group: Group
@@ -71,11 +66,7 @@ class Site:
 
 
 def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...]) -> list[Site]:
-    """All placements of all groups on one parameter, checked against its shape.
-
-    Raises:
-        ValueError: A placement does not fit the shape.
-    """
+    """Resolve all placements of all groups on one parameter; a ValueError says which one does not fit its shape."""
     by_name = {group.name: group for group in groups}
     sites = []
     for group in groups:
@@ -116,11 +107,8 @@ def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple
 class Moves:
     """The changes of one parameter by an element, by the axes that they depend on; they act on the last of these.
 
-    Attributes:
-        displacements: Source of each value along the last axis, relative to its destination, int64 `[*batch, *axes]`.
-        factors: Factors of the values.
-        shifts: Terms that are added after that.
-        matrices: Matrices that mix the values of an axis instead.
+    Displacements are the source of each value along the last axis, relative to its destination. Shifts are added after
+    factors were multiplied; matrices mix the values of an axis.
     """
 
     displacements: dict[tuple[int, ...], Int[Tensor, "..."]]

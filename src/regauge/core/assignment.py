@@ -53,12 +53,7 @@ def assign(profit: Floats) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Assignments:
-    """The solutions of many problems.
-
-    Attributes:
-        columns: For each row the column that it is assigned to, int64, on the CPU.
-        potentials: Column potentials to start similar problems from; None where none were asked for.
-    """
+    """The solutions of many problems: the column of each row, and column potentials to start similar problems from."""
 
     columns: Int[Tensor, "problem target"]
     potentials: Float[Tensor, "problem source"] | None

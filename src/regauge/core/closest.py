@@ -24,17 +24,10 @@ Character = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ShiftCost:
-    """What a place contributes to which a group's shifts add a constant (the bias of a periodic unit).
+    """The objective of a site at which a group's shifts add a constant c per step (the bias of a periodic unit).
 
-    A unit whose values there are b, m of them, compared with the values a, has the objective
-    `-|a - (chi b + k c)|^2 / 2`, up to a constant `k c (sum a - chi sum b) - m (k c)^2 / 2`.
-
-    Attributes:
-        character: What multiplies the values.
-        amounts: What one step of each family of shifts adds, c.
-        target: `sum a` for each unit, `[..., n]`.
-        source: `sum b` for each unit, `[..., n]`.
-        count: Number of values of each unit, m.
+    A unit whose m values there are b, compared with the values a, has `-|a - (chi b + k c)|^2 / 2`, up to a constant
+    `k c (sum a - chi sum b) - m (k c)^2 / 2`: `amounts` are c for each family, `target` and `source` sums `[..., n]`.
     """
 
     character: Character
@@ -48,10 +41,8 @@ class ShiftCost:
 class Cost:
     """A linear objective over a group: the profit of giving target i the values of source j.
 
-    Attributes:
-        matrices: For every character that occurs the inner products `[..., target, source]`; for a group
-            whose units cannot be reordered only those of i with itself, `[..., target, 1]`.
-        shifts: The quadratic part that shifts add.
+    For every character that occurs `matrices` has the inner products `[..., target, source]`; for a group whose units
+    cannot be reordered only those of i with itself, `[..., target, 1]`. Shifts add a quadratic part.
     """
 
     matrices: Mapping[Character, Tensor]
@@ -87,13 +78,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Closest:
-    """The best value for a group.
-
-    Attributes:
-        value: What the element says about the group; leading axes as in the cost.
-        objective: `<g, C>`, float64 `[...]`.
-        potentials: To start a similar assignment from; None where there are none.
-    """
+    """The best value for a group, its objective `<g, C>`, and potentials to start a similar assignment from."""
 
     value: Value
     objective: Tensor

@@ -16,15 +16,8 @@ from regauge.core.params import Params
 class CompiledElement:
     """An element of permutations, signs, scales and shifts, as one index and one factor for all parameters.
 
-    `compiled(params)` equals `symmetry.act(element, params)`: all tensors that the element moves are laid end to end, N
-    values for each network, gathered once, multiplied and shifted once.
-
-    Attributes:
-        names: Parameters that it moves, in order.
-        shapes: Their shapes without a model axis.
-        index: Where each value comes from, int64 `[*batch, N]`.
-        factor: What it is multiplied by, float64 `[*batch, N]`.
-        shift: What is added, float64 `[*batch, N]`; None where the element shifts nothing.
+    `compiled(params)` equals `symmetry.act(element, params)`: all tensors that the element moves are laid end to end,
+    N values for each network, gathered once by `index`, multiplied by `factor` and shifted, by `[*batch, N]` each.
     """
 
     names: tuple[str, ...]
@@ -65,13 +58,7 @@ class CompiledElement:
 def compile_element(
     sites: Mapping[str, list[Site]], element: Element, shapes: Mapping[str, tuple[int, ...]]
 ) -> CompiledElement:
-    """An element as one gather, with one factor and one shift for each value.
-
-    Args:
-        sites: Where groups act, by parameter.
-        element: The element, without matrices.
-        shapes: Shapes of the parameters that it moves.
-    """
+    """Compile an element without matrices for the parameters that the sites are of."""
     sizes = [math.prod(shapes[name]) for name in sites]
     lead = (*element.batch, sum(sizes))
     index, factor, shift = torch.empty(lead, dtype=torch.int64), torch.ones(lead, dtype=torch.float64), None

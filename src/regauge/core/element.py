@@ -184,11 +184,7 @@ def random(
 
 
 def require_parts(parts: tuple[str, ...]) -> None:
-    """Raise unless all names are parts of an element.
-
-    Raises:
-        ValueError: A part is unknown.
-    """
+    """Raise a ValueError unless all names are parts of an element."""
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise ValueError(f"parts {unknown} are unknown; choose among {list(PARTS)}")

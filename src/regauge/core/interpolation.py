@@ -49,8 +49,7 @@ def mean(networks: Sequence[Mapping[str, Tensor]], shares: Sequence[float] | Non
 def shares_of(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
     """Weights of `count` networks as shares that sum to one; equal unless given.
 
-    Raises:
-        ValueError: They are not as many as networks, negative, not finite, or all zero.
+    A ValueError says that they are not as many as networks, negative, not finite, or all zero.
     """
     given = [1.0] * count if weights is None else [float(w) for w in weights]
     if len(given) != count or any(not 0 <= w < math.inf for w in given) or sum(given) <= 0:

@@ -17,11 +17,7 @@ def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
 
 
 def count_models(params: Mapping[str, Tensor]) -> int:
-    """The number of networks of a population.
-
-    Raises:
-        ValueError: There is no tensor, or model axes have different lengths.
-    """
+    """The number of networks of a population; a ValueError if the tensors have different numbers, or none."""
     if not params:
         raise ValueError("a population without tensors has no networks; give at least one tensor")
     (first, count), *others = ((name, len(tensor) if tensor.ndim else 0) for name, tensor in params.items())
@@ -35,11 +31,7 @@ def count_models(params: Mapping[str, Tensor]) -> int:
 
 
 def require_finite(params: Mapping[str, Tensor], label: str) -> None:
-    """Raise if a network holds NaN or Inf.
-
-    Raises:
-        ValueError: A floating-point tensor of `params` holds a value that is not finite.
-    """
+    """Raise a ValueError if a floating-point tensor of a network holds NaN or Inf."""
     for name, tensor in params.items():
         # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
         if not tensor.is_floating_point() or math.isfinite(tensor.sum()) or bool(tensor.isfinite().all()):
@@ -52,11 +44,7 @@ def require_finite(params: Mapping[str, Tensor], label: str) -> None:
 
 
 def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
-    """Raise unless two networks are of one architecture.
-
-    Raises:
-        ValueError: Names or shapes differ.
-    """
+    """Raise a ValueError unless two networks have the same names and shapes."""
     only_a = sorted(params_a.keys() - params_b.keys())
     only_b = sorted(params_b.keys() - params_a.keys())
     if only_a or only_b:
@@ -73,11 +61,7 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
 
 
 def require_alike(*networks: Mapping[str, Tensor]) -> None:
-    """Raise unless networks, three at most, are of one architecture and finite.
-
-    Raises:
-        ValueError: Names or shapes differ, or a value is NaN or Inf.
-    """
+    """Raise a ValueError unless networks, three at most, are of one architecture and finite."""
     for which, params in zip(("first", "second", "third"), networks, strict=False):
         require_same_shapes(networks[0], params)
         require_finite(params, f"the {which} network")

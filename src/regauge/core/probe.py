@@ -25,13 +25,7 @@ STEADY = 1e-2
 
 
 class Trial(NamedTuple):
-    """A point at which a function is compared with itself.
-
-    Attributes:
-        params: Parameters and buffers.
-        reference: What the model computes with them.
-        is_finite: Whether all of that is finite.
-    """
+    """A point at which a function is compared with itself: what it computes there, and whether that is finite."""
 
     params: Params
     reference: list[Tensor]
@@ -139,14 +133,8 @@ def perturb(
 ) -> Params:
     """Parameters away from initialization: no zero biases, no unit gains, no vanishing weights.
 
-    Buffers that hold nothing negative (running variances) keep their signs; tied names stay tied.
-
-    Args:
-        params: Where to begin.
-        buffers: Names of those that are no parameters.
-        generator: Where chance comes from.
-        strength: Of the noise, relative to the values.
-        is_raised: Whether small weights are raised until a layer keeps the size of what it reads.
+    Buffers that hold nothing negative (running variances) keep their signs; tied names stay tied. The noise is relative
+    to the values; small weights may be raised until a layer keeps the size of what it reads.
     """
     seen: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
     result = {}

@@ -36,11 +36,7 @@ def library() -> Library:
 
 
 def chosen_library() -> Library | None:
-    """The library that `use_library`, `set_library` or the environment named, if any.
-
-    Raises:
-        ValueError: The environment names none of the libraries, or one that this torch lacks.
-    """
+    """The library that `use_library`, `set_library` or the environment named, if any."""
     known = _used.get() or _chosen
     if known is not None:
         return known
@@ -49,11 +45,7 @@ def chosen_library() -> Library | None:
 
 
 def set_library(name: Library | None) -> None:
-    """Multiply by this library from now on, in this process; None restores what the environment or processor says.
-
-    Raises:
-        ValueError: There is no such library, or this torch lacks it.
-    """
+    """Multiply by this library from now on, in this process; None restores what the environment or processor says."""
     global _chosen
     _chosen = None if name is None else require_library(name, "the library of matrix products")
 
@@ -79,11 +71,7 @@ def default_library() -> Library:
 
 
 def require_library(name: str, what: str) -> Library:
-    """The library of that name.
-
-    Raises:
-        ValueError: There is no such library, or this torch lacks it.
-    """
+    """The library of that name; a ValueError if there is none, or this torch lacks it."""
     for known in get_args(Library):
         if known == name and (known == "blas" or has_onednn()):
             return cast(Library, known)
@@ -99,18 +87,10 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def scaled_matmul(a: Tensor, b: Tensor, *, buffer: Tensor, shift: Tensor | None = None, factor: float = 1.0) -> Tensor:
-    """`factor * (a @ b + shift)`, without new memory where that can be.
+    """`factor * (a @ b + shift)`, for two matrices or two stacks of equally many, without new memory where that can be.
 
-    Args:
-        a: A matrix `[rows, terms]` or a stack of them `[n, rows, terms]`.
-        b: `[terms, columns]` or `[n, terms, columns]`.
-        buffer: Where the result may be written, `[rows, columns]` or `[n, rows, columns]`; it shares no memory with the
-            others.
-        shift: What is added, of as many axes, or one for each column.
-        factor: A number.
-
-    Returns:
-        The result, in the buffer or where oneDNN wrote it.
+    The result is in `buffer`, which shares no memory with the others, or where oneDNN wrote it. A shift has as many
+    axes, or one value for each column.
     """
     if not _is_for_onednn(a, b):
         multiply = torch.addmm if a.ndim == 2 else torch.baddbmm

@@ -7,27 +7,14 @@ class Advance(Protocol):
     """Advances one piece of work, from any thread."""
 
     def __call__(self, amount: float = 1, /, *, loss: float | None = None) -> object:
-        """Count `amount` of the total as done.
-
-        Args:
-            amount: In the unit of the total.
-            loss: Of the step that was done, where the work is a training that knows it.
-        """
+        """Count an amount of the total as done, with the loss of the step where a training knows it."""
 
 
 class Progress(Protocol):
     """Shows pieces of work that take long."""
 
     def __call__(self, label: str, total: float, /) -> Advance:
-        """Begin a piece of work.
-
-        Args:
-            label: What is done, or the plural of what is counted: "training", "shards".
-            total: Sum of all amounts that the work will advance by.
-
-        Returns:
-            A function that advances the work.
-        """
+        """Begin a piece of work, labelled by what is done ("training") or counted ("shards"), of a total amount."""
 
 
 def no_advance(amount: float = 1, /, *, loss: float | None = None) -> None:

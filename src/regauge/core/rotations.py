@@ -20,14 +20,7 @@ def zero_sum_basis(n: int) -> Float[Tensor, "{n}-1 {n}"]:
 
 
 def keeping_ones(rotation: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead m+1 m+1"]:
-    """The rotation of n entries that keeps the ones and acts as `rotation` on the rest.
-
-    Args:
-        rotation: A rotation in the coordinates of `zero_sum_basis`.
-
-    Returns:
-        A rotation whose rows and columns all sum to one.
-    """
+    """The rotation that keeps the ones, and on the rest is `rotation` in the coordinates of `zero_sum_basis`."""
     n = rotation.shape[-1] + 1
     basis = zero_sum_basis(n).to(rotation)
     return basis.mT @ rotation @ basis + 1 / n

@@ -86,13 +86,9 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Litera
 
 
 def balanced_parts(symmetry: Symmetry, *, buffers: Literal["move", "keep"] = "move") -> list[frozenset[str]]:
-    """The parameters that `balance` looks at, in parts that do not depend on one another.
+    """The parameters that `balance` looks at, in parts that do not depend on one another; all sizes must be known.
 
     Balancing the part alone (with all buffers, where they are kept) gives the same factors as balancing everything.
-
-    Args:
-        symmetry: With every size known.
-        buffers: As in `balance`.
     """
     parts: list[frozenset[str]] = []
     for direction in _directions(symmetry, buffers):
@@ -106,16 +102,11 @@ def balanced_parts(symmetry: Symmetry, *, buffers: Literal["move", "keep"] = "mo
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a direction acts on the squares of one tensor.
+    """Where a direction acts on the squares of one tensor: a step t multiplies them by `exp(exponent * t)`.
 
-    Attributes:
-        name: The tensor.
-        exponent: A step t multiplies the squares by `exp(exponent * t)`.
-        shared: Number of axes of the tensor on which the direction acts.
-        axes: Axes on which the unit of an entry depends, its own axis last, counted without the batch axis.
-        positions: Indices on the own axis, `[m]`.
-        index: Which entry of a step belongs there, `[*other axes, m]`.
-        is_plain: Whether entry i of a step belongs to index i, for the whole axis.
+    It acts on `shared` axes of the tensor. The unit of an entry depends on `axes`, its own axis last, counted without
+    the batch axis. `index`, `[*other axes, m]`, says which entry of a step belongs to the positions of the own axis; it
+    is plain where entry i of a step belongs to index i, for the whole axis.
     """
 
     name: str
@@ -145,11 +136,9 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Squares:
-    """Squares of the compared parameters, and the logarithms of their factors, which depend on few axes each.
+    """Squares of the compared parameters, `[batch, *shape]`, summed over axes that nothing scales.
 
-    Attributes:
-        tensors: `[batch, *shape]`, summed over axes that nothing scales.
-        fields: For each tensor and each tuple of its axes, `[batch, *lengths of these axes]`.
+    For each tensor and each tuple of its axes `fields` has the logarithms of their factors, `[batch, *lengths]`.
     """
 
     tensors: dict[str, Tensor]
@@ -168,14 +157,7 @@ class _Squares:
 
 @dataclass(frozen=True)
 class _Direction:
-    """A combination of the families of one group that is balanced as one.
-
-    Attributes:
-        group: Its name.
-        weights: How much each family moves, integers.
-        count: Number of units in all copies.
-        places: Where it acts on compared parameters.
-    """
+    """A combination of the families of one group that is balanced as one: how much each moves, and where."""
 
     group: str
     weights: tuple[int, ...]

@@ -36,15 +36,10 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
 
 
 def read_versioned(text: str, form: str, version: int) -> dict[str, Any]:
-    """A JSON object that says of which form and version it is.
-
-    Args:
-        text: JSON.
-        form: Such as "regauge.symmetry".
-        version: The one that can be read.
+    """A JSON object that says of which form (such as "regauge.symmetry") and version it is.
 
     Raises:
-        ValueError: It is not JSON, of another form, or of another version.
+        ValueError: It is not JSON, of another form, or of another version than the one that can be read.
     """
     name = form.rpartition(".")[2]
     try:

@@ -142,11 +142,7 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def call(module: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Any:
-    """Run a module with parameters on the inputs of a batch. Tied tensors may come under all their names.
-
-    Raises:
-        ValueError: The module cannot compute with the dtypes of parameters and inputs.
-    """
+    """Run a module with parameters on the inputs of a batch. Tied tensors may come under all their names."""
     args, kwargs = arguments(inputs)
     # Torch refuses several names of a tied tensor, unless tying is turned off.
     is_partial = not module.state_dict(keep_vars=True).keys() <= params.keys()

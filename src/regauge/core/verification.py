@@ -6,13 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of a verification.
+    """The outcome of a verification: the largest relative change of an output, in total and by each group alone.
 
-    Attributes:
-        max_error: Largest relative change of an output, over all groups and all together.
-        per_group: The same for each group alone.
-        tolerance: What was accepted: 1e-9, 1e-5 where the model itself rounds to float32, 1e-4 where it cannot
-            run in float64.
+    Accepted are 1e-9, 1e-5 where the model itself rounds to float32, and 1e-4 where it cannot run in float64.
     """
 
     max_error: float

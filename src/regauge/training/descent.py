@@ -240,11 +240,7 @@ def check_steps(steps: int, checks: int) -> set[int]:
 
 
 def cycle(task: Task) -> Iterator[Batch]:
-    """The batches of a task over and over.
-
-    Raises:
-        ValueError: There are none.
-    """
+    """The batches of a task over and over; a ValueError if there are none."""
     batches = iter(task.batches)
     first = next(batches, None)
     if first is None:

@@ -41,13 +41,7 @@ class Initialization:
 
 @dataclass(frozen=True)
 class Start:
-    """The choices drawn for the start of one network.
-
-    Attributes:
-        seed: The seed of its random numbers.
-        kind: The kind of the initialization.
-        scale: The factor of its weights.
-    """
+    """The choices drawn for the start of one network: its own seed, the kind, and the factor of its weights."""
 
     seed: int
     kind: Kind

@@ -179,11 +179,7 @@ def _is_zero(setting: Tensor | float) -> bool:
 
 
 def require_numbers(optimizer: Optimizer) -> dict[str, float]:
-    """The settings of an optimizer that may differ between networks, as numbers.
-
-    Raises:
-        ValueError: One is a distribution.
-    """
+    """The settings of an optimizer that may differ between networks; a ValueError if one is a distribution."""
     settings = {name: getattr(optimizer, name) for name in optimizer.per_network}
     for name, value in settings.items():
         if not isinstance(value, float | int):
@@ -207,14 +203,10 @@ def stack_optimizer(
     *,
     is_fused: bool | None = None,
 ) -> "Fused | Blocks":
-    """An optimizer that updates stacked parameters in place; no network touches another.
+    """An optimizer that updates stacked parameters `[networks, ...]` in place; no network touches another.
 
-    Args:
-        method: The optimizer.
-        params: `[networks, ...]` each; updated in place.
-        settings: One value per network of each of `method.per_network`.
-        is_fused: Whether torch's fused kernels do it, for all networks at once where their settings are the same and
-            else one by one; if None, where that is the faster way.
+    Settings are one value per network of each of `method.per_network`. Torch's fused kernels update all networks at
+    once where their settings are the same, else one by one; if `is_fused` is None, where that is the faster way.
     """
     if is_fused is None:
         size = sum(param[0].numel() for param in params)

@@ -73,11 +73,7 @@ def bounds(setting: Setting) -> tuple[float, float]:
 
 
 def require_setting(name: str, setting: Setting, low: float, high: float = math.inf, *, is_open: bool = False) -> None:
-    """Raise unless a setting stays in [low, high], or in (low, high] if `is_open`.
-
-    Raises:
-        ValueError: It can.
-    """
+    """Raise a ValueError unless a setting stays in [low, high], or in (low, high] if `is_open`."""
     smallest, largest = bounds(setting)
     if not low <= smallest <= largest <= high or (is_open and smallest == low) or largest == math.inf:
         side = "(" if is_open else "["

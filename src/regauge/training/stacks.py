@@ -82,12 +82,9 @@ class Stack:
 def chain_of(
     module: nn.Module, *, reads_vectors: bool, device: torch.device | str = "cpu"
 ) -> VectorChain | ImageChain | None:
-    """The program by hand of a chain of layers; None if the module is no chain, or the device is faster without it.
+    """The program by hand of a chain of layers that read vectors or images.
 
-    Args:
-        module: How to run one network.
-        reads_vectors: Whether an example is a vector; it is an image otherwise.
-        device: Where the networks are trained.
+    None if the module is no chain, or the device is faster without it.
     """
     if not all(tensor.requires_grad for tensor in module.parameters()):
         return None
@@ -103,9 +100,7 @@ def chain_of(
 class VmapEngine:
     """Any module, by `torch.func`: group by group, so that the networks of a group share their batch.
 
-    Args:
-        module: How to run one network.
-        is_compiled: Whether losses and gradients are compiled, for stacks of one shape.
+    Losses and gradients may be compiled, for stacks of one shape.
     """
 
     def __init__(self, module: nn.Module, *, is_compiled: bool) -> None:

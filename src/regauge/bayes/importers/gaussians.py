@@ -181,12 +181,7 @@ def from_swag(
 
 
 def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source: str) -> GaussianPosterior:
-    """A checked diagonal Gaussian, on copies that no optimizer writes to.
-
-    Raises:
-        ValueError: Nothing is uncertain, a standard deviation has no mean or another shape, is negative, or a number is
-            not finite.
-    """
+    """A checked diagonal Gaussian, on copies that no optimizer writes to."""
     if not std:
         raise ValueError(f"{source} has no uncertain parameters")
     for name, tensor in std.items():

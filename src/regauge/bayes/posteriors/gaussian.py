@@ -88,11 +88,7 @@ def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry
 
 
 def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
-    """Standard deviations moved by the magnitudes of the factors.
-
-    Raises:
-        ValueError: The value of an orthogonal or linear group that acts on them is not the identity.
-    """
+    """Standard deviations moved by the magnitudes of the factors; a ValueError if they are rotated."""
     for group in symmetry.groups:
         is_touching = group.matrix != "none" and any(place.parameter in std for place in group.placements)
         matrix = element[group.name].matrix if is_touching else None

@@ -19,9 +19,7 @@ from regauge.core.symmetry import Symmetry
 class Term(NamedTuple):
     """Two roots that turn the noise E of a weight into a deviation `rows @ E @ columns^T` from its mean.
 
-    Attributes:
-        rows: `[out, p]`, for the first axis of the weight.
-        columns: `[in, q]`, for all its other axes, flattened.
+    The rows, `[out, p]`, are for the first axis of the weight, the columns, `[in, q]`, for all others, flattened.
     """
 
     rows: Tensor

@@ -35,16 +35,8 @@ def couple(a: Posterior, b: Posterior, skip: Collection[str] = ()) -> tuple[Any,
     """The best coupling of two posteriors of one kind; what only one is uncertain of has std zero in the other.
 
     Of low-rank Gaussians it is the best of those that keep the diagonal parts and the deviations apart, and the best of
-    all where one of these vanishes; in general the best one mixes them by a map as large as the network squared.
-
-    Args:
-        a: Any posterior.
-        b: One of the same kind and architecture.
-        skip: Names that do not count.
-
-    Raises:
-        ValueError: The posteriors are of different kinds or architectures, Kronecker factors belong to different
-            weights or to a point of a geodesic, or the numbers of particles differ.
+    all where one of these vanishes; in general the best one mixes them by a map as large as the network squared. Names
+    in `skip` do not count.
     """
     if type(a) is not type(b) or type(a) not in _COUPLINGS:
         raise ValueError(

@@ -14,9 +14,8 @@ from torch.nn import functional
 class InPlace:
     """An activation and its derivative, both in place.
 
-    Attributes:
-        forward: From what comes in, and the place for slopes where there is one.
-        backward: From the derivative by the output, the output, and the slopes.
+    Forward takes what comes in, and the place for slopes where there is one; backward the derivative by the output, the
+    output, and the slopes.
     """
 
     forward: Callable[[Tensor, Tensor | None], object]

@@ -26,12 +26,9 @@ MAXIMA: dict[str, Any] = {
 
 
 class Passed(NamedTuple):
-    """Tensors that a step keeps of a forward pass.
+    """The input, the output, and slopes or positions of maxima that a step keeps of a forward pass.
 
-    Attributes:
-        read: The input.
-        wrote: The output; activations may have been written over it since, except where it is their own.
-        kept: Slopes, or positions of maxima.
+    Activations may have been written over the output since, except where it is their own.
     """
 
     read: Tensor
@@ -186,12 +183,8 @@ class Flattening(Step):
 def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
     """The steps of a module that is a chain of layers and activations, the same in training and evaluation.
 
-    Args:
-        module: What is read; left in training mode.
-        reads_vectors: Whether an example is a vector; it is an image otherwise.
-
-    Returns:
-        None if the module is anything else, or does more than its class says: it has hooks, or a forward of its own.
+    None if the module is anything else, or does more than its class says: it has hooks, or a forward of its own. An
+    example is a vector or an image. The module is left in training mode.
     """
     if any(_is_altered(part) for part in module.modules()):
         return None

@@ -17,14 +17,7 @@ THIN = 16
 
 @dataclass(frozen=True)
 class Link:
-    """A linear layer and what follows: `activation(scale * (W h + b))`.
-
-    Attributes:
-        weight: Name of the weights.
-        bias: Name of the bias.
-        scale: A constant factor, such as the frequency of a SIREN.
-        activation: A key of `ACTIVATIONS`.
-    """
+    """A linear layer and what follows: `activation(scale * (W h + b))`; the scale may be the frequency of a SIREN."""
 
     weight: str
     bias: str
@@ -35,8 +28,7 @@ class Link:
 def links_of(steps: Sequence[Step]) -> tuple[Link, ...] | None:
     """The links of a chain of linear layers, each with a factor, an activation, both or neither behind it.
 
-    Returns:
-        None if the steps are others; the input may be flattened first.
+    The input may be flattened first; None if the steps are others.
     """
     links: list[Link] = []
     is_open = False
