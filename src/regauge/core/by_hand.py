@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from regauge.core.groups import Group, Kind, Placement
 
@@ -29,7 +30,8 @@ def groups_from_axes(
             )
     for name in {*kinds, *omegas} - found.keys():
         raise ValueError(f"group {name!r} has a kind but no axis; the axes name {sorted(found)}")
-    return tuple(_group(name, kinds.get(name, "permutation"), tuple(places)) for name, places in found.items())
+    carried = {name: _FAMILIES[kinds.get(name, "permutation")] for name in found}
+    return tuple(Group(name, 0, tuple(places), **carried[name]) for name, places in found.items())
 
 
 def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
@@ -60,34 +62,28 @@ def _placement(
     kind: Kind, parameter: str, axis: int, inner: int, is_inverse: bool, is_bias: bool, omega: float
 ) -> Placement:
     place = Placement(parameter, axis, stride=inner, repeats=((inner, 1),) if inner > 1 else ())
-    if kind == "permutation":
-        return place
-    if kind == "signed":
-        return replace(place, sign=(1,))
+    if kind not in _FAMILIES:
+        raise ValueError(
+            f"kind {kind!r} cannot be written as axes; choose permutation, signed, dihedral, scaled, orthogonal, "
+            "centered, rotation or linear, or build Group and Placement objects for nested groups"
+        )
     if kind == "scaled":
         return replace(place, scale=(-1 if is_inverse else 1,))
     if kind == "dihedral":
         shift = math.pi / omega if is_bias and not is_inverse else 0.0
         return replace(place, sign=(1,), parity=(int(is_inverse),), shift=(shift,))
-    if kind in ("orthogonal", "centered", "rotation", "linear"):
-        return replace(place, is_inverse=is_inverse)
-    raise ValueError(
-        f"kind {kind!r} cannot be written as axes; choose permutation, signed, dihedral, scaled, orthogonal, "
-        "centered, rotation or linear, or build Group and Placement objects for nested groups"
-    )
+    return replace(place, sign=(1,) * (kind == "signed"), is_inverse=is_inverse and "matrix" in _FAMILIES[kind])
 
 
-def _group(name: str, kind: Kind, placements: tuple[Placement, ...]) -> Group:
-    if kind == "linear":
-        return Group(name, 0, placements, is_permuted=False, matrix="linear")
-    if kind in ("orthogonal", "centered", "rotation"):
-        group = Group(name, 0, placements, is_permuted=False, matrix="orthogonal")
-        return replace(group, keeps_ones=kind == "centered", is_proper=kind == "rotation")
-    return Group(
-        name,
-        0,
-        placements,
-        scales=int(kind == "scaled"),
-        signs=int(kind in ("signed", "dihedral")),
-        shifts=int(kind == "dihedral"),
-    )
+_ROTATED: dict[str, Any] = {"is_permuted": False, "matrix": "orthogonal"}
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "permutation": {},
+    "signed": {"signs": 1},
+    "dihedral": {"signs": 1, "shifts": 1},
+    "scaled": {"scales": 1},
+    "orthogonal": _ROTATED,
+    "centered": {**_ROTATED, "keeps_ones": True},
+    "rotation": {**_ROTATED, "is_proper": True},
+    "linear": {**_ROTATED, "matrix": "linear"},
+}
+"""What groups of each kind that axes can name carry."""

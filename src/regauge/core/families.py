@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from jaxtyping import Num
@@ -50,7 +50,8 @@ def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
         members = (root, *(group for group in groups if root.name in group.within))
         names = {group.name for group in members}
         others = dict.fromkeys(base for group in members for base in group.within if base not in names)
-        fixed = {name: _without_freedom(by_name[name]) for name in others}
+        bare = partial(Group, placements=(), is_permuted=False, is_base=True)
+        fixed = {name: bare(name, by_name[name].size, within=by_name[name].within) for name in others}
         own: dict[str, list[Site]] = {}
         for name, local in sites.items():
             here = [site for site in local if site.group.name in names]
@@ -181,10 +182,6 @@ def _averages_to_zero(site: Site) -> bool:
     """Whether rotations or signs act at a site."""
     placement = site.placement
     return site.group.matrix != "none" or any(e % 2 for e in placement.sign) or any(placement.parity)
-
-
-def _without_freedom(group: Group) -> Group:
-    return Group(group.name, group.size, (), is_permuted=False, within=group.within, is_base=True)
 
 
 def _held(site: Site, fixed: Mapping[str, Group]) -> Site:

@@ -184,12 +184,12 @@ def _perturb_one(
 
 def _round_off(params: Params, generator: torch.Generator) -> Params:
     """Parameters with random rounding errors."""
-
-    def off(tensor: Tensor) -> Tensor:
-        noise = torch.randn(tensor.shape, generator=generator, device=generator.device).to(tensor)
-        return tensor * (1 + ROUNDED * torch.finfo(tensor.dtype).eps * noise)
-
-    return {name: off(tensor) if tensor.is_floating_point() else tensor for name, tensor in params.items()}
+    result = dict(params)
+    for name, tensor in params.items():
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, generator=generator, device=generator.device).to(tensor)
+            result[name] = tensor * (1 + ROUNDED * torch.finfo(tensor.dtype).eps * noise)
+    return result
 
 
 class _Precision(TorchFunctionMode):

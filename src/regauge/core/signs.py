@@ -51,7 +51,7 @@ class SignCode:
             bits = self._solve(component, costs)[1]
             chosen |= dict(zip(component.basis, bits, strict=True))
         result = torch.zeros(families, *costs[0].shape, dtype=torch.int64)
-        for pivot, combination in self._pivots.items():
+        for pivot, (_, combination) in self._reduce[0].items():
             for member in combination:
                 result[pivot] = result[pivot] ^ chosen[member]
         return (1 - 2 * result).to(torch.int8)
@@ -77,10 +77,6 @@ class SignCode:
             rows[pivot] = (rest, combination)
             expressed.append(frozenset({index}))
         return rows, expressed
-
-    @property
-    def _pivots(self) -> dict[int, frozenset[int]]:
-        return {pivot: combination for pivot, (_, combination) in self._reduce[0].items()}
 
     @cached_property
     def _components(self) -> list[_Component]:

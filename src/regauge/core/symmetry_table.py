@@ -1,10 +1,9 @@
 """The printed form of a symmetry."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
-from regauge.core.groups import Frozen, Group, Placement
+from regauge.core.groups import Frozen, Group
 
 
 def render(
@@ -20,7 +19,8 @@ def render(
     for group in groups:
         copies = math.prod(sizes[base] for base in group.within)
         size = f"{group.size or '?'}" + (f" x{copies}" if group.within else "")
-        rows.append((group.name, group.kind, size, _name_families(group), _list_axes(group.placements)))
+        axes = dict.fromkeys(f"{p.parameter}[{p.axis}]" for p in group.placements)
+        rows.append((group.name, group.kind, size, _name_families(group), _shorten(list(axes))))
     widths = [max(len(row[k]) for row in rows) for k in range(4)]
     lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(4)), row[4]]).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
@@ -63,11 +63,6 @@ def _name_families(group: Group) -> str:
         if count:
             parts.append(word if count == 1 else f"{count} {word}s")
     return " ".join(parts) or "blocks only"
-
-
-def _list_axes(placements: Sequence[Placement]) -> str:
-    counts = Counter(f"{p.parameter}[{p.axis}]" for p in placements)
-    return _shorten(list(counts))
 
 
 def _shorten(items: list[str], limit: int = 4) -> str:

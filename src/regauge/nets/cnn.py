@@ -7,14 +7,7 @@ class CNN(nn.Module):
     """Two 3 x 3 convolutions with stride two and ReLU, then two linear layers on all positions.
 
     Every channel of the second convolution owns a block of columns of the linear layer behind the flattening, one
-    for each position that remains.
-
-    Args:
-        channels: Of the two convolutions.
-        hidden: Width of the hidden linear layer.
-        classes: Number of outputs.
-        image: Height and width of the images, a multiple of four.
-        in_channels: Channels of the images.
+    for each position that remains. The height and width of the images are a multiple of four.
     """
 
     def __init__(

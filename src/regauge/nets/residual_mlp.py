@@ -20,14 +20,7 @@ class ResidualMLP(nn.Module):
     """A linear layer into the stream, blocks that add to it, a linear layer out of it; nothing is normalized.
 
     One permutation acts on the whole stream, seen by the first and the last layer and by every block, and one on
-    the hidden units of each block.
-
-    Args:
-        in_features: Inputs; images are flattened.
-        stream: Width of what the blocks add to.
-        hidden: Width inside every block.
-        blocks: How many there are.
-        classes: Number of outputs.
+    the hidden units of each block. Images are flattened.
     """
 
     def __init__(self, in_features: int, stream: int, hidden: int, blocks: int, classes: int) -> None:

@@ -13,13 +13,9 @@ from regauge.core.params import Params
 class Attention(nn.Module):
     """Multi-head attention on `[batch, token, width]`.
 
-    Args:
-        width: Of the stream.
-        heads: Query heads; each has `width / heads` dimensions.
-        kv_heads: Key-value heads, each of which serves `heads / kv_heads` query heads.
-        is_causal: Whether a token sees only itself and those before it.
-        is_rotary: Whether queries and keys are turned by angles that grow with their position.
-        bias: Whether the four projections have biases.
+    Each query head has `width / heads` dimensions, and each key-value head serves `heads / kv_heads` query heads. A
+    causal token sees only itself and those before it; rotary queries and keys are turned by angles that grow with their
+    position.
 
     References:
         Vaswani et al. (2017), section 3.2; Su et al. (2021), RoFormer, section 3.2; Ainslie et al. (2023), GQA.
@@ -177,14 +173,7 @@ def rms_norm(width: int) -> nn.RMSNorm:
 class ViT(nn.Module):
     """A vision transformer with a class token: images `[batch, channel, y, x]` to logits.
 
-    Args:
-        image: Pixels of a side.
-        patch: Pixels of a side of each of the square patches.
-        channels: Of the images.
-        classes: Number of outputs.
-        width: Of the stream.
-        layers: Blocks.
-        heads: Of each attention.
+    Images have `image` pixels of a side and are cut into square patches of `patch` pixels of a side.
 
     References:
         Dosovitskiy et al. (2021), An image is worth 16x16 words, section 3.1.

@@ -24,7 +24,7 @@ class VGG(nn.Module):
         plan: Channels of each convolution, and "pool" for a 2 x 2 maximum.
         hidden: Widths of the classifier's hidden layers.
         classes: Number of outputs.
-        image: Height and width of the images; what remains after pooling is flattened.
+        image: Height and width of the images.
         in_channels: Channels of the images.
         norm: Normalization after every convolution.
     """

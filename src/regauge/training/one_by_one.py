@@ -1,8 +1,7 @@
 """Programs that train one network after the other: for recurrent networks, and for CNNs that are no chains.
 
-The optimizer is fused, and images lie in channels-last layout.
-
-A batch whose hidden values do not fit the cache is read in pieces, and the gradients of the pieces are added up.
+The optimizer is fused, and images lie in channels-last layout. A batch whose hidden values do not fit the cache is read
+in pieces, and the gradients of the pieces are added up.
 """
 
 import copy

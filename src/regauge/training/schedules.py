@@ -87,11 +87,11 @@ class OneCycle(Schedule):
         """A cosine up to factor 1 at step `rise * steps - 1`, and one down to `start * end` at the last step."""
         peak = self.rise * steps - 1
         if step <= peak:
-            risen = _between(0.0, 1.0, step / peak if peak > 0 else 1.0)
+            risen = (1 - math.cos(math.pi * (step / peak if peak > 0 else 1.0))) / 2
             factor = self.start + (1 - self.start) * risen
         else:
             fall = steps - 1 - peak
-            risen = _between(1.0, 0.0, (step - peak) / fall if fall > 0 else 1.0)
+            risen = (1 + math.cos(math.pi * ((step - peak) / fall if fall > 0 else 1.0))) / 2
             factor = self.start * self.end + (1 - self.start * self.end) * risen
         if self.momentum is None:
             return Rate(factor)
@@ -118,7 +118,3 @@ class StepDecay(Schedule):
     def rate(self, step: int, steps: int) -> Rate:
         """Factor `gamma ** (step // every)`."""
         return Rate(float(self.gamma ** (step // self.every)))
-
-
-def _between(start: float, end: float, share: float) -> float:
-    return end + (start - end) / 2 * (1 + math.cos(math.pi * share))

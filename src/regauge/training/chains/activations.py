@@ -46,40 +46,29 @@ def _slope(delta: Tensor, _: Tensor, slope: Tensor | None) -> Tensor:
     return delta.mul_(slope)
 
 
-def _relu(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
-    torch.ops.aten.threshold_backward.grad_input(delta, output, 0, grad_input=delta)
-    return delta
+def _by_output(operator: Any, *arguments: float) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The derivative that an operator of torch computes from the output."""
 
+    def backward(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
+        operator.grad_input(delta, output, *arguments, grad_input=delta)
+        return delta
 
-def _tanh(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
-    torch.ops.aten.tanh_backward.grad_input(delta, output, grad_input=delta)
-    return delta
-
-
-def _sigmoid(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
-    torch.ops.aten.sigmoid_backward.grad_input(delta, output, grad_input=delta)
-    return delta
+    return backward
 
 
 ACTIVATIONS = {
     "identity": InPlace(lambda z, _: z, lambda delta, *_: delta),
-    "relu": InPlace(lambda z, _: z.relu_(), _relu),
-    "tanh": InPlace(lambda z, _: _elementwise(np.tanh, torch.tanh, z, z), _tanh),
-    "sigmoid": InPlace(lambda z, _: z.sigmoid_(), _sigmoid),
+    "relu": InPlace(lambda z, _: z.relu_(), _by_output(torch.ops.aten.threshold_backward, 0)),
+    "tanh": InPlace(lambda z, _: _elementwise(np.tanh, torch.tanh, z, z), _by_output(torch.ops.aten.tanh_backward)),
+    "sigmoid": InPlace(lambda z, _: z.sigmoid_(), _by_output(torch.ops.aten.sigmoid_backward)),
     "sin": InPlace(_sine, _slope),
 }
 
 NAMES: dict[Any, str] = {
-    torch.relu: "relu",
-    functional.relu: "relu",
-    nn.ReLU: "relu",
-    torch.tanh: "tanh",
-    functional.tanh: "tanh",
-    nn.Tanh: "tanh",
-    torch.sigmoid: "sigmoid",
-    functional.sigmoid: "sigmoid",
-    nn.Sigmoid: "sigmoid",
-    torch.sin: "sin",
+    **dict.fromkeys((torch.relu, functional.relu, nn.ReLU, "relu"), "relu"),
+    **dict.fromkeys((torch.tanh, functional.tanh, nn.Tanh, "tanh"), "tanh"),
+    **dict.fromkeys((torch.sigmoid, functional.sigmoid, nn.Sigmoid, "sigmoid"), "sigmoid"),
+    **dict.fromkeys((torch.sin, "sin"), "sin"),
     nn.Identity: "identity",
-} | {name: name for name in ("relu", "tanh", "sigmoid", "sin")}
+}
 """What modules, functions and methods compute."""
