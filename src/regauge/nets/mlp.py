@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Linear layers of `widths`, such as `(784, 512, 512, 10)`, with an activation between them; images are flattened."""
+    """Linear layers of widths such as `(784, 512, 512, 10)` with an activation between them; images are flattened."""
 
     def __init__(self, widths: Sequence[int], activation: Callable[[Tensor], Tensor] = torch.relu) -> None:
         super().__init__()

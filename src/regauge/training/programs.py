@@ -1,12 +1,10 @@
-"""Programs that train the networks of a stack."""
+"""What the programs that train the networks of a stack have in common."""
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from regauge.training.descent import Program
 
 Backend = Literal["stacked", "compiled", "loop"]
 """One program for all networks of a stack; the same, compiled; or one network after the other."""
@@ -18,16 +16,6 @@ PIECE_BYTES = 4 * 2**20
 Batch = tuple[Tensor, Tensor]
 """Inputs for each group of consecutive networks, `[groups, examples, ...]`, and targets: classes `[groups, examples]`,
 or values `[groups or networks, examples, out]`."""
-
-
-class StackProgram(Program[Batch], Protocol):
-    """The networks of a stack in training; losses are `[networks]`, and parameters and buffers `[networks, ...]`."""
-
-    def outputs(self, inputs: Tensor) -> Tensor:
-        """Outputs of all networks in evaluation mode for one batch, `[networks, examples, out]`."""
-
-    def keep(self, index: Tensor) -> None:
-        """Drop all networks but those at `index`."""
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class Engine(Protocol):
 
 
 class Stack:
-    """Stacked parameters, an engine and an optimizer."""
+    """Stacked parameters `[networks, ...]` in training, a `Program`: an engine gives gradients to an optimizer."""
 
     def __init__(
         self,

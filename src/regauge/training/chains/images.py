@@ -32,7 +32,7 @@ class ImageChain:
         losses = torch.zeros(networks, dtype=torch.float64, device=inputs.device)
         batches = [channels_last(batch) for batch in inputs]
         pieces = 0
-        for k, own in enumerate(_networks(params)):
+        for k, own in enumerate(unstack(params)):
             batch, wanted = batches[k * len(inputs) // networks], targets[k * len(targets) // networks]
             pieces = pieces or self._pieces(own, batch)
             total: dict[str, Tensor] = {}
@@ -49,7 +49,7 @@ class ImageChain:
         networks = len(next(iter(params.values())))
         batches = [channels_last(batch) for batch in inputs]
         results = []
-        for k, own in enumerate(_networks(params)):
+        for k, own in enumerate(unstack(params)):
             batch = batches[k * len(inputs) // networks]
             results.append(torch.cat([self._forward(own, piece)[0] for piece in batch.chunk(self._pieces(own, batch))]))
         return torch.stack(results)
@@ -87,7 +87,7 @@ class ImageChain:
         return min(len(batch), -(-len(batch) * largest // PIECE_BYTES))
 
 
-def _networks(params: Mapping[str, Tensor]) -> list[Params]:
+def unstack(params: Mapping[str, Tensor]) -> list[Params]:
     """The networks of a stack, their kernels in channels-last layout."""
     # Kernels of one channel are in either layout as they are, and convolutions would take the other one.
     apart = {

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from regauge.core.params import Params
 from regauge.training.initialization import Start
-from regauge.training.programs import StackProgram
+from regauge.training.stacks import Stack
 from regauge.zoo.training.batches import Batches
 from regauge.zoo.training.config import Config, Discard
 from regauge.zoo.training.examples import Examples
@@ -53,7 +53,7 @@ class Running:
     """A stack while it is trained: some of its places may hold networks that were given up."""
 
     def __init__(
-        self, config: Config, examples: Examples, members: list[Member], program: StackProgram, *, is_fixed: bool
+        self, config: Config, examples: Examples, members: list[Member], program: Stack, *, is_fixed: bool
     ) -> None:
         self.config, self.examples = config, examples
         self.members = members

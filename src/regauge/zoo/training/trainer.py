@@ -14,10 +14,10 @@ from regauge.core.progress import Advance, no_advance
 from regauge.training.chains.vectors import VectorChain
 from regauge.training.descent import descend
 from regauge.training.initialization import build, draw_start, initialize
-from regauge.training.one_by_one import Loop
-from regauge.training.programs import Backend, StackProgram
+from regauge.training.one_by_one import LoopEngine
+from regauge.training.programs import Backend
 from regauge.training.settings import draw
-from regauge.training.stacks import Stack, VmapEngine, chain_of
+from regauge.training.stacks import Engine, Stack, VmapEngine, chain_of
 from regauge.zoo.jobs.threads import one_thread
 from regauge.zoo.training.config import Config
 from regauge.zoo.training.examples import Examples, load_examples, require_trainable
@@ -150,15 +150,17 @@ class _Maker:
             self.backend = "stacked"
         self.vmap = VmapEngine(module, is_compiled=self.backend == "compiled")
 
-    def make(self, members: Sequence[Member]) -> StackProgram:
+    def make(self, members: Sequence[Member]) -> Stack:
         """The program of these networks at their start."""
         starts = [member.start for member in members]
         params = initialize(self.config.architecture, starts, self.dtype)
         params = {name: tensor.to(self.device) for name, tensor in params.items()}
         settings = {name: [member.settings[name] for member in members] for name in members[0].settings}
+        engine: Engine = self.vmap
         if self.backend == "loop":
-            return Loop(self.module, params, self.config.optimizer, settings)
-        engine = self.chain if self.chain is not None and self.backend == "stacked" else self.vmap
+            engine = LoopEngine(self.module)
+        elif self.chain is not None and self.backend == "stacked":
+            engine = self.chain
         return Stack(self.module, params, self.config.optimizer, settings, engine)
 
     def stack_size(self) -> int:
