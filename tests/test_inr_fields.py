@@ -14,14 +14,16 @@ from regauge.data.images import pixel_centers
 from regauge.data.shared_start import SHARED_START, shared_start
 from regauge.data.voxels import VOXELS, voxels
 from regauge.inr.fields.fields import CloudField, Field, MeshField, sample_surface
-from regauge.inr.fields.labels import DistanceLabels, entropy_floor, labels_of
 from regauge.inr.fields.signal_samples import (
     EVALUATION,
+    DistanceLabels,
     Queries,
     Samples,
     draw_queries,
+    entropy_floor,
     field_samples,
     image_samples,
+    labels_of,
     voxel_samples,
 )
 from regauge.inr.representation import Inr, load_inr, read_inr, save_inr

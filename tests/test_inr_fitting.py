@@ -8,9 +8,8 @@ import torch
 from progress import Recorded
 from torch import Tensor, nn
 
-from regauge.inr.fields.labels import entropy_floor
-from regauge.inr.fields.signal_samples import Samples, image_samples, voxel_samples
-from regauge.inr.fitting import gradient
+from regauge.inr.fields.signal_samples import Samples, entropy_floor, image_samples, voxel_samples
+from regauge.inr.fitting import fit as fitting
 from regauge.inr.fitting.fit import LOSSES, Fit, Focal, bce, fit, loss_of, mean_loss
 from regauge.inr.fitting.population import fit_images, fit_many, image_inr
 from regauge.inr.representation import Inr
@@ -50,14 +49,14 @@ def picture(size: int = 8) -> Tensor:
 @pytest.mark.parametrize(("inr", "loss"), CASES, ids=str)
 @pytest.mark.parametrize("rows", [50, 64, 7, 1], ids="{} rows".format)
 def test_the_gradient_is_that_of_autograd(inr: Inr, loss: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient, "BLOCK", rows * inr.width)
-    monkeypatch.setattr(gradient, "LEAST", 1)
+    monkeypatch.setattr(fitting, "BLOCK", rows * inr.width)
+    monkeypatch.setattr(fitting, "LEAST", 1)
     samples, start = samples_for(inr), inr.start(seeded(), dtype=torch.float64)
     module = inr.module(start)
     expected = LOSSES[loss](module(samples.points), samples.labels).mean()
     expected.backward()
     params = {name: tensor.clone() for name, tensor in start.items()}
-    compute = gradient.Gradient(inr, params["layers.0.weight"], LOSSES[loss])
+    compute = fitting.Gradient(inr, params["layers.0.weight"], LOSSES[loss])
     assert compute.rows == rows
     for _ in range(2):  # nothing is left of an earlier call
         found, gradients = compute(params, (samples.points, samples.labels))
@@ -72,7 +71,7 @@ def test_the_gradient_in_single_precision(library: str) -> None:
     module = inr.module(start)
     bce(module(samples.points), samples.labels).mean().backward()
     params = dict(start)
-    compute = gradient.Gradient(inr, params["layers.0.weight"], bce)
+    compute = fitting.Gradient(inr, params["layers.0.weight"], bce)
     _, gradients = compute(params, (samples.points, samples.labels))
     for name, own in zip(params, gradients, strict=True):
         torch.testing.assert_close(own, module.get_parameter(name).grad, rtol=1e-4, atol=1e-7)

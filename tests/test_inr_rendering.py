@@ -15,8 +15,17 @@ from regauge.core.params import Params
 from regauge.data.images import pixel_centers
 from regauge.discovery import discover
 from regauge.inr.rendering.field_values import PORTION, evaluate, render_image
-from regauge.inr.rendering.mesh import Mesh, NoSurfaceError, extract_mesh
-from regauge.inr.rendering.mesh_files import MESH_FORMATS, POINT_FORMATS, load_mesh, load_points, save_mesh, save_points
+from regauge.inr.rendering.mesh import (
+    MESH_FORMATS,
+    POINT_FORMATS,
+    Mesh,
+    NoSurfaceError,
+    extract_mesh,
+    load_mesh,
+    load_points,
+    save_mesh,
+    save_points,
+)
 from regauge.inr.rendering.metrics import compare_points, psnr
 from regauge.inr.rendering.path_strips import Detail, load_strips, render_strip, save_strips
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points

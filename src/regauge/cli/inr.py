@@ -14,14 +14,12 @@ from regauge.cli.progress import show_progress, show_status
 from regauge.core.params import Params
 from regauge.data.shared_start import shared_start
 from regauge.discovery import discover
-from regauge.inr.fields.labels import entropy_floor
 from regauge.inr.fields.named_signals import GridSignal, ImageSignal, Signal, read_signal, signal_samples
-from regauge.inr.fields.signal_samples import Queries
+from regauge.inr.fields.signal_samples import Queries, entropy_floor
 from regauge.inr.fitting.fit import Fit, fit, mean_loss
 from regauge.inr.orbits import orbit, write_orbit
 from regauge.inr.rendering.field_values import render_image
-from regauge.inr.rendering.mesh import Mesh, extract_mesh
-from regauge.inr.rendering.mesh_files import MESH_FORMATS, POINT_FORMATS, save_mesh, save_points
+from regauge.inr.rendering.mesh import MESH_FORMATS, POINT_FORMATS, Mesh, extract_mesh, save_mesh, save_points
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
 from regauge.inr.representation import Inr, load_inr, save_inr
 from regauge.report.shape_figure import View, shape_figure

@@ -38,7 +38,7 @@ class Inr:
     """An implicit neural representation: an MLP from the coordinates of a point to the signal there.
 
     Coordinates lie in [-1, 1]: (x, y, z) of a shape, (row, column) of an image. An image's outputs are its channels; a
-    shape's one output is a logit, see `regauge.inr.fields.labels`. The default is the network of De Luigi et al.
+    shape's one output is a logit, see `DistanceLabels`. The default is the network of De Luigi et al.
 
         >>> Inr().widths
         (3, 512, 512, 512, 512, 1)

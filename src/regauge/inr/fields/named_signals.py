@@ -13,7 +13,7 @@ from regauge.data.shapes import SHAPES_SHA256, shape
 from regauge.data.voxels import voxels
 from regauge.inr.fields.fields import CloudField, Field, MeshField, sample_surface
 from regauge.inr.fields.signal_samples import Queries, Samples, field_samples, image_samples, voxel_samples
-from regauge.inr.rendering.mesh_files import MESH_FORMATS, POINT_FORMATS, load_mesh, load_points
+from regauge.inr.rendering.mesh import MESH_FORMATS, POINT_FORMATS, load_mesh, load_points
 from regauge.inr.representation import Inr
 
 IMAGE_FORMATS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")

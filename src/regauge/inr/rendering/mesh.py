@@ -1,16 +1,25 @@
-"""Meshes from signed distances and occupancies: marching cubes."""
+"""Meshes from signed distances and occupancies by marching cubes; files of meshes and point clouds."""
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.inr.fields.labels import labels_of
+from regauge.inr.fields.signal_samples import labels_of
 from regauge.inr.rendering.field_values import evaluate, module_of, require_one
 from regauge.inr.representation import Inr
+from regauge.storage.checkpoints.writing import require_writable, save_bytes
+
+MESH_FORMATS = (".ply", ".obj", ".stl")
+"""PLY holds float32 exactly, OBJ eight decimals; STL has no numbers of vertices, so that reading merges equal ones."""
+POINT_FORMATS = (".ply", ".xyz", ".npz")
+"""PLY holds float32 exactly, XYZ eight decimals, NPZ any dtype exactly, under the name `points`."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,94 @@ def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 12
     return Mesh(scaled, torch.from_numpy(faces.astype("int64")))
 
 
+def save_mesh(mesh: Mesh, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write a mesh; the suffix chooses one of `MESH_FORMATS`. The file appears only when it is complete.
+
+    Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
+        FileNotFoundError: Its folder does not exist.
+        ImportError: trimesh is not installed.
+        ValueError: The suffix is another, or there is no face.
+    """
+    path = Path(path)
+    require_writable(path, overwrite=overwrite, suffixes=MESH_FORMATS)
+    if not len(mesh.faces):
+        raise ValueError(f"the mesh has no faces, so {str(path)!r} is not written")
+    return _export(_trimesh().Trimesh(mesh.vertices.cpu().numpy(), mesh.faces.cpu().numpy(), process=False), path)
+
+
+def load_mesh(path: str | Path) -> Mesh:
+    """Read a mesh of one of `MESH_FORMATS`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ImportError: trimesh is not installed.
+        ValueError: The suffix is another, or the file holds no mesh.
+    """
+    path = _existing(path, MESH_FORMATS)
+    trimesh = _trimesh()
+    try:
+        mesh = trimesh.load_mesh(io.BytesIO(path.read_bytes()), file_type=path.suffix[1:], process=False)
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} is damaged or no mesh ({error}); write it again") from error
+    if not isinstance(mesh, trimesh.Trimesh) or not len(mesh.faces):
+        raise ValueError(f"{str(path)!r} holds no mesh; is it damaged, or a point cloud?")
+    if path.suffix == ".stl":
+        mesh.merge_vertices()
+    vertices = torch.from_numpy(np.array(mesh.vertices, np.float32))
+    return Mesh(vertices, torch.from_numpy(np.array(mesh.faces, np.int64)))
+
+
+def save_points(points: Tensor, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write a point cloud `[points, 3]`; the suffix chooses one of `POINT_FORMATS`.
+
+    The file appears only when it is complete.
+
+    Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
+        FileNotFoundError: Its folder does not exist.
+        ImportError: trimesh is not installed, and the suffix is not `.npz`.
+        ValueError: The suffix is another, or there is no point.
+    """
+    path = Path(path)
+    require_writable(path, overwrite=overwrite, suffixes=POINT_FORMATS)
+    if points.ndim != 2 or points.shape[1] != 3 or not len(points):
+        raise ValueError(
+            f"a point cloud is [points, 3] with at least one point, not {list(points.shape)}; {str(path)!r} is not "
+            "written"
+        )
+    array = points.detach().cpu().numpy()
+    if path.suffix == ".npz":
+        buffer = io.BytesIO()
+        np.savez(buffer, points=array)
+        return save_bytes(buffer.getvalue(), path)
+    return _export(_trimesh().PointCloud(array), path)
+
+
+def load_points(path: str | Path) -> Tensor:
+    """Read a point cloud of one of `POINT_FORMATS`; the vertices of a mesh in `.ply` are one too.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ImportError: trimesh is not installed, and the suffix is not `.npz`.
+        ValueError: The suffix is another, or the file holds no points.
+    """
+    path = _existing(path, POINT_FORMATS)
+    content = io.BytesIO(path.read_bytes())
+    try:
+        if path.suffix == ".npz":
+            with np.load(content, allow_pickle=False) as archive:
+                array = archive["points"]
+        else:
+            loaded = _trimesh().load(content, file_type=path.suffix[1:], process=False)
+            array = np.array(loaded.vertices, np.float32)
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OSError, EOFError) as error:
+        raise ValueError(f"{str(path)!r} is damaged or no point cloud ({error}); write it again") from error
+    if array.ndim != 2 or array.shape[1] != 3 or not len(array):
+        raise ValueError(f"{str(path)!r} holds an array {list(array.shape)}, not points [points, 3]")
+    return torch.from_numpy(array)
+
+
 def _field(inr: Inr, params: Mapping[str, Tensor], resolution: int) -> Tensor:
     """Negative inside: the distance, or one half less the occupancy; float32, `[resolution] * 3`."""
     ticks = torch.linspace(-1, 1, resolution, dtype=torch.float64)
@@ -88,3 +185,24 @@ def _field(inr: Inr, params: Mapping[str, Tensor], resolution: int) -> Tensor:
         values = labels_of(inr).from_logits(logits) if inr.is_distance else 0.5 - logits.sigmoid()
         slabs.append(values.float().cpu().reshape(resolution, resolution))
     return torch.stack(slabs)
+
+
+def _trimesh() -> Any:
+    try:
+        return import_module("trimesh")
+    except ImportError as error:
+        raise ImportError("files of meshes and points need trimesh: pip install 'regauge[shapes]'") from error
+
+
+def _existing(path: str | Path, suffixes: tuple[str, ...]) -> Path:
+    path = Path(path)
+    if path.suffix not in suffixes:
+        raise ValueError(f"{str(path)!r} must end in {', '.join(suffixes)}")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
+    return path
+
+
+def _export(shape: Any, path: Path) -> Path:
+    content = shape.export(file_type=path.suffix[1:])
+    return save_bytes(content if isinstance(content, bytes) else content.encode(), path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regauge.inr.fields.labels import DistanceLabels, labels_of
+from regauge.inr.fields.signal_samples import DistanceLabels, labels_of
 from regauge.inr.rendering.field_values import evaluate, module_of, require_one
 from regauge.inr.representation import Inr
 
