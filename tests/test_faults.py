@@ -268,7 +268,7 @@ def test_finished_shards_are_kept_and_damaged_ones_written_again(tmp_path: Path)
         asked[:] = ["", "", "", ""]
         assert staging.write(_shards(), pieces) == ["0.safetensors"]
         assert asked[4:] == ["1", "2"]
-        staging.publish(_shards(), index=INDEX)
+        staging.publish(_shards())
     assert {name: float(t[0]) for name, t in load(tmp_path / "out" / INDEX).items()} == {"0": 0, "1": 1, "2": 2}
     assert not partial_of(tmp_path / "out").exists()
 

@@ -185,7 +185,7 @@ class StreamedJob:
 
         kept = staging.write(self.shards, count)
         advance(sum(shard.nbytes for shard in self.shards if shard.file in kept))
-        staging.publish_like(self.job.checkpoints[self.job.source], self.shards)
+        staging.publish(self.shards, self.job.checkpoints[self.job.source])
         for checkpoint in self.job.checkpoints:
             checkpoint.close()
         return cast(Params, Checkpoint.open(staging.out))

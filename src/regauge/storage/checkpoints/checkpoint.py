@@ -7,8 +7,8 @@ memory.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.label, self.path, self.stored, self.metadata = label, path, stored, metadata
         self.read_so_far = Reading()
         self._params = params
-        self._files: dict[Path, BinaryIO] = {}
+        self._files: dict[Path, BufferedReader] = {}
         self._buffer = bytearray(PIECE)
 
     @classmethod
@@ -241,16 +241,12 @@ class Checkpoint(Mapping[str, Tensor]):
         before = time.perf_counter()
         file = self._files.get(stored.file)
         if file is None:
-            file = self._files[stored.file] = stored.file.open("rb", buffering=0)
+            file = self._files[stored.file] = stored.file.open("rb")
         file.seek(start)
-        view, done = memoryview(self._buffer)[:length], 0
-        while done < length:
-            count = file.readinto(view[done:])  # type: ignore[attr-defined]
-            if not count:
-                raise ValueError(
-                    f"{str(stored.file)!r} ended inside {stored.name!r}: it was cut while it was read; fetch it again"
-                )
-            done += count
+        if file.readinto(memoryview(self._buffer)[:length]) < length:
+            raise ValueError(
+                f"{str(stored.file)!r} ended inside {stored.name!r}: it was cut while it was read; fetch it again"
+            )
         self.read_so_far.nbytes += length
         self.read_so_far.seconds += time.perf_counter() - before
 

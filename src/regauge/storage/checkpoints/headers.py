@@ -35,8 +35,8 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LARGEST = 100_000_000
 """Bytes of a header at most; the limit of safetensors itself."""
-FIRST_READ = 16384
-"""Bytes that are read at first: most headers are shorter."""
+BUFFER = 16384
+"""Bytes that are read at once: most headers are shorter."""
 
 
 class StoredTensor(NamedTuple):
@@ -61,18 +61,13 @@ class Header(NamedTuple):
 
 def read_header(file: Path) -> Header:
     """Read the header of a safetensors file, without mapping it; what is wrong with it is a ValueError, as a clause."""
-    with open(file, "rb", buffering=0) as stream:
+    with open(file, "rb", buffering=BUFFER) as stream:
         size = os.fstat(stream.fileno()).st_size
-        first = stream.read(FIRST_READ)
-        start = 8 + int.from_bytes(first[:8], "little")
-        if not 10 <= start <= min(8 + LARGEST, size):
+        length = int.from_bytes(stream.read(8), "little")
+        start = 8 + length
+        if not 2 <= length <= min(LARGEST, size - 8):
             raise ValueError("its header is cut off")
-        text = bytearray(first[8:start])
-        while len(text) < start - 8:
-            more = stream.read(start - 8 - len(text))
-            if not more:
-                raise ValueError("its header is cut off")
-            text += more
+        text = stream.read(length)
     try:
         header = json.loads(text)
         metadata = header.pop("__metadata__", {})

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import (
+    INDEX,
     PARTIAL,
     SUFFIX,
     Pieces,
@@ -93,14 +94,8 @@ class Staging:
                 self._save()
         return kept
 
-    def publish(self, shards: Sequence[Shard], *, index: str | None = None, extras: Sequence[Path] = ()) -> None:
-        """Put the output in its place.
-
-        Args:
-            shards: The files of the checkpoint.
-            index: The name of the index file; none for a single file in a folder.
-            extras: Files to copy beside the shards of a folder.
-        """
+    def publish(self, shards: Sequence[Shard], source: Checkpoint | None = None) -> None:
+        """Put the output in its place, a folder with the name of the index and the further files of another one."""
         if self.out.suffix == SUFFIX:
             # The checkpoint comes last: what lies beside it belongs to it.
             names = sorted(p.name for p in self.content.iterdir() if p.name != self.out.name)
@@ -108,10 +103,12 @@ class Staging:
                 flush(self.content / name)
                 os.replace(self.content / name, self.out.parent / name)
         else:
-            for extra in extras:
-                shutil.copyfile(extra, self.content / extra.name)
-            if index is not None:
-                write_index(shards, self.content, index)
+            if source is not None and (source.path.parent / "config.json").is_file():
+                for path in source.path.parent.iterdir():
+                    if path.is_file() and not path.name.startswith(".") and not path.name.endswith(NOT_COPIED):
+                        shutil.copyfile(path, self.content / path.name)
+            if len(shards) > 1:
+                write_index(shards, self.content, INDEX if source is None else source.path.name)
             for path in self.content.iterdir():
                 flush(path)
             flush(self.content)
@@ -119,15 +116,6 @@ class Staging:
         flush(self.out.parent)
         shutil.rmtree(self.folder)
         self.close()
-
-    def publish_like(self, source: Checkpoint, shards: Sequence[Shard]) -> None:
-        """Put the output in its place, with the index and the further files of another checkpoint."""
-        is_sharded = source.path.name.endswith(".index.json") and len(shards) > 1
-        extras = []
-        if (source.path.parent / "config.json").is_file():
-            beside = sorted(file for file in source.path.parent.iterdir() if file.is_file())
-            extras = [f for f in beside if not f.name.endswith(NOT_COPIED) and not f.name.startswith(".")]
-        self.publish(shards, index=source.path.name if is_sharded else None, extras=extras)
 
     def close(self) -> None:
         """Release the lock; partial output is kept for `--resume`."""
