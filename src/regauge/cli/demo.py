@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 import regauge as rg
-from regauge.cli.demo_study import Case, fit, keep, study
+from regauge.cli.demo_study import Case, fit, study
 from regauge.cli.options import Demo
 from regauge.cli.output import show
 from regauge.cli.progress import show_progress
@@ -36,17 +36,15 @@ def run(options: Demo) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waiting = {case.key: [pool.submit(fit, case, data, seed, progress) for seed in seeds] for case in plan}
         networks = {key: [future.result() for future in futures] for key, futures in waiting.items()}
-        outcomes = [study(case, networks[case.key], data, options.seed, progress) for case in plan]
+        studies = [study(case, networks[case.key], data, options.seed, options.out, progress) for case in plan]
     results = {
         "version": rg.__version__,
         "seed": options.seed,
         "seconds": time.perf_counter() - began,
         "data": {"name": data.name, "train": plan[0].examples, "test": len(data.test_labels)},
-        "models": [outcome.numbers for outcome in outcomes],
+        "models": [numbers for numbers, _ in studies],
     }
-    for outcome in outcomes:
-        keep(outcome, options.out)
-    pictures = {name: tensor for outcome in outcomes for name, tensor in outcome.pictures.items()}
+    pictures = {name: tensor for _, drawn in studies for name, tensor in drawn.items()}
     save(pictures, options.out / PICTURES, overwrite=True)
     (options.out / RESULTS).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.out / PAGE).write_text(demo_page(options.out), encoding="utf-8")

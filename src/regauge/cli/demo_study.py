@@ -40,16 +40,6 @@ class Case:
     examples: int
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the report prints, ready for JSON, and draws; networks by file name, and the alignment of B to A."""
-
-    numbers: dict[str, Any]
-    pictures: dict[str, Tensor]
-    networks: dict[str, Params]
-    alignment: Alignment
-
-
 def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
     """Train one network; safe to run in several threads."""
     generator = torch.Generator().manual_seed(seed)
@@ -63,10 +53,13 @@ def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
     return train(module, start, images, labels, case.training, generator=generator, progress=begin)
 
 
-def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, progress: Progress) -> Outcome:
+def study(
+    case: Case, networks: Sequence[Params], data: ImageData, seed: int, folder: Path, progress: Progress
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Find and verify the symmetry, align the second network to the first, measure the lines on test images, and merge.
 
-    The networks were trained from `seed`, `seed + 1` and so on.
+    The networks were trained from `seed`, `seed + 1` and so on. They are written to the folder, with the alignment and
+    the symmetry; earlier files are replaced. What the report prints, ready for JSON, and what it draws is returned.
     """
     advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * POINTS + len(networks) + 2)
     generator = torch.Generator().manual_seed(seed)
@@ -104,18 +97,13 @@ def study(case: Case, networks: Sequence[Params], data: ImageData, seed: int, pr
         "units": min(UNITS, len(a[case.first])),
         "symmetry": describe(symmetry, check),
     }
-    kept = {f"{case.key}-{letter}": params for letter, params in zip("abc", networks, strict=True)}
-    kept |= {f"{case.key}-b-aligned": result.params, f"{case.key}-merged": merged["aligned"]}
-    return Outcome(numbers, draw(case, a, b, result), kept, Alignment(symmetry, result.element))
-
-
-def keep(outcome: Outcome, folder: Path) -> None:
-    """Write the networks, the alignment beside the aligned one, and the symmetry; earlier files are replaced."""
-    key = outcome.numbers["key"]
-    for name, params in outcome.networks.items():
-        save(params, folder / f"{name}.safetensors", overwrite=True)
-    save_alignment(outcome.alignment, alignment_path(folder / f"{key}-b-aligned.safetensors"), overwrite=True)
-    (folder / f"{key}-symmetry.json").write_text(outcome.alignment.symmetry.to_json() + "\n", encoding="utf-8")
+    kept = dict(zip("abc", networks, strict=True)) | {"b-aligned": result.params, "merged": merged["aligned"]}
+    for name, params in kept.items():
+        save(params, folder / f"{case.key}-{name}.safetensors", overwrite=True)
+    beside = alignment_path(folder / f"{case.key}-b-aligned.safetensors")
+    save_alignment(Alignment(symmetry, result.element), beside, overwrite=True)
+    (folder / f"{case.key}-symmetry.json").write_text(symmetry.to_json() + "\n", encoding="utf-8")
+    return numbers, draw(case, a, b, result)
 
 
 def draw(case: Case, a: Params, b: Params, result: rg.Result[Params]) -> dict[str, Tensor]:

@@ -27,7 +27,6 @@ from regauge.cli.zoo_options import (
     ZooTrain,
     ZooVerify,
 )
-from regauge.core.progress import Advance
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
 from regauge.zoo import formats
@@ -89,17 +88,13 @@ def import_(options: ZooImport) -> None:
     """Bring networks from elsewhere into a store."""
     with show_status("looking at the source"):
         source = source_of(options)
-    counts: list[int] = []
+    known = Store.find(options.output)
+    before = 0 if known is None else len(known)
     with show_progress() as progress:
-
-        def begin(label: str, total: float, /) -> Advance:
-            counts.append(int(total))
-            return progress(label, total)
-
-        store = formats.import_zoo(source, options.output, storage=options.storage, progress=begin)
+        store = formats.import_zoo(source, options.output, storage=options.storage, progress=progress)
     strange = len(store.rows.where(is_finite=False))
     marked = f"; {strange} with NaN or Inf are marked" if strange else ""
-    print(f"written: {options.output}: {words(store)}{marked}; {sum(counts)} were imported now")
+    print(f"written: {options.output}: {words(store)}{marked}; {len(store) - before} were imported now")
     if store.symmetry is None:
         print("their symmetry is not known; it is found where --model and --input-shape are given")
 

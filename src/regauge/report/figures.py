@@ -62,13 +62,7 @@ def draw_figure(width: float, height: float, layout: Any = "constrained") -> Ite
 
 
 def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss", title: str | None = None) -> Figure:
-    """A metric along the line between two networks; for the loss with the barrier of the first curve marked.
-
-    Args:
-        curves: For each label, rows with "t" (0 is the first network, 1 the second) and the metric.
-        metric: Name of the metric that is drawn.
-        title: Title, where the name of the metric is none.
-    """
+    """A metric along the lines between two networks, from t = 0 to 1; for the loss with the first barrier marked."""
     is_crowded = len(curves) > BESIDE
     with draw_figure(*((7.6, 3.8) if is_crowded else (4.6, 3.2))) as figure:
         axes = figure.add_subplot()
@@ -157,10 +151,9 @@ def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
 
 
 def weights_figure(rows: Mapping[str, NDArray[np.float32]]) -> Figure:
-    """Weights of units as images, one row per label and one column per unit; red is negative, blue positive.
+    """Weights of units as images `[units, height, width]`, one row per label; red is negative, blue positive.
 
-    Args:
-        rows: For each label, images `[units, height, width]`. All share one scale, so that dead units look dead.
+    All share one scale, so that dead units look dead.
     """
     labels = list(rows)
     limit = float(np.quantile(np.abs(np.concatenate([images.ravel() for images in rows.values()])), 0.995)) or 1.0

@@ -18,14 +18,7 @@ MISSING = "#d0d5dd"
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
     """Matrices of pairs side by side, in one range of colors that begins at zero; below each, mean and deviation.
 
-    The mean is over pairs of different networks. NaN is drawn gray, and left out.
-
-    Args:
-        matrices: For each title, values `[networks, networks]`.
-        what: Label of the values.
-
-    Raises:
-        ValueError: No value between different networks is finite.
+    The mean is over pairs of different networks. NaN is drawn gray, and left out; not all values may be so.
     """
     known = {title: _between(matrix) for title, matrix in matrices.items()}
     everything = np.concatenate(list(known.values()))
@@ -63,12 +56,7 @@ def map_figure(
 ) -> Figure:
     """Networks as points in the plane, in the color of their group; or, given values, in shades of these.
 
-    Args:
-        points: `[networks, 2]`; distances are to scale.
-        groups: Group of each network; named in a legend where there are two to eight.
-        title: Title of the picture.
-        values: Value of each network; NaN is drawn gray.
-        what: Label of values or groups.
+    Distances are to scale. Groups are named in a legend where there are two to eight; NaN is drawn gray.
     """
     size = float(np.clip(300 / np.sqrt(len(points)), 8, 60))
     with draw_figure(5.0, 4.2) as figure:

@@ -27,15 +27,9 @@ REACH = 1.02
 
 @dataclass(frozen=True)
 class View:
-    """From where shapes are seen; parallel rays.
+    """From where shapes are seen by parallel rays: turn about the upward axis (0 to 2) and elevation, in degrees.
 
-    Attributes:
-        azimuth: Turn about the upward axis, in degrees; at zero the axis after the upward one points to the viewer.
-        elevation: Angle of the viewer above the horizon, in degrees.
-        up: Number of the upward axis: 1 (y) in graphics, 2 (z) in engineering.
-
-    Raises:
-        ValueError: There is no such axis.
+    At azimuth zero the axis after the upward one points to the viewer. Up is 1 (y) in graphics, 2 (z) in engineering.
     """
 
     azimuth: float = -35.0

@@ -166,9 +166,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def layout(self, file: str | None = None) -> list[Shard]:
         """The files of another checkpoint with the same names, dtypes and order.
 
-        Args:
-            file: The name of a single file for all tensors, wide dtypes first so that values stay aligned; as many
-                files as there are here unless given.
+        They are as many as here, or one of that name, with wide dtypes first so that values stay aligned.
         """
         by_file: dict[Path, list[TensorSpec]] = {path: [] for path in self.metadata}
         for one in self.stored.values():
@@ -179,42 +177,19 @@ class Checkpoint(Mapping[str, Tensor]):
         return [Shard(file or "model.safetensors", tuple(every), self.header)]
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """The same files with other values.
-
-        Args:
-            params: All tensors of the files, and perhaps further ones, such as the second name of a tied tensor:
-                `write` leaves them out.
-
-        Raises:
-            KeyError: A tensor is missing.
-        """
+        """The same files with other values; further ones, such as the second name of a tied tensor, are not written."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
         return Checkpoint(self.label, self.path, self.stored, self.metadata, dict(params))
 
     def write(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write to one `.safetensors` file, with the names, the dtypes and the header of the files that were read.
-
-        Raises:
-            FileExistsError: The file exists, and `overwrite` is false.
-            FileNotFoundError: Its folder does not exist.
-            ValueError: The name does not end in `.safetensors`.
-        """
+        """Write to one `.safetensors` file, with the names, the dtypes and the header of the files that were read."""
         params = {name: self[name].to(tensor.dtype) for name, tensor in self.stored.items()}
         return save(params, path, overwrite=overwrite, metadata=self.header)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis.
-
-        Args:
-            name: The name of the tensor.
-            rows: First index and end on axis 0; all unless given.
-            dtype: Converts the values, piece by piece; that of the file unless given.
-
-        Raises:
-            ValueError: The file has become shorter since it was opened.
-        """
+        """A copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is given."""
         if self._params is not None:
             tensor = self._params[name]
             part = tensor if rows is None else tensor[rows[0] : rows[1]]

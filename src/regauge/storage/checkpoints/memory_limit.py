@@ -23,11 +23,7 @@ class MemoryLimit:
 
     @classmethod
     def of(cls, memory: "int | str | MemoryLimit | None") -> "MemoryLimit":
-        """A limit from bytes, or from text such as "2GB"; half of the machine's memory if None.
-
-        Raises:
-            ValueError: The text cannot be read, or nothing is given and the machine does not tell its memory.
-        """
+        """A limit from bytes, or from text such as "2GB"; half of the machine's memory if None."""
         if isinstance(memory, MemoryLimit):
             return memory
         if isinstance(memory, int):

@@ -33,17 +33,10 @@ NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack",
 
 
 class Staging:
-    """The folder beside an output in which it is made.
+    """The folder beside an output, a `.safetensors` file or a folder, in which it is made.
 
-    Args:
-        out: The output: a `.safetensors` file, or a folder.
-        inputs: Everything that the output depends on, ready for JSON: a run is resumed only with the same.
-        resume: Whether to continue what an interrupted run left.
-        overwrite: Whether the output, and what an interrupted run left, may be replaced.
-
-    Attributes:
-        content: Where the files of the output are written.
-        progress: Where the caller may keep what it needs to go on.
+    A run is resumed only with the same inputs: everything that the output depends on, ready for JSON. `content` is
+    where the files of the output are written, and `progress` where the caller may keep what it needs to go on.
 
     Raises:
         FileExistsError: The output is there and may not be replaced, or holds files that are not of a checkpoint; or

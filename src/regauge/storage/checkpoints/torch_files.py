@@ -22,12 +22,7 @@ WRAPPERS = ("state_dict", "model")
 def read_torch_file(source: Path | BinaryIO, label: str) -> Mapping[Any, Any]:
     """The state dictionary in a torch file, on the CPU, also where it lies under one of `WRAPPERS`.
 
-    Args:
-        source: A path, or the content.
-        label: What the error calls it.
-
-    Raises:
-        ValueError: It is damaged, holds more than tensors and plain values, or no dictionary.
+    Raises ValueError if it is damaged, or holds no dictionary or more than tensors and plain values.
     """
     damaged = (
         f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is of another program: "

@@ -42,14 +42,8 @@ class Shard:
 def whole_file(path: str | Path, *, is_new: bool = False) -> Iterator[Path]:
     """The name under which a file is written: it gets its own when the block ends well and all of it is on the disk.
 
-    No other writer has that name, on this machine or another one.
-
-    Args:
-        path: The file's own name.
-        is_new: Whether a file of that name stays if there is one at the end; it is replaced otherwise.
-
-    Raises:
-        FileExistsError: Another writer was first, and `is_new`.
+    No other writer has that name, on this machine or another one. With `is_new`, a file that is there at the end stays,
+    and FileExistsError is raised; else it is replaced.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PARTIAL}")

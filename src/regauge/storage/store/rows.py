@@ -23,11 +23,6 @@ class Rows:
         rows["accuracy"]                                   # an array; masked where a network has no such value
         rows.where(step=86, activation=["relu", "tanh"])   # numbers of the networks, for `store.read`
         rows.where(accuracy=lambda values: values > 0.9)
-
-    Args:
-        count: Number of rows.
-        names: Names of the columns.
-        load: Reads one column.
     """
 
     def __init__(self, count: int, names: Iterable[str], load: Callable[[str], Column]) -> None:

@@ -45,7 +45,8 @@ class Tree:
             names = [name for name in self._archive.namelist() if not name.endswith("/")]
         else:
             raise FileNotFoundError(f"there is no folder or zip file {str(self.path)!r}; check the path")
-        self.names = sorted(name for name in names if not _is_hidden(name))
+        parts = {name: PurePosixPath(name).parts for name in names}
+        self.names = sorted(n for n in names if not any(part == MACOS or part.startswith(".") for part in parts[n]))
 
     def read(self, name: str) -> bytes:
         """The content of one file."""
@@ -59,13 +60,8 @@ class Tree:
     def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
         """A state dictionary, and what else the file says: some entries, and the row that `export` wrote.
 
-        Args:
-            name: Of a safetensors or torch file; whatever does not end in `.safetensors` is read as the latter, with
-                `weights_only=True`.
-            beside: Names of entries that are no parameters, such as "label"; absent ones are ignored.
-
-        Raises:
-            ValueError: It is something else, or damaged, or has other entries that are no tensors.
+        What does not end in `.safetensors` is read as a torch file, with `weights_only=True`. Entries that are no
+        parameters, such as "label", are named by `beside`, whether or not they are there.
         """
         label = str(self.path / name)
         if name.endswith(".safetensors"):
@@ -78,10 +74,6 @@ class Tree:
             raise ValueError(f"{label!r} has entries that are no tensors ({strange[:4]}); name them with --beside")
         extras = {key: _plain(content[key]) for key in beside if key in content}
         return {key: value.detach() for key, value in params.items()}, known | extras
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part == MACOS or part.startswith(".") for part in PurePosixPath(name).parts)
 
 
 def _read_safetensors(content: bytes, label: str) -> tuple[Mapping[Any, Any], dict[str, Any]]:

@@ -23,10 +23,7 @@ IGNORED = ("config", "hist_stats")
 
 
 def read_ray_tune(path: str | Path) -> Source:
-    """The trials of an experiment, with settings and the metrics of each epoch.
-
-    Args:
-        path: Folder, or zip file, of the experiment.
+    """The trials of an experiment in a folder or zip file, with settings and the metrics of each epoch.
 
     Raises:
         FileNotFoundError: There are no trials.

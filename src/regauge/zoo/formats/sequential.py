@@ -28,10 +28,7 @@ OMEGA = 30.0
 
 
 def read_dwsnets(path: str | Path) -> Source:
-    """DWSNets' sine networks of images, with split and label from the names of their folders.
-
-    Args:
-        path: The unpacked folder, or the zip file.
+    """DWSNets' sine networks in a folder or zip file, with split and label from the names of their folders.
 
     Raises:
         FileNotFoundError: There are no such files.
@@ -44,10 +41,7 @@ def read_dwsnets(path: str | Path) -> Source:
 
 
 def read_deep_align(path: str | Path) -> Source:
-    """Deep-Align's networks, with the label that lies in each file.
-
-    Args:
-        path: The zip file, or the unpacked folder.
+    """Deep-Align's networks in a zip file or folder, with the label that lies in each file.
 
     Raises:
         FileNotFoundError: There are no such files.

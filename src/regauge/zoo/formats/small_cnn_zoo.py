@@ -45,12 +45,9 @@ class Variable:
 
 
 def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> Source:
-    """The zoo in a folder: trajectories by "modeldir", steps in epochs, settings under "config." names.
+    """The zoo in an unpacked folder: trajectories by "modeldir", steps in epochs, settings under "config." names.
 
-    Args:
-        path: The unpacked folder of one data set.
-        activation: Only networks with this activation, which is part of the architecture; it must be given where there
-            are several.
+    The activation is part of the architecture; it must be given where there are several, and chooses the networks.
 
     Raises:
         FileNotFoundError: A file is missing.

@@ -21,15 +21,7 @@ MANIFEST = "matrix.json"
 
 @dataclass(frozen=True)
 class CompareBlocks:
-    """Job (i, j) compares block i of some networks with block j, i <= j, and leaves a part of a symmetric matrix.
-
-    Attributes:
-        store: Folder of the store.
-        folder: Folder of the parts.
-        networks: Places of the networks in the store.
-        compare: The comparison of two blocks.
-        size: Networks of a block.
-    """
+    """Job (i, j) compares blocks i <= j of some networks, and leaves a part of a symmetric matrix in a folder."""
 
     store: Path
     folder: Path

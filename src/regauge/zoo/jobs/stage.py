@@ -25,10 +25,6 @@ class Stage:
 
     A stack is kept in pieces that bear a mark of the process that trained it, and the last one says so. What a process
     left that died within a stack is not used: another processor may round differently, and a trajectory has one origin.
-
-    Args:
-        store: The store that the shards of the job are for.
-        name: Name of the job.
     """
 
     def __init__(self, store: Store, name: str) -> None:

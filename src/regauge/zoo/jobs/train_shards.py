@@ -27,15 +27,8 @@ class TrainShards:
     """Shard k has the networks with ids from `k * size`; the size changes a step by rounding alone, see `train`.
 
     A shard appears when its last network is trained. Until then its finished stacks are kept aside, and a job that is
-    done again after it was killed trains only what was in training then.
-
-    Attributes:
-        folder: Folder of the store.
-        config: The whole population.
-        size: Networks of a shard.
-        device: The device of the training.
-        products: The library of matrix products; that of each process if None.
-        advance: Advances by trained networks, in parts, in this process; workers show nothing.
+    done again after it was killed trains only what was in training then. `advance` counts trained networks, in parts,
+    in this process; workers show nothing.
     """
 
     folder: Path

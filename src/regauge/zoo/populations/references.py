@@ -74,13 +74,9 @@ class AlignShards:
 
 
 def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Numbers of some networks of a store, drawn at random, in increasing order; those that diverged never are.
+    """Numbers of at most `count` networks of a store, drawn at random, increasing; those that diverged never are.
 
-    Args:
-        store: The store.
-        count: Most networks.
-        seed: The seed of the drawing.
-        among: Numbers of those that may be drawn; those of `store.rows.final()` unless given.
+    They are drawn from `among`, or else from the last checkpoints of all trajectories, `store.rows.final()`.
 
     Raises:
         ValueError: No network is finite, or the count is not positive.
