@@ -35,8 +35,6 @@ class LayerVariance:
     """The variances of one layer, means over its units.
 
     Attributes:
-        layer: Its name.
-        units: Number of its units.
         variance: Of the interpolated network's units over the data.
         expected: Of the endpoints: the squares of the interpolated standard deviations.
         ratio: The first over the second; one without collapse, NaN where both are zero.

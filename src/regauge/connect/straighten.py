@@ -51,7 +51,6 @@ class FlatLine:
     Unlike an aligned network it computes another function than the network that training started from.
 
     Attributes:
-        params: The trained network.
         before: The line from the first network to the second one, before training.
         after: The line from the first network to `params`.
         moved: Euclidean distance between the second network and `params`.
@@ -113,10 +112,7 @@ def straighten(
     Args:
         params_a: The network at the fixed end, unchanged.
         params_b: The start of training, unchanged.
-        task: Module, batches, loss.
-        config: Steps, optimizer, minibatches.
         generator: Draws examples and points on the line.
-        progress: Shows the steps and their losses.
 
     Raises:
         ValueError: The networks have different parameters, lack one of the task's module, or hold NaN or Inf; there are

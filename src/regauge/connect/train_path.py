@@ -45,10 +45,8 @@ def train_path(
         task: Module, batches, loss. Batches come in their order, over and over.
         path: Where training starts, such as `Bezier.between(a, b)`; unchanged.
         generator: Draws t, on the CPU.
-        steps: Number of steps.
         optimizer: Adam with a learning rate of 0.01 unless given.
         schedule: Of the learning rate; half a cosine down to zero unless given.
-        progress: Shows the steps and their losses.
 
     Returns:
         A path of the same kind with new inner points, in the dtypes that the old ones have.

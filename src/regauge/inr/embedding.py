@@ -29,9 +29,6 @@ class EmbeddingTraining(Descent):
 
     Attributes:
         examples: Samples of a network that a step reads, drawn anew with replacement.
-        code: Length of a code.
-        widths: Units of the encoder's layers.
-        width: Units of the decoder's layers.
         octaves: Frequencies that the decoder has of each coordinate.
 
     References:
@@ -143,12 +140,9 @@ def train_embedding(
     come from one start.
 
     Args:
-        inr: Architecture of the networks.
         params: The networks, `[networks, ...]`.
         samples: Samples of each network's signal, the same number for all.
-        config: Sizes and training.
         generator: Draws the initialization, the order of networks and which samples a step reads.
-        progress: Shows the steps and their losses.
 
     Raises:
         ValueError: Networks and samples do not fit, or a network holds NaN or Inf.

@@ -71,9 +71,6 @@ def orbit(
 
     Args:
         params: One network, unchanged.
-        symmetry: Symmetry of its architecture.
-        count: Number of copies.
-        generator: Random generator.
         parts: Some of "permutation", "sign", "scale", "shift" and "linear"; all unless given.
         noise: Standard deviation of the noise, as a share of each tensor's own.
         reach: Largest shift, in half periods of a sine.
@@ -115,8 +112,6 @@ def write_orbit(
     Args:
         folder: Folder of the new store, see `Store.create`.
         copies: The copies, written as one shard.
-        architecture: Architecture of the network.
-        symmetry: Symmetry of the architecture.
         seed: Seed from which the copies can be made again.
         about: Anything else to remember, as plain JSON.
 
@@ -199,13 +194,10 @@ def recovery(
     copy the original's factors and does not estimate its own.
 
     Args:
-        params: The original.
-        copies: Copies of the original.
         symmetry: The symmetry that the copies were drawn from.
         method: The method of alignment; None leaves the copies as they are.
         within: The symmetry that the method may use: the whole one unless given.
         task: Model, data and loss of the curves, and for methods that use one.
-        points: Points of each curve.
         generator: Random generator, for methods that use chance.
 
     Raises:

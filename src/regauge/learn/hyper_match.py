@@ -22,10 +22,7 @@ class HyperMatching(LineTraining):
     that and with the default.
 
     Attributes:
-        code: Length of the code.
-        widths: Units of the encoder's layers.
         embedding: Length of the decoder's embeddings of rows.
-        hidden: Units of the decoder.
         is_residual: Whether the output is added to B, a departure from the paper.
 
     References:
@@ -77,9 +74,7 @@ def hyper_match(
         params_a: The network at the fixed end of the line, unchanged.
         params_b: The network that the hypernetwork reads, unchanged.
         task: Module, batches, loss. The module is an MLP with hidden layers of one width.
-        config: Sizes and training.
         generator: Draws the hypernetwork, examples and points on the line.
-        progress: Shows the steps and their losses.
 
     Raises:
         ValueError: The networks have different parameters, are no such MLPs or hold NaN or Inf; there are no batches,

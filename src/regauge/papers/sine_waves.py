@@ -5,7 +5,7 @@ References:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,6 +24,7 @@ from regauge.training.stacks import fit_signals
 
 RECOVERED = 1e-3
 """A copy is recovered when no parameter is further from the original than this share of the largest one."""
+FITTING = Descent(steps=1000, batch=None, optimizer=Adam(5e-4))
 STACK = 20
 """Networks that are fitted in one stacked call, and kept in one file."""
 
@@ -38,16 +39,11 @@ class SineWaves:
     line: int  # points on each line
 
 
-def fitting(steps: int) -> Descent:
-    """Adam on all points in every step."""
-    return Descent(steps=steps, batch=None, optimizer=Adam(5e-4))
-
-
 def config(scale: Scale) -> SineWaves:
     """50 pairs on a CPU, and 100 at the paper's scale, as many as it tests on."""
     if scale == "smoke":
-        return SineWaves(4, 64, fitting(50), 5)
-    return SineWaves(50 if scale == "cpu" else 100, 512, fitting(1000), 25)
+        return SineWaves(4, 64, replace(FITTING, steps=50), 5)
+    return SineWaves(50 if scale == "cpu" else 100, 512, FITTING, 25)
 
 
 PARTS: Mapping[Restrict, str] = {

@@ -68,11 +68,7 @@ class HyperNetwork(nn.Module):
     Args:
         like: An MLP with hidden layers of one width: sizes of rows and of numbers.
         is_residual: Whether the output is added to the input, and begins as zero; biases too. The paper's is not.
-        code: Length of the code.
-        widths: Units of the encoder's layers.
         embedding: Length of the decoder's embeddings.
-        hidden: Units of the decoder.
-        generator: Draws the initialization.
 
     References:
         Paper 003, section 3.4.

@@ -17,8 +17,6 @@ class RowEncoder(nn.Module):
     units of *one* layer does not matter, but columns may not: the code is not invariant to permutations.
 
     Args:
-        columns: Columns of the matrix.
-        code: Length of a code.
         widths: Units of the four layers.
 
     References:

@@ -116,12 +116,8 @@ def fit(
     """Minimize the loss of a network on samples of a signal.
 
     Args:
-        inr: Architecture of the network.
-        samples: Samples of the signal.
-        config: Steps, batches, optimizer and loss.
         start: Initial parameters, unchanged; the result has their dtype.
         generator: Draws the samples of each step.
-        progress: Shows the steps.
 
     Raises:
         ValueError: The samples or the start do not fit the network, or a loss is NaN or Inf.

@@ -38,8 +38,6 @@ def fit_images(
         images: In [0, 1], `[images, channels, height, width]`.
         inr: Architecture of each network; `image_inr` of this size unless given.
         config: Steps, batch, optimizer and schedule; the loss is the squared error.
-        bias: Initialization of the biases.
-        seed: Seed of all chance.
 
     Returns:
         Parameters in the dtype of the images, `[images, ...]`.
@@ -96,9 +94,6 @@ def fit_many(
     Networks of shapes are large enough for one to fill a core, so that nothing is gained by stacking them.
 
     Args:
-        inr: Architecture of every network.
-        samples: Samples of each signal.
-        config: Settings of `fit`.
         starts: Initial parameters of each network; the same ones may be given several times.
         generators: Draw the samples of each network's steps.
         workers: Number of networks that are fitted at the same time; the number of processors unless given.

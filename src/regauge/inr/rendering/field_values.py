@@ -32,8 +32,6 @@ def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height:
     Args:
         network: The module or INR that runs the parameters.
         params: Parameters of one network, or of a population with a leading model axis.
-        height: Rows of pixels.
-        width: Columns of pixels.
 
     Returns:
         `[height, width, channels]`, of a population `[models, height, width, channels]`; values outside [0, 1] are

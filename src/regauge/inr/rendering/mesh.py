@@ -47,8 +47,6 @@ def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 12
 
     Args:
         inr: An INR with signal "signed" or "occupancy".
-        params: Parameters of one network.
-        resolution: Points along each axis.
 
     Raises:
         ImportError: scikit-image is not installed.

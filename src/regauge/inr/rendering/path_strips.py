@@ -78,11 +78,9 @@ def render_strip(
         params_a: The network at t = 0.
         params_b: The network at t = 1.
         evaluate: From parameters to metrics, "loss" among them, as for `line`.
-        label: Name of the path.
         points: Number of equally spaced values of t, both ends included.
         path: The straight line unless given.
         queries: Points at which labels are counted, `[points, in]`; not for images.
-        detail: Resolution of the renderings.
         generator: Draws random points; it advances once, whatever the number of networks.
 
     Raises:

@@ -89,9 +89,7 @@ def extract_points(
 
     Args:
         inr: An INR with signal "unsigned".
-        params: Parameters of one network.
         projection: Settings; the defaults of `Projection` unless given.
-        generator: Draws the random points.
 
     Raises:
         ValueError: The signal is another, `near` is not below the distance at which labels are clipped, or the

@@ -78,13 +78,12 @@ class Shape:
     def judge(self) -> rg.Task:
         """The loss on 10,000 samples, half of them from either sampling."""
         parts = [
-            field_samples(CloudField(cloud), self.study.inr, EVALUATION, generator=generator)
-            for half, cloud in enumerate(clouds(self.name))
-            for generator in [self.run.generator("evaluation", self.name, half)]
+            _samples(self.study, self.name, half, self.run.generator("evaluation", self.name, half), EVALUATION)
+            for half in (0, 1)
         ]
         # Every other sample of both: they are sorted by their distance from the surface.
         points, labels = (torch.cat([getattr(part, field)[::2] for part in parts]) for field in ("points", "labels"))
-        return rg.Task(self.study.inr.module(), [(points, labels)], criterion=_mean_bce)
+        return rg.Task(self.study.inr.module(), [(points, labels)], lambda outputs, labels: bce(outputs, labels).mean())
 
     @cached_property
     def symmetry(self) -> rg.Symmetry:
@@ -94,7 +93,7 @@ class Shape:
     @cached_property
     def samples(self) -> Samples:
         """Samples that the second networks were fitted to."""
-        return _samples(self.study, self.name, 1, self.run)
+        return _samples(self.study, self.name, 1, self.run.generator("samples", self.name, 1))
 
     def read(self, purpose: str, count: int, batch: int) -> rg.Task:
         """The loss on random ones of the samples."""
@@ -146,22 +145,17 @@ def starts(study: Study, kind: str, name: str, run: Run) -> Params:
 def _network(study: Study, run: Run, name: str, kind: str) -> Params:
     def make() -> Params:
         half = 0 if kind == "first" else 1
-        start, seen = starts(study, kind, name, run), _samples(study, name, half, run)
+        start, seen = starts(study, kind, name, run), _samples(study, name, half, run.generator("samples", name, half))
         return fit(study.inr, seen, study.fit, start=start, generator=run.generator("fit", name, kind)).params
 
     return run.network((study.inr, study.fit, study.queries), f"{name}-{kind}", make)
 
 
-def _samples(study: Study, name: str, half: int, run: Run) -> Samples:
-    generator = run.generator("samples", name, half)
-    return field_samples(CloudField(clouds(name)[half]), study.inr, study.queries, generator=generator)
+def _samples(study: Study, name: str, half: int, generator: torch.Generator, queries: Queries | None = None) -> Samples:
+    return field_samples(CloudField(clouds(name)[half]), study.inr, queries or study.queries, generator=generator)
 
 
 def _prune(params: Params, share: float) -> Params:
     sizes = torch.cat([tensor.abs().flatten() for tensor in params.values()])
     limit = sizes.kthvalue(max(1, round(share * len(sizes)))).values
     return {name: torch.where(tensor.abs() <= limit, 0.0, tensor) for name, tensor in params.items()}
-
-
-def _mean_bce(outputs: Tensor, labels: Tensor) -> Tensor:
-    return bce(outputs, labels).mean()
