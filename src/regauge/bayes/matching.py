@@ -172,12 +172,7 @@ def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None 
 
 @dataclass(frozen=True)
 class OneGaussian:
-    """Many networks or posteriors as one Gaussian.
-
-    Attributes:
-        posterior: The Gaussian; its mean is the mean of what was aligned.
-        alignment: The result of the alignment, with each of them where it was merged.
-    """
+    """Many networks or posteriors as one Gaussian, whose mean is the mean of what was aligned."""
 
     posterior: GaussianPosterior
     alignment: ManyResult | PosteriorAlignment[Posterior]

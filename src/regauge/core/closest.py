@@ -134,8 +134,7 @@ def closest(
     if group.matrix != "none":
         return _procrustes(group, torch.stack([matrix.double() for matrix in cost.matrices.values()]).sum(0))
     if not group.is_permuted:
-        value, objective = _signs_and_shifts(group, replace(cost, matrices=_doubles(cost.matrices)))
-        return Closest(value, objective)
+        return Closest(*_signs_and_shifts(group, cost))
     n = group.size
     solved = assign_many(
         profits(group, cost).reshape(-1, n, n),
@@ -145,8 +144,7 @@ def closest(
         is_repeated=is_repeated,
     )
     perm = solved.columns.reshape(*lead, n)
-    picked = _picked(cost, perm)
-    value, objective = _signs_and_shifts(group, replace(picked, matrices=_doubles(picked.matrices)))
+    value, objective = _signs_and_shifts(group, _picked(cost, perm))
     known = None if solved.potentials is None else solved.potentials.reshape(*lead, n)
     return Closest(replace(value, perm=perm), objective, known)
 
@@ -197,6 +195,7 @@ def profits(group: Group, cost: Cost) -> Tensor:
 
 def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Tensor]:
     """The best signs and shifts for given pairs, from a cost of shape `[..., n, 1]`."""
+    cost = replace(cost, matrices={key: matrix.double() for key, matrix in cost.matrices.items()})
     if group.shifts:
         best, bits, steps = _enumerate(group, cost)
         sign = (1 - 2 * bits[: group.signs].squeeze(-1)).movedim(0, -2).to(torch.int8).cpu() if group.signs else None
@@ -269,10 +268,6 @@ def _picked(cost: Cost, perm: Tensor) -> Cost:
     """The cost of the pairs `(i, perm[i])` alone, `[..., n, 1]`."""
     matrices = {key: matrix.gather(-1, perm.unsqueeze(-1).to(matrix.device)) for key, matrix in cost.matrices.items()}
     return Cost(matrices, tuple(replace(s, source=s.source.gather(-1, perm.to(s.source.device))) for s in cost.shifts))
-
-
-def _doubles(matrices: Mapping[Character, Tensor]) -> dict[Character, Tensor]:
-    return {key: matrix.double() for key, matrix in matrices.items()}
 
 
 def unit_signs(key: Character, value: Value) -> Tensor | None:

@@ -9,6 +9,7 @@ so that multiplying two elements gathers the right one by the left one and combi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -162,25 +163,26 @@ def random(
     Orthogonal values and rotations are uniform (Haar); invertible ones have singular values in [1/2, 2].
     """
     require_parts(parts)
-    element = identity(groups, batch)
+    source: dict[str, Any] = {"generator": generator, "device": generator.device}
+
+    def draw(part: str, like: Tensor, group: Group) -> Tensor:
+        if part == "permutation":
+            return torch.rand(like.shape, **source).argsort(-1).cpu()
+        if part == "sign":
+            return (1 - 2 * torch.randint(0, 2, like.shape, **source)).to(torch.int8).cpu()
+        if part == "scale":
+            return torch.exp2(2 * torch.rand(like.shape, dtype=torch.float64, **source) - 1).cpu()
+        if part == "shift":
+            return torch.randint(-1, 2, like.shape, **source).cpu()
+        return _random_matrix(like.shape, group, generator)
+
+    blank, values = identity(groups, batch), {}
     for group in groups:
-        value = element[group.name]
-        if value.perm is not None and "permutation" in parts:
-            noise = torch.rand(value.perm.shape, generator=generator, device=generator.device)
-            value = replace(value, perm=noise.argsort(-1).cpu())
-        if value.sign is not None and "sign" in parts:
-            bits = torch.randint(0, 2, value.sign.shape, generator=generator, device=generator.device)
-            value = replace(value, sign=(1 - 2 * bits).to(torch.int8).cpu())
-        if value.scale is not None and "scale" in parts:
-            noise = torch.rand(value.scale.shape, generator=generator, device=generator.device, dtype=torch.float64)
-            value = replace(value, scale=torch.exp2(2 * noise - 1).cpu())
-        if value.shift is not None and "shift" in parts:
-            steps = torch.randint(-1, 2, value.shift.shape, generator=generator, device=generator.device)
-            value = replace(value, shift=steps.cpu())
-        if value.matrix is not None and "linear" in parts:
-            value = replace(value, matrix=_random_matrix(value.matrix.shape, group, generator))
-        element = element.replace(group.name, value)
-    return element
+        known = dict(blank[group.name].items())
+        chosen = {field: part for part, field in FIELD_OF_PART.items() if part in parts and field in known}
+        drawn = {field: draw(part, known[field], group) for field, part in chosen.items()}
+        values[group.name] = replace(blank[group.name], **drawn)
+    return Element(values, batch)
 
 
 def require_parts(parts: tuple[str, ...]) -> None:

@@ -13,12 +13,7 @@ from regauge.core.params import Params
 class Bin:
     """Examples whose most probable class has a probability in `(low, high]`.
 
-    Attributes:
-        low: Lower bound.
-        high: Upper bound.
-        count: Number of examples.
-        confidence: The mean probability of their most probable class; NaN without examples.
-        accuracy: The share of them that is right; NaN without examples.
+    Confidence is the mean probability of that class, accuracy the share that is right; NaN without examples.
     """
 
     low: float
@@ -30,10 +25,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A reliability table.
-
-    Attributes:
-        table: One row per bin, by probability.
+    """A reliability table, one row per bin by probability.
 
     References:
         Guo et al. (2017), On Calibration of Modern Neural Networks, section 2.

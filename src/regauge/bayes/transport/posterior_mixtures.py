@@ -69,11 +69,7 @@ class MixturePosterior:
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "MixturePosterior":
-        """Both move.
-
-        Raises:
-            ValueError: As for either.
-        """
+        """Both move."""
         return MixturePosterior(self.first.push(symmetry, element), self.last.push(symmetry, element), self.share)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
@@ -101,12 +97,7 @@ class MixturePosterior:
 
 @dataclass(frozen=True, eq=False)
 class MixturePath:
-    """From one posterior to another by mixing, without moving anything.
-
-    Attributes:
-        first: The start of the path.
-        last: The end of the path.
-    """
+    """From one posterior to another by mixing, without moving anything."""
 
     first: Posterior
     last: Posterior
