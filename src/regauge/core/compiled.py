@@ -27,11 +27,7 @@ class CompiledElement:
     shift: Tensor | None
 
     def __call__(self, params: Mapping[str, Tensor]) -> Params:
-        """New parameters; a leading model axis goes with a batched element, or shares a single one.
-
-        Raises:
-            ValueError: The parameters have different dtypes or devices.
-        """
+        """New parameters; a leading model axis goes with a batched element, or shares a single one."""
         tensors = [params[name] for name in self.names]
         if len({(t.dtype, t.device) for t in tensors}) > 1:
             raise ValueError(

@@ -4,17 +4,12 @@ from collections.abc import Sequence
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, is_numeric: bool = False) -> list[str]:
-    r"""The lines of a table.
+    r"""The lines of a table, its cells escaped; columns of numbers behind the first are aligned to the right.
 
-        >>> print("\n".join(markdown_table(["", "loss"], [["a|b", "0.1"]], is_numeric=True)))
-        |  | loss |
-        | --- | ---: |
-        | a\|b | 0.1 |
-
-    Args:
-        header: Titles of the columns.
-        rows: Cells; bars and line breaks in them are escaped.
-        is_numeric: Whether all columns but the first are aligned to the right.
+    >>> print("\n".join(markdown_table(["", "loss"], [["a|b", "0.1"]], is_numeric=True)))
+    |  | loss |
+    | --- | ---: |
+    | a\|b | 0.1 |
     """
     rule = ["---", *["---:" if is_numeric else "---"] * (len(header) - 1)]
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (header, *rows)]

@@ -169,12 +169,7 @@ class Symmetry:
         return {**params, **bound._act_on(element, {name: t for name, t in params.items() if name not in skip})}
 
     def act_(self, element: Element, params: Params) -> None:
-        """`act` in place, one tensor at a time: for models that barely fit in memory.
-
-        Raises:
-            KeyError: A group has no value in `element`, or a parameter that a group moves is missing.
-            ValueError: A parameter does not have the shape that the symmetry expects.
-        """
+        """`act` in place, one tensor at a time: for models that barely fit in memory. It raises as `act` does."""
         bound = self.bind(params)
         element = materialize(element, bound.groups)
         for name in bound.sites:

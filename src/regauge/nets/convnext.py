@@ -11,7 +11,7 @@ from regauge.nets.norm import ChannelLayerNorm
 class ConvNeXtBlock(nn.Module):
     """`x + gain * project(gelu(expand(norm(depthwise(x)))))`, the linear layers on the channel axis."""
 
-    def __init__(self, channels: int, expansion: int, layer_scale: float) -> None:
+    def __init__(self, channels: int, expansion: int = 4, layer_scale: float = 1e-6) -> None:
         super().__init__()
         self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
         self.norm = nn.LayerNorm(channels, eps=1e-6)
@@ -39,14 +39,13 @@ class ConvNeXt(nn.Module):
         depths: Sequence[int] = (3, 3, 9, 3),
         widths: Sequence[int] = (96, 192, 384, 768),
         in_channels: int = 3,
-        expansion: int = 4,
     ) -> None:
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(in_channels, widths[0], 4, 4), ChannelLayerNorm(widths[0], eps=1e-6))
         for k, (depth, width) in enumerate(zip(depths, widths, strict=True)):
             if k > 0:
                 self.features.extend([ChannelLayerNorm(widths[k - 1], eps=1e-6), nn.Conv2d(widths[k - 1], width, 2, 2)])
-            self.features.extend(ConvNeXtBlock(width, expansion, 1e-6) for _ in range(depth))
+            self.features.extend(ConvNeXtBlock(width) for _ in range(depth))
         self.norm = nn.LayerNorm(widths[-1], eps=1e-6)
         self.head = nn.Linear(widths[-1], classes)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
-from regauge.core.task import Batch, Task
+from regauge.core.task import Batch, Task, evaluating
 from regauge.training.optimizers import SGD, Adam, Optimizer, require_numbers, set_rate
 from regauge.training.schedules import Constant, Rate, Schedule
 
@@ -259,10 +259,7 @@ def shuffle(examples: int, batch: int | None, generator: torch.Generator) -> Ite
 
 @contextmanager
 def training_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module in training mode for the duration of a context."""
-    was_training = module.training
-    module.train()
-    try:
+    """Put a module into training mode; afterwards every part is in its own mode again."""
+    with evaluating(module):
+        module.train()
         yield
-    finally:
-        module.train(was_training)

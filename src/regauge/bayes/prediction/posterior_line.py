@@ -93,18 +93,14 @@ def posterior_line(
     the ends, each with all samples, so that there is no barrier, by the convexity of -log.
 
     Args:
-        module: See `predict`.
+        module, batches, likelihood, outputs, chunk: See `predict`.
         q_a: The posterior at t = 0.
         q_b: The posterior at t = 1, of the same kind. Align it first, or the barrier says little.
-        batches: See `predict`.
         noise: Noise of the samples, in the coordinates of q_a.
         samples: Number of samples to draw, instead of noise.
         generator: Draws the samples.
         points: Number of equally spaced values of t, both ends included.
         path: `geodesic` or `mixture`.
-        likelihood: See `predict`.
-        outputs: See `predict`.
-        chunk: See `predict`.
 
     Raises:
         ValueError: There are fewer than three points, the posteriors are not connected by such a path, or as for

@@ -63,12 +63,9 @@ def posterior_slice(
         first: The origin: a posterior, for its mean, or parameters.
         second: A network on the positive x axis.
         third: A network off the x axis.
-        batches: See `predict`.
         prior_std: Standard deviation of the prior of every parameter of the module; buffers have none.
-        likelihood: See `predict`.
-        outputs: See `predict`.
-        resolution: See `regauge.connect.plane`.
-        margin: See `regauge.connect.plane`.
+        batches, likelihood, outputs: See `predict`.
+        resolution, margin: See `regauge.connect.plane`.
 
     Raises:
         ValueError: The standard deviation of the prior is not positive, or as for `predict` and `regauge.plane`.
