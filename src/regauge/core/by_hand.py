@@ -24,10 +24,22 @@ def groups_from_axes(
             name, inner, power = match[1], int(match[2] or 1), match[3]
             is_inverse = axis > 0 if power is None else power == "^-1"
             kind = kinds.get(name, "permutation")
-            omega = omegas.get(name, 1.0)
-            found.setdefault(name, []).append(
-                _placement(kind, parameter, axis, inner, is_inverse, len(row) == 1, omega)
-            )
+            if kind not in _FAMILIES:
+                raise ValueError(
+                    f"kind {kind!r} cannot be written as axes; choose permutation, signed, dihedral, scaled, "
+                    "orthogonal, centered, rotation or linear, or build Group and Placement objects for nested groups"
+                )
+            place = Placement(parameter, axis, stride=inner, repeats=((inner, 1),) if inner > 1 else ())
+            if kind == "scaled":
+                place = replace(place, scale=(-1 if is_inverse else 1,))
+            elif kind == "signed":
+                place = replace(place, sign=(1,))
+            elif kind == "dihedral":
+                shift = math.pi / omegas.get(name, 1.0) if len(row) == 1 and not is_inverse else 0.0
+                place = replace(place, sign=(1,), parity=(int(is_inverse),), shift=(shift,))
+            elif "matrix" in _FAMILIES[kind]:
+                place = replace(place, is_inverse=is_inverse)
+            found.setdefault(name, []).append(place)
     for name in {*kinds, *omegas} - found.keys():
         raise ValueError(f"group {name!r} has a kind but no axis; the axes name {sorted(found)}")
     carried = {name: _FAMILIES[kinds.get(name, "permutation")] for name in found}
@@ -56,23 +68,6 @@ def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
                 "fix the spec"
             )
     return replace(group, size=size)
-
-
-def _placement(
-    kind: Kind, parameter: str, axis: int, inner: int, is_inverse: bool, is_bias: bool, omega: float
-) -> Placement:
-    place = Placement(parameter, axis, stride=inner, repeats=((inner, 1),) if inner > 1 else ())
-    if kind not in _FAMILIES:
-        raise ValueError(
-            f"kind {kind!r} cannot be written as axes; choose permutation, signed, dihedral, scaled, orthogonal, "
-            "centered, rotation or linear, or build Group and Placement objects for nested groups"
-        )
-    if kind == "scaled":
-        return replace(place, scale=(-1 if is_inverse else 1,))
-    if kind == "dihedral":
-        shift = math.pi / omega if is_bias and not is_inverse else 0.0
-        return replace(place, sign=(1,), parity=(int(is_inverse),), shift=(shift,))
-    return replace(place, sign=(1,) * (kind == "signed"), is_inverse=is_inverse and "matrix" in _FAMILIES[kind])
 
 
 _ROTATED: dict[str, Any] = {"is_permuted": False, "matrix": "orthogonal"}

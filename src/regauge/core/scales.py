@@ -52,11 +52,8 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Litera
         Stock et al. (2019), Equi-normalization of neural networks, section 3, for plain ReLU networks.
     """
     symmetry = symmetry.bind(params)
-    lead: tuple[int, ...] = ()
-    for name, shape in symmetry.shapes.items():
-        if name in symmetry.sites:
-            lead = tuple(params[name].shape[: params[name].ndim - len(shape)])
-            break
+    leads = (tuple(params[n].shape[: params[n].ndim - len(symmetry.shapes[n])]) for n in symmetry.sites)
+    lead: tuple[int, ...] = next(leads, ())
     element = symmetry.identity(lead)
     directions = _directions(symmetry, buffers)
     if not directions:

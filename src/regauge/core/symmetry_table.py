@@ -25,30 +25,21 @@ def render(
     lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(4)), row[4]]).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
     order = sum(g.log10_order * math.prod(sizes[b] for b in g.within) for g in groups)
-    lines.append("")
-    lines.append(f"{len(groups)} groups, 10^{order:.1f} discrete elements")
-    nested = [g for g in groups if g.within]
-    if nested:
+    lines += ["", f"{len(groups)} groups, 10^{order:.1f} discrete elements"]
+    if any(group.within for group in groups):
         lines.append("xN: one independent copy for each of the N blocks that it is repeated within")
     if frozen:
-        lines.append("")
-        lines.append(f"frozen axes ({len(frozen)}), and why:")
+        lines += ["", f"frozen axes ({len(frozen)}), and why:"]
         reasons: dict[str, list[str]] = {}
         for row in frozen:
             reasons.setdefault(row.reason, []).append(f"{row.parameter}[{row.axis}]")
-        for reason, where in reasons.items():
-            lines.append(f"  {reason}: {_shorten(where)}")
+        lines += [f"  {reason}: {_shorten(where)}" for reason, where in reasons.items()]
     if unknown:
-        lines.append("")
-        lines.append("operators without a rule (they freeze what they touch; see `regauge.discovery.register_rule`):")
-        lines.extend(f"  {name}" for name in unknown)
+        title = "operators without a rule (they freeze what they touch; see `regauge.discovery.register_rule`):"
+        lines += ["", title, *(f"  {name}" for name in unknown)]
     if unused:
-        lines.append("")
-        lines.append(f"parameters that do not influence the outputs: {_shorten(list(unused))}")
-    for note in notes:
-        lines.append("")
-        lines.append(note)
-    return "\n".join(lines)
+        lines += ["", f"parameters that do not influence the outputs: {_shorten(list(unused))}"]
+    return "\n".join([*lines, *(line for note in notes for line in ("", note))])
 
 
 def _name_families(group: Group) -> str:

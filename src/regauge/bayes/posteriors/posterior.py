@@ -21,11 +21,9 @@ class Posterior(Protocol):
 
     def draw(self, count: int, generator: torch.Generator) -> Noise:
         """Draw the randomness of `count` samples."""
-        ...
 
     def at(self, noise: Noise) -> Params:
         """The samples with this randomness: parameters and buffers, one leading sample axis on every tensor."""
-        ...
 
     def push(self, symmetry: Symmetry, element: Element) -> Self:
         """The distribution of `act(element, theta)`, theta being distributed as this; it has the same predictive law.
@@ -33,15 +31,12 @@ class Posterior(Protocol):
         Raises:
             ValueError: The element moves parameters in a way that leaves this family of distributions.
         """
-        ...
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Noise) -> Noise:
         """The randomness with which the pushed posterior has the moved samples.
 
         `push(g).at(push_noise(g, noise)) == act(g, at(noise))`.
         """
-        ...
 
     def moments(self) -> GaussianPosterior:
         """The diagonal Gaussian with the same means and standard deviations."""
-        ...

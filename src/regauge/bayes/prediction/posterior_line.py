@@ -23,7 +23,6 @@ class PosteriorPath(Protocol):
 
     def at(self, t: float) -> Posterior:
         """The posterior a share t of the way."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
