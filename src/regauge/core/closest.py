@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from regauge.core.assignment import assign_many
@@ -32,8 +33,8 @@ class ShiftCost:
 
     character: Character
     amounts: tuple[float, ...]
-    target: Tensor
-    source: Tensor
+    target: Float[Tensor, "*lead unit"]
+    source: Float[Tensor, "*lead unit"]
     count: int
 
 
@@ -45,15 +46,15 @@ class Cost:
     cannot be reordered only those of i with itself, `[..., target, 1]`. Shifts add a quadratic part.
     """
 
-    matrices: Mapping[Character, Tensor]
+    matrices: Mapping[Character, Float[Tensor, "*lead target source"]]
     shifts: tuple[ShiftCost, ...] = ()
 
-    def at_identity(self) -> Tensor:
-        """The objective of the identity, `[...]`."""
+    def at_identity(self) -> Float64[Tensor, "*lead"]:
+        """The objective of the identity."""
         return torch.stack([diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()
 
-    def at(self, value: Value) -> Tensor:
-        """The objective of any value without positive factors, float64 `[...]`."""
+    def at(self, value: Value) -> Float64[Tensor, "*lead"]:
+        """The objective of any value without positive factors."""
         if value.matrix is not None:
             matrices = torch.stack([m.double() for m in self.matrices.values()]).sum(0)
             return (matrices * value.matrix.to(matrices)).sum((-1, -2)).cpu()
@@ -81,8 +82,8 @@ class Closest:
     """The best value for a group, its objective `<g, C>`, and potentials to start a similar assignment from."""
 
     value: Value
-    objective: Tensor
-    potentials: Tensor | None = None
+    objective: Float64[Tensor, "*lead"]
+    potentials: Float[Tensor, "*lead source"] | None = None
 
 
 def character(placement: Placement) -> Character:
@@ -94,9 +95,9 @@ def closest(
     group: Group,
     cost: Cost | Tensor,
     *,
-    potentials: Tensor | None = None,
-    current: Tensor | None = None,
-    slack: Tensor | None = None,
+    potentials: Float[Tensor, "*lead source"] | None = None,
+    current: Int64[Tensor, "*lead target"] | None = None,
+    slack: Float64[Tensor, "*lead"] | None = None,
     is_repeated: bool = False,
 ) -> Closest:
     """The element g of one group that maximizes `<g, C>`.
@@ -117,9 +118,9 @@ def closest(
     Args:
         group: Any group; what it is repeated within is a leading axis of the cost.
         cost: The objective, or a single matrix `[..., n, n]` where all placements share one character.
-        potentials: The potentials of similar problems solved before, `[..., n]`.
-        current: Permutations to keep where they are best within `slack`, `[..., n]`.
-        slack: Gains that are not worth a change, `[...]`; zero unless given.
+        potentials: The potentials of similar problems solved before.
+        current: Permutations to keep where they are best within `slack`.
+        slack: Gains that are not worth a change; zero unless given.
         is_repeated: Whether potentials should be returned.
 
     Raises:
@@ -159,7 +160,7 @@ def _single(group: Group, matrix: Tensor) -> Cost:
     return Cost({key: matrix if group.is_permuted or group.matrix != "none" else diagonal(matrix).unsqueeze(-1)})
 
 
-def _procrustes(group: Group, c: Tensor) -> Closest:
+def _procrustes(group: Group, c: Float64[Tensor, "*lead n n"]) -> Closest:
     if not bool(c.isfinite().all()):
         raise ValueError(
             f"the cost of group {group.name!r} holds NaN or Inf; the weights or activations that it was computed "
@@ -173,7 +174,7 @@ def _procrustes(group: Group, c: Tensor) -> Closest:
     return Closest(Value(matrix=matrix.cpu()), (matrix * c).sum((-1, -2)).cpu())
 
 
-def _nearest_rotation(c: Tensor, *, is_proper: bool = False) -> Tensor:
+def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = False) -> Float64[Tensor, "*lead n n"]:
     # Where C has no full rank many rotations are equally good; a weak pull chooses the one that turns least.
     pull = PULL * torch.linalg.matrix_norm(c)[..., None, None] * torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
     u, _, vh = torch.linalg.svd(c + pull)
@@ -183,8 +184,8 @@ def _nearest_rotation(c: Tensor, *, is_proper: bool = False) -> Tensor:
     return matrix
 
 
-def profits(group: Group, cost: Cost) -> Tensor:
-    """For every pair of units the largest profit over sign patterns and shifts, `[..., n, n]`."""
+def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
+    """For every pair of units the largest profit over sign patterns and shifts."""
     if group.shifts:
         return _enumerate(group, cost)[0]
     if not group.signs:
@@ -193,7 +194,7 @@ def profits(group: Group, cost: Cost) -> Tensor:
     return SignCode(keys).best([cost.matrices[key] for key in keys])
 
 
-def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Tensor]:
+def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, "*lead"]]:
     """The best signs and shifts for given pairs, from a cost of shape `[..., n, 1]`."""
     cost = replace(cost, matrices={key: matrix.double() for key, matrix in cost.matrices.items()})
     if group.shifts:
@@ -264,7 +265,7 @@ def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
     return total
 
 
-def _picked(cost: Cost, perm: Tensor) -> Cost:
+def _picked(cost: Cost, perm: Int64[Tensor, "*lead target"]) -> Cost:
     """The cost of the pairs `(i, perm[i])` alone, `[..., n, 1]`."""
     matrices = {key: matrix.gather(-1, perm.unsqueeze(-1).to(matrix.device)) for key, matrix in cost.matrices.items()}
     return Cost(matrices, tuple(replace(s, source=s.source.gather(-1, perm.to(s.source.device))) for s in cost.shifts))
@@ -287,6 +288,6 @@ def unit_signs(key: Character, value: Value) -> Tensor | None:
     return factor
 
 
-def diagonal(matrix: Tensor) -> Tensor:
+def diagonal(matrix: Float[Tensor, "*lead n column"]) -> Float[Tensor, "*lead n"]:
     """The profits of pairing each unit with itself."""
     return matrix.squeeze(-1) if matrix.shape[-1] == 1 else matrix.diagonal(dim1=-2, dim2=-1)
