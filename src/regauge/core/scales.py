@@ -7,6 +7,7 @@ from math import lcm
 from typing import Literal
 
 import torch
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from regauge.core.act import Site
@@ -19,6 +20,8 @@ MAX_SWEEPS = 2000
 """Most sweeps over all families."""
 MEMORY = 6
 """Sweeps that an extrapolation looks back on."""
+Logs = Float64[Tensor, "batch _"]
+"""Logarithms of factors for the units of one direction, or of all."""
 
 
 def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Literal["move", "keep"] = "move") -> Element:
@@ -102,7 +105,7 @@ class _Place:
     """Where a direction acts on the squares of one tensor: a step t multiplies them by `exp(exponent * t)`.
 
     It acts on `shared` axes of the tensor. The unit of an entry depends on `axes`, its own axis last, counted without
-    the batch axis. `index`, `[*other axes, m]`, says which entry of a step belongs to the positions of the own axis; it
+    the batch axis. `index` says which entry of a step belongs to the positions of the own axis; it
     is plain where entry i of a step belongs to index i, for the whole axis.
     """
 
@@ -110,20 +113,20 @@ class _Place:
     exponent: float
     shared: int
     axes: tuple[int, ...]
-    positions: Tensor
-    index: Tensor
+    positions: Int64[Tensor, " position"]
+    index: Int64[Tensor, "*others position"]
     is_plain: bool
 
-    def weights(self, squares: "_Squares", count: int) -> Tensor:
-        """The squares that each unit owns, moved and summed, `[batch, count]`."""
+    def weights(self, squares: "_Squares", count: int) -> Float64[Tensor, "batch unit"]:
+        """The squares that each unit owns, moved and summed."""
         sums = squares.sum_over(self.name, self.axes)
         if self.is_plain:
             return sums
         sums = sums.index_select(-1, self.positions).flatten(1)
         return torch.zeros(len(sums), count, dtype=sums.dtype).index_add_(1, self.index.flatten(), sums)
 
-    def move(self, squares: "_Squares", step: Tensor) -> None:
-        """Move the squares by a step of every unit, `[batch, count]`."""
+    def move(self, squares: "_Squares", step: Float64[Tensor, "batch unit"]) -> None:
+        """Move the squares by a step of every unit."""
         field = squares.fields[self.name][self.axes]
         if self.is_plain:
             field += self.exponent * step
@@ -138,11 +141,11 @@ class _Squares:
     For each tensor and each tuple of its axes `fields` has the logarithms of their factors, `[batch, *lengths]`.
     """
 
-    tensors: dict[str, Tensor]
-    fields: dict[str, dict[tuple[int, ...], Tensor]]
+    tensors: dict[str, Float64[Tensor, "batch *shape"]]
+    fields: dict[str, dict[tuple[int, ...], Float64[Tensor, "batch *lengths"]]]
 
-    def sum_over(self, name: str, axes: tuple[int, ...]) -> Tensor:
-        """The moved squares of a tensor summed over all other axes, `[batch, *lengths of the axes]`."""
+    def sum_over(self, name: str, axes: tuple[int, ...]) -> Float64[Tensor, "batch *lengths"]:
+        """The moved squares of a tensor summed over all axes but these."""
         tensor = self.tensors[name]
         operands: list[Tensor | list[int]] = [tensor, list(range(tensor.ndim))]
         for others, field in self.fields[name].items():
@@ -195,8 +198,8 @@ def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int
     return _Place(name, 2.0 * exponent, shared, site.axes, site.positions, index, is_plain)
 
 
-def _squares(tensor: Tensor, sites: Sequence[Site], lead: int) -> Tensor:
-    """Squares `[batch, *shape]`, summed over the axes on which no group acts."""
+def _squares(tensor: Tensor, sites: Sequence[Site], lead: int) -> Float64[Tensor, "batch *shape"]:
+    """Squares, summed over the axes on which no group acts."""
     work = torch.promote_types(tensor.dtype, torch.float32)
     squares = tensor.detach().to(device="cpu", dtype=work).square()
     squares = squares.reshape(torch.Size(tensor.shape[:lead]).numel(), *tensor.shape[lead:])
@@ -205,8 +208,8 @@ def _squares(tensor: Tensor, sites: Sequence[Site], lead: int) -> Tensor:
     return squares.sum(free, keepdim=True, dtype=torch.float64) if free else squares.double()
 
 
-def _minimize(directions: Sequence[_Direction], squares: _Squares, batch: int, tolerance: float) -> list[Tensor]:
-    """The logarithms of the factors of every direction, `[batch, count]`.
+def _minimize(directions: Sequence[_Direction], squares: _Squares, batch: int, tolerance: float) -> list[Logs]:
+    """The logarithms of the factors of every direction.
 
     Coordinate descent alone is slow in deep chains, where whole layers trade factors with their neighbors. After
     each sweep a combination of the last ones is tried that would cancel their steps if the sweep were linear
@@ -214,7 +217,7 @@ def _minimize(directions: Sequence[_Direction], squares: _Squares, batch: int, t
     """
     counts = [direction.count for direction in directions]
     logs = torch.zeros(batch, sum(counts), dtype=torch.float64)
-    visited: list[tuple[Tensor, Tensor]] = []  # Points after a sweep, and the steps that led there.
+    visited: list[tuple[Logs, Logs]] = []  # Points after a sweep, and the steps that led there.
     jump = torch.zeros_like(logs)
     for _ in range(MAX_SWEEPS):
         steps = torch.cat([_descend(direction, squares, batch) for direction in directions], dim=1)
@@ -233,7 +236,7 @@ def _minimize(directions: Sequence[_Direction], squares: _Squares, batch: int, t
     return list(torch.split(logs, counts, dim=1))
 
 
-def _extrapolate(visited: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def _extrapolate(visited: Sequence[tuple[Logs, Logs]]) -> Logs:
     """The affine combination of the points whose steps cancel best, by least squares."""
     points = torch.stack([point for point, _ in visited], dim=-1)
     steps = torch.stack([step for _, step in visited], dim=-1)
@@ -248,21 +251,21 @@ def _extrapolate(visited: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return points[..., -1] - (points.diff(dim=-1) @ mix).squeeze(-1)
 
 
-def _descend(direction: _Direction, squares: _Squares, batch: int) -> Tensor:
+def _descend(direction: _Direction, squares: _Squares, batch: int) -> Logs:
     """Take the step of one direction."""
     step = _step(direction, squares, batch)
     _jump([direction], squares, [step])
     return step
 
 
-def _jump(directions: Sequence[_Direction], squares: _Squares, steps: Sequence[Tensor]) -> None:
+def _jump(directions: Sequence[_Direction], squares: _Squares, steps: Sequence[Logs]) -> None:
     for direction, step in zip(directions, steps, strict=True):
         for place in direction.places:
             place.move(squares, step)
 
 
-def _step(direction: _Direction, squares: _Squares, batch: int) -> Tensor:
-    """The change of the logarithm of each unit's factor, `[batch, count]`.
+def _step(direction: _Direction, squares: _Squares, batch: int) -> Logs:
+    """The change of the logarithm of each unit's factor.
 
     With weights W and exponents e the slope of `sum W exp(e t)` vanishes where the logarithms of its rising and
     of its falling part meet. Their difference grows at most by the largest rising plus the largest falling
