@@ -1,7 +1,7 @@
 """What two networks of different widths must share, and which of their axes sum over units."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -34,29 +34,26 @@ def require_same_architecture(
             f"the groups of the first network are {names_a[:10]}, those of the second {names_b[:10]}; networks of one "
             "architecture have the same groups in the same order"
         )
-    for group in symmetry_a.groups:
-        other = symmetry_b[group.name]
-        for label, x, y in (
-            ("kind", group.kind, other.kind),
-            ("families", _families(symmetry_a, group.name), _families(symmetry_b, group.name)),
-        ):
-            if x != y:
-                raise ValueError(f"group {group.name!r} has {label} {x} in the first network and {y} in the second")
-        acts_a, acts_b = ([_what(p) for p in g.placements] for g in (group, other))
-        if acts_a != acts_b:
-            first = next((x for x, y in zip([*acts_a, None], [*acts_b, None], strict=False) if x != y), None)
+    for one, other in zip(symmetry_a.groups, symmetry_b.groups, strict=True):
+        if (one.kind, one.scales, one.signs, one.shifts) != (other.kind, other.scales, other.signs, other.shifts):
             raise ValueError(
-                f"group {group.name!r} does not act alike in both networks (the first difference is at {first}); they "
-                "may differ in widths, not in layers or kernel sizes"
+                f"group {one.name!r} has kind {one.kind} in the first network and {other.kind} in the second, or not as "
+                "many families of scales, signs or shifts"
+            )
+        if [_action(p) for p in one.placements] != [_action(p) for p in other.placements]:
+            raise ValueError(
+                f"group {one.name!r} does not act alike in both networks; they may differ in widths, not in layers or "
+                "kernel sizes"
             )
     for name, tensor in params_a.items():
-        _require_same_fixed_axes(
-            name,
-            tuple(tensor.shape),
-            tuple(params_b[name].shape),
-            symmetry_a.sites.get(name, []),
-            symmetry_b.sites.get(name, []),
-        )
+        both = ((tensor.shape, symmetry_a), (params_b[name].shape, symmetry_b))
+        free = [[len(uncovered(s.sites.get(name, []), k, n)) for k, n in enumerate(shape)] for shape, s in both]
+        if free[0] != free[1]:
+            raise ValueError(
+                f"{name!r} has shape {tuple(tensor.shape)} in the first network and {tuple(params_b[name].shape)} in "
+                "the second, and that is more than groups of other widths: outside of groups its axes have "
+                f"{free[0]} and {free[1]} entries"
+            )
 
 
 def default_readers(symmetry: Symmetry) -> frozenset[Axis]:
@@ -101,28 +98,16 @@ def require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozens
             )
 
 
-def _families(symmetry: Symmetry, name: str) -> tuple[int, int, int]:
-    group = symmetry[name]
-    return group.scales, group.signs, group.shifts
+def uncovered(sites: Sequence[Site], axis: int, length: int) -> Tensor:
+    """The indices of an axis on which none of the sites acts."""
+    is_free = torch.ones(length, dtype=torch.bool)
+    for site in sites:
+        if site.placement.axis == axis:
+            is_free[site.positions] = False
+    return is_free.nonzero().flatten()
 
 
-def _what(p: Placement) -> tuple[object, ...]:
+def _action(p: Placement) -> tuple[object, ...]:
     """What a placement does, apart from where its units lie."""
     values = math.prod(size for size, _ in p.repeats)
     return (p.parameter, p.axis, values, p.scale, p.sign, p.parity, p.shift)
-
-
-def _require_same_fixed_axes(
-    name: str, shape_a: tuple[int, ...], shape_b: tuple[int, ...], sites_a: list[Site], sites_b: list[Site]
-) -> None:
-    fixed = []
-    for shape, sites in ((shape_a, sites_a), (shape_b, sites_b)):
-        free = [torch.ones(length, dtype=torch.bool) for length in shape]
-        for site in sites:
-            free[site.placement.axis][site.positions] = False
-        fixed.append([int(mask.sum()) for mask in free])
-    if fixed[0] != fixed[1]:
-        raise ValueError(
-            f"{name!r} has shape {shape_a} in the first network and {shape_b} in the second, and that is more than "
-            f"groups of other widths: outside of groups its axes have {fixed[0]} and {fixed[1]} entries"
-        )

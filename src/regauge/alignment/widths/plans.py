@@ -3,10 +3,9 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from regauge.alignment.widths.axes import Axis
+from regauge.alignment.widths.axes import Axis, uncovered
 from regauge.core.act import Site
 
 SignCharacter = tuple[int, ...]
@@ -44,8 +43,8 @@ def map_tensor(
     """A tensor of the second network taken to the shape that it has in the first, axis by axis."""
     for axis in sorted({site.placement.axis for site, _ in pairs}):
         own = [pair for pair in pairs if pair[0].placement.axis == axis]
-        there = _uncovered([site_b for _, site_b in own], tensor.shape[axis]).to(tensor.device)
-        here = _uncovered([site_a for site_a, _ in own], shape[axis]).to(tensor.device)
+        there = uncovered([b for _, b in own], axis, tensor.shape[axis]).to(tensor.device)
+        here = uncovered([a for a, _ in own], axis, shape[axis]).to(tensor.device)
         result = tensor.new_empty([shape[k] if k == axis else n for k, n in enumerate(tensor.shape)])
         result.index_copy_(axis, here, tensor.index_select(axis, there))
         for site_a, site_b in own:
@@ -63,10 +62,3 @@ def map_tensor(
 def sign_character(site: Site) -> SignCharacter:
     """Which families of signs act at a site."""
     return tuple(exponent % 2 for exponent in site.placement.sign)
-
-
-def _uncovered(sites: Sequence[Site], length: int) -> Tensor:
-    is_free = torch.ones(length, dtype=torch.bool)
-    for site in sites:
-        is_free[site.positions] = False
-    return is_free.nonzero().flatten()
