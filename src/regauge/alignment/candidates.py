@@ -41,12 +41,7 @@ class Candidates:
         self._history = [self.objective]
 
     def offer(self, element: Element, params: Params | None = None) -> Tensor:
-        """Measure one element for each pair, and keep those that are better; their objectives are returned.
-
-        Args:
-            element: A batch of elements.
-            params: The networks that it moves, where they are known.
-        """
+        """Measure one element for each pair, which moves to `params`, and keep better ones; their objectives."""
         reached = self._measure(self._problem.move(element) if params is None else params)
         self._best = element.where(reached > self.objective, self._best)
         self.objective = torch.maximum(self.objective, reached)

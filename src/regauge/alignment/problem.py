@@ -105,17 +105,12 @@ class Problem(_Setting):
         is_converged: Tensor | bool | None = None,
         moved: Mapping[str, Tensor] = NOTHING,
     ) -> Results:
-        """The result with these elements, which moves the second networks; see `Result`.
+        """The result with these elements, which moves the second networks; for the other arguments see `Result`.
 
         Numbers of a single pair may be floats. A method leaves out what it does not have.
 
         Args:
             element: One element for each pair, or the same for all.
-            objective: The objective at `element`.
-            initial: The objective at the identity.
-            history: The objective along the best climb.
-            starts: The objective that each climb reached.
-            is_converged: Whether each pair ended by itself.
             moved: Tensors of the second networks that are moved already, bit for bit as the action would.
         """
 

@@ -69,7 +69,7 @@ def show_plan(streamed: StreamedJob) -> None:
         chosen = f"{groups}" + (f", signs of {signs} spread" if signs else "")
         rows.append({"working sets": label, "tensors": f"{tensors}", "values": f"{values:,}", "groups chosen": chosen})
     print_table(rows)
-    spread = ", ".join(f"{name} ({streamed.symmetry[name].size})" for name in plan.spread)
+    spread = ", ".join(f"{name} ({plan.symmetry[name].size})" for name in plan.spread)
     print(f"\ngroups chosen after each sweep: {spread or 'none, everything fits'}")
     if plan.loose:
         print(f"read in pieces: {', '.join(plan.loose[:4])}{' ...' if len(plan.loose) > 4 else ''}")

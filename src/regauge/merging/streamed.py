@@ -46,7 +46,7 @@ def merge_job(
             f"{rule} needs the networks in memory; choose the average or task arithmetic, which go entry by entry, "
             "or allow more memory"
         )
-    checkpoints, symmetry, start = streamed.job.checkpoints, streamed.symmetry, int(has_base)
+    checkpoints, symmetry, start = streamed.job.checkpoints, streamed.plan.symmetry, int(has_base)
     networks, count, first = checkpoints[start:], len(checkpoints) - start, checkpoints[0]
     names = require_labels(labels or [one.label for one in (*networks, *checkpoints[:start])], count, has_base)
     shares = rule.factors(weights, count)
@@ -88,11 +88,7 @@ def _merge_pieces(
     Sums are taken in float32 or float64 and rounded once. Where there is a base, running statistics are the plain mean
     of those of the networks; integers are those of the first network or the base.
 
-    Args:
-        networks: The networks, and what moves each of them; the first stays where there is no base.
-        symmetry: The symmetry of all of them, with every size known.
-        factors: What each network, or its difference from the base, is multiplied by.
-        base: The network that task vectors count from.
+    Each network, or its difference from the base, is multiplied by its factor; without a base the first one stays.
     """
     reference = networks[0][0] if base is None else base
 

@@ -6,13 +6,14 @@ the plan of the blocks. Positive scales, shifts and rotations stay at the identi
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from regauge.core.closest import closest
-from regauge.core.element import Element, Value
+from regauge.core.element import Element
 from regauge.core.families import has_choice
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
@@ -110,8 +111,7 @@ class SoftElement:
                     assert perm is not None
                     soft = [one.cpu().gather(-1, perm.unsqueeze(-1)) for one in soft]
                 sign = torch.stack([torch.where(one.squeeze(-1).cpu() < 0, -1, 1) for one in soft], -2).to(torch.int8)
-            value = blank[name]
-            element = element.replace(name, Value(perm, value.scale, sign, value.shift, value.matrix))
+            element = element.replace(name, replace(blank[name], perm=perm, sign=sign))
         return element
 
     def _plans(self) -> dict[str, Tensor]:

@@ -107,14 +107,7 @@ def activation_costs(
 
 
 class Traces:
-    """Traces of a module, one for each shape of a batch.
-
-    Args:
-        symmetry: The symmetry of its networks.
-        module: The module.
-        dtype: In what it is run; see `precision_of`.
-        outputs: Which outputs of the module count.
-    """
+    """Traces of a module, which is run in one precision, one for each shape of a batch."""
 
     def __init__(self, symmetry: Symmetry, module: nn.Module, dtype: torch.dtype, outputs: Outputs = None) -> None:
         is_alike = all(t.dtype == dtype for t in module.state_dict().values() if t.is_floating_point())

@@ -82,7 +82,7 @@ class FrankWolfe(ManyMethod):
             return ends
 
         def from_identity(tensors: Sequence[Tensors]) -> Climbs:
-            return _polished(tensors, symmetry, [symmetry.identity()] * len(tensors), (), is_converged=True)
+            return improve(tensors, symmetry, [symmetry.identity()] * len(tensors), MergeMany(), range(len(tensors)))
 
         return best_universe(problem, self.scales, climbs, from_identity)
 
@@ -108,33 +108,16 @@ class FrankWolfe(ManyMethod):
                 break
             universe.step(vertices, size)
             path.append(value)
-        elements = [_joined(symmetry, vertex) for vertex in universe.settle()]
-        return _polished(tensors, symmetry, elements, path, is_converged=is_converged)
+        elements = [_join(symmetry, vertex) for vertex in universe.settle()]
+        end = improve(tensors, symmetry, elements, MergeMany(), range(len(tensors)))
+        # Hard elements may fall below relaxed ones where a group acts along two axes of one tensor, and by rounding
+        # elsewhere; the part of the path that is above them is no part of the history.
+        below = torch.tensor([value for value in path if value < float(end.history[0])], dtype=torch.float64)
+        history = torch.cat([below.unsqueeze(1), end.history])
+        return replace(end, history=history, is_converged=end.is_converged & is_converged)
 
 
-def _polished(
-    tensors: Sequence[Tensors],
-    symmetry: Symmetry,
-    elements: Sequence[Element],
-    path: Sequence[float],
-    *,
-    is_converged: bool,
-) -> Climbs:
-    """Coordinate ascent from hard elements.
-
-    Hard elements may fall below the relaxed ones where a group acts along two axes of one tensor, and by rounding
-    elsewhere; the part of the path that is above them is no part of the history.
-    """
-    end = improve(tensors, symmetry, elements, MergeMany(), range(len(tensors)))
-    below = [value for value in path if value < float(end.history[0])]
-    history = torch.cat([torch.tensor(below, dtype=torch.float64).unsqueeze(1), end.history])
-    return replace(end, history=history, is_converged=end.is_converged & is_converged)
-
-
-def _joined(symmetry: Symmetry, vertex: Vertex) -> Element:
+def _join(symmetry: Symmetry, vertex: Vertex) -> Element:
     """The elements of all families as one."""
-    joined = symmetry.identity()
-    for element in vertex.values():
-        for name, value in element.items():
-            joined = joined.replace(name, value)
-    return joined
+    values = {name: value for element in vertex.values() for name, value in element.items()}
+    return Element(values).fill(symmetry.identity())

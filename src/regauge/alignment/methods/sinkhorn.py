@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.candidates import Candidates, Measure
+from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.method import Method, Start, are_alike, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
@@ -158,10 +159,8 @@ class Sinkhorn(Method):
 
         def squares(params: Params) -> Tensor:
             a, b = compared([problem.a, params], problem.symmetry)
-            total = torch.zeros(problem.pairs, dtype=torch.float64)
-            for name in a:
-                total -= (a[name].double() - b[name].double()).square().flatten(1).sum(-1).cpu()
-            return total
+            differences = (a[name].double() - b[name].double() for name in a)
+            return -sum((dots(x, x) for x in differences), torch.zeros(problem.pairs, dtype=torch.float64))
 
         def losses(params: Params) -> Tensor:
             assert task is not None

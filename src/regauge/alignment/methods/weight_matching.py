@@ -95,10 +95,10 @@ class WeightMatching(Method):
     def _match(self, problem: Problem, init: Element | None, restarts: Sequence[Element]) -> Results:
         frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales)
         if not frame.a:
-            zeros = torch.zeros(1, problem.pairs)
-            element, is_converged = problem.symmetry.identity(), torch.ones(problem.pairs, dtype=torch.bool)
+            zeros, identity = torch.zeros(1, problem.pairs), problem.symmetry.identity()
+            ended = torch.ones(problem.pairs, dtype=torch.bool)
             return problem.result(
-                element, objective=zeros, initial=zeros, history=zeros, starts=zeros, is_converged=is_converged
+                identity, objective=zeros, initial=zeros, history=zeros, starts=zeros, is_converged=ended
             )
         initial, is_from_barycenter = frame.identity_objective(), init is None and self.start == "barycenter"
         climbs = [self._climb(frame, frame.a, frame.b, init, is_from_barycenter=is_from_barycenter)]

@@ -32,9 +32,6 @@ class StreamedResult(Result[Params]):
     """The outcome of an alignment of networks that stay on the disk.
 
     Until the moved network is written `params` is empty, then a mapping that reads tensors when they are asked for.
-
-    Attributes:
-        timings: How long each pass over the files took.
     """
 
     timings: tuple[Timing, ...]
@@ -73,9 +70,9 @@ def align_streamed(
         b: The network that moves.
         plan: Made for both.
         method: Without restarts and `init`.
-        state: Where an earlier run stopped.
-        keep: Is given the state whenever it is worth keeping.
-        progress: Shows each pass over the checkpoints, in bytes.
+        state: Where an earlier run stopped; `keep` is given later ones.
+        keep: Keeps a state for a later run.
+        progress: Counts bytes.
 
     Raises:
         ValueError: A tensor holds NaN or Inf.
@@ -102,58 +99,56 @@ def align_streamed(
     )
 
 
+@dataclass
 class _StreamedAscent:
     """The passes over both networks, which bring a state to its end."""
 
-    def __init__(
-        self,
-        source: Source,
-        plan: Plan,
-        method: WeightMatching,
-        state: State,
-        keep: Callable[[State], None],
-        progress: Progress,
-    ) -> None:
-        self._source, self._plan, self._method, self._symmetry = source, plan, method, plan.symmetry
-        self._state, self._keep, self._progress = state, keep, progress
-        self._saved = time.monotonic()
+    source: Source
+    plan: Plan
+    method: WeightMatching
+    state: State
+    keep: Callable[[State], None]
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self._symmetry, self._saved = self.plan.symmetry, time.monotonic()
 
     def run(self) -> None:
-        state, is_from_barycenter = self._state, self._method.start == "barycenter"
-        if self._method.scales == "balance" and any(g.scales for g in self._symmetry.groups) and state.left is None:
+        state, is_from_barycenter = self.state, self.method.start == "barycenter"
+        if self.method.scales == "balance" and any(g.scales for g in self._symmetry.groups) and state.left is None:
             with self._timed("balancing scales"):
-                state.left, state.right = self._source.balance(self._advance)
-            self._keep(state)
+                state.left, state.right = self.source.balance(self._advance)
+            self.keep(state)
         if not state.is_anchored:
             if is_from_barycenter:
-                with self._timed("first values", len(self._plan.spread)):
+                with self._timed("first values", len(self.plan.spread)):
                     self._anchor()
             else:
-                state.matched = len(self._plan.sets)
+                state.matched = len(self.plan.sets)
             state.is_anchored = True
-            self._keep(state)
+            self.keep(state)
         is_converged = self._climb()
         assert state.initial is not None
         if state.history[-1] < state.initial and is_from_barycenter and not state.is_from_identity:
-            state.is_from_identity, state.matched, state.before = True, len(self._plan.sets), None
+            state.is_from_identity, state.matched, state.before = True, len(self.plan.sets), None
             state.history, state.quiet, state.element = [], 0, self._symmetry.identity()
             if state.left is not None and state.right is not None:  # The identity has the scales of the first network.
                 state.element = self._symmetry.compose(state.left, self._symmetry.inverse(state.right))
             is_converged = self._climb()
         state.is_converged = is_converged
-        self._keep(state)
+        self.keep(state)
 
     @contextmanager
     def _timed(self, label: str, sweeps: int = 1) -> Iterator[None]:
         """A pass that reads both checkpoints at most this many times, with its progress and a clock."""
-        self._left = sweeps * self._plan.sweep_bytes
-        self._show = self._progress(label, self._left)
-        nbytes, reading = self._source.bytes_and_seconds
+        self._left = sweeps * self.plan.sweep_bytes
+        self._show = self.progress(label, self._left)
+        nbytes, reading = self.source.bytes_and_seconds
         start, busy = time.perf_counter(), time.process_time()
         yield
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
-        now = self._source.bytes_and_seconds
-        self._state.timings.append(Timing(label, now[0] - nbytes, now[1] - reading, seconds, busy))
+        now = self.source.bytes_and_seconds
+        self.state.timings.append(Timing(label, now[0] - nbytes, now[1] - reading, seconds, busy))
         self._advance(self._left)
 
     def _advance(self, nbytes: int) -> None:
@@ -163,81 +158,81 @@ class _StreamedAscent:
 
     def _anchor(self) -> None:
         """First values of the spread groups, those first that are touched least by what is unknown."""
-        inside = {g.name for one in self._plan.sets for family in one.families for g in family.members}
-        waiting = list(self._plan.spread)
+        inside = {g.name for one in self.plan.sets for family in one.families for g in family.members}
+        waiting = list(self.plan.spread)
         while waiting:
             unknown = inside | set(waiting)
             name = max(waiting, key=lambda spread: self._known_share(spread, unknown))
             waiting.remove(name)
             total = self._total(name)
-            self._source.refresh()
-            for names, own in self._plan.parts(name):
+            self.source.refresh()
+            for names, own in self.plan.parts(name):
                 sites = {n: self._symmetry.sites[n] for n in names if self._is_telling(name, n, unknown)}
-                is_loose = names[0] in self._plan.loose
+                is_loose = names[0] in self.plan.loose
                 for rows in row_ranges(self._symmetry, names[0]) if is_loose else [None]:
-                    tensors = {n: self._source.load(n, rows)[:2] for n in sites}
+                    tensors = {n: self.source.load(n, rows)[:2] for n in sites}
                     total.add(part_cost(total.group, sites, tensors.__getitem__, unknown), own)
-                self._advance(self._source.nbytes(names))
+                self._advance(self.source.nbytes(names))
             self._compose({name: total.closest()[0]})
 
     def _climb(self) -> bool:
         """Sweep until nothing can be improved; whether that was reached."""
-        state, rounds = self._state, self._plan.rounds
-        while len(state.history) < self._method.max_sweeps:
+        state, rounds = self.state, self.plan.rounds
+        while len(state.history) < self.method.max_sweeps:
             totals = {name: self._total(name) for name in (rounds[len(state.history) % len(rounds)] if rounds else ())}
             again = " from the identity" if state.is_from_identity else ""
             with self._timed(f"sweep {len(state.history) + 1}{again}"):
                 reached, is_settled = self._sweep(totals)
             if state.initial is None:
-                state.initial = self._source.identity
+                state.initial = self.source.identity
             if state.before is not None and reached <= state.history[-1]:
                 state.element, state.before = state.before, None
                 return True
             state.before = None
             state.history.append(reached)
             found = {name: total.closest() for name, total in totals.items()}
-            least = self._method.tolerance * self._source.scale
+            least = self.method.tolerance * self.source.scale
             values = {name: value for name, (value, gain) in found.items() if gain > least}
             state.quiet = 0 if values else state.quiet + 1
             if state.quiet >= max(1, len(rounds)):
                 return is_settled
-            if values and len(state.history) < self._method.max_sweeps:
+            if values and len(state.history) < self.method.max_sweeps:
                 state.before = state.element
                 self._compose(values)
-            self._keep(state)
+            self.keep(state)
         return False
 
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
         """The objective after a climb in every working set, and whether all of them ended by themselves."""
-        self._source.refresh()
+        self.source.refresh()
         reached, is_settled = 0.0, True
-        for k, one in enumerate(self._plan.sets):
+        for k, one in enumerate(self.plan.sets):
             gained, is_done = self._visit(k, one, totals)
             reached, is_settled = reached + gained, is_settled and is_done
-            self._advance(self._source.nbytes(one.names))
+            self._advance(self.source.nbytes(one.names))
             if time.monotonic() - self._saved > SAVE_SECONDS:
-                self._keep(self._state)
+                self.keep(self.state)
                 self._saved = time.monotonic()
-        for name in self._plan.loose:
+        for name in self.plan.loose:
             for rows in row_ranges(self._symmetry, name):
-                x, y, norm = self._source.load(name, rows)
-                reached += self._source.objective(name, x, y, norm)
+                x, y, norm = self.source.load(name, rows)
+                reached += self.source.objective(name, x, y, norm)
                 self._add(totals, {name: x}, {name: y})
-            self._advance(self._source.nbytes([name]))
+            self._advance(self.source.nbytes([name]))
         return reached, is_settled
 
     def _visit(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
         """Climb in one working set, and add it to the costs of spread groups."""
         a, b, norms = {}, {}, {}
         for name in one.names:
-            a[name], b[name], norms[name] = self._source.load(name)
+            a[name], b[name], norms[name] = self.source.load(name)
         families = [*one.sign_families(self._symmetry), *one.families]
-        ascent = Ascent(families, batch_of_one(a), batch_of_one(b), solve_family, tolerance=self._method.tolerance)
+        ascent = Ascent(families, batch_of_one(a), batch_of_one(b), solve_family, tolerance=self.method.tolerance)
         del b
-        if k >= self._state.matched:
+        if k >= self.state.matched:
             ascent.start_from_barycenter(first=one.signs)
-            self._state.matched = k + 1
-        moving, _ = ascent.climb(torch.arange(1), self._method.max_sweeps)
+            self.state.matched = k + 1
+        moving, _ = ascent.climb(torch.arange(1), self.method.max_sweeps)
         values, second = dict(ascent.networks.element.item(0)), {n: t[0] for n, t in ascent.networks.second().items()}
         del ascent
         for name, own in one.signs.items():
@@ -246,7 +241,7 @@ class _StreamedAscent:
             assert chosen is not None
             values[name] = Value(sign=sign.index_copy(0, torch.tensor(own), chosen))
         self._compose(values)
-        gained = sum(self._source.objective(name, a[name], second[name], norms[name]) for name in one.names)
+        gained = sum(self.source.objective(name, a[name], second[name], norms[name]) for name in one.names)
         self._add(totals, a, second, one.signs)
         return gained, not len(moving)
 
@@ -260,16 +255,16 @@ class _StreamedAscent:
 
     def _total(self, name: str) -> Total:
         group = self._symmetry[name]
-        return Total(group, self._plan.shared_signs(group))
+        return Total(group, self.plan.shared_signs(group))
 
     def _compose(self, values: Mapping[str, Value]) -> None:
         """Take values of some groups relative to where they are."""
         relative = Element(values).fill(self._symmetry.identity())
-        self._state.element = self._symmetry.compose(relative, self._state.element)
+        self.state.element = self._symmetry.compose(relative, self.state.element)
 
     def _known_share(self, name: str, unknown: set[str]) -> float:
         """The share of a spread group's values on which nothing else is unknown."""
-        own, sizes = self._plan.spread[name].sites, self._plan.sizes
+        own, sizes = self.plan.spread[name].sites, self.plan.sizes
         free = [n for n in own if not any(s.group.name in unknown - {name} for s in self._symmetry.sites[n])]
         return sizes.nbytes(free) / max(1, sizes.nbytes(own))
 

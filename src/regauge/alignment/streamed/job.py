@@ -125,18 +125,9 @@ def open_job(
 
 @dataclass(frozen=True)
 class StreamedJob:
-    """Checkpoints that are aligned to the first one while all of them stay on the disk.
-
-    Attributes:
-        job: The checkpoints, and where the result goes.
-        symmetry: The symmetry of all of them, with every size known.
-        method: How they are matched.
-        plan: What is read and held for each checkpoint that moves.
-        shards: The files of the output.
-    """
+    """Checkpoints that are aligned to the first one while all of them stay on the disk, in the files `shards`."""
 
     job: FileJob
-    symmetry: Symmetry
     method: WeightMatching
     plan: Plan
     shards: tuple[Shard, ...]
@@ -157,7 +148,7 @@ class StreamedJob:
             for checkpoint in self.job.checkpoints
             for file in checkpoint.metadata
         }
-        inputs = {"files": files, "symmetry": self.symmetry.to_json(), "method": repr(self.method), **settings}
+        inputs = {"files": files, "symmetry": self.plan.symmetry.to_json(), "method": repr(self.method), **settings}
         inputs["products"] = library()
         return Staging(self.job.out, inputs, resume=self.job.resume, overwrite=self.job.overwrite)
 
@@ -169,7 +160,7 @@ class StreamedJob:
             self.job.checkpoints[k],
             self.plan,
             self.method,
-            state=load_state(kept, [group.name for group in self.symmetry.groups]) if kept.exists() else None,
+            state=load_state(kept, [group.name for group in self.plan.symmetry.groups]) if kept.exists() else None,
             keep=lambda state: save_state(state, kept),
             progress=progress,
         )
@@ -193,12 +184,6 @@ class StreamedJob:
 
 def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task | None = None) -> StreamedJob:
     """Check the checkpoints and plan what is read and held, before anything is written.
-
-    Args:
-        job: The checkpoints.
-        symmetry: The symmetry of all of them.
-        method: `WeightMatching` without restarts and `init`; its defaults unless given.
-        task: None.
 
     Raises:
         ValueError: The checkpoints are torch files, or differ in their tensors; the method needs networks in memory, or
@@ -234,14 +219,14 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
         held=job.limit.held(),
     )
     file = None if job.out is None or job.out.suffix != SUFFIX else job.out.name
-    return StreamedJob(job, symmetry, method, plan, tuple(checkpoints[job.source].layout(file)))
+    return StreamedJob(job, method, plan, tuple(checkpoints[job.source].layout(file)))
 
 
 def align_job(streamed: StreamedJob, progress: Progress = no_progress) -> StreamedResult:
     """Align the second checkpoint to the first one, and write it with its alignment beside it."""
     with streamed.begin({"command": "align"}) as staging:
         found = streamed.match(1, staging, progress)
-        alignment = Alignment(streamed.symmetry, found.element)
+        alignment = Alignment(streamed.plan.symmetry, found.element)
         save_alignment(alignment, staging.content / alignment_path(staging.out).name, overwrite=True)
-        pieces = move_pieces(streamed.job.checkpoints[1], streamed.symmetry, found.element)
+        pieces = move_pieces(streamed.job.checkpoints[1], streamed.plan.symmetry, found.element)
         return replace(found, params=streamed.publish(staging, pieces, progress))

@@ -29,12 +29,7 @@ Part = tuple[Sequence[str], Sequence[Family]]
 
 
 class Sizes:
-    """Sizes of tensors in the precision of the computation.
-
-    Args:
-        symmetry: The symmetry, with every size known.
-        itemsizes: Bytes of a value of each compared tensor.
-    """
+    """Sizes of compared tensors in the precision of the computation, from the bytes of a value of each of them."""
 
     def __init__(self, symmetry: Symmetry, itemsizes: Mapping[str, int]) -> None:
         self.symmetry = symmetry

@@ -26,13 +26,7 @@ MARGIN = 1.1
 
 @dataclass(frozen=True)
 class WorkingSet:
-    """Tensors that are in memory together, and what is chosen meanwhile.
-
-    Attributes:
-        names: The tensors.
-        families: Groups that act on these tensors alone.
-        signs: The families of signs of each spread group that act on these tensors alone.
-    """
+    """Tensors that are in memory together, and what acts on them alone: groups, and signs of each spread group."""
 
     names: tuple[str, ...]
     families: tuple[Family, ...]
@@ -95,11 +89,11 @@ def make_plan(
     """The plan that holds at most `memory` bytes at once.
 
     Args:
-        symmetry: The symmetry, with every size known.
+        symmetry: With every size known.
         dtypes: The dtype of every tensor, in both checkpoints.
         memory: Bytes that may be held.
         is_balanced: Whether the positive scales are balanced first.
-        held: Bytes of them that the process holds already, such as what tracing the model left behind.
+        held: Bytes that the process holds already, such as what tracing the model left behind.
 
     Raises:
         ValueError: No plan holds so little.

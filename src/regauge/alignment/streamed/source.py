@@ -23,11 +23,7 @@ from regauge.storage.checkpoints.writing import Pieces
 class Source:
     """The tensors of both networks of a streamed alignment, where they are compared.
 
-    Args:
-        a: The network that stays.
-        b: The network that moves.
-        symmetry: The symmetry of both, with every size known.
-        state: The state of the alignment; tensors are moved by the element that it has when `refresh` is called.
+    The second network is moved by the element that the state has when `refresh` is called.
 
     Attributes:
         scale: `sum |a| |b|` over what was loaded since `refresh`.

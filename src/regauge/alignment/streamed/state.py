@@ -15,15 +15,7 @@ from regauge.storage.checkpoints.writing import save
 
 
 class Timing(NamedTuple):
-    """How long a pass over the checkpoints took.
-
-    Attributes:
-        label: The name of the pass.
-        nbytes: Bytes that were read.
-        read_seconds: Wall-clock time of reading alone, out of the page cache or from the disk.
-        seconds: Wall-clock time of the pass.
-        cpu_seconds: Processor time of the pass, of all threads.
-    """
+    """How long a pass over the checkpoints took: wall-clock time of reading and in all, and processor time."""
 
     label: str
     nbytes: int

@@ -27,9 +27,7 @@ class Total:
 
     That is exact, and it needs no matrix for each norm of a transformer.
 
-    Args:
-        group: Nothing is repeated within it.
-        shared: Its families of signs that are chosen here; those that no part chooses stay as they are.
+    Families of signs that neither are `shared` nor chosen by a part stay as they are.
     """
 
     def __init__(self, group: Group, shared: Sequence[int]) -> None:
@@ -86,13 +84,9 @@ def part_cost(
     load: Callable[[str], tuple[Tensor, Tensor]],
     unknown: Collection[str] = (),
 ) -> Cost:
-    """The cost of a group on some tensors.
+    """The cost of a group on the tensors of `sites`, which `load` gives for both networks.
 
-    Args:
-        group: Nothing is repeated within it.
-        sites: All sites on each of the tensors.
-        load: The values of a tensor in both networks.
-        unknown: Groups that are averaged over; the group itself where it acts on another axis of the same tensor.
+    Unknown groups are averaged over; the group itself, if it is unknown, where it acts on another axis of a tensor.
     """
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []

@@ -37,8 +37,8 @@ def require_same_architecture(
     for one, other in zip(symmetry_a.groups, symmetry_b.groups, strict=True):
         if (one.kind, one.scales, one.signs, one.shifts) != (other.kind, other.scales, other.signs, other.shifts):
             raise ValueError(
-                f"group {one.name!r} has kind {one.kind} in the first network and {other.kind} in the second, or not as "
-                "many families of scales, signs or shifts"
+                f"group {one.name!r} has kind {one.kind} in the first network and {other.kind} in the second, or other "
+                "families of scales, signs or shifts"
             )
         if [_action(p) for p in one.placements] != [_action(p) for p in other.placements]:
             raise ValueError(
