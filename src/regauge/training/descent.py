@@ -126,13 +126,7 @@ class PlainProgram(Generic[B]):
 
 
 class State(NamedTuple):
-    """A training after a step.
-
-    Attributes:
-        step: Number of steps that were taken.
-        loss: The loss before the last of them.
-        is_last: Whether the training ends here.
-    """
+    """A training after a step: the number of steps taken, the loss before the last of them, whether it ends here."""
 
     step: int
     loss: Tensor
@@ -140,12 +134,7 @@ class State(NamedTuple):
 
 
 class Minimum(NamedTuple):
-    """The outcome of `minimize`.
-
-    Attributes:
-        params: The parameters after the last step.
-        losses: The loss of every step's batch before the step, `[steps]`.
-    """
+    """The parameters after the last step of `minimize`, and the loss of every batch before its step, `[steps]`."""
 
     params: Params
     losses: Tensor

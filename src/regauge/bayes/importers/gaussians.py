@@ -1,5 +1,6 @@
 """Gaussians of bayesian-torch, IVON, laplace-torch and SWAG, from their objects or running averages."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,8 +141,9 @@ def from_swag(
 ) -> LowRankPosterior | GaussianPosterior:
     """The Gaussian of SWAG from its running averages over a trajectory of stochastic gradient descent.
 
-    The variance is `second_moment - mean^2`, zero where rounding makes it negative. With deviations half of it is
-    diagonal and half low-rank (`LowRankPosterior.from_swag`); without them all of it is diagonal (SWAG-Diagonal).
+    The variance is `second_moment - mean^2`, zero where rounding makes it negative. With K deviations D half of it is
+    diagonal and half low-rank, `mean + sqrt(variance / 2) * e + sum_k z_k D_k / sqrt(2 (K - 1))`; without them all of
+    it is diagonal (SWAG-Diagonal).
 
     Args:
         mean: Averages of the weights over the trajectory, and buffers.
@@ -177,7 +179,10 @@ def from_swag(
         shaped[name] = tensor.detach()
     for part, label in ((mean, "means"), (variance, "second moments"), (shaped, "deviations")):
         require_finite(part, f"the {label} of SWAG")
-    return LowRankPosterior.from_swag(detach(mean), variance, detach(shaped))
+    if min(map(len, shaped.values()), default=0) < 2:
+        raise ValueError("SWAG divides its deviations by their number less one; give at least two of them")
+    share = {name: tensor / math.sqrt(2 * (len(tensor) - 1)) for name, tensor in shaped.items()}
+    return LowRankPosterior(detach(mean), {name: (tensor / 2).sqrt() for name, tensor in variance.items()}, share)
 
 
 def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source: str) -> GaussianPosterior:

@@ -1,11 +1,8 @@
 """Low-rank Gaussians: a diagonal part and a few directions in which all parameters move together."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from regauge.alignment.joint import role_symmetry
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, bind, move_noise, move_std, sample
@@ -46,35 +43,6 @@ class LowRankPosterior:
                 f"the deviations of the parameters have {sorted(ranks)} rows; give every tensor of them one leading "
                 "axis over the same directions, or a `GaussianPosterior` where there are none"
             )
-
-    @classmethod
-    def from_swag(
-        cls, mean: Mapping[str, Tensor], variance: Mapping[str, Tensor], deviations: Mapping[str, Tensor]
-    ) -> "LowRankPosterior":
-        """The posterior of SWAG: `mean + sqrt(variance / 2) * e + sum_k z_k D_k / sqrt(2 (K - 1))`.
-
-        Args:
-            mean: Running averages of the weights, and buffers.
-            variance: Running averages of their squares less the squares of `mean`.
-            deviations: Differences of the last K iterates from the running averages, `[K, ...]`.
-
-        Raises:
-            ValueError: There is one deviation only, or a variance is negative.
-
-        References:
-            Maddox et al. (2019), equation 1.
-        """
-        for name, tensor in variance.items():
-            if bool((tensor < 0).any()):
-                raise ValueError(
-                    f"{name!r} has {int((tensor < 0).sum())} negative variances; a mean square less the square of the "
-                    "mean falls below zero by rounding only, so clamp it at zero"
-                )
-        ranks = {len(tensor) for tensor in deviations.values()}
-        if min(ranks, default=0) < 2:
-            raise ValueError("SWAG divides its deviations by their number less one; give at least two of them")
-        share = {name: tensor / math.sqrt(2 * (len(tensor) - 1)) for name, tensor in deviations.items()}
-        return cls(dict(mean), {name: (tensor / 2).sqrt() for name, tensor in variance.items()}, share)
 
     @property
     def rank(self) -> int:

@@ -80,11 +80,8 @@ def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> Squar
 class Displacement:
     """The distribution of `(1 - t) theta_0 + t theta_1` for two posteriors sampled with the same noise.
 
-    Noise of the first fits every point of the path, and a sample moves along a straight line when t grows.
-
-    Attributes:
-        first: The start of the path.
-        last: The end of the path, of the same kind and written for the noise of the first.
+    Noise of the first fits every point of the path, and a sample moves along a straight line when t grows: the last, of
+    the same kind, is written for it.
 
     References:
         McCann (1997), A convexity principle for interacting gases; Rossi et al. (2023), equation 6.
