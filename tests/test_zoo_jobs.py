@@ -18,7 +18,7 @@ from progress import Recorded
 
 from regauge.zoo.jobs import JobsError, Share, dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.driver import perform
-from regauge.zoo.jobs.threads import one_thread
+from regauge.zoo.jobs.executors import one_thread
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from regauge.nets.mlp import mlp
 from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
 from regauge.storage.checkpoints.writing import save
 from regauge.training.optimizers import AdamW
-from regauge.zoo.jobs.threads import one_thread
+from regauge.zoo.jobs.executors import one_thread
 
 NETWORKS = 3
 

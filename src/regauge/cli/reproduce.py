@@ -17,7 +17,7 @@ from regauge.papers.table import Table
 from regauge.report.figures import line_figure, picture_figure
 from regauge.report.strips_figure import strips_figure
 from regauge.storage.checkpoints.writing import save_text
-from regauge.zoo.jobs.threads import one_thread
+from regauge.zoo.jobs.executors import one_thread
 
 
 def run(options: Reproduce) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from regauge.cli.options import UsageError
 from regauge.storage.store import Store
 from regauge.zoo.jobs import dask, processes
-from regauge.zoo.jobs.driver import MakeExecutor
+from regauge.zoo.jobs.executors import MakeExecutor
 
 
 def executor_of(on: str) -> MakeExecutor | None:

@@ -14,7 +14,7 @@ from regauge.inr.fitting.fit import Fit, fit
 from regauge.inr.representation import Inr
 from regauge.nets.siren import Bias
 from regauge.training import Adam, Minimum
-from regauge.zoo.jobs.threads import one_thread
+from regauge.zoo.jobs.executors import one_thread
 from regauge.zoo.training import Config, Examples, train
 
 IMAGES = Fit(steps=1000, batch=None, optimizer=Adam(5e-4))

@@ -77,26 +77,23 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         if isinstance(path, Checkpoint):
             return path
-        file, label = locate(path), str(path)
-        if not file.name.endswith(".index.json"):
-            stored, metadata, params = _read(file)
-            return cls(label, file, stored, {file: metadata}, params)
-        weight_map = shards_of(file)
+        file = locate(path)
+        index = shards_of(file) if file.name.endswith(".index.json") else {}
         found: dict[str, StoredTensor] = {}
         headers: dict[Path, Mapping[str, str]] = {}
         loaded: Params = {}
-        for shard in dict.fromkeys(weight_map.values()):
-            stored, headers[file.parent / shard], params = _read(file.parent / shard)
-            own = {name for name, there in weight_map.items() if there == shard}
-            found |= {name: tensor for name, tensor in stored.items() if name in own}
-            loaded |= {name: tensor for name, tensor in (params or {}).items() if name in own}
-        absent = [name for name in weight_map if name not in found]
+        for shard in [file.parent / name for name in dict.fromkeys(index.values())] or [file]:
+            stored, headers[shard], params = _read(shard)
+            own = [name for name in stored if not index or index.get(name) == shard.name]
+            found |= {name: stored[name] for name in own}
+            loaded |= {name: params[name] for name in own} if params is not None else {}
+        absent = [name for name in index if name not in found]
         if absent:
             raise ValueError(
-                f"{str(file)!r} says that {absent[0]!r} is in {weight_map[absent[0]]!r}, but it is not; index and "
-                "shards are of different checkpoints"
+                f"{str(file)!r} says that {absent[0]!r} is in {index[absent[0]]!r}, but it is not; index and shards "
+                "are of different checkpoints"
             )
-        return cls(label, file, found, headers, loaded or None)
+        return cls(str(path), file, found, headers, loaded or None)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name) if self._params is None else self._params[name]

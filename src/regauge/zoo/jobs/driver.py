@@ -5,20 +5,17 @@ whole state: nothing has to be locked or remembered, and a driver that crashed i
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Future, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from regauge.core.products import Library, chosen_library, default_library
 from regauge.core.progress import Advance, Progress, no_progress
 from regauge.storage.store import Store
-from regauge.zoo.jobs.threads import one_thread
+from regauge.zoo.jobs.executors import MakeExecutor, one_thread
 
 K = TypeVar("K")
-MakeExecutor = Callable[[], AbstractContextManager[Executor]]
-"""Opens an executor; it is called again when a pool broke."""
 
 
 class Job(Protocol[K]):

@@ -1,23 +1,69 @@
-"""Where jobs run: processes of this machine, or a cluster through Dask."""
+"""Where jobs run: processes of this machine, or a cluster through Dask; and one thread for each worker."""
 
 import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from regauge.zoo.jobs.driver import MakeExecutor
-from regauge.zoo.jobs.threads import VARIABLES, one_thread
+import torch
 
+MakeExecutor = Callable[[], AbstractContextManager[Executor]]
+"""Opens an executor; it is called again when a pool broke."""
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 RETRIES = 3
 """Times that Dask runs a job again whose worker died or that failed."""
+
+
+class _Limit:
+    """The settings before the limit, restored when the last block that shares it ends, in whatever thread."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.blocks, self.threads = 0, 1
+        self.before: dict[str, str] = {}
+
+    def enter(self) -> None:
+        with self.lock:
+            if not self.blocks:
+                self.before = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+                self.threads = torch.get_num_threads()
+                os.environ.update(dict.fromkeys(VARIABLES, "1"))
+            self.blocks += 1
+            torch.set_num_threads(1)  # each thread has a number of its own
+
+    def leave(self) -> None:
+        with self.lock:
+            self.blocks -= 1
+            if not self.blocks:
+                for name in VARIABLES:
+                    os.environ.pop(name, None)
+                os.environ.update(self.before)
+                torch.set_num_threads(self.threads)
+
+
+_LIMIT = _Limit()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread within the block, and in what is imported or started there; several threads may be in one.
+
+    Threads of one small network mostly wait for one another, and where other processes run they wait busily: two
+    threads were 3 to 16 times slower than one. Processes for different networks need no such waiting.
+    """
+    _LIMIT.enter()
+    try:
+        yield
+    finally:
+        _LIMIT.leave()
 
 
 def processes(count: int) -> MakeExecutor:
@@ -73,7 +119,7 @@ def _dask(address: Any, workers: int | None) -> Iterator[Executor]:
 
 
 def _begin() -> None:
-    """Prepare a new process of a pool, before anything imports torch: one thread, and no life after its parent's."""
+    """Prepare a new process of a pool: one thread, and no life after its parent's."""
     os.environ.update(dict.fromkeys(VARIABLES, "1"))
     parent = multiprocessing.parent_process()
     assert parent is not None

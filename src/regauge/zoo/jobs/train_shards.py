@@ -12,7 +12,8 @@ from regauge.core.products import Library, use_library
 from regauge.core.progress import Advance, Progress, no_advance, no_progress
 from regauge.discovery import discover
 from regauge.storage.store import Store, path_of
-from regauge.zoo.jobs.driver import WHOLE, MakeExecutor, Share, missing_jobs, recorded_library, run_jobs
+from regauge.zoo.jobs.driver import WHOLE, Share, missing_jobs, recorded_library, run_jobs
+from regauge.zoo.jobs.executors import MakeExecutor
 from regauge.zoo.jobs.stage import Stage
 from regauge.zoo.training import Config, Examples, load_examples, train
 
