@@ -1,9 +1,8 @@
 """Canonical forms: one network for each orbit, and the manifold of all of them."""
 
-from regauge.canonical.canonicalize import canonical_element, canonicalize
+from regauge.canonical.canonicalize import canonical_element, canonicalize, orbit_distance
 from regauge.canonical.logits import normalize_logits
 from regauge.canonical.manifold import Manifold, canonical_manifold
-from regauge.canonical.orbits import orbit_distance
 
 __all__ = [
     "Manifold",

@@ -99,7 +99,7 @@ class _Work:
 
     def values(self, place: Place) -> Float[Tensor, "*lead size values"]:
         """The values that each unit owns at a place; leading axes are model axes, then bases."""
-        name, site = place
+        name, site = place.name, place.site
         if not site.bases:
             return unfold(self.tensors[name], site, len(self.lead))
         values = gather(self.tensors[name], unit_index(self.symmetry, name, site), len(self.symmetry.shapes[name]))
@@ -173,7 +173,7 @@ class _Work:
     def coordinates(self, place: Place) -> Float[Tensor, "*lead n values"]:
         """The values in coordinates that a rotation can turn: without the mean where the ones stay."""
         values = self.values(place)
-        return zero_sum_basis(values.shape[-2]) @ values if place[1].group.keeps_ones else values
+        return zero_sum_basis(values.shape[-2]) @ values if place.group.keeps_ones else values
 
     def reflect(self, step: SignStep) -> Value:
         """The matrix that flips the coordinates which should be flipped."""
@@ -203,7 +203,7 @@ class _Work:
 
     def shift(self, step: ShiftStep) -> Value:
         """Half periods that bring the mean into the cell around zero."""
-        amount = step.place[1].placement.shift[step.family]
+        amount = step.place.site.placement.shift[step.family]
         # The two ends of the cell are one point, so that a mean which rounding has moved across one stays there.
         steps = -torch.ceil(self.values(step.place).mean(-1) / amount - 0.5 - self.tolerance).to(torch.int64)
         families = range(self.symmetry[step.group].shifts)

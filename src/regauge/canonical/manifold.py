@@ -232,7 +232,7 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
     """
     steps = plan(symmetry)
     spheres = [
-        Spheres(step.group, tuple((name, unit_index(symmetry, name, site)) for name, site in step.places))
+        Spheres(step.group, tuple((p.name, unit_index(symmetry, p.name, p.site)) for p in step.places))
         for step in steps.steps
         if isinstance(step, ScaleStep)
     ]

@@ -7,7 +7,7 @@ writers that no other scale touches any more. Steps that come later leave what w
 suffices and the result is exact.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from regauge.canonical.span import Span
@@ -16,53 +16,69 @@ from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 from regauge.core.units import copies_of
 
-Place = tuple[str, Site]
-"""A parameter, and where a group acts on it."""
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A parameter and a site where a group acts on it; `others` are the sites that act on common entries."""
+
+    name: str
+    site: Site
+    is_weight: bool
+    others: list["Place"] = field(default_factory=list, repr=False)
+
+    @property
+    def group(self) -> Group:
+        return self.site.group
+
+    @property
+    def scale(self) -> tuple[int, ...]:
+        return self.site.placement.scale
+
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """Modulo two; a rotation that is fixed up to the signs of its axes has one sign for each unit."""
+        return tuple(e % 2 for e in self.site.placement.sign) if self.group.matrix == "none" else (1,)
+
+
+Places = tuple[Place, ...]
 
 
 @dataclass(frozen=True)
 class ScaleStep:
-    """Each unit is scaled such that its values at all places together have norm one.
+    """Scale each unit such that its values at all places have norm one, or those at `spare` (biases) if all are zero.
 
-    Attributes:
-        group: Its name.
-        direction: By what power of the factor each family is multiplied.
-        places: The values that get norm one.
-        spare: The values that get norm one where all at `places` are zero: biases.
+    The scale of each family is the unit's factor to the power of its entry in `direction`.
     """
 
     group: str
     direction: tuple[float, ...]
-    places: tuple[Place, ...]
-    spare: tuple[Place, ...]
+    places: Places
+    spare: Places
 
 
 @dataclass(frozen=True)
 class LinearStep:
-    """An invertible matrix makes the Gram matrices of both sides equal and diagonal, or that of one side the identity.
+    """Make the Gram matrices of both sides equal and diagonal by a matrix, or that of the only side the identity.
 
-    Attributes:
-        group: Its name.
-        forward: Places that the matrix multiplies.
-        inverse: Places that its inverse transpose multiplies.
+    The matrix multiplies the values at `forward`, its inverse transpose those at `inverse`.
     """
 
     group: str
-    forward: tuple[Place, ...]
-    inverse: tuple[Place, ...]
+    forward: Places
+    inverse: Places
 
 
 @dataclass(frozen=True)
 class RotationStep:
-    """A rotation makes the Gram matrix of all places diagonal, largest entry first."""
+    """Make the Gram matrix of all places diagonal by a rotation, largest entry first."""
 
     group: str
-    places: tuple[Place, ...]
+    places: Places
 
 
 @dataclass(frozen=True)
 class ShiftStep:
-    """Half periods bring the mean of the values at a place into (-amount / 2, amount / 2]."""
+    """Bring the mean of the values at a place into (-amount / 2, amount / 2] by half periods of one family."""
 
     group: str
     family: int
@@ -71,32 +87,26 @@ class ShiftStep:
 
 @dataclass(frozen=True)
 class SignStep:
-    """Each unit is flipped such that the sum of its values is positive, at the first place where it is not zero.
+    """Flip units such that the sum of their values is positive, at the first place where it is not zero.
 
-    Attributes:
-        group: Its name.
-        flips: The families of signs that flip; empty for a group of matrices, whose units flip as they are.
-        places: Those that flip.
+    `flips` are the families of signs that flip; there are none for a group of matrices, whose units flip as they are.
     """
 
     group: str
     flips: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: Places
 
 
 @dataclass(frozen=True)
 class OrderStep:
-    """Units are sorted by their sums of first, second and third powers, place by place, and then entry by entry.
+    """Sort units by their sums of first, second and third powers, place by place, and then entry by entry.
 
-    Attributes:
-        group: Its name.
-        sums: Places whose sums are compared.
-        entries: Places whose entries are compared: all other axes are in order.
+    Entries are compared at the places where all other axes are in order.
     """
 
     group: str
-    sums: tuple[Place, ...]
-    entries: tuple[Place, ...]
+    sums: Places
+    entries: Places
 
 
 Step = ScaleStep | LinearStep | RotationStep | ShiftStep | SignStep | OrderStep
@@ -129,43 +139,24 @@ def plan(symmetry: Symmetry) -> Plan:
     return Plan(tuple(planner.steps), tuple(planner.left()))
 
 
-@dataclass
-class _Spot:
-    """A place that counts, and what else acts on its values."""
-
-    name: str
-    site: Site
-    is_weight: bool
-    others: list["_Spot"] = field(default_factory=list)
-
-    @property
-    def group(self) -> Group:
-        return self.site.group
-
-    @property
-    def place(self) -> Place:
-        return self.name, self.site
-
-
 class _Planner:
     def __init__(self, symmetry: Symmetry) -> None:
         self.symmetry = symmetry
         self.steps: list[Step] = []
-        self.spots = _spots(symmetry)
+        self.places = places_of(symmetry)
         self.scales = {group.name: Span(group.scales) for group in symmetry.groups}
-        self.signs = {group.name: Span(_sign_families(group), is_binary=True) for group in symmetry.groups}
+        signs = {group.name: group.signs if group.matrix == "none" else 1 for group in symmetry.groups}
+        self.signs = {name: Span(count, is_binary=True) for name, count in signs.items()}
         self.open_shifts = {group.name: set(range(group.shifts)) for group in symmetry.groups}
         self.linear = {group.name for group in symmetry.groups if group.matrix == "linear"}
         self.rotated = {group.name for group in symmetry.groups if group.matrix != "none"}
         self.unordered = {group.name for group in symmetry.groups if group.is_permuted and group.size > 1}
 
-    # --- scales and invertible matrices ---------------------------------------------------------------------
-
     def settle_continuous(self) -> None:
         """Scales by weights that come in, then by biases and gains, then by what goes out; matrices by both sides."""
         attempts: tuple[Callable[[], bool], ...] = (
             lambda: self._step_linear(is_complete=True),
-            lambda: self._step_scale(lambda spot: spot.is_weight and _comes_in(spot)),
+            lambda: self._step_scale(lambda place: place.is_weight and _comes_in(place)),
             lambda: self._step_scale(_comes_in),
             lambda: self._step_scale(lambda _: True),
             lambda: self._step_linear(is_complete=False),
@@ -173,71 +164,64 @@ class _Planner:
         while any(attempt() for attempt in attempts):
             pass
 
-    def _step_scale(self, is_wanted: Callable[[_Spot], bool]) -> bool:
+    def _step_scale(self, is_wanted: Callable[[Place], bool]) -> bool:
         for group in self.symmetry.groups:
             span = self.scales[group.name]
-            ready = [
-                s for s in self.spots[group.name] if not span.contains(s.site.placement.scale) and self._is_bare(s)
-            ]
-            wanted = [spot for spot in ready if is_wanted(spot)]
-            if not wanted:
-                continue
-            vector = wanted[0].site.placement.scale
-            places = [s for s in wanted if span.is_same(s.site.placement.scale, vector)]
-            spare = [s for s in ready if s not in places and span.is_same(s.site.placement.scale, vector)]
-            direction = tuple(float(x) for x in span.settle(vector))
-            self.steps.append(ScaleStep(group.name, direction, _places(places), _places(spare)))
-            return True
+            ready = [p for p in self.places[group.name] if not span.contains(p.scale) and self._is_bare(p)]
+            first = next(filter(is_wanted, ready), None)
+            if first is not None:
+                alike = [p for p in ready if span.is_same(p.scale, first.scale)]
+                places = tuple(filter(is_wanted, alike))
+                spare = tuple(p for p in alike if p not in places)
+                direction = tuple(float(x) for x in span.settle(first.scale))
+                self.steps.append(ScaleStep(group.name, direction, places, spare))
+                return True
         return False
 
     def _step_linear(self, *, is_complete: bool) -> bool:
         for group in self.symmetry.groups:
             if group.name not in self.linear:
                 continue
-            spots = self.spots[group.name]
-            bare = [spot for spot in spots if self._is_bare(spot)]
-            forward = [spot for spot in bare if not spot.site.placement.is_inverse]
-            inverse = [spot for spot in bare if spot.site.placement.is_inverse]
-            is_ready = len(bare) == len(spots) and forward and inverse if is_complete else bare
+            places = self.places[group.name]
+            bare = [place for place in places if self._is_bare(place)]
+            forward = tuple(place for place in bare if not place.site.placement.is_inverse)
+            inverse = tuple(place for place in bare if place.site.placement.is_inverse)
+            is_ready = len(bare) == len(places) and forward and inverse if is_complete else bare
             if is_ready:
-                self.steps.append(LinearStep(group.name, _places(forward), _places(inverse)))
+                self.steps.append(LinearStep(group.name, forward, inverse))
                 self.linear.remove(group.name)
                 return True
         return False
 
-    def _is_bare(self, spot: _Spot) -> bool:
-        """Whether no other scale or invertible matrix moves the values of a spot; rotations keep their norms."""
+    def _is_bare(self, place: Place) -> bool:
+        """Whether no other scale or invertible matrix moves the values of a place; rotations keep their norms."""
         return all(
-            self.scales[other.group.name].contains(other.site.placement.scale) and other.group.name not in self.linear
-            for other in spot.others
+            self.scales[other.group.name].contains(other.scale) and other.group.name not in self.linear
+            for other in place.others
         )
-
-    # --- rotations ------------------------------------------------------------------------------------------
 
     def settle_rotations(self) -> None:
         """A rotation is fixed by the Gram matrix of its places, which no other rotation, sign or order changes."""
         for group in self.symmetry.groups:
             if group.name in self.rotated - self.linear:
-                spots = [spot for spot in self.spots[group.name] if self._is_bare(spot)]
-                if spots:
-                    self.steps.append(RotationStep(group.name, _places(spots)))
+                places = tuple(filter(self._is_bare, self.places[group.name]))
+                if places:
+                    self.steps.append(RotationStep(group.name, places))
                     self.rotated.remove(group.name)
-
-    # --- signs and shifts -----------------------------------------------------------------------------------
 
     def settle_signs(self) -> None:
         """Signs by the gains that have norm one, then by weights, then by biases; shifts as soon as they can be."""
         gains = {
-            (name, site.placement.axis)
+            (place.name, place.site.placement.axis)
             for step in self.steps
             if isinstance(step, ScaleStep)
-            for name, site in step.places
-            if len(self.symmetry.shapes[name]) == 1
+            for place in step.places
+            if not place.is_weight
         }
         attempts: tuple[Callable[[], bool], ...] = (
             self._step_shift,
-            lambda: self._step_sign(lambda spot: (spot.name, spot.site.placement.axis) in gains),
-            lambda: self._step_sign(lambda spot: spot.is_weight),
+            lambda: self._step_sign(lambda place: (place.name, place.site.placement.axis) in gains),
+            lambda: self._step_sign(lambda place: place.is_weight),
             lambda: self._step_sign(lambda _: True),
         )
         while any(attempt() for attempt in attempts):
@@ -246,55 +230,49 @@ class _Planner:
     def _step_shift(self) -> bool:
         for group in self.symmetry.groups:
             for family in sorted(self.open_shifts[group.name]):
-                for spot in self.spots[group.name]:
-                    moved = {k for k, amount in enumerate(spot.site.placement.shift) if amount}
+                for place in self.places[group.name]:
+                    moved = {k for k, amount in enumerate(place.site.placement.shift) if amount}
                     is_alone = moved & self.open_shifts[group.name] == {family}
-                    if is_alone and self._is_signed(spot) and all(self._is_fixed(other) for other in spot.others):
-                        self.steps.append(ShiftStep(group.name, family, spot.place))
+                    if is_alone and self._is_signed(place) and all(map(self._is_fixed, place.others)):
+                        self.steps.append(ShiftStep(group.name, family, place))
                         self.open_shifts[group.name].remove(family)
                         return True
         return False
 
-    def _step_sign(self, is_wanted: Callable[[_Spot], bool]) -> bool:
+    def _step_sign(self, is_wanted: Callable[[Place], bool]) -> bool:
         for group in self.symmetry.groups:
             span = self.signs[group.name]
             ready = [
-                spot
-                for spot in self.spots[group.name]
-                if not span.contains(_signs(spot))
-                and self._is_steady(spot)
-                and all(self._is_fixed(other) for other in spot.others)
+                place
+                for place in self.places[group.name]
+                if not span.contains(place.signs) and self._is_steady(place) and all(map(self._is_fixed, place.others))
             ]
-            wanted = [spot for spot in ready if is_wanted(spot)]
-            if not wanted:
-                continue
-            vector = _signs(wanted[0])
-            spare = [spot for spot in ready if spot is not wanted[0] and span.is_same(_signs(spot), vector)]
-            direction = span.settle(vector)
-            flips = tuple(k for k, bit in enumerate(direction) if bit) if group.matrix == "none" else ()
-            self.steps.append(SignStep(group.name, flips, _places([wanted[0], *spare])))
-            return True
+            first = next(filter(is_wanted, ready), None)
+            if first is not None:
+                spare = [p for p in ready if p is not first and span.is_same(p.signs, first.signs)]
+                direction = span.settle(first.signs)
+                flips = tuple(k for k, bit in enumerate(direction) if bit) if group.matrix == "none" else ()
+                self.steps.append(SignStep(group.name, flips, (first, *spare)))
+                return True
         return False
 
-    def _is_steady(self, spot: _Spot) -> bool:
-        """Whether the group itself moves the values of a spot by nothing but signs."""
-        name, place = spot.group.name, spot.site.placement
-        moved = {k for k, (amount, odd) in enumerate(zip(place.shift, place.parity, strict=True)) if amount or odd}
+    def _is_steady(self, place: Place) -> bool:
+        """Whether the group itself moves the values of a place by nothing but signs."""
+        name, how = place.group.name, place.site.placement
+        moved = {k for k, (amount, odd) in enumerate(zip(how.shift, how.parity, strict=True)) if amount or odd}
         is_scaled = self.scales[name].contains(place.scale)
         return is_scaled and name not in self.rotated and not moved & self.open_shifts[name]
 
-    def _is_signed(self, spot: _Spot) -> bool:
-        """Whether the group itself moves the values of a spot neither by signs nor by scales."""
-        name, place = spot.group.name, spot.site.placement
-        odd = {k for k, parity in enumerate(place.parity) if parity}
+    def _is_signed(self, place: Place) -> bool:
+        """Whether the group itself moves the values of a place neither by signs nor by scales."""
+        name = place.group.name
+        odd = {k for k, parity in enumerate(place.site.placement.parity) if parity}
         is_scaled = self.scales[name].contains(place.scale)
-        return is_scaled and self.signs[name].contains(_signs(spot)) and not odd & self.open_shifts[name]
+        return is_scaled and self.signs[name].contains(place.signs) and not odd & self.open_shifts[name]
 
-    def _is_fixed(self, spot: _Spot) -> bool:
-        """Whether the group itself can only reorder the values of a spot."""
-        return self._is_steady(spot) and self.signs[spot.group.name].contains(_signs(spot))
-
-    # --- orders ---------------------------------------------------------------------------------------------
+    def _is_fixed(self, place: Place) -> bool:
+        """Whether the group itself can only reorder the values of a place."""
+        return self._is_steady(place) and self.signs[place.group.name].contains(place.signs)
 
     def settle_orders(self) -> None:
         """Inner groups before what they are repeated within, and first those that read from axes in order."""
@@ -305,53 +283,42 @@ class _Planner:
             group, sums, entries = next((choice for choice in choices if choice[2]), choices[0])
             waiting.remove(group)
             if sums:
-                self.steps.append(OrderStep(group.name, _places(sums), _places(entries)))
+                self.steps.append(OrderStep(group.name, sums, entries))
                 self.unordered.remove(group.name)
 
-    def _keys(self, group: Group) -> tuple[list[_Spot], list[_Spot]]:
-        sums = [
-            spot
-            for spot in self.spots[group.name]
-            if self._is_fixed(spot) and all(self._is_fixed(other) for other in spot.others)
-        ]
-        sums.sort(key=lambda spot: not spot.is_weight)
-        entries = [
-            spot
-            for spot in sums
-            if not any(o.group.name in self.unordered and o.group.name not in group.within for o in spot.others)
-        ]
-        return sums, entries
-
-    # --- what is left ---------------------------------------------------------------------------------------
+    def _keys(self, group: Group) -> tuple[Places, Places]:
+        """Places whose sums can be compared, weights first, and those whose entries can be compared too."""
+        sums = [p for p in self.places[group.name] if self._is_fixed(p) and all(map(self._is_fixed, p.others))]
+        sums.sort(key=lambda place: not place.is_weight)
+        open_names = self.unordered - {*group.within}
+        return tuple(sums), tuple(p for p in sums if not any(o.group.name in open_names for o in p.others))
 
     def left(self) -> Iterable[str]:
         """Sentences about freedom that no step fixes."""
         for group in self.symmetry.groups:
             name, copies = group.name, copies_of(self.symmetry, group.name)
             where = f"group {name!r}" + (f" ({copies} copies)" if copies > 1 else "")
-            if not self.scales[name].is_everything:
-                yield f"{where} keeps scales: no values are moved by them alone"
-            if name in self.rotated:
-                yield f"{where} keeps its matrices: no values are moved by them alone"
-            elif not self.signs[name].is_everything:
-                yield f"{where} keeps signs: no values are moved by them alone"
-            if self.open_shifts[name]:
-                yield f"{where} keeps half-period shifts: no values are moved by them alone"
+            kinds = {
+                "scales": not self.scales[name].is_everything,
+                "its matrices": name in self.rotated,
+                "signs": name not in self.rotated and not self.signs[name].is_everything,
+                "half-period shifts": bool(self.open_shifts[name]),
+            }
+            for kind in (kind for kind, is_free in kinds.items() if is_free):
+                yield f"{where} keeps {kind}: no values are moved by them alone"
             if name in self.unordered:
                 yield f"{where} keeps its order: no values are free of other signs and scales"
 
 
-def _spots(symmetry: Symmetry) -> dict[str, list[_Spot]]:
-    """The places of each group that count: no buffers, and one of several names of one tensor."""
+def places_of(symmetry: Symmetry) -> dict[str, list[Place]]:
+    """The compared places of each group: no buffers, and one of several names of one tensor."""
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
-    result: dict[str, list[_Spot]] = {group.name: [] for group in symmetry.groups}
+    result: dict[str, list[Place]] = {group.name: [] for group in symmetry.groups}
     for name, sites in symmetry.sites.items():
-        if name in ignored:
-            continue
-        here = [_Spot(name, site, is_weight=len(symmetry.shapes[name]) > 1) for site in sites]
-        for spot in here:
-            spot.others = [other for other in here if other is not spot and _overlap(spot.site, other.site)]
-            result[spot.group.name].append(spot)
+        here = [Place(name, site, is_weight=len(symmetry.shapes[name]) > 1) for site in sites if name not in ignored]
+        for place in here:
+            place.others.extend(other for other in here if other is not place and _overlap(place.site, other.site))
+            result[place.group.name].append(place)
     return result
 
 
@@ -362,18 +329,5 @@ def _overlap(one: Site, other: Site) -> bool:
     return not set(one.positions.tolist()).isdisjoint(other.positions.tolist())
 
 
-def _places(spots: Sequence[_Spot]) -> tuple[Place, ...]:
-    return tuple(spot.place for spot in spots)
-
-
-def _comes_in(spot: _Spot) -> bool:
-    return any(exponent > 0 for exponent in spot.site.placement.scale)
-
-
-def _sign_families(group: Group) -> int:
-    """A rotation that is fixed up to the signs of its axes has one sign for each unit."""
-    return group.signs if group.matrix == "none" else 1
-
-
-def _signs(spot: _Spot) -> tuple[int, ...]:
-    return tuple(e % 2 for e in spot.site.placement.sign) if spot.group.matrix == "none" else (1,)
+def _comes_in(place: Place) -> bool:
+    return any(exponent > 0 for exponent in place.scale)

@@ -4,11 +4,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
-from regauge.discovery.activations import COPIES, READERS
+from regauge.discovery.operators import COPIES, READERS, operator_name
 from regauge.discovery.trace import Program
 
 OPERATORS = {
@@ -77,7 +76,7 @@ def layers_of(program: Program) -> tuple[Layer, ...]:
 
 def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, Layer] | None:
     """The layer of an operator, without its surroundings, and the node of its value."""
-    operator = _operator(node)
+    operator = operator_name(node)
     if operator not in OPERATORS:
         return None
     factors = {"addmm": ("alpha", "beta")}.get(operator, ("groups",) if "transpose" in operator else ())
@@ -85,7 +84,7 @@ def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, Lay
         return None
     held, weight_axis, axis = OPERATORS[operator]
     source: Any = node.args[held]
-    while isinstance(source, Node) and _operator(source) in ("t", "numpy_T", "transpose", "permute"):
+    while isinstance(source, Node) and operator_name(source) in ("t", "numpy_T", "transpose", "permute"):
         if not _is_flip(source):
             return None
         source, weight_axis = source.args[0], 1 - weight_axis
@@ -109,7 +108,7 @@ def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, Lay
 def _sole_user(node: Node, operator: str) -> Node | None:
     """The only reader of a value, if it is this operator."""
     users = list(node.users)
-    return users[0] if len(users) == 1 and _operator(users[0]) == operator else None
+    return users[0] if len(users) == 1 and operator_name(users[0]) == operator else None
 
 
 def _uses(program: Program, nodes: list[Node]) -> Counter[str]:
@@ -134,9 +133,9 @@ def _is_flip(node: Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.ndim != 2 or len(node.users) != 1:
         return False
-    if _operator(node) == "permute":
+    if operator_name(node) == "permute":
         return [int(axis) % 2 for axis in _argument(node, "dims", [])] == [1, 0]
-    if _operator(node) == "transpose":
+    if operator_name(node) == "transpose":
         return int(_argument(node, "dim0", 0)) % 2 != int(_argument(node, "dim1", 0)) % 2
     return True
 
@@ -145,14 +144,14 @@ def _read_by_layers(program: Program, nodes: list[Node]) -> set[Node]:
     """What matrix products with parameters, convolutions and recurrent layers depend on."""
     read: set[Node] = set()
     for node in reversed(nodes):
-        is_reader = _operator(node) in READERS and any(_is_state(program, s) for s in node.all_input_nodes)
+        is_reader = operator_name(node) in READERS and any(_is_state(program, s) for s in node.all_input_nodes)
         if is_reader or node in read:
             read.update(node.all_input_nodes)
     return read
 
 
 def _is_state(program: Program, node: Node) -> bool:
-    while node.op == "call_function" and _operator(node) in COPIES:
+    while node.op == "call_function" and operator_name(node) in COPIES:
         node = node.all_input_nodes[0]
     return node.op == "placeholder" and node.name in program.states
 
@@ -166,8 +165,3 @@ def _argument(node: Node, name: str, default: Any) -> Any:
         if argument.name == name and position < len(node.args):
             return node.args[position]
     return default
-
-
-def _operator(node: Node) -> str:
-    target: Any = node.target
-    return str(target._schema.name).split("::")[-1] if isinstance(target, torch._ops.OpOverload) else ""

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from regauge.connect.affine_layers import Layer, layers_of
 from regauge.core.params import Params
 from regauge.core.task import arguments, evaluating
-from regauge.discovery.intermediate_values import IntermediateValues
+from regauge.discovery.activations import IntermediateValues
 from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.trace import trace
 

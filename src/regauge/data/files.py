@@ -34,11 +34,6 @@ class DataFile:
     addresses: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names under which the content may be there."""
-        return (self.name, *self.others)
-
 
 def locate(file: DataFile) -> Path:
     """The file on this machine: in `REGAUGE_DATA`, in the cache, or downloaded into the cache now.
@@ -66,7 +61,7 @@ def present(file: DataFile) -> Path | None:
 
 def in_folder(folder: Path, file: DataFile) -> Path | None:
     """The file in a folder, under any of its names."""
-    return next((folder / name for name in file.names if (folder / name).is_file()), None)
+    return next((folder / name for name in (file.name, *file.others) if (folder / name).is_file()), None)
 
 
 def folders(name: str) -> list[Path]:

@@ -5,7 +5,7 @@ import io
 import itertools
 import tarfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,44 +31,39 @@ FASHION_SHA256 = {
 }
 """Of the decompressed files."""
 
-MNIST_FILES = tuple(
-    DataFile(
-        "MNIST",
-        "mnist",
-        f"{name}.gz",
-        digest,
-        (
-            f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz",
-            f"https://storage.googleapis.com/cvdf-datasets/mnist/{name}.gz",
-        ),
-        (name,),
-    )
-    for name, digest in (
-        ("train-images-idx3-ubyte", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-        ("train-labels-idx1-ubyte", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-        ("t10k-images-idx3-ubyte", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-        ("t10k-labels-idx1-ubyte", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
-    )
-)
 
-FASHION_FILES = tuple(
-    DataFile(
-        "Fashion-MNIST",
-        "fashion_mnist",
-        f"{name}.gz",
-        digest,
-        (
-            f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}.gz",
-            f"https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/{name}.gz",
-        ),
-        (name,),
+def _idx_files(data: str, folder: str, addresses: Sequence[str], digests: Sequence[str]) -> tuple[DataFile, ...]:
+    """The four gzipped files at each of some addresses, with their checksums as they are there."""
+    return tuple(
+        DataFile(data, folder, f"{name}.gz", digest, tuple(f"{address}/{name}.gz" for address in addresses), (name,))
+        for name, digest in zip(MNIST_SHA256, digests, strict=True)
     )
-    for name, digest in (
-        ("train-images-idx3-ubyte", "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
-        ("train-labels-idx1-ubyte", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
-        ("t10k-images-idx3-ubyte", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
-        ("t10k-labels-idx1-ubyte", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
-    )
+
+
+MNIST_FILES = _idx_files(
+    "MNIST",
+    "mnist",
+    ["https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"],
+    [
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ],
+)
+FASHION_FILES = _idx_files(
+    "Fashion-MNIST",
+    "fashion_mnist",
+    [
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
+    ],
+    [
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ],
 )
 
 CIFAR10_SHA256 = {
@@ -120,15 +115,11 @@ class ImageData:
 
     def grayscale(self) -> "ImageData":
         """The luminance of images in color, one channel (ITU-R BT.601: 0.299 red, 0.587 green, 0.114 blue)."""
-        if self.train_images.shape[1] != len(LUMINANCE):
-            raise ValueError(
-                f"{self.name} has {self.train_images.shape[1]} channels; only red, green and blue make gray"
-            )
-        weights = torch.tensor(LUMINANCE)
-        train, test = (
-            torch.einsum("nchw,c->nhw", images, weights).unsqueeze(1)
-            for images in (self.train_images, self.test_images)
-        )
+        channels, weights = self.train_images.shape[1], torch.tensor(LUMINANCE)
+        if channels != len(weights):
+            raise ValueError(f"{self.name} has {channels} channels; only red, green and blue make gray")
+        both = (self.train_images, self.test_images)
+        train, test = (torch.einsum("nchw,c->nhw", images, weights).unsqueeze(1) for images in both)
         return replace(self, name=f"{self.name} in gray", train_images=train, test_images=test)
 
 
@@ -275,14 +266,8 @@ def _idx_images(
             place = str(Path(str(folder)) / file.others[0])
             raise FileNotFoundError(f"{place!r} is not there (with or without .gz); {name} has four such files")
         arrays.append(torch.from_numpy(_read_idx(path, digest, name)))
-    train_images, train_labels, test_images, test_labels = arrays
-    return ImageData(
-        name,
-        train_images.float().unsqueeze(1) / 255,
-        train_labels.long(),
-        test_images.float().unsqueeze(1) / 255,
-        test_labels.long(),
-    )
+    images, labels, *test = (t.long() if t.ndim == 1 else t.float().unsqueeze(1) / 255 for t in arrays)
+    return ImageData(name, images, labels, test[0], test[1])
 
 
 def _read_idx(path: Path, digest: str, data: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":

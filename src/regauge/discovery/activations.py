@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from regauge.core import act as _act
@@ -19,28 +19,61 @@ from regauge.discovery.angles import free_angles
 from regauge.discovery.correspond import carried_over
 from regauge.discovery.discover import traced
 from regauge.discovery.emit import groups_of, unplaced
-from regauge.discovery.intermediate_values import IntermediateValues
+from regauge.discovery.operators import COPIES, READERS, operator_name
 from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
 from regauge.discovery.trace import Program
 
-READERS = {
-    "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "addbmm", "mv", "addmv", "dot", "einsum", "bilinear",
-    "conv1d", "conv2d", "conv3d", "convolution", "_convolution", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d", "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
-    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
-}  # fmt: skip
-"""Operators that are linear in each of their operands, or begin with such: layers read through them."""
-COPIES = {
-    "view", "_unsafe_view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "numpy_T", "movedim",
-    "squeeze", "unsqueeze", "expand", "clone", "contiguous", "detach", "alias", "_to_copy", "to", "type_as", "dropout",
-    "feature_dropout", "lift_fresh_copy",
-}  # fmt: skip
-"""Operators whose result has the values of their first operand, in evaluation mode."""
-
 ROUNDING = 0.25
 """Values may be off by the machine epsilon to this power: networks enlarge errors, wrong placements are off by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class IntermediateValues:
+    """The intermediate values of a model traced for inputs of one shape, by name: "%" and the name of the node."""
+
+    module: nn.Module
+    program: Program
+    _graphs: dict[tuple[str, ...], GraphModule] = field(default_factory=dict, repr=False)
+
+    def __call__(
+        self,
+        params: Mapping[str, Tensor],
+        inputs: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        names: Sequence[str],
+    ) -> dict[str, Tensor]:
+        """Run the model as far as the named values need it, on inputs of the shapes of the trace; no gradients."""
+        graph = self._graph(tuple(names))
+        with torch.no_grad(), leaves_as_operators(self.module):
+            return dict(zip(names, graph(*self._placeholders(params, inputs, kwargs)), strict=True))
+
+    def _graph(self, names: tuple[str, ...]) -> GraphModule:
+        if names not in self._graphs:
+            graph = Graph()
+            copies: dict[Node, Node] = {}
+            graph.graph_copy(self.program.graph.graph, copies)
+            by_name = {f"%{old.name}": new for old, new in copies.items()}
+            graph.output(tuple(by_name[name] for name in names))
+            graph.eliminate_dead_code()
+            self._graphs[names] = GraphModule(self.program.graph, graph)
+        return self._graphs[names]
+
+    def _placeholders(
+        self, params: Mapping[str, Tensor], inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        given = dict(zip(self.program.inputs, pytree.tree_leaves((tuple(inputs), dict(kwargs))), strict=True))
+        result = []
+        for node in self.program.graph.graph.find_nodes(op="placeholder"):
+            state = self.program.states.get(node.name)
+            if state is None:
+                held = self.program.held.get(node.name)
+                result.append(given.get(node.name) if held is None else held)
+            else:
+                names = self.program.aliases.get(state, (state,))
+                result.append(next(params[name] for name in names if name in params))
+        return result
 
 
 @dataclass(frozen=True)
@@ -198,25 +231,20 @@ def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
     names = placed.shapes
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:
-        if node.op != "call_function" or _operator(node) not in READERS:
+        if node.op != "call_function" or operator_name(node) not in READERS:
             continue
         for source in node.all_input_nodes:
             last = source
-            while source.op == "call_function" and _operator(source) in COPIES:
+            while source.op == "call_function" and operator_name(source) in COPIES:
                 source = source.all_input_nodes[0]
                 last = source if f"%{source.name}" in names else last
             if f"%{last.name}" in names:
                 found[f"%{last.name}"] = None
     originals = {
-        f"%{n.name}" for n in program.graph.graph.nodes if n.op == "call_function" and _operator(n) not in COPIES
+        f"%{n.name}" for n in program.graph.graph.nodes if n.op == "call_function" and operator_name(n) not in COPIES
     }
     for group in placed.groups:
         there = dict.fromkeys(p.parameter for p in group.placements)
         if not any(name in found for name in there):
             found |= dict.fromkeys(name for name in there if name in originals)
     return tuple(found)
-
-
-def _operator(node: Node) -> str:
-    target: Any = node.target
-    return str(target._schema.name).split("::")[-1] if isinstance(target, torch._ops.OpOverload) else ""

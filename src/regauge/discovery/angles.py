@@ -9,7 +9,7 @@ numbers in float64, with the constants of the trace in their places, before and 
 else is random there, what does not change these values changes no output.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +22,11 @@ from regauge.core.groups import Group, Placement
 from regauge.core.probe import relative_change
 from regauge.discovery.emit import needed_bases
 from regauge.discovery.evaluation import Constants, UndecidedError
-from regauge.discovery.freedom import Freedom, PairedAxis, ScaleFamily, Turns
+from regauge.discovery.freedom import Family, Freedom, PairedAxis, Turns
 from regauge.discovery.interpret import Pass
 from regauge.discovery.layout import Atom
-from regauge.discovery.pairings import pairings, watched_pairs
 from regauge.discovery.region import Region
-from regauge.discovery.slots import Slots
+from regauge.discovery.slots import SlotPlace, Slots
 from regauge.discovery.trace import Program
 
 TOLERANCE = 1e-9
@@ -81,7 +80,7 @@ class _Trial:
                 signs.append((family, bases))
                 continue
             seen = [slot for slot in freedom.watched if slot in family]
-            everywhere = [*pairs, *watched_pairs(seen, number, bases, self.places)]
+            everywhere = [*pairs, *_watched_pairs(seen, number, bases, self.places)]
             along = [scale for scale in scales if _is_scale_of(scale, everywhere, bases, freedom.slots)]
             scales = [scale for scale in scales if scale not in along]
             unread = {self.places[slot].name for slot in seen} - {paired.name for paired in everywhere}
@@ -93,7 +92,7 @@ class _Trial:
     ) -> tuple[int | None, Sequence[PairedAxis]]:
         """The first way to read slots as pairs such that all turns of them pass; no pairs where there is none."""
         reasons = []
-        for number, pairs in pairings(slots, bases, self.places):
+        for number, pairs in _pairings(slots, bases, self.places):
             groups = _groups(pairs, atom, {base: self.where[base] for base in bases})
             try:
                 if self._passes(pairs, groups, atom):
@@ -125,7 +124,7 @@ class _Trial:
         return self.known[like]
 
 
-def _is_scale_of(scale: ScaleFamily, axes: Sequence[PairedAxis], bases: frozenset[Atom], own: Sequence[int]) -> bool:
+def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Atom], own: Sequence[int]) -> bool:
     """Whether a family multiplies both coordinates of each paired alike, and no other parameters."""
     family, within = scale
     covered = {slot for paired in axes for slot in paired.slots}
@@ -165,3 +164,66 @@ def _move(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: to
     except ValueError as error:  # A group is repeated within a base that a parameter has no index of.
         raise UndecidedError(str(error)) from error
     return dict(_act.act(groups, sites, random(groups, generator), params, {n: t.ndim for n, t in params.items()}))
+
+
+def _pairings(
+    slots: Sequence[int], bases: frozenset[Atom], places: Mapping[int, SlotPlace]
+) -> Iterator[tuple[int | None, list[PairedAxis]]]:
+    """Ways to read slots with a common sign as pairs of coordinates; with the number of the piece that is the pair."""
+    found = [_pieces(places[slot], bases) for slot in slots]
+    for k in range(min(map(len, found), default=0)):
+        yield k, _neighbors(slots, k, bases, places)
+    halves = _halves(slots, places)
+    if halves:
+        yield None, halves
+
+
+def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
+    """Pieces of an axis that may be the two coordinates of a pair, those with the nearest entries first."""
+    near = sorted(zip(place.mates, place.others, strict=True), key=lambda piece: piece[1][1])
+    return [atom for atom, _ in near if atom.size == 2 and atom not in bases]
+
+
+def _neighbors(
+    slots: Sequence[int], k: int, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
+) -> list[PairedAxis]:
+    """The two indices of another axis piece of each block: entries beside each other, complex numbers."""
+    result = []
+    for slot in slots:
+        place = places[slot]
+        pair = place.mates.index(_pieces(place, bases)[k])
+        others = place.others[:pair] + place.others[pair + 1 :]
+        result.append(_paired_axis((slot, slot), place, place.others[pair][1], others))
+    return result
+
+
+def _halves(slots: Sequence[int], places: Mapping[int, SlotPlace]) -> list[PairedAxis]:
+    """Blocks of one axis that are alike, two by two; nothing where they are not."""
+    by_axis: dict[tuple[str, int], list[int]] = {}
+    for slot in slots:
+        by_axis.setdefault((places[slot].name, places[slot].axis), []).append(slot)
+    result = []
+    for along in by_axis.values():
+        along.sort(key=lambda slot: places[slot].start)
+        for one, two in zip(along[::2], along[1::2], strict=False):
+            first, second = places[one], places[two]
+            if (first.stride, first.others, first.mates) == (second.stride, second.others, second.mates):
+                result.append(_paired_axis((one, two), first, second.start - first.start, first.others))
+    return result if 2 * len(result) == len(slots) else []
+
+
+def _paired_axis(
+    slots: tuple[int, int], place: SlotPlace, distance: int, others: tuple[tuple[int, int], ...]
+) -> PairedAxis:
+    return PairedAxis(slots, place.name, place.axis, place.start, place.stride or 1, distance, others)
+
+
+def _watched_pairs(
+    slots: Sequence[int], k: int | None, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
+) -> list[PairedAxis]:
+    """The pairs of intermediate values, read as those of the parameters; those that cannot be read so are left out."""
+    result = []
+    for name in dict.fromkeys(places[slot].name for slot in slots):
+        here = [slot for slot in slots if places[slot].name == name]
+        result += dict(_pairings(here, bases, places)).get(k, [])
+    return result

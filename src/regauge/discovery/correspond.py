@@ -11,6 +11,7 @@ from torch import Tensor
 from regauge.core.act import covered
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
+from regauge.discovery.systems import combination
 
 Floats = NDArray[np.float64]
 AxisKey = tuple[str, int]
@@ -180,26 +181,12 @@ def _combination(rows: Floats, basis: Floats) -> Floats | None:
 
 
 def _combination_mod_2(rows: Floats, basis: Floats) -> Floats | None:
-    """The same over the field of two elements, by elimination."""
-    table = np.concatenate([basis % 2, np.eye(len(basis))], 1)
-    width, rank, pivots = basis.shape[1], 0, []
-    for column in range(width):
-        with_one = np.flatnonzero(table[rank:, column]) + rank
-        if not len(with_one):
-            continue
-        table[[rank, with_one[0]]] = table[[with_one[0], rank]]
-        for row in range(len(table)):
-            if row != rank and table[row, column]:
-                table[row] = np.abs(table[row] - table[rank])
-        pivots.append(column)
-        rank += 1
-    found: Floats = np.zeros((len(rows), len(basis)))
-    for k, row in enumerate(rows % 2):
-        left = row.copy()
-        for r, column in enumerate(pivots):
-            if left[column]:
-                left = (left + table[r, :width]) % 2
-                found[k] = (found[k] + table[r, width:]) % 2
-        if left.any():
+    """The same over the field of two elements."""
+    families = [dict(enumerate(row.astype(int).tolist())) for row in basis]
+    found = np.zeros((len(rows), len(basis)))
+    for k, row in enumerate(rows):
+        coefficients = combination(families, dict(enumerate(row.astype(int).tolist())), modulus=2)
+        if coefficients is None:
             return None
+        found[k, list(coefficients)] = 1
     return found

@@ -9,6 +9,7 @@ from regauge.discovery.freedom import Freedom
 from regauge.discovery.laws import Value
 from regauge.discovery.layout import Atom, leaves
 from regauge.discovery.slots import SlotPlace, Slots
+from regauge.discovery.systems import Vector
 
 
 def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
@@ -62,89 +63,62 @@ class _Emitter:
         for freedom in self.freedoms:
             if freedom.atom in self.used or self._has_main(freedom):
                 self.names[freedom.atom] = self._name(freedom, freedom.slots)
-        groups: list[Group] = []
-        for freedom in self.freedoms:
-            groups.extend(self._main(freedom))
-            groups.extend(self._matrices(freedom))
-            groups.extend(self._turns(freedom))
-        return tuple(groups)
+        kinds = (self._main, self._matrices, self._turns)
+        return tuple(group for freedom in self.freedoms for kind in kinds for group in kind(freedom))
 
     def _has_main(self, freedom: Freedom) -> bool:
-        covered = {slot for part in freedom.matrices for slot in part.slots}
-        can_permute = freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
-        return can_permute or bool(freedom.scales or freedom.signs or freedom.shifts)
+        return _can_permute(freedom) or bool(freedom.scales or freedom.signs or freedom.shifts)
 
     def _main(self, freedom: Freedom) -> list[Group]:
         """The order and the families; families that depend on more than the order does are groups of their own."""
         is_base = freedom.atom in self.used
         if not is_base and not self._has_main(freedom):
             return []
-        rows: dict[frozenset[Atom], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        joins = freedom.is_permuted or is_base or bool(freedom.shifts)
-        own = freedom.bases
-        for k, (_, bases) in enumerate(freedom.scales):
-            rows[own if joins else bases][0].append(k)
-        for k, (_, bases) in enumerate(freedom.signs):
-            rows[own if joins else bases][1].append(k)
-        if joins and own not in rows:
-            rows[own] = ([], [])
-        groups = []
-        for n, (bases, (scales, signs)) in enumerate(rows.items()):
-            name = self.names[freedom.atom] if n == 0 else self._name(freedom, freedom.slots)
-            groups.append(self._group(freedom, name, bases, scales, signs, has_order=joins, is_base=is_base))
-        return groups
-
-    def _group(
-        self,
-        freedom: Freedom,
-        name: str,
-        bases: frozenset[Atom],
-        scales: list[int],
-        signs: list[int],
-        *,
-        has_order: bool,
-        is_base: bool,
-    ) -> Group:
-        parts = [] if is_base else freedom.matrices
-        covered = {slot for part in parts for slot in (*part.slots, *part.watched)}
+        has_order = freedom.is_permuted or is_base or bool(freedom.shifts)
+        rows: dict[frozenset[Atom], tuple[list[Vector], list[Vector]]] = {freedom.bases: ([], [])} if has_order else {}
+        for kind, families in enumerate((freedom.scales, freedom.signs)):
+            for family, bases in families:
+                rows.setdefault(freedom.bases if has_order else bases, ([], []))[kind].append(family)
         shifts = freedom.shifts if has_order else []
-        placements = []
-        for slot in (*freedom.slots, *freedom.watched):
-            if slot in covered:
-                continue
-            scale = tuple(freedom.scales[k][0].get(slot, 0) for k in scales)
-            sign = tuple(int(slot in freedom.signs[k][0]) for k in signs)
-            parity = tuple(int(slot in shift.parity) for shift in shifts)
-            shift = tuple(shift.amounts.get(slot, 0.0) for shift in shifts)
-            acts = (has_order and freedom.is_permuted) or is_base or any(scale + sign + parity) or any(shift)
-            if acts:
-                placements.extend(self._placements(slot, scale=scale, sign=sign, parity=parity, shift=shift))
-        return Group(
-            name,
-            freedom.atom.size,
-            _merged(placements),
-            is_permuted=has_order and freedom.is_permuted,
-            scales=len(scales),
-            signs=len(signs),
-            shifts=len(shifts),
-            within=self._within(bases),
-            is_base=is_base,
-        )
+        acts_everywhere = (has_order and freedom.is_permuted) or is_base
+        covered = set() if is_base else {s for part in freedom.matrices for s in (*part.slots, *part.watched)}
+        groups: list[Group] = []
+        for bases, (scales, signs) in rows.items():
+            placements = []
+            for slot in (slot for slot in (*freedom.slots, *freedom.watched) if slot not in covered):
+                how = {
+                    "scale": tuple(family.get(slot, 0) for family in scales),
+                    "sign": tuple(int(slot in family) for family in signs),
+                    "parity": tuple(int(slot in shift.parity) for shift in shifts),
+                    "shift": tuple(shift.amounts.get(slot, 0.0) for shift in shifts),
+                }
+                if acts_everywhere or any(map(any, how.values())):
+                    placements += self._placements(slot, **how)
+            groups.append(
+                Group(
+                    self._name(freedom, freedom.slots) if groups else self.names[freedom.atom],
+                    freedom.atom.size,
+                    _merge(placements),
+                    is_permuted=has_order and freedom.is_permuted,
+                    scales=len(scales),
+                    signs=len(signs),
+                    shifts=len(shifts),
+                    within=self._within(bases),
+                    is_base=is_base,
+                )
+            )
+        return groups
 
     def _matrices(self, freedom: Freedom) -> list[Group]:
         groups = []
         for part in freedom.matrices:
-            placements = [
-                p
-                for slot, parity in (*part.slots.items(), *part.watched.items())
-                for p in self._placements(slot, is_inverse=parity < 0)
-            ]
-            name = self._name(freedom, list(part.slots))
+            slots = (*part.slots.items(), *part.watched.items())
+            placements = [p for slot, parity in slots for p in self._placements(slot, is_inverse=parity < 0)]
             groups.append(
                 Group(
-                    name,
+                    self._name(freedom, list(part.slots)),
                     freedom.atom.size,
-                    _merged(placements),
+                    _merge(placements),
                     is_permuted=False,
                     matrix=part.kind,
                     keeps_ones=part.keeps_ones,
@@ -156,6 +130,7 @@ class _Emitter:
     def _turns(self, freedom: Freedom) -> list[Group]:
         """For every kind of pairs two groups: the pairs with their scales, and a rotation within each pair."""
         groups = []
+        size = freedom.atom.size
         for part in freedom.turns:
             within = self._within(part.bases)
             name = self._name(freedom, [part.axes[0].slots[0]])
@@ -163,18 +138,12 @@ class _Emitter:
             for paired in part.axes:
                 scale = tuple(family.get(paired.slots[0], 0) for family, _ in part.scales)
                 pairs += self._named(replace(paired.pairs, scale=scale))
-                turns += self._named(paired.turn(freedom.atom.size))
+                turns += self._named(paired.turn(size))
+            scales = len(part.scales)
             groups.append(
-                Group(
-                    name,
-                    freedom.atom.size,
-                    tuple(pairs),
-                    is_permuted=False,
-                    scales=len(part.scales),
-                    within=within,
-                    is_base=True,
-                )
+                Group(name, size, tuple(pairs), is_permuted=False, scales=scales, within=within, is_base=True)
             )
+            inner = (*within, name)
             groups.append(
                 Group(
                     f"{name}.angles",
@@ -183,7 +152,7 @@ class _Emitter:
                     is_permuted=False,
                     matrix="orthogonal",
                     is_proper=True,
-                    within=(*within, name),
+                    within=inner,
                 )
             )
         return groups
@@ -194,11 +163,10 @@ class _Emitter:
         return [replace(placement, parameter=name) for name in names]
 
     def _within(self, bases: frozenset[Atom]) -> tuple[str, ...]:
-        ordered = sorted(bases, key=lambda atom: (len(self._bases(atom)), self.order[atom]))
-        return tuple(self.names[atom] for atom in ordered)
+        def rank(atom: Atom) -> tuple[int, int]:
+            return len(self.freedoms[self.order[atom]].bases), self.order[atom]
 
-    def _bases(self, atom: Atom) -> frozenset[Atom]:
-        return self.freedoms[self.order[atom]].bases
+        return tuple(self.names[atom] for atom in sorted(bases, key=rank))
 
     def _placements(self, slot: int, **how: object) -> list[Placement]:
         return self._named(self.places[slot].placement(**how))
@@ -220,38 +188,35 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
     """Atoms within which something is repeated that acts."""
     needed: set[Atom] = set()
     for freedom in freedoms:
-        covered = {slot for part in freedom.matrices for slot in part.slots}
-        if (freedom.is_permuted and any(slot not in covered for slot in freedom.slots)) or freedom.shifts:
+        if _can_permute(freedom) or freedom.shifts:
             needed |= freedom.bases
         else:
-            for _, bases in [*freedom.scales, *freedom.signs]:
-                needed |= bases
-        needed |= frozenset().union(*(part.bases for part in freedom.matrices))
-        needed |= frozenset().union(*(part.bases for part in freedom.turns))
-    changed = True
-    while changed:
-        # A base is a group of its own, with its own bases.
-        more = {b for freedom in freedoms if freedom.atom in needed for b in freedom.bases} - needed
-        needed |= more
-        changed = bool(more)
+            needed.update(*(bases for _, bases in (*freedom.scales, *freedom.signs)))
+        needed.update(*(part.bases for part in freedom.matrices), *(part.bases for part in freedom.turns))
+    while more := {b for freedom in freedoms if freedom.atom in needed for b in freedom.bases} - needed:
+        needed |= more  # A base is a group of its own, with its own bases.
     return needed
 
 
-def _merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Neighboring blocks on which a group acts alike, as one placement."""
+def _can_permute(freedom: Freedom) -> bool:
+    """Whether an order acts on some slot that no matrix covers."""
+    covered = {slot for part in freedom.matrices for slot in part.slots}
+    return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
+
+
+def _merge(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Write neighboring blocks on which a group acts alike as one placement."""
     result: list[Placement] = []
     for new in placements:
-        if result:
-            last = result[-1]
-            joined = _joined(last, new)
-            if joined is not None:
-                result[-1] = joined
-                continue
-        result.append(new)
+        joined = _join(result[-1], new) if result else None
+        if joined is None:
+            result.append(new)
+        else:
+            result[-1] = joined
     return tuple(result)
 
 
-def _joined(a: Placement, b: Placement) -> Placement | None:
+def _join(a: Placement, b: Placement) -> Placement | None:
     size_a = next((size for size, stride in a.repeats if stride == 1), 1)
     size_b = next((size for size, stride in b.repeats if stride == 1), 1)
     outer_a = tuple(r for r in a.repeats if r[1] != 1)

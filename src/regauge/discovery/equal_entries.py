@@ -9,18 +9,20 @@ from typing import Any
 
 from torch.fx import Node
 
-INJECTIVE = """
-    sigmoid tanh log_sigmoid log log2 log10 log1p exp exp2 expm1 softplus elu selu celu leaky_relu silu gelu mish abs
-    absolute square pow sqrt rsqrt reciprocal neg negative sin cos erf atan asinh sinh tan softmax _softmax log_softmax
-    _log_softmax _safe_softmax layer_norm native_layer_norm rms_norm _fused_rms_norm batch_norm group_norm
-    _native_batch_norm_legit_no_training native_group_norm instance_norm clone contiguous detach alias dropout _to_copy
-    to float double type_as slice narrow split split_with_sizes chunk
-""".split()  # noqa: SIM905
+from regauge.discovery.operators import SAME, VIEWS, operator_name, shape_of, words
+
+INJECTIVE = SAME | words(
+    "sigmoid tanh log_sigmoid log log2 log10 log1p exp exp2 expm1 softplus elu selu celu leaky_relu silu gelu mish abs "
+    "absolute square pow sqrt rsqrt reciprocal neg negative sin cos erf atan asinh sinh tan softmax _softmax "
+    "log_softmax _log_softmax _safe_softmax layer_norm native_layer_norm rms_norm _fused_rms_norm batch_norm "
+    "group_norm _native_batch_norm_legit_no_training native_group_norm instance_norm slice narrow split "
+    "split_with_sizes chunk"
+)
 """Operators that keep the axes, and whose entries differ where those of the first operand do."""
-MOVES = "view _unsafe_view reshape flatten unflatten permute transpose t mT movedim squeeze unsqueeze select".split()  # noqa: SIM905
-REDUCTIONS = "sum mean var std logsumexp linalg_vector_norm amax amin".split()  # noqa: SIM905
-NONZERO = "sigmoid exp exp2 softplus softmax _softmax _safe_softmax cosh layer_norm batch_norm embedding addmm".split()  # noqa: SIM905
-LAYERS = "embedding addmm lstm gru rnn_tanh".split()  # noqa: SIM905
+MOVES = VIEWS | {"mT", "select"}
+REDUCTIONS = words("sum mean var std logsumexp linalg_vector_norm amax amin")
+NONZERO = words("sigmoid exp exp2 softplus softmax _softmax _safe_softmax cosh layer_norm batch_norm embedding addmm")
+LAYERS = words("embedding addmm lstm gru rnn_tanh")
 """Operators with a bias or a table, whose entries differ along the last axis whatever comes in."""
 
 
@@ -42,9 +44,9 @@ class EqualEntries:
     def _ties(self, node: Node, dim: int | None) -> bool:
         if node.op in ("placeholder", "get_attr"):
             return False
-        name, shape = _name(node), _shape(node)
+        name, shape = operator_name(node), shape_of(node)
         if name == "getitem":
-            return self.may_tie(node.args[0], dim if _shape(node.args[0]) in ((), shape) else None)
+            return self.may_tie(node.args[0], dim if shape_of(node.args[0]) in ((), shape) else None)
         if dim is not None and shape:
             dim %= len(shape)
         is_last = dim is not None and dim == len(shape) - 1
@@ -91,7 +93,7 @@ class EqualEntries:
     def _vanishes(self, node: Node) -> bool:
         if node.op in ("placeholder", "get_attr"):
             return False
-        name = _name(node)
+        name = operator_name(node)
         if name in NONZERO or name in LAYERS:
             return False
         if name == "linear" or name.startswith("conv"):
@@ -105,25 +107,16 @@ class EqualEntries:
         return True
 
 
-def _name(node: Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    return str(schema.name.split("::")[-1] if schema is not None else getattr(node.target, "__name__", ""))
-
-
-def _shape(node: Any) -> tuple[int, ...]:
-    return tuple(getattr(node.meta.get("val"), "shape", ())) if isinstance(node, Node) else ()
-
-
 def _flat(arguments: Sequence[Any]) -> list[Any]:
     return [x for arg in arguments for x in (_flat(arg) if isinstance(arg, list | tuple) else [arg])]
 
 
 def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
     """The operands that vary along the axis, with that axis of theirs."""
-    full = _shape(node)
+    full = shape_of(node)
     result: list[tuple[Node, int | None]] = []
     for arg in node.args[:2]:
-        shape = _shape(arg)
+        shape = shape_of(arg)
         if not isinstance(arg, Node) or (dim is None and shape != full):
             continue
         here = None if dim is None else dim - len(full) + len(shape)
@@ -134,7 +127,7 @@ def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
 
 def _before(node: Node, dim: int | None) -> int | None:
     """The axis of the operand of a view or a transposition; None where it is none of the operand's axes."""
-    old, new, name = _shape(node.args[0]), _shape(node), _name(node)
+    old, new, name = shape_of(node.args[0]), shape_of(node), operator_name(node)
     if dim is None:
         return None
     if name in ("t", "mT", "transpose"):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from regauge.discovery.interpret import INLINED
+from regauge.discovery.operators import INLINED, operator_name
 from regauge.discovery.trace import Program
 
 
@@ -97,7 +97,7 @@ def evaluate(node: Node, known: Mapping[Node, Any]) -> Any:
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: known[n])
     args, kwargs = pytree.tree_map(_double, (args, kwargs))
     if isinstance(target, torch._ops.HigherOrderOperator):
-        if str(target.name()) not in INLINED:  # type: ignore[no-untyped-call]
+        if operator_name(target) not in INLINED:
             raise UndecidedError(f"{node.name} runs other code")
         k = next(k for k, a in enumerate(args) if isinstance(a, GraphModule))
         return _run(args[k], [a for a in args[k + 1 :] if not isinstance(a, str)])

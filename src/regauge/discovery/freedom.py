@@ -8,8 +8,8 @@ from regauge.core.groups import Placement
 from regauge.discovery.layout import Atom
 from regauge.discovery.systems import Vector
 
-ScaleFamily = tuple[Vector, frozenset[Atom]]
-"""Exponents at slots, and the bases of the family."""
+Family = tuple[Vector, frozenset[Atom]]
+"""Exponents at slots of a positive scale or (modulo two) of a sign, and the bases of the family."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Turns:
 
     axes: tuple[PairedAxis, ...]
     bases: frozenset[Atom]
-    scales: tuple[ScaleFamily, ...]
+    scales: tuple[Family, ...]
     unread: frozenset[str]
 
 
@@ -69,7 +69,7 @@ class ShiftFamily:
     """A half-period shift: what is added at which slots, and where an odd number of steps flips the sign."""
 
     amounts: Mapping[int, float]
-    parity: frozenset[int]
+    parity: Vector
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Freedom:
         watched: Its occurrences in intermediate values that were asked for.
         is_permuted: Whether its units can be reordered.
         bases: Atoms on which the order (or, where there is none, a family) may depend.
-        scales: Exponents of each family of positive scales, with the bases of each.
-        signs: Slots of each family of signs, with the bases of each.
+        scales: Families of positive scales.
+        signs: Families of signs.
         shifts: Families of half-period shifts.
         matrices: Matrices on some of the slots; the rest above does not act there.
         turns: Rotations of pairs of coordinates, where the units are such pairs.
@@ -108,8 +108,8 @@ class Freedom:
     watched: list[int] = field(default_factory=list)
     is_permuted: bool = False
     bases: frozenset[Atom] = frozenset()
-    scales: list[ScaleFamily] = field(default_factory=list)
-    signs: list[tuple[frozenset[int], frozenset[Atom]]] = field(default_factory=list)
+    scales: list[Family] = field(default_factory=list)
+    signs: list[Family] = field(default_factory=list)
     shifts: list[ShiftFamily] = field(default_factory=list)
     matrices: list[MatrixPart] = field(default_factory=list)
     turns: list[Turns] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Run the rules over a traced program."""
 
 import operator
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
-from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
 from regauge.discovery.equal_entries import EqualEntries
 from regauge.discovery.laws import Value
 from regauge.discovery.layout import leaf
 from regauge.discovery.movement import Stacked
 from regauge.discovery.operator_call import Call, NoRuleError, Rule
-from regauge.discovery.rules import ACCEPTS_STACK, RULES
+from regauge.discovery.operators import COPIES, INLINED, PIECES, operator_name
+from regauge.discovery.rules import RULES
 from regauge.discovery.rules.reductions import sum_of_squares
 from regauge.discovery.trace import Program, TraceError
 
@@ -27,22 +29,13 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 COMPARES = {"argmax", "argmin", "max", "min", "sort", "argsort", "topk"}
 """Operators that return the positions of entries by their size; those of equal entries depend on their order."""
 CASTS = {"_to_copy", "to", "type_as"}
-
-INLINED = {"wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "wrap", "invoke_subgraph"}
-"""Higher-order operators that just run the graph that they hold."""
-
+ACCEPTS_STACK = COPIES | PIECES | {"stack", "cat"}
+"""Operators whose rules take stacked tensors apart or leave them stacked."""
 ZEROS = {"zeros", "zeros_like", "new_zeros"}
 CONSTANTS = {"ones", "ones_like", "new_ones", "full", "full_like", "new_full", "scalar_tensor"}
 FILLED = ZEROS | CONSTANTS | {"empty_like", "new_empty", "rand_like", "randn_like"}
-KEEPS_ZERO = {"view", "_unsafe_view", "reshape", "permute", "transpose", "unsqueeze", "squeeze", "expand", "clone",
-              "slice", "select", "contiguous", "_to_copy", "to", "detach", "alias", "repeat", "flatten"}  # fmt: skip
-
-
-READS_POSITIONS = {
-    "view", "_unsafe_view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze", "slice",
-    "select", "expand", "clone", "contiguous", "detach", "alias", "_to_copy", "to", "unbind", "split", "chunk", "t",
-    "embedding", "index", "index_select", "gather", "scatter", "one_hot", "narrow", "expand_as",
-}  # fmt: skip
+KEEPS_ZERO = COPIES | {"slice", "select", "repeat"}
+READS_POSITIONS = COPIES | PIECES | {"expand_as", "embedding", "index", "index_select", "gather", "scatter", "one_hot"}
 """Operators that move positions about, or look up what they point to; others would use them as numbers."""
 
 
@@ -94,11 +87,7 @@ class _Run:
         self.coarse = HALF - own if not own & HALF else frozenset()
 
     def placeholders(self) -> list[Any]:
-        result = []
-        for node in self.program.graph.graph.nodes:
-            if node.op == "placeholder":
-                result.append(self._placeholder(node))
-        return result
+        return [self._placeholder(node) for node in self.program.graph.graph.find_nodes(op="placeholder")]
 
     def graph(self, graph: GraphModule, arguments: list[Any]) -> Any:
         """Run one graph; nested graphs are run where they are called."""
@@ -111,7 +100,7 @@ class _Run:
             elif node.op == "get_attr":
                 values[node] = _attribute(graph, str(node.target))
             elif node.op == "output":
-                result = _resolved(node.args[0], values)
+                result = map_arg(node.args[0], values.get)
             elif node.users or node.op != "call_function":
                 try:
                     values[node] = self._call(node, values)
@@ -143,17 +132,15 @@ class _Run:
                 b.settle(value)
                 if buffer is None:
                     b.freeze(value)
-                    continue
-                for k in range(buffer.ndim):
-                    b.tie(buffer.layouts[k], value.layouts[k])
-                b.record(*(law.linear(buffer.axis(k), value.axis(k)) for k in range(buffer.ndim)))
+                else:
+                    b.equate(buffer, value)
 
     def _placeholder(self, node: Node) -> Any:
         fake = node.meta.get("val")
         name = self.program.states.get(node.name)
         if name is not None and isinstance(fake, Tensor):
             if name not in self.params:
-                self.params[name] = Value([leaf(n) for n in fake.shape], tuple(fake.shape), name=name)
+                self.params[name] = Value([leaf(n) for n in fake.shape], tuple(fake.shape))
             return self.params[name]
         if not isinstance(fake, Tensor):
             return fake
@@ -161,12 +148,12 @@ class _Run:
 
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
         b = self.b
-        if node.target is operator.getitem:
-            container, key = _resolved(node.args, values)
-            return container[key]
-        target = node.target
-        args, kwargs = _resolved(node.args, values), _resolved(node.kwargs, values)
-        name = _operator_name(target)
+        target: Any = node.target
+        operands: Any = map_arg((node.args, dict(node.kwargs)), values.get)
+        args, kwargs = operands
+        if target is operator.getitem:
+            return args[0][args[1]]
+        name = operator_name(target)
         b.op, b.node = name, node.name
         if name in INLINED:
             inner = next(k for k, a in enumerate(args) if isinstance(a, GraphModule))
@@ -201,14 +188,9 @@ class _Run:
         if rule is None:
             return self._opaque(full, tensors, meta, shapes)
         if name not in ACCEPTS_STACK:
-            call = replace(call, arguments={k: self._joined(v) for k, v in arguments.items()})
+            call = replace(call, arguments=pytree.tree_map_only(Stacked, b.whole, arguments))
         try:
-            if (
-                name in COMPARES
-                and _uses_positions(call)
-                and self.ties.may_tie(node.args[0], call.arguments.get("dim", -1))
-            ):
-                _freeze_ties(b, call)
+            self._freeze_ties(node, call)
             result = rule(b, call)
             if isinstance(meta, Tensor) and isinstance(result, list):
                 (result,) = result
@@ -219,12 +201,13 @@ class _Run:
             return self._opaque(f"{full} ({error})", tensors, meta, shapes)
         return result
 
-    def _joined(self, argument: Any) -> Any:
-        if isinstance(argument, Stacked):
-            return self.b.whole(argument)
-        if isinstance(argument, list | tuple):
-            return [self._joined(a) for a in argument]
-        return argument
+    def _freeze_ties(self, node: Node, call: Call) -> None:
+        """Freeze the axis along which entries are compared if their order decides between equal ones."""
+        x, dim = call.x, call.arguments.get("dim", -1)
+        uses_positions = call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
+        if call.name in COMPARES and uses_positions and isinstance(x, Value) and self.ties.may_tie(node.args[0], dim):
+            dims = range(x.ndim) if dim is None else [dim % x.ndim]
+            self.b.freeze(x, dims, f"{call.name}: the order decides between equal entries")
 
     def _opaque(self, name: str, tensors: list[Any], meta: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:
         b = self.b
@@ -236,24 +219,11 @@ class _Run:
         return [results.pop(0) if isinstance(m, Tensor) else m for m in meta]
 
 
-def _operator_name(target: Callable[..., Any] | str) -> str:
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target._schema.name).split("::")[-1]
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return str(target.name())  # type: ignore[no-untyped-call]
-    return getattr(target, "__name__", str(target))
-
-
 def _bound(target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = {}
-    for k, parameter in enumerate(target._schema.arguments):
-        if k < len(args) and not parameter.kwarg_only:
-            arguments[parameter.name] = args[k]
-        elif parameter.name in kwargs:
-            arguments[parameter.name] = kwargs[parameter.name]
-        elif parameter.has_default_value():
-            arguments[parameter.name] = parameter.default_value
-    return arguments
+    """Arguments by name, in the order of the schema, defaults included."""
+    schema = target._schema.arguments
+    given = {**{parameter.name: value for parameter, value in zip(schema, args, strict=False)}, **kwargs}
+    return {p.name: given.get(p.name, p.default_value) for p in schema if p.name in given or p.has_default_value()}
 
 
 def _results(meta: Any, coarse: Container[torch.dtype]) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
@@ -276,43 +246,13 @@ def _shapes(result: Any) -> list[tuple[int, ...]]:
     return [tuple(t.shape) for t in (result if isinstance(result, list | tuple) else [result])]
 
 
-def _uses_positions(call: Call) -> bool:
-    return call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
-
-
-def _freeze_ties(b: Builder, call: Call) -> None:
-    x, dim = call.x, call.arguments.get("dim", -1)
-    if isinstance(x, Value):
-        dims = range(x.ndim) if dim is None else [dim % x.ndim]
-        b.freeze(x, dims, f"{call.name}: the order decides between equal entries")
-
-
-def _resolved(argument: Any, values: Mapping[Node, Any]) -> Any:
-    if isinstance(argument, Node):
-        return values.get(argument)
-    if isinstance(argument, list | tuple):
-        return tuple(_resolved(a, values) for a in argument)
-    if isinstance(argument, Mapping):
-        return {key: _resolved(a, values) for key, a in argument.items()}
-    return argument
-
-
-def _tensors(argument: Any) -> list[Any]:
-    if isinstance(argument, Value | Stacked):
-        return [argument]
-    if isinstance(argument, Squared):
-        return [argument.base]
-    if isinstance(argument, list | tuple):
-        return [t for a in argument for t in _tensors(a)]
-    if isinstance(argument, Mapping):
-        return [t for a in argument.values() for t in _tensors(a)]
-    return []
+def _tensors(arguments: Any) -> list[Any]:
+    found = pytree.tree_leaves(arguments)
+    return [x.base if isinstance(x, Squared) else x for x in found if isinstance(x, Value | Stacked | Squared)]
 
 
 def _attribute(graph: GraphModule, target: str) -> Any:
-    found: Any = graph
-    for part in target.split("."):
-        found = getattr(found, part)
+    found = operator.attrgetter(target)(graph)
     return _constant(tuple(found.shape), found) if isinstance(found, Tensor) else found
 
 
@@ -332,25 +272,22 @@ def _is_readable(tensor: Tensor) -> bool:
 
 def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta: Any) -> Any:
     """Results of an operator whose operands no parameter influences."""
+    first = tensors[0] if tensors else None
+    fill = [a for a in args if isinstance(a, int | float) and not isinstance(a, bool)]
+    is_zero = name in ZEROS or (name.endswith(("full", "full_like")) and fill[-1:] == [0])
+    is_uniform = name in CONSTANTS
+    if name in KEEPS_ZERO and first is not None:
+        is_zero, is_uniform = first.is_zero, len(first.uniform) == first.ndim
 
     def one(fake: Any) -> Any:
         if not isinstance(fake, Tensor):
             return fake
         shape = tuple(fake.shape)
-        everywhere = frozenset(range(len(shape)))
-        if name in ZEROS or (name in KEEPS_ZERO and tensors and tensors[0].is_zero):
-            return Value.fixed(shape, is_zero=True)
-        if name in CONSTANTS:
-            fill = [a for a in args if isinstance(a, int | float) and not isinstance(a, bool)]
-            is_zero = name.endswith(("full", "full_like")) and bool(fill) and fill[-1] == 0
-            return Value.fixed(shape, is_zero=is_zero, uniform=everywhere)
-        if name in KEEPS_ZERO and tensors and len(tensors[0].uniform) == tensors[0].ndim:
-            return Value.fixed(shape, uniform=everywhere)
-        if name == "expand" and tensors:
-            lead = len(shape) - tensors[0].ndim
-            wide = {k for k in everywhere if k < lead or tensors[0].shape[k - lead] != shape[k]}
-            return Value.fixed(shape, uniform=frozenset(wide))
-        return Value.fixed(shape)
+        uniform = frozenset(range(len(shape))) if is_uniform else frozenset[int]()
+        if name == "expand" and first is not None:
+            lead = len(shape) - first.ndim
+            uniform |= {k for k, n in enumerate(shape) if k < lead or first.shape[k - lead] != n}
+        return Value.fixed(shape, is_zero=is_zero, uniform=uniform)
 
     return [one(m) for m in meta] if isinstance(meta, list | tuple) else one(meta)
 
@@ -367,6 +304,6 @@ def _as_square(node: Node, call: Call) -> Squared | None:
         return None
     for user in node.users:
         dims = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
-        if _operator_name(user.target) not in ("mean", "sum") or not isinstance(dims, list | tuple) or len(dims) != 1:
+        if operator_name(user.target) not in ("mean", "sum") or not isinstance(dims, list | tuple) or len(dims) != 1:
             return None
     return Squared(call.x)

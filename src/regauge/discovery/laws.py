@@ -1,7 +1,7 @@
 """What one operator says about the axes of its tensors, kept until all axes are fully refined."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
 from regauge.discovery.layout import Layout, leaf
@@ -12,13 +12,7 @@ LawOf = Callable[..., "Law"]
 
 
 class Virtual(NamedTuple):
-    """An axis that a tensor does not have, but that one of its axes selects from (experts chosen per token).
-
-    Attributes:
-        dim: The axis that selects.
-        layout: The axis that is selected from.
-        source: The index tensor that says what is selected where.
-    """
+    """The layout of an axis that a tensor lacks, but that its axis `dim` selects from by the index tensor `source`."""
 
     dim: int
     layout: Layout
@@ -30,9 +24,8 @@ class Value:
     """A tensor of the traced program: one layout per axis.
 
     Attributes:
-        shape: Sizes of the axes.
         layouts: What the indices of each axis mean.
-        name: Parameter or buffer that it is, if it is one.
+        shape: Sizes of the axes.
         is_fixed: It does not depend on any parameter (inputs, constants, position tables).
         is_zero: It is zero everywhere.
         uniform: Axes along which it is constant.
@@ -40,28 +33,22 @@ class Value:
         virtual: An axis that is not there but that an axis of this tensor selects from.
     """
 
-    __slots__ = ("index_of", "is_fixed", "is_zero", "layouts", "name", "shape", "uniform", "virtual")
+    __slots__ = ("index_of", "is_fixed", "is_zero", "layouts", "shape", "uniform", "virtual")
 
     def __init__(
         self,
         layouts: Sequence[Layout],
         shape: Sequence[int],
         *,
-        name: str | None = None,
         is_fixed: bool = False,
         is_zero: bool = False,
         uniform: frozenset[int] = frozenset(),
         index_of: Layout | None = None,
         virtual: Virtual | None = None,
     ) -> None:
-        self.layouts = [list(layout) for layout in layouts]
-        self.shape = tuple(shape)
-        self.name = name
-        self.is_fixed = is_fixed
-        self.is_zero = is_zero
-        self.uniform = uniform
-        self.index_of = index_of
-        self.virtual = virtual
+        self.layouts, self.shape = [list(layout) for layout in layouts], tuple(shape)
+        self.is_fixed, self.is_zero, self.uniform = is_fixed, is_zero, uniform
+        self.index_of, self.virtual = index_of, virtual
 
     @property
     def ndim(self) -> int:
@@ -123,12 +110,8 @@ class Law:
     period: Literal["odd", "even"] | None = None
 
 
-@dataclass
-class Record:
-    """The laws of one operator."""
-
-    op: str
-    laws: list[Law] = field(default_factory=list)
+Record = Sequence[Law]
+"""The laws of one operator call."""
 
 
 def same(*axes: Axis) -> Law:

@@ -8,8 +8,7 @@ Whatever cannot be made to agree is frozen, which is always sound.
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 UNROLL_LIMIT = 256
 """Most pieces that two block structures which do not nest may be cut into before they are frozen."""
@@ -146,8 +145,7 @@ def unify(a: Layout, b: Layout, reason: str) -> bool:
     """Tie two axes index by index. Where their structures cannot be made to agree, both are frozen."""
     if size_of(a) != size_of(b):
         raise ValueError(f"cannot tie an axis of size {size_of(a)} to one of size {size_of(b)} ({reason})")
-    if _unify(without_units(a), without_units(b), reason, can_unroll=True):
-        _merge_units(a, b)
+    if _unify_pieces(a, b, reason):
         return True
     clash = f"{reason}: block structures that do not nest"
     freeze(a, clash)
@@ -313,30 +311,17 @@ def _bind(big: Atom, product: Layout) -> None:
 
 
 def _merge(a: Atom, b: Atom, reason: str) -> bool:
-    if a.is_leaf and b.is_leaf:
-        _merge_leaves(a, b)
-        return True
-    if a.is_leaf or b.is_leaf:
-        small, large = (a, b) if a.is_leaf else (b, a)
+    if not (a.is_leaf or b.is_leaf):
+        if not _unify_sum(b, [a], reason):
+            return False
+        b.parent = a
+    elif a is not b:
+        small, large = (b, a) if b.is_leaf else (a, b)
         if small.frozen is not None:
             freeze([large], small.frozen)
         large.origins |= small.origins
         small.parent = large
-        return True
-    assert b.branches is not None
-    if not _unify_sum(b, [a], reason):
-        return False
-    b.parent = a
     return True
-
-
-def _merge_leaves(a: Atom, b: Atom) -> None:
-    if a is b:
-        return
-    if a.frozen is None:
-        a.frozen = b.frozen
-    a.origins |= b.origins
-    b.parent = a
 
 
 def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
@@ -365,15 +350,12 @@ def _merge_units(a: Layout, b: Layout) -> None:
     units_b = [atom for atom in expand(b) if atom.size == 1]
     if len(units_a) == len(units_b):
         for x, y in zip(units_a, units_b, strict=True):
-            _merge_leaves(x.find(), y.find())
+            _merge(x.find(), y.find(), "")
 
 
 def _bounds(branches: Sequence[Layout]) -> set[int]:
-    position, result = 0, set()
-    for branch in branches:
-        position += size_of(branch)
-        result.add(position)
-    return result
+    """The last indices of the branches, plus one."""
+    return set(accumulate(map(size_of, branches)))
 
 
 def _is_cheap(product: Layout, bounds: set[int]) -> bool:
@@ -387,17 +369,14 @@ def _is_cheap(product: Layout, bounds: set[int]) -> bool:
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:
     """Last resort for blocks that do not nest: cut both sides into their greatest common blocks."""
     total = size_of(a)
-    strides: set[int] = {total}
+    step = total
     for side in (a, b):
         trailing = 1
         for atom in reversed(side):
             if atom.branches is not None:
-                strides |= {bound * trailing for bound in _bounds(atom.branches)}
+                step = math.gcd(step, *(bound * trailing for bound in _bounds(atom.branches)))
             trailing *= atom.size
-            strides.add(trailing)
-            if atom is not side[0]:
-                strides.add(trailing)
-    step = reduce(math.gcd, strides)
+            step = math.gcd(step, trailing)
     if step == 0 or total // step > UNROLL_LIMIT or total == step:
         return False
     points = range(step, total, step)

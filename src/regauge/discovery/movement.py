@@ -64,7 +64,7 @@ class Movement(Recorder):
             if parts is None:
                 for layout in (merged, *(result.layouts[k] for k in outs)):
                     algebra.freeze(layout, f"{self.op}: a view cuts across blocks")
-                laws += [law.fixed(axis, mixes=True) for axis in (*map(x.axis, ins), *map(result.axis, outs))]
+                laws += [law.mixed(axis) for axis in (*map(x.axis, ins), *map(result.axis, outs))]
                 continue
             for k, part in zip(outs, parts, strict=True):
                 result.layouts[k] = part or leaf(1)
@@ -181,7 +181,7 @@ class Movement(Recorder):
         laws = [
             law.same(*(piece.axis(k) for piece in pieces), result.axis(k + (k >= x.dim))) for k in range(pieces[0].ndim)
         ]
-        self.record(*laws, law.fixed(result.axis(x.dim), mixes=True))
+        self.record(*laws, law.mixed(result.axis(x.dim)))
         return result
 
     def _view_unrolled(self, x: Value, shape: Sequence[int], outs: tuple[int, ...], k: int) -> Stacked:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from regauge.core.element import Element
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import Probe, perturb
@@ -131,14 +130,12 @@ def nullity(
     # Columns of very different strength would blur the gap between zero and not zero.
     jacobian = jacobian[:, is_active] / strength[is_active]
     space = _Directions(jacobian, tolerance)
-    tangents = _tangents(symmetry, params, names)
-    found = space.add((tangents * strength)[:, is_active])
+    found = space.add((_tangents(symmetry, params, names) * strength)[:, is_active])
     explained = []
     for sentence, directions in _known_kinds(params, names):
-        added = space.add_null((directions * strength)[:, is_active]) if space.rank < space.null else 0
-        if added:
+        if added := space.add_null((directions * strength)[:, is_active]):
             explained.append((sentence, added))
-    return Nullity(total, int((~is_active).sum()), space.null, found, tuple(explained))
+    return Nullity(total, int((~is_active).sum()), len(space.kernel), found, tuple(explained))
 
 
 class _Directions:
@@ -146,44 +143,32 @@ class _Directions:
 
     def __init__(self, jacobian: Tensor, tolerance: float) -> None:
         singular, right = _svd(jacobian)
-        self.tolerance = tolerance
         self.triangle = singular.unsqueeze(-1) * right
-        self.scale = float(singular.max())
-        rank = int((singular > tolerance * self.scale).sum())
-        self.null = right.shape[-1] - rank
-        self.kernel = right[rank:]
+        self.threshold = tolerance * float(singular.max())
+        self.kernel = right[int((singular > self.threshold).sum()) :]
         self.basis = right[:0]
-
-    @property
-    def rank(self) -> int:
-        return len(self.basis)
 
     def add(self, directions: Tensor) -> int:
         """Add vectors of the null space; by how much the dimension grew."""
-        before = self.rank
+        before = len(self.basis)
         inside = directions @ self.kernel.mT @ self.kernel
-        stacked = torch.cat([self.basis, _unit_rows(inside)])
-        singular, right = _svd(stacked)
-        kept = int((singular > 1e-6 * singular.max()).sum()) if singular.numel() else 0
-        self.basis = right[:kept]
-        return self.rank - before
+        singular, right = _svd(torch.cat([self.basis, _unit_rows(inside)]))
+        self.basis = right[: int((singular > 1e-6 * singular.max()).sum()) if singular.numel() else 0]
+        return len(self.basis) - before
 
     def add_null(self, directions: Tensor) -> int:
         """Add all combinations of vectors that lie in the null space."""
         directions = _unit_rows(directions)
-        if not len(directions):
+        if not len(directions) or len(self.basis) == len(self.kernel):
             return 0
         singular, right = _svd(directions)
         span = right[singular > 1e-9 * singular.max()]
-        singular, right = _svd(span @ self.triangle.mT, is_left=True)
-        blind = singular <= 10 * self.tolerance * self.scale
-        return self.add(right[blind] @ span)
+        singular, right = _svd(self.triangle @ span.mT)
+        return self.add(right[singular <= 10 * self.threshold] @ span)
 
 
-def _svd(matrix: Tensor, is_left: bool = False) -> tuple[Tensor, Tensor]:
-    """Singular values and a full set of right (or left) singular vectors as rows, zeros filled in."""
-    if is_left:
-        matrix = matrix.mT
+def _svd(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values and a full set of right singular vectors as rows, zeros filled in."""
     rows, columns = matrix.shape
     if rows < columns:
         matrix = torch.cat([matrix, matrix.new_zeros(columns - rows, columns)])
@@ -192,8 +177,9 @@ def _svd(matrix: Tensor, is_left: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def _unit_rows(matrix: Tensor) -> Tensor:
+    """The rows that are not zero, with norm one."""
     norms = matrix.norm(dim=-1, keepdim=True)
-    keep = norms.squeeze(-1) > 1e-12 * norms.max() if norms.numel() else norms.squeeze(-1) > 0
+    keep = norms.squeeze(-1) > 1e-12 * float(norms.max()) if len(norms) else norms.squeeze(-1) > 0
     unit: Tensor = matrix[keep] / norms[keep]
     return unit
 
@@ -231,12 +217,9 @@ def _jacobian(probe: Probe, params: Params, names: list[str], generator: torch.G
 def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
     """Batch normalization in evaluation mode, written out."""
     shape = (-1, *[1] * (x.ndim - 2))
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    x = (x - layer.running_mean.reshape(shape)) * (layer.running_var + layer.eps).rsqrt().reshape(shape)
-    if layer.weight is not None:
-        x = x * layer.weight.reshape(shape) + layer.bias.reshape(shape)
-    return x
+    state: Any = layer
+    x = (x - state.running_mean.reshape(shape)) * (state.running_var + layer.eps).rsqrt().reshape(shape)
+    return x if layer.weight is None else x * layer.weight.reshape(shape) + layer.bias.reshape(shape)
 
 
 def _drawn(value: Any, generator: torch.Generator) -> Any:
@@ -266,50 +249,37 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
         if group.keeps_ones:
             basis = zero_sum_basis(group.size)
             steps = (basis.mT @ basis) @ steps @ (basis.mT @ basis)
+        one = bound.identity((count,))
         ends = []
-        for sign in (1, -1):
-            one = bound.identity((count,))
-            element = one.replace(group.name, replace(one[group.name], **{field: start + sign * steps}))
-            ends.append(_flat(bound, element, params, names, count))
+        for end in (start + steps, start - steps):
+            moved = bound.act(one.replace(group.name, replace(one[group.name], **{field: end})), params)
+            parts = [moved[name].expand(count, *params[name].shape).reshape(count, -1) for name in names]
+            ends.append(torch.cat(parts, dim=1))
         rows.append((ends[0] - ends[1]) / (2 * STEP))
     return torch.cat(rows)
 
 
-def _flat(symmetry: Symmetry, element: Element, params: Params, names: list[str], count: int) -> Tensor:
-    moved = symmetry.act(element, params)
-    return torch.cat([moved[name].expand(count, *params[name].shape).reshape(count, -1) for name in names], dim=1)
-
-
 def _known_kinds(params: Params, names: list[str]) -> list[tuple[str, Tensor]]:
     """Spaces in which freedom is known to hide, each containing the one before."""
-    offsets, total = {}, 0
-    for name in names:
-        offsets[name] = total
-        total += params[name].numel()
-    everything = torch.eye(total, dtype=torch.float64)
-
-    def part(name: str) -> Tensor:
-        return everything[offsets[name] : offsets[name] + params[name].numel()]
-
+    sizes = [params[name].numel() for name in names]
+    everything = torch.eye(sum(sizes), dtype=torch.float64)
+    parts = dict(zip(names, torch.split(everything, sizes), strict=True))
     vectors = [name for name in names if params[name].ndim <= 1]
-    matrices = [name for name in names if params[name].ndim >= 2]
-    shifts = [part(name) for name in vectors]
+    shifts = [everything[:0], *(parts[name] for name in vectors)]
     means, readers = [], []
-    for name in matrices:
+    for name in (name for name in names if params[name].ndim >= 2):
         shape = params[name].shape
         for axis, size in enumerate(shape):
-            along = part(name).reshape(*shape, total).movedim(axis, -2)
-            means.append(along.sum(-2).reshape(-1, total))
-            for vector in vectors:
-                gain = params[vector]
+            along = parts[name].reshape(*shape, -1).movedim(axis, -2)
+            means.append(along.sum(-2).flatten(0, -2))
+            for gain in (params[vector] for vector in vectors):
                 if gain.shape == (size,) and float(gain.abs().min()) > 1e-6:
-                    readers.append((along / gain.unsqueeze(-1)).sum(-2).reshape(-1, total))
-    empty = [everything[:0]]
+                    readers.append((along / gain.unsqueeze(-1)).sum(-2).flatten(0, -2))
     return [
-        ("shifts and factors that biases, gains and running statistics pass to one another", torch.cat(shifts + empty)),
-        ("common shifts of all units, which a normalization removes", torch.cat(shifts + means + empty)),
+        ("shifts and factors that biases, gains and running statistics pass to one another", torch.cat(shifts)),
+        ("common shifts of all units, which a normalization removes", torch.cat(shifts + means)),
         (
             "multiples of the inverse gain in a layer behind a normalization, which sees a zero mean",
-            torch.cat(shifts + readers + empty),
+            torch.cat(shifts + readers),
         ),
     ]

@@ -8,7 +8,6 @@ from regauge.discovery.builder import Builder
 from regauge.discovery.laws import Value
 from regauge.discovery.movement import Stacked
 
-Result = Value | Stacked | list[Value] | tuple[Any, ...]
 Rule = Callable[[Builder, "Call"], Any]
 
 

@@ -50,20 +50,25 @@ class Recorder:
                 if dim not in mentioned[key]:
                     if value.shape[dim] > 1:
                         algebra.freeze(value.layouts[dim], f"{self.op}: not free to move")
-                    extra.append(law.fixed(value.axis(dim), mixes=True))
-        self.records.append(Record(self.op, [*laws, *extra]))
+                    extra.append(law.mixed(value.axis(dim)))
+        self.records.append([*laws, *extra])
 
     def tie(self, *layouts: Layout) -> None:
         for other in layouts[1:]:
             algebra.unify(layouts[0], other, self.op)
+
+    def equate(self, *values: Value) -> None:
+        """Tie tensors of one shape axis by axis: what acts on one acts on all."""
+        for k in range(values[0].ndim):
+            self.tie(*(value.layouts[k] for value in values))
+        self.record(*(law.linear(*(value.axis(k) for value in values)) for k in range(values[0].ndim)))
 
     def freeze(self, value: Value, dims: Sequence[int] | None = None, reason: str | None = None) -> None:
         """Nothing may act on these axes."""
         dims = range(value.ndim) if dims is None else dims
         for dim in dims:
             algebra.freeze(value.layouts[dim], reason or self.op)
-        axes = [value.axis(dim) for dim in dims]
-        self.records.append(Record(self.op, [law.fixed(axis, mixes=True) for axis in axes]))
+        self.records.append([law.mixed(value.axis(dim)) for dim in dims])
 
     def settle(self, value: Value) -> None:
         """Positions that a tensor holds as numbers keep their meaning only if their axis does not move."""
@@ -113,7 +118,7 @@ class Recorder:
         for d in (d for d in range(x.ndim) if d not in where):
             if ended is None:
                 algebra.freeze(x.layouts[d], reason or self.op)
-            laws.append(law.fixed(x.axis(d), mixes=True) if ended is None else ended(x.axis(d)))
+            laws.append(law.mixed(x.axis(d)) if ended is None else ended(x.axis(d)))
         laws += [law.fixed(result.axis(k), mixes=reason is not None) for k, d in enumerate(sources) if d is None]
         self.record(*laws)
         return result

@@ -3,11 +3,15 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 
-from regauge.discovery.freedom import Freedom
+from regauge.discovery.freedom import Family, Freedom
 from regauge.discovery.layout import Atom
 from regauge.discovery.slots import SlotPlace
-from regauge.discovery.systems import Vector, independent, independent_signs, select
+from regauge.discovery.systems import Vector, independent, select
+
+KINDS: tuple[tuple[Callable[[Freedom], list[Family]], int], ...] = ((attrgetter("scales"), 0), (attrgetter("signs"), 2))
+"""Families of scales, which are independent over the rationals, and of signs, modulo two."""
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
@@ -35,44 +39,35 @@ def make_acyclic(freedoms: list[Freedom]) -> None:
 
 
 def _all_bases(freedom: Freedom) -> frozenset[Atom]:
-    rows = [b for _, b in freedom.scales] + [b for _, b in freedom.signs] + [part.bases for part in freedom.matrices]
-    return freedom.bases.union(*rows) if rows else freedom.bases
+    families = [bases for _, bases in (*freedom.scales, *freedom.signs)]
+    return freedom.bases.union(*families, *(part.bases for part in freedom.matrices))
 
 
 def _restrict(freedom: Freedom, keep: Callable[[frozenset[Atom]], frozenset[Atom]]) -> None:
     freedom.bases = keep(freedom.bases)
-    freedom.scales = [(family, keep(bases)) for family, bases in freedom.scales]
-    freedom.signs = [(family, keep(bases)) for family, bases in freedom.signs]
+    for families in (freedom.scales, freedom.signs):
+        families[:] = [(family, keep(bases)) for family, bases in families]
     freedom.matrices = [replace(part, bases=keep(part.bases)) for part in freedom.matrices]
 
 
 def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Families of a base that the groups repeated within it contain: a factor per head is a matrix per head."""
-    known_scales: dict[Atom, list[Vector]] = defaultdict(list)
-    known_signs: dict[Atom, list[frozenset[int]]] = defaultdict(list)
+    """Drop families of a base that the groups repeated within it contain: a factor per head is a matrix per head."""
     by_atom = {freedom.atom: freedom for freedom in freedoms}
-    for freedom in freedoms:
-        for part in freedom.matrices:
-            for base in part.bases:
-                if part.kind == "linear":
-                    known_scales[base].append(_lifted(part.slots, by_atom[base], places))
-                known_signs[base].append(frozenset(_lifted(part.slots, by_atom[base], places)))
-        for family, bases in freedom.scales:
-            for base in bases:
-                known_scales[base].append(_lifted(family, by_atom[base], places))
-        for signs, bases in freedom.signs:
-            for base in bases:
-                known_signs[base].append(frozenset(_lifted(dict.fromkeys(signs, 1), by_atom[base], places)))
-    for freedom in freedoms:
-        own = frozenset(freedom.slots)
-        kept = independent([select(family, own) for family, _ in freedom.scales], known_scales[freedom.atom])
-        freedom.scales = [freedom.scales[k] for k in kept]
-        odd = independent_signs([family & own for family, _ in freedom.signs], known_signs[freedom.atom])
-        freedom.signs = [freedom.signs[k] for k in odd]
+    for families_of, modulus in KINDS:
+        known: dict[Atom, list[Vector]] = defaultdict(list)
+        for freedom in freedoms:
+            matrices = [(part.slots, part.bases) for part in freedom.matrices if part.kind == "linear" or modulus]
+            for family, bases in (*matrices, *families_of(freedom)):
+                for base in bases:
+                    known[base].append(_lift(family, by_atom[base], places))
+        for freedom in freedoms:
+            families, own = families_of(freedom), frozenset(freedom.slots)
+            kept = independent([select(family, own) for family, _ in families], known[freedom.atom], modulus)
+            families[:] = [families[k] for k in kept]
 
 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Families of single units that multiply whole parameters as uniform families of larger groups do."""
+    """Drop families of single units that multiply whole parameters as uniform families of larger groups do."""
 
     def whole(exponents: Vector) -> Vector | None:
         result: Vector = {}
@@ -83,38 +78,24 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
                 return None
             key = names.setdefault(places[slot].name, len(names))
             result[key] = result.get(key, 0) + exponent
-        return {key: e for key, e in result.items() if e}
+        return result
 
     names: dict[str, int] = {}
-    large = [freedom for freedom in freedoms if freedom.atom.size > 1]
-    scales = [vector for f in large for family, _ in f.scales if (vector := whole(family))]
-    signs = [
-        frozenset(key for key, e in vector.items() if e % 2)
-        for f in large
-        for family, _ in f.signs
-        if (vector := whole(dict.fromkeys(family, 1)))
-    ]
-    for freedom in freedoms:
-        if freedom.atom.size > 1:
-            continue
-        kept = []
-        for family, bases in freedom.scales:
-            vector = whole(family)
-            if vector is None or independent([vector], scales):
-                kept.append((family, bases))
-                scales += [vector] if vector else []
-        freedom.scales = kept
-        odd = []
-        for signs_here, bases in freedom.signs:
-            vector = whole(dict.fromkeys(signs_here, 1))
-            flipped = frozenset(key for key, e in (vector or {}).items() if e % 2)
-            if vector is None or independent_signs([flipped], signs):
-                odd.append((signs_here, bases))
-                signs += [flipped] if vector else []
-        freedom.signs = odd
+    for families_of, modulus in KINDS:
+        large = [family for freedom in freedoms if freedom.atom.size > 1 for family, _ in families_of(freedom)]
+        known = [vector for family in large if (vector := whole(family)) is not None]
+        for freedom in freedoms:
+            families, kept = families_of(freedom), []
+            for family, bases in families if freedom.atom.size == 1 else ():
+                vector = whole(family)
+                if vector is None or independent([vector], known, modulus):
+                    kept.append((family, bases))
+                    known += [vector] if vector else []
+            if freedom.atom.size == 1:
+                families[:] = kept
 
 
-def _lifted(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
+def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
     """What a family that is the same for all units within each block does to the block as a whole."""
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():

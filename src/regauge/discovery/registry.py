@@ -133,13 +133,10 @@ def _run(part: nn.Module, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> 
 def _leaf_rule(b: Builder, call: Call) -> Any:
     part = _ACTIVE[call["index"]] if call["index"] < len(_ACTIVE) else None
     inputs, state = call["inputs"], call["state"]
-    if part is None or _LEAVES[type(part)].rule is None:
-        tensors = [v for v in [*inputs, *state] if isinstance(v, Value)]
+    rule = None if part is None else _LEAVES[type(part)].rule
+    if part is None or rule is None:
         b.op = "registered leaf"
-        return b.opaque(tensors, call.shapes)
-    names = [name for name, _ in _named(part)]
-    arguments = {"inputs": list(inputs), **dict(zip(names, state, strict=True))}
-    rule = _LEAVES[type(part)].rule
-    assert rule is not None
+        return b.opaque([v for v in [*inputs, *state] if isinstance(v, Value)], call.shapes)
+    arguments = {"inputs": list(inputs), **dict(zip([name for name, _ in _named(part)], state, strict=True))}
     result = rule(b, Call(type(part).__name__, "leaf", arguments, call.shapes, call.is_float))
     return result if isinstance(result, list | tuple) else [result]

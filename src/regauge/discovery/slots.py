@@ -4,6 +4,7 @@ A slot is one occurrence of a leaf in one product block of one axis of one tenso
 a law: the slots at the same place of all its axes.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +18,11 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """The slots that one index of one operator relates at one place.
+    """The slots that one index of one operator relates at one place, one for each axis of its law.
 
-    Attributes:
-        law: The law; its equations run over `slots`.
-        slots: One slot per axis of the law.
-        companions: For each slot, the atoms that its tensor has beside it, aligned with the other tensors: a
-            transformation of the slot may depend on their index. The number says which index of the operator it
-            is: rows and columns of x @ x.T run over the same atom, but not together.
+    The companions of a slot are atoms of its tensor, aligned with the other tensors, on whose index a transformation of
+    the slot may depend. Their number says which index of the operator it is: rows and columns of x @ x.T run over the
+    same atom, but not together.
     """
 
     law: Law
@@ -68,16 +66,11 @@ class Slots:
 
 @dataclass(frozen=True)
 class SlotPlace:
-    """Where a slot of a parameter lies: a product block of one axis.
+    """Where a slot of a parameter lies: in a product block, the `term`-th one, of one axis.
 
     Attributes:
-        name: The parameter.
-        axis: The axis.
-        term: Number of the block on the axis.
-        start: First index of the block.
-        stride: Distance between units.
         others: Sizes and strides of the other leaves of the block.
-        mates: The other leaves of the block.
+        mates: These leaves.
         beside: Atoms whose index every entry that the slot addresses has.
         is_whole: Whether the block is the whole axis.
         numel_elsewhere: Number of entries of the parameter for each index of the axis.
@@ -96,7 +89,7 @@ class SlotPlace:
 
     def placement(self, **how: Any) -> Placement:
         """Where a group of these units acts, and what it does there."""
-        return Placement(self.name, self.axis, self.start, self.stride if self.stride else 1, self.others, **how)
+        return Placement(self.name, self.axis, self.start, self.stride or 1, self.others, **how)
 
 
 SlotBlock = tuple[int, tuple[Atom, ...], tuple[tuple[Atom, int], ...]]
@@ -165,7 +158,7 @@ class _Writer:
         return len(self.slots.atoms) - 1
 
     def _axes(self, axis: Axis) -> list[SlotBlock]:
-        """The blocks of a axis; a range has been cut out along the boundaries of blocks."""
+        """The blocks of an axis; a range has been cut out along the boundaries of blocks."""
         if len(axis.dims) == 1:
             blocks = self._axis(axis.value, axis.dims[0])
             if axis.length is None:
@@ -181,19 +174,18 @@ class _Writer:
                 start = start * size + first
             large = tuple(atom for _, atoms, _ in chosen for atom in atoms)
             result.append((start, large, tuple(place for _, _, places in chosen for place in places)))
-        result.sort(key=lambda block: block[0])
-        return result
+        return sorted(result, key=lambda block: block[0])
 
     def _record(self, record: Record) -> None:
-        expanded = [[self._axes(axis) for axis in law.axes] for law in record.laws]
+        expanded = [[self._axes(axis) for axis in law.axes] for law in record]
         matched = [_aligned(blocks) for blocks in expanded]
-        reach = [frozenset(id(axis.value) for axis in law.axes) for law in record.laws]
+        reach = [frozenset(id(axis.value) for axis in law.axes) for law in record]
         everywhere = [
             _in_every_block(blocks) if ok and not (law.is_mixing or law.is_shared or law.is_virtual) else frozenset()
-            for law, blocks, ok in zip(record.laws, expanded, matched, strict=True)
+            for law, blocks, ok in zip(record, expanded, matched, strict=True)
         ]
         chosen = _virtual_axes(record, reach)
-        for k, law in enumerate(record.laws):
+        for k, law in enumerate(record):
             if not matched[k]:
                 for blocks in expanded[k]:
                     self._block(place for block in blocks for place in block[2])
@@ -242,9 +234,9 @@ class _Writer:
             self._block(place for u in units for place in u)
 
     def _once(self, value: Value, companions: list[Companion]) -> frozenset[Companion]:
-        """Those whose atom occurs exactly once: with two it is open which index a transformation depends on."""
-        atoms = [atom for atom, _ in companions]
-        return frozenset(c for c in companions if atoms.count(c[0]) == 1 and c[0] not in self._repeated(value))
+        """Those whose atom occurs exactly once in all axes of the tensor."""
+        once = _once([atom for atom, _ in companions]) - self._repeated(value)
+        return frozenset(c for c in companions if c[0] in once)
 
     def _repeated(self, value: Value) -> frozenset[Atom]:
         """Atoms that several axes of a tensor have."""
@@ -270,9 +262,6 @@ class _Writer:
     def _places(self, name: str, value: Value, read: set[int]) -> dict[int, SlotPlace]:
         """Where the slots of a tensor lie, those that some operator reads."""
         result: dict[int, SlotPlace] = {}
-        numel = 1
-        for n in value.shape:
-            numel *= n
         if not any((id(value), dim) in self.blocks for dim in range(value.ndim)):
             return result  # No operator reads it.
         whole = [_in_every_block([self._axis(value, dim)]) for dim in range(value.ndim)]
@@ -284,19 +273,19 @@ class _Writer:
                     slot = self._axis(value, dim)[t][2][j][1]
                     if slot not in read:
                         continue
-                    others = tuple((a.size, s) for i, (a, s) in enumerate(factors) if i != j and a.size > 1)
-                    mates = tuple(a for i, (a, _) in enumerate(factors) if i != j and a.size > 1)
+                    rest = [factor for i, factor in enumerate(factors) if i != j and factor[0].size > 1]
+                    mates = tuple(atom for atom, _ in rest)
                     result[slot] = SlotPlace(
                         name=name,
                         axis=dim,
                         term=t,
                         start=start,
                         stride=stride,
-                        others=others,
+                        others=tuple((atom.size, distance) for atom, distance in rest),
                         mates=mates,
                         beside=_once([*mates, *elsewhere]) - self._repeated(value),
                         is_whole=len(blocks) == 1,
-                        numel_elsewhere=numel // max(value.shape[dim], 1),
+                        numel_elsewhere=math.prod(value.shape[:dim] + value.shape[dim + 1 :]),
                     )
         return result
 
@@ -323,14 +312,11 @@ def _aligned(expanded: list[list[SlotBlock]]) -> bool:
 
 
 def _in_every_block(expanded: list[list[SlotBlock]]) -> frozenset[Atom]:
-    blocks = expanded[0]
-    if not blocks:
-        return frozenset()
-    common = set(blocks[0][1]).intersection(*(large for _, large, _ in blocks[1:]))
-    return frozenset(atom for atom in common if all(large.count(atom) == 1 for _, large, _ in blocks))
+    blocks = [large for _, large, _ in expanded[0]]
+    return frozenset.intersection(*map(_once, blocks)) if blocks else frozenset()
 
 
-def _once(atoms: list[Atom]) -> frozenset[Atom]:
+def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
     """Atoms that occur exactly once: with two occurrences it is open which index a transformation depends on."""
     return frozenset(atom for atom in atoms if atoms.count(atom) == 1)
 
@@ -339,7 +325,7 @@ def _virtual_axes(record: Record, reach: list[frozenset[int]]) -> list[tuple[fro
     """Axes that tensors of this record select from, with the tensors that they hold for."""
     found: dict[tuple[int, int], tuple[frozenset[Atom], set[int]]] = {}
     direct: dict[Atom, set[int]] = defaultdict(set)
-    for k, law in enumerate(record.laws):
+    for k, law in enumerate(record):
         for axis in law.axes:
             if law.is_virtual:
                 for atom in leaves(axis.value.layouts[axis.dims[0]]):

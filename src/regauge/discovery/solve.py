@@ -11,17 +11,7 @@ from regauge.discovery.freedom import Freedom, MatrixPart, ShiftFamily
 from regauge.discovery.layout import Atom
 from regauge.discovery.redundancy import drop_redundant, drop_uniform, make_acyclic
 from regauge.discovery.slots import Slots, Tie
-from regauge.discovery.systems import (
-    Matrices,
-    Proportions,
-    Rational,
-    independent,
-    independent_signs,
-    quotient,
-    scale_families,
-    select,
-    sign_families,
-)
+from regauge.discovery.systems import Matrices, Proportions, Rational, Vector, independent, quotient, select
 
 
 def solve(slots: Slots) -> list[Freedom]:
@@ -63,15 +53,13 @@ class _AtomSolver:
         rest = {slot for slot in self.own if slot not in covered}
         kept = rest | {slot for slot in self.watched if slot not in covered}
 
-        families = scale_families(self._scales(), self.everywhere)
-        for k in independent([select(family, rest) for family in families]):
-            freedom.scales.append((select(families[k], kept), self._bases_of(families[k])))
-
         translations, periods = self._translations()
         signs, shifts = self._signs(translations, self._steps(translations, periods, rest))
-        for k in independent_signs([family & rest for family in signs]):
-            freedom.signs.append((signs[k] & kept, self._bases_of(signs[k])))
-        freedom.shifts = [replace(shift, parity=shift.parity & kept) for shift in shifts]
+        scales = self._scales().families(self.everywhere)
+        for families, chosen, modulus in ((scales, freedom.scales, 0), (signs, freedom.signs, 2)):
+            for k in independent([select(family, rest) for family in families], modulus=modulus):
+                chosen.append((select(families[k], kept), self._bases_of(families[k])))
+        freedom.shifts = [replace(shift, parity=select(shift.parity, kept)) for shift in shifts]
         return freedom
 
     def _bases_of(self, slots: Collection[int]) -> frozenset[Atom]:
@@ -128,7 +116,7 @@ class _AtomSolver:
         result: dict[int, dict[int, int]] = defaultdict(dict)
         for slot in slots:
             root, parity = system.find(slot)
-            result[root][slot] = parity
+            result[root][slot] = int(parity)
         return result
 
     def _translations(self) -> tuple[Proportions, list[int]]:
@@ -172,36 +160,37 @@ class _AtomSolver:
 
     def _signs(
         self, translations: Proportions, steps: Mapping[int, Rational]
-    ) -> tuple[list[frozenset[int]], list[ShiftFamily]]:
+    ) -> tuple[list[Vector], list[ShiftFamily]]:
         """Families of signs, and families of shifts with the signs that an odd number of steps flips."""
-        rows: list[list[int]] = []
-        zero: set[int] = set(self.blocked)
         tags = {root: -1 - k for k, root in enumerate(steps)}
-        for tie in self.ties:
-            if tie.law.sign is None:
-                zero.update(tie.slots)
-            for row in tie.law.sign or ():
-                odd = [slot for slot, coefficient in zip(tie.slots, row, strict=True) if coefficient % 2]
-                if tie.law.period is not None:
-                    root, weight = translations.value(tie.slots[0])
-                    if weight and root in steps and int(weight * steps[root]) % 2:
-                        odd.append(tags[root])
-                rows.append(odd)
         carriers = {s for s in self.own if translations.find(s)[0] in steps and translations.value(s)[1]}
         early = [s for s in self.everywhere if s not in carriers]
+        order = [*early[::-1], *carriers, *tags.values()]
+        unknowns = Proportions({x: k for k, x in enumerate(order)}, modulus=2)
+        unknowns.fix(*self.blocked)
+        for tie in self.ties:
+            if tie.law.sign is None:
+                unknowns.fix(*tie.slots)
+            for row in tie.law.sign or ():
+                slots, coefficients = tie.slots, row
+                if tie.law.period is not None:
+                    root, weight = translations.value(slots[0])
+                    if weight and root in steps and int(weight * steps[root]) % 2:
+                        slots, coefficients = (*slots, tags[root]), (*row, 1)
+                unknowns.equate(slots, coefficients)
         signs, shifts = [], []
-        for vector in sign_families(rows, zero, [*early[::-1], *carriers, *tags.values()]):
+        for vector in unknowns.families(order):
             roots = [root for root, tag in tags.items() if tag in vector]
-            slots = frozenset(v for v in vector if v >= 0)
+            own = {slot: 1 for slot in vector if slot >= 0}
             if not roots:
-                signs.append(slots)
+                signs.append(own)
                 continue
             amounts = {}
             for slot in (*carriers, *self.watched):
                 root, weight = translations.value(slot)
                 if weight and root in roots:
                     amounts[slot] = float(weight * steps[root]) * math.pi
-            shifts.append(ShiftFamily(amounts, slots))
+            shifts.append(ShiftFamily(amounts, own))
         return signs, shifts
 
 

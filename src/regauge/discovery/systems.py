@@ -6,7 +6,6 @@ equations tie two unknowns, so a union-find does most of the work and eliminatio
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
 
@@ -32,13 +31,19 @@ def select(vector: Mapping[int, int], slots: Container[int]) -> Vector:
 
 
 class Proportions:
-    """Union-find where each unknown is a rational multiple of its root, and roots can be fixed to zero."""
+    """Union-find where each unknown is a multiple of its root, and roots can be fixed to zero.
 
-    def __init__(self) -> None:
+    Args:
+        order: Of two roots the later one stays free; by default the one that an equation names first.
+        modulus: Of the coefficients: 2 for signs, 0 for rational numbers.
+    """
+
+    def __init__(self, order: Mapping[int, int] | None = None, modulus: int = 0) -> None:
         self.parent: dict[int, int] = {}
         self.weight: dict[int, Rational] = {}
         self.zero: set[int] = set()
         self.pending: list[Row] = []
+        self.order, self.modulus = order, modulus
 
     def find(self, x: int) -> tuple[int, Rational]:
         if x not in self.parent:
@@ -79,85 +84,38 @@ class Proportions:
             if coefficient:
                 root, weight = self.value(x)
                 reduced[root] += coefficient * weight
-        terms = [(x, c) for x, c in reduced.items() if c]
+        terms = [(x, c) for x, c in reduced.items() if (c % self.modulus if self.modulus else c)]
         if len(terms) == 1:
             self.zero.add(terms[0][0])
         elif len(terms) == 2:
+            if self.order and self.order[terms[0][0]] < self.order[terms[1][0]]:
+                terms.reverse()
             (x, a), (y, b) = terms
-            self.parent[y], self.weight[y] = x, quotient(-a, b)
+            self.parent[y], self.weight[y] = x, 1 if self.modulus else quotient(-a, b)
         elif terms:
             self.pending.append(dict(terms))
         return len(terms) in (1, 2)
 
-
-def scale_families(unknowns: Proportions, slots: Sequence[int]) -> list[Vector]:
-    """Independent integer exponent vectors over the given slots that solve all equations."""
-    unknowns.settle()
-    columns: dict[int, Row] = defaultdict(dict)
-    for slot in slots:
-        root, weight = unknowns.value(slot)
-        if weight:
-            columns[root][slot] = weight
-    tied = sorted({x for row in unknowns.pending for x in row})
-    basis: list[Row] = [{root: 1} for root in columns if root not in set(tied)]
-    basis += _null_space(unknowns.pending, tied).values()
-    families = []
-    for vector in basis:
-        exponents = {
-            slot: factor * weight for root, factor in vector.items() for slot, weight in columns.get(root, {}).items()
-        }
-        if exponents:
-            scale = lcm(*(e.denominator for e in exponents.values()))
-            families.append({slot: int(e * scale) for slot, e in exponents.items() if e})
-    return families
-
-
-def sign_families(rows: Iterable[Sequence[int]], zero: Iterable[int], unknowns: Sequence[int]) -> list[frozenset[int]]:
-    """A basis of the solutions over two elements; unknowns late in the order stay free where there is a choice.
-
-    Args:
-        rows: Unknowns that add up to zero; one that occurs twice cancels.
-        zero: Unknowns that are zero.
-        unknowns: All of them, those last that should stay free.
-    """
-    order = {x: k for k, x in enumerate(unknowns)}
-    parent: dict[int, int] = {}
-
-    def find(x: int) -> int:
-        """The latest of the unknowns that equations of two have made equal to this one."""
-        parent.setdefault(x, x)
-        while parent[x] != x:
-            parent[x] = parent[parent[x]]
-            x = parent[x]
-        return x
-
-    longer, none = [], list(zero)
-    for row in rows:
-        if len(row) > 2:
-            row = [x for x in row if row.count(x) % 2]
-        if len(row) == 1:
-            none.extend(row)
-        elif len(row) == 2:
-            early, late = sorted(map(find, row), key=lambda x: order.get(x, -1))
-            parent[early] = late
-        else:
-            longer.append(row)
-    dead = {find(x) for x in none}
-    equations: list[Row] = []
-    for row in longer:
-        counts: Row = defaultdict(int)
-        for root in map(find, row):
-            if root not in dead:
-                counts[root] += 1
-        equations.append({root: 1 for root, count in counts.items() if count % 2})
-    members: dict[int, list[int]] = defaultdict(list)
-    for x in unknowns:
-        if find(x) not in dead:
-            members[find(x)].append(x)
-    roots = dict.fromkeys([*members, *(root for row in equations for root in row)])
-    solutions = _null_space(equations, sorted(roots, key=lambda x: order.get(x, -1)), modulus=2)
-    families = [frozenset(x for y in solutions[root] for x in members[y]) for root in roots if root in solutions]
-    return [family for family in families if family]
+    def families(self, unknowns: Sequence[int]) -> list[Vector]:
+        """A basis of the solutions in integers, at the given unknowns."""
+        self.settle()
+        columns: dict[int, Row] = defaultdict(dict)
+        for x in unknowns:
+            root, weight = self.value(x)
+            if weight:
+                columns[root][x] = weight
+        tied = sorted({x for row in self.pending for x in row}, key=self.order.__getitem__ if self.order else None)
+        solutions: dict[int, Row] = {root: {root: 1} for root in columns if root not in set(tied)}
+        solutions |= _null_space(self.pending, tied, self.modulus)
+        families = []
+        for vector in (solutions[root] for root in (columns if self.order else solutions) if root in solutions):
+            exponents = {
+                x: factor * weight for root, factor in vector.items() for x, weight in columns.get(root, {}).items()
+            }
+            if exponents:
+                scale = lcm(*(e.denominator for e in exponents.values()))
+                families.append({x: int(e * scale) for x, e in exponents.items() if e})
+        return families
 
 
 def _null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -> dict[int, Row]:
@@ -173,8 +131,9 @@ def _null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) 
                 if pivot in equation:
                     pivots[other] = _reduce(equation, {pivot: current}, modulus)
             pivots[pivot] = current
+    sign = 1 if modulus == 2 else -1
     return {
-        free: {free: 1, **{pivot: -equation[free] for pivot, equation in pivots.items() if free in equation}}
+        free: {free: 1, **{pivot: sign * equation[free] for pivot, equation in pivots.items() if free in equation}}
         for free in unknowns
         if free not in pivots
     }
@@ -194,9 +153,15 @@ def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] 
     return result
 
 
-def independent_signs(families: Sequence[frozenset[int]], known: Sequence[frozenset[int]] = ()) -> list[int]:
-    """Which families are linearly independent over two elements."""
-    return independent([dict.fromkeys(f, 1) for f in families], [dict.fromkeys(f, 1) for f in known], modulus=2)
+def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], modulus: int = 0) -> Row | None:
+    """Coefficients, by number of the row, with which rows add up to a target; None where there are none."""
+    last = len(rows)
+    columns: dict[int, Row] = defaultdict(dict)
+    for k, row in enumerate([*rows, {x: -c for x, c in target.items()}]):
+        for x, c in row.items():
+            columns[x][k] = c
+    found = _null_space(columns.values(), range(last + 1), modulus).get(last)
+    return None if found is None else {k: c for k, c in found.items() if k != last and c}
 
 
 def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
@@ -206,28 +171,18 @@ def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
         factor = result.get(pivot, 0)
         for x, c in equation.items() if factor else ():
             result[x] = result.get(x, 0) - factor * c
-            if modulus:
-                result[x] %= modulus
-    return {x: c for x, c in result.items() if c}
+    reduced = {x: c % modulus if modulus else c for x, c in result.items()}
+    return {x: c for x, c in reduced.items() if c}
 
 
-@dataclass
-class Matrices:
-    """Union-find with parity for the slots on which one matrix may act: the same, or its inverse transpose."""
+class Matrices(Proportions):
+    """Slots on which one matrix may act: the same (weight +1), or its inverse transpose (-1)."""
 
-    parent: dict[int, tuple[int, int]] = field(default_factory=dict)
-    blocked: set[int] = field(default_factory=set)
-    metric: set[int] = field(default_factory=set)
-    keeps_ones: set[int] = field(default_factory=set)
-
-    def find(self, x: int) -> tuple[int, int]:
-        sign = 1
-        self.parent.setdefault(x, (x, 1))
-        while self.parent[x][0] != x:
-            up, s = self.parent[x]
-            sign *= s
-            x = up
-        return x, sign
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocked: set[int] = set()
+        self.metric: set[int] = set()
+        self.keeps_ones: set[int] = set()
 
     def tie(self, x: int, y: int, parity: int) -> None:
         (a, s), (b, t) = self.find(x), self.find(y)
@@ -235,7 +190,7 @@ class Matrices:
             if s * t != parity:
                 self.metric.add(a)
             return
-        self.parent[b] = (a, s * t * parity)
+        self.parent[b], self.weight[b] = a, s * t * parity
         for flags in (self.blocked, self.metric, self.keeps_ones):
             if b in flags:
                 flags.add(a)

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs
 from regauge.core.task import evaluating
+from regauge.discovery.operators import operator_name
 
 
 class TraceError(RuntimeError):
@@ -80,12 +81,8 @@ def trace(
             program = _decomposed(program, {})
         if decompose:
             table: Any = torch.export.default_decompositions()
-            program = _decomposed(program, {op: rule for op, rule in table.items() if _name(op) in decompose})
+            program = _decomposed(program, {op: rule for op, rule in table.items() if operator_name(op) in decompose})
         return _with_ones(_program(module, program), ones, module)
-
-
-def _name(op: Any) -> str:
-    return str(op.name()).split("::")[-1].split(".")[0]
 
 
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
@@ -181,56 +178,46 @@ def _run_eagerly(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, 
 
 def _program(module: nn.Module, program: ExportedProgram) -> Program:
     signature = program.graph_signature
-    named = dict(module.named_parameters(remove_duplicate=False))
-    all_buffers = dict(module.named_buffers(remove_duplicate=False))
-    kept = set(module.state_dict())
-    buffers = {name: t for name, t in all_buffers.items() if name in kept}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    persistent = module.state_dict().keys()
+    kept = {**parameters, **{name: t for name, t in buffers.items() if name in persistent}}
     aliases: dict[int, list[str]] = {}
-    for name, tensor in {**named, **buffers}.items():
+    for name, tensor in kept.items():
         aliases.setdefault(id(tensor), []).append(name)
     states: dict[str, str] = {}
-    constants: dict[str, Tensor] = {}
+    held: dict[str, Tensor] = {}
     placeholders: dict[str, str] = {}
     for spec in signature.input_specs:
-        placeholder = getattr(spec.arg, "name", "")
-        target = (spec.target or "").removeprefix("module.")
+        target, placeholder = _target(spec), getattr(spec.arg, "name", "")
         placeholders[target] = placeholder
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            held = named[target] if target in named else all_buffers.get(target)
-            if held is not None and held.is_floating_point() and (target in named or target in buffers):
-                states[placeholder] = aliases[id(held)][0]
-            elif held is not None:
-                constants[placeholder] = held
-        elif spec.kind == InputKind.CONSTANT_TENSOR and spec.target in program.constants:
-            constant = program.constants[spec.target]
-            if isinstance(constant, Tensor):
-                constants[placeholder] = constant
-    everything = dict(constants)
-    results = next(node for node in program.graph.nodes if node.op == "output").args[0]
+        is_constant = spec.kind == InputKind.CONSTANT_TENSOR
+        found = program.constants.get(str(spec.target)) if is_constant else {**buffers, **parameters}.get(target)
+        if isinstance(found, Tensor) and found.is_floating_point() and target in kept and not is_constant:
+            states[placeholder] = aliases[id(found)][0]
+        elif isinstance(found, Tensor):
+            held[placeholder] = found
+    results: Any = program.graph.output_node().args[0]
     by_name = {node.name: node for node in results if isinstance(node, Node)}
-    out, written = [], []
-    for spec in signature.output_specs:
-        node = by_name.get(getattr(spec.arg, "name", ""))
-        if node is None:
-            continue
-        if spec.kind == OutputKind.BUFFER_MUTATION:
-            target = (spec.target or "").removeprefix("module.")
-            written.append((node, target))
-            constants.pop(placeholders.get(target, ""), None)
-        else:
-            out.append(node)
+    ends = [(by_name.get(getattr(spec.arg, "name", "")), spec) for spec in signature.output_specs]
+    written = [(node, _target(spec)) for node, spec in ends if node and spec.kind == OutputKind.BUFFER_MUTATION]
+    updated = {placeholders.get(target) for _, target in written}
     return Program(
         program.graph_module,
         states,
-        constants,
-        everything,
+        {placeholder: tensor for placeholder, tensor in held.items() if placeholder not in updated},
+        held,
         tuple(getattr(s.arg, "name", "") for s in signature.input_specs if s.kind == InputKind.USER_INPUT),
-        tuple(out),
+        tuple(node for node, spec in ends if node and spec.kind != OutputKind.BUFFER_MUTATION),
         tuple(written),
         {names[0]: tuple(names) for names in aliases.values()},
-        {name: tuple(t.shape) for name, t in {**named, **buffers}.items()},
-        tuple(buffers),
+        {name: tuple(t.shape) for name, t in kept.items()},
+        tuple(name for name in kept if name not in parameters),
     )
+
+
+def _target(spec: InputSpec | OutputSpec) -> str:
+    return (spec.target or "").removeprefix("module.")
 
 
 def _with_ones(program: Program, ones: Collection[str], module: nn.Module) -> Program:

@@ -136,9 +136,9 @@ class _Folding:
 
     def run(self) -> None:
         """Biases first, so that nothing stands beside a gain that is zero; means last, behind equal gains."""
-        self._proved("biases", self._take_up)
-        self._proved("gains", self._fold)
-        self._proved("means", self._center)
+        self._prove("biases", self._take_up)
+        self._prove("gains", self._fold)
+        self._prove("means", self._center)
 
     def folded(self, params: Mapping[str, Tensor]) -> Folded:
         result = dict(params)
@@ -148,7 +148,7 @@ class _Folding:
         ones = tuple(sorted({key for name in self.ones for key in self._names(name)}))
         return Folded(result, ones, tuple(self.zeros), tuple(self.centered), self.max_error, tuple(self.notes))
 
-    def _proved(self, subject: str, step: Callable[[], None]) -> None:
+    def _prove(self, subject: str, step: Callable[[], None]) -> None:
         """Take a step; if it changes the outputs, take it again with a proof of every single rewrite."""
         before = dict(self.params), self.ones, tuple(self.zeros), tuple(self.centered), tuple(self.notes)
         for self.is_careful in (False, True):
@@ -192,8 +192,6 @@ class _Folding:
         for name, change in changes.items():
             for key in self._names(name):
                 self.params[key] = self.params[name] + change if key == name else self.params[name]
-
-    # --- biases -------------------------------------------------------------------------------------------------
 
     def _take_up(self) -> None:
         users: dict[str, int] = {}
@@ -243,13 +241,10 @@ class _Folding:
                         mask[positions] = True
                         yield mask
 
-    # --- gains --------------------------------------------------------------------------------------------------
-
     def _fold(self) -> None:
-        found = fold_gains(self.params, self.symmetry, self.gains)
-        self.params, self.ones = found.params, found.ones
+        self.params, self.ones, kept = fold_gains(self.params, self.symmetry, self.gains)
         tied = [names for names in self.symmetry.tied if any(len(self.symmetry.shapes[name]) > 1 for name in names)]
-        for name, reason in found.kept.items():
+        for name, reason in kept.items():
             note = f"The gain {name!r} stays, because {reason}"
             costs = [g for g in self.symmetry.groups if any(p.parameter == name for p in g.placements)]
             if costs:
@@ -263,8 +258,6 @@ class _Folding:
                     "`config.tie_word_embeddings = False`), then fold again"
                 )
             self.notes.append(note + ".")
-
-    # --- means --------------------------------------------------------------------------------------------------
 
     def _center(self) -> None:
         for name in self._in_order():

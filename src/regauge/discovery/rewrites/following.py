@@ -4,24 +4,20 @@ Operators that move values move the changes alike. What ends a change is an oper
 scores that all change alike, a LayerNorm of features that all change alike, or a bias that takes it up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 
 from regauge.core.params import Params
-from regauge.discovery.rewrites.changes import Change, Known, Labeled, Seen, along, classes_of, is_nothing
-from regauge.discovery.rewrites.flow import MOVES, SAME, Flow, argument, call, shape_of
-from regauge.discovery.rewrites.gains import operator
+from regauge.discovery.operators import SAME, argument, operator_name, shape_of, words
+from regauge.discovery.rewrites.flow import MOVES, Change, Flow, Seen, along, call, classes_of, is_nothing
 
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
 """Operators that are linear in a value and in a weight: arguments of value, weight and bias."""
-LINEAR = {"sum", "mean", "neg", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "cumsum"}
-RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 
 
 def follow(flow: Flow, start: Mapping[str, Tensor]) -> Params | None:
@@ -54,7 +50,7 @@ class _Run:
             if node.op == "placeholder":
                 state = self.flow.program.states.get(node.name)
                 if state is not None and state in self.start:
-                    self.changes[node] = Known(self.start[state])
+                    self.changes[node] = Change(self.start[state])
             elif node.op == "call_function" and any(source in self.changes for source in node.all_input_nodes):
                 change = self._through(node)
                 if change is not None and not is_nothing(change):
@@ -65,59 +61,40 @@ class _Run:
         return {**self.start, **self.taken}
 
     def _through(self, node: Node) -> Any:
-        name = operator(node) or getattr(node.target, "__name__", "")
-        if name in SAME:
-            return self._of(node.args[0])
-        if name in MOVES:
-            return self._moved(node)
-        if name in LAYERS:
-            return self._layer(node, *LAYERS[name])
-        if name in ("add", "sub"):
-            return self._sum(node, -1.0 if name == "sub" else 1.0)
-        if name in ("mul", "div"):
-            return self._scaled(node)
-        if name in LINEAR:
-            return self._known(node, node.args[0])
-        if name == "embedding":
-            return self._embedding(node)
-        if name == "layer_norm":
-            return self._layer_norm(node)
-        if name in ("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax"):
-            return self._unseen(self._of(node.args[0]), [int(node.args[1])])  # type: ignore[arg-type]
-        if name == "scaled_dot_product_attention":
-            return self._attention(node)
-        if name in ("matmul", "bmm"):
-            return self._product(node)
-        if name in RECURRENT:
-            return self._recurrent(node)
-        raise Seen
+        name = operator_name(node)
+        if name not in FOLLOWED:
+            raise Seen
+        return FOLLOWED[name](self, node)
 
     def _of(self, argument: Any) -> Any:
         return self.changes.get(argument) if isinstance(argument, Node) else None
 
-    def _fresh(self, labels: Tensor) -> Labeled:
+    def _fresh(self, labels: Tensor) -> Change:
         """Labels that no other change has; zeros stay."""
         labels = torch.where(labels == 0, 0, labels + self.next_label)
         self.next_label = int(labels.max()) + 1
-        return Labeled(labels)
+        return Change(labels, is_known=False)
 
-    def _labels(self, change: Change | None, node: Node) -> Labeled:
-        if isinstance(change, Labeled):
-            return change
+    def _labels(self, change: Change | None, node: Node) -> Tensor:
         if change is None:
-            return Labeled(torch.zeros(shape_of(node), dtype=torch.int64))
-        labels = torch.unique(change.value, return_inverse=True)[1]
-        return self._fresh(torch.where(change.value == 0, 0, labels + 1))
+            return torch.zeros(shape_of(node), dtype=torch.int64)
+        if not change.is_known:
+            return change.entries
+        labels = torch.unique(change.entries, return_inverse=True)[1]
+        return self._fresh(torch.where(change.entries == 0, 0, labels + 1)).entries
+
+    def _same(self, node: Node) -> Any:
+        return self._of(node.args[0])
 
     def _moved(self, node: Node) -> Any:
         """The entries of the change where the operator puts the entries of the value."""
         sources = [source for source in node.all_input_nodes if source in self.changes]
         if any(isinstance(self.changes[source], list | tuple) for source in sources):
             return self.changes[sources[0]][node.args[1]]  # One of the results of a split.
-        indices = set(node.all_input_nodes[1:]) if operator(node) in ("index", "index_select") else set()
+        indices = set(node.all_input_nodes[1:]) if operator_name(node) in ("index", "index_select") else set()
         if indices & set(sources):
             raise Seen
-        is_known = all(isinstance(self.changes[source], Known) for source in sources)
+        is_known = all(self.changes[source].is_known for source in sources)
         operands: dict[Node, Any] = {}
         for source in node.all_input_nodes:
             change = self._of(source)
@@ -126,60 +103,66 @@ class _Run:
                 operands[source] = held
             elif source in indices:
                 # Wherever it points to, the change is the same.
-                if operator(node) != "index" or None in node.args[1]:  # type: ignore[operator]
+                if operator_name(node) != "index" or None in node.args[1]:  # type: ignore[operator]
                     raise Seen
                 self._unseen(self.changes[node.args[0]], range(len(node.args[1])))  # type: ignore[index,arg-type]
                 operands[source] = torch.zeros(shape_of(source), dtype=torch.int64)
             elif is_known:
-                operands[source] = (
-                    torch.zeros(shape_of(source), dtype=torch.float64) if change is None else change.value
-                )
+                blank = torch.zeros(shape_of(source), dtype=torch.float64)
+                operands[source] = blank if change is None else change.entries
             else:
-                operands[source] = self._labels(change, source).labels
-        return pytree.tree_map_only(Tensor, Known if is_known else Labeled, call(node, operands))
+                operands[source] = self._labels(change, source)
+        return Change(torch.zeros(()), is_known).map(lambda _: call(node, operands))
 
-    def _known(self, node: Node, argument: Any) -> Known:
+    def _linear(self, node: Node) -> Change:
+        return self._known(node, node.args[0])
+
+    def _known(self, node: Node, argument: Any) -> Change:
         """An operator that is linear in one operand, on a known change of it."""
-        change = self._of(argument)
         others = {source: self.flow.constant(source) for source in node.all_input_nodes if source is not argument}
-        if not isinstance(change, Known) or any(o is None or s in self.changes for s, o in others.items()):
+        if any(o is None or s in self.changes for s, o in others.items()):
             raise Seen
-        return Known(call(node, {**others, argument: change.value}))
+        return Change(call(node, {**others, argument: self._require_known(self._of(argument))}))
 
-    def _layer(self, node: Node, value: int, weight: int, bias: int) -> Change | None:
-        x, w, b = (argument(node, k, None) for k in (value, weight, bias))
-        if operator(node) == "addmm" and (node.kwargs or self.flow.constant(w) is None):
+    def _require_known(self, change: Change | None) -> Tensor:
+        if change is None or not change.is_known:
             raise Seen
-        dim = len(shape_of(node)) - 1 if operator(node) in ("linear", "addmm") else 1
+        return change.entries
+
+    def _layer(self, node: Node) -> Change | None:
+        x, w, b = (argument(node, k, None) for k in LAYERS[operator_name(node)])
+        if operator_name(node) == "addmm" and (node.kwargs or self.flow.constant(w) is None):
+            raise Seen
+        dim = len(shape_of(node)) - 1 if operator_name(node) in ("linear", "addmm") else 1
         total: Change | None = None
         change, changed = self._of(x), self._of(w)
         if changed is not None:
-            if change is not None or not isinstance(changed, Known):
+            if change is not None:
                 raise Seen
-            total = self._reweighted(node, x, changed.value, dim)
+            total = self._reweighted(node, x, self._require_known(changed), dim)
         elif change is not None:
             weights = self.flow.constant(w)
-            if not isinstance(change, Known) or weights is None:
+            if weights is None:
                 raise Seen
-            blank = torch.zeros((), dtype=torch.float64) if operator(node) == "addmm" else None
-            operands = {x: change.value, w: weights, **({b: blank} if isinstance(b, Node) else {})}
-            total = Known(call(node, operands))
+            blank = torch.zeros((), dtype=torch.float64) if operator_name(node) == "addmm" else None
+            operands = {x: self._require_known(change), w: weights, **({b: blank} if isinstance(b, Node) else {})}
+            total = Change(call(node, operands))
         shift = self._of(b)
         if shift is not None:
-            total = self._added(total, Known(along(shift.value, dim, shape_of(node))), node)
+            total = self._added(total, Change(along(shift.entries, dim, shape_of(node))), node)
         return self._taken(b, total, [k for k in range(len(shape_of(node))) if k != dim])
 
-    def _reweighted(self, node: Node, x: Any, change: Tensor, dim: int) -> Labeled | None:
+    def _reweighted(self, node: Node, x: Any, change: Tensor, dim: int) -> Change | None:
         """A change of the weights: outputs change alike where their rows change alike."""
-        if operator(node) == "addmm":
+        if operator_name(node) == "addmm":
             change = change.mT
         rows = change.flatten(1)
-        groups = int(argument(node, 6, 1)) if operator(node).startswith("conv") else 1
+        groups = int(argument(node, 6, 1)) if operator_name(node).startswith("conv") else 1
         if groups > 1:
             # Rows of different groups read different channels.
             group = torch.arange(1, groups + 1, dtype=rows.dtype).repeat_interleave(len(rows) // groups)
             rows = torch.cat([rows / rows.abs().max(), group.unsqueeze(1)], 1)
-        if operator(node) in ("linear", "addmm") and Known(rows).is_uniform(1) and self.flow.sums_to_zero(x):
+        if operator_name(node) in ("linear", "addmm") and Change(rows).is_uniform(1) and self.flow.sums_to_zero(x):
             return None
         classes = classes_of(rows)
         shape = shape_of(node)
@@ -189,16 +172,16 @@ class _Run:
         return self._fresh(labels)
 
     def _embedding(self, node: Node) -> Change | None:
-        table = self._of(node.args[0])
-        if not isinstance(table, Known) or node.args[1] in self.changes:
+        table = self._require_known(self._of(node.args[0]))
+        if node.args[1] in self.changes:
             raise Seen
         shape = shape_of(node)
-        if table.is_uniform(0):
-            return Known(along(table.value[0], len(shape) - 1, shape))
+        if Change(table).is_uniform(0):
+            return Change(along(table[0], len(shape) - 1, shape))
         indices = self.flow.constant(node.args[1])
         if indices is not None:
-            return Known(functional.embedding(indices, table.value))
-        classes = classes_of(table.value.mT)
+            return Change(functional.embedding(indices, table))
+        classes = classes_of(table.mT)
         places = torch.arange(torch.Size(shape[:-1]).numel()).reshape(*shape[:-1], 1) * (int(classes.max()) + 1)
         return self._fresh(torch.where(classes == 0, 0, places + classes))
 
@@ -206,28 +189,28 @@ class _Run:
         """The sum of two changes of one shape."""
         if x is None or y is None:
             return x if y is None else y
-        if isinstance(x, Known) and isinstance(y, Known):
-            return Known(x.value + y.value)
-        left, right = self._labels(x, node).labels, self._labels(y, node).labels
+        if x.is_known and y.is_known:
+            return Change(x.entries + y.entries)
+        left, right = self._labels(x, node), self._labels(y, node)
         pairs = torch.stack([left, right], -1).reshape(-1, 2)
         both = torch.unique(pairs, dim=0, return_inverse=True)[1].reshape(left.shape) + 1
         return self._fresh(torch.where((left == 0) & (right == 0), 0, both))
 
-    def _sum(self, node: Node, sign: float) -> Change | None:
+    def _sum(self, node: Node) -> Change | None:
         shape, alpha = shape_of(node), float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
+        factors = (1.0, -alpha if operator_name(node) == "sub" else alpha)
         total: Change | None = None
-        for k, operand in enumerate(node.args[:2]):
+        for operand, factor in zip(node.args[:2], factors, strict=True):
             change = self._of(operand)
             if change is not None:
-                factor = sign * alpha if k else 1.0
-                here = change.moved(lambda t: t.expand(shape))
-                if isinstance(here, Known):
-                    here = Known(here.value * factor)
-                elif factor != 1.0:
-                    here = self._fresh(here.labels)
-                total = self._added(total, here, node)
-        for k, operand in enumerate(node.args[:2]):
-            if isinstance(total, Known) and self._is_taker(operand) and (k == 0 or sign * alpha == 1.0):
+                here = change.entries.expand(shape)
+                if change.is_known:
+                    change = Change(here * factor)
+                else:
+                    change = Change(here, is_known=False) if factor == 1.0 else self._fresh(here)
+                total = self._added(total, change, node)
+        for operand, factor in zip(node.args[:2], factors, strict=True):
+            if factor == 1.0 and self._is_taker(operand):
                 own = shape_of(operand)
                 lead = len(shape) - len(own)
                 uniform = [d for d in range(len(shape)) if d < lead or own[d - lead] != shape[d]]
@@ -242,12 +225,12 @@ class _Run:
 
     def _taken(self, operand: Any, change: Change | None, uniform: Sequence[int]) -> Change | None:
         """What is left of a change that a bias takes up where it can: only what is the same along `uniform`."""
-        if not isinstance(change, Known) or not self._is_taker(operand):
+        if change is None or not change.is_known or not self._is_taker(operand):
             return change
         state = self.flow.program.states[operand.name]
         if state in self.start or state in self.taken or not all(change.is_uniform(d) for d in uniform):
             return change
-        value = change.value
+        value = change.entries
         for d in uniform:
             value = value.narrow(d, 0, 1)
         self.taken[state] = -value.reshape(self.flow.params[state].shape)
@@ -258,18 +241,19 @@ class _Run:
         if self._of(x) is not None and self._of(y) is not None:
             raise Seen
         changed, other = (x, y) if self._of(x) is not None else (y, x)
-        change, is_quotient = self._of(changed), operator(node) == "div"
+        change, is_quotient = self._of(changed), operator_name(node) == "div"
         if is_quotient and changed is y:
             raise Seen
         if isinstance(other, Node):
-            value = self.flow.constant(other)
-            if not isinstance(change, Known) or value is None:
+            other = self.flow.constant(other)
+            if other is None or not change.is_known:
                 raise Seen
-            return Known(change.value / value if is_quotient else change.value * value)
-        if isinstance(change, Known):
-            factor: Any = other
-            return Known(change.value / factor if is_quotient else change.value * factor)
-        return self._fresh(change.labels)
+        if change.is_known:
+            return Change(change.entries / other if is_quotient else change.entries * other)
+        return self._fresh(change.entries)
+
+    def _softmax(self, node: Node) -> None:
+        self._unseen(self._of(node.args[0]), [int(node.args[1])])  # type: ignore[arg-type]
 
     def _unseen(self, change: Change | None, dims: Sequence[int]) -> None:
         """Nothing remains of a change that is constant along these axes."""
@@ -282,12 +266,11 @@ class _Run:
         change = self._of(x)
         if change is not None:
             # Constant along all normalized axes together, not along each alone.
-            flat = change.moved(lambda t: t.flatten(dims[0]))
-            self._unseen(flat, [-1])
+            self._unseen(change.map(lambda t: t.flatten(dims[0])), [-1])
         if self._of(argument(node, 2, None)) is not None:
             raise Seen
         bias = self._of(argument(node, 3, None))
-        return None if bias is None else Known(bias.value.expand(shape_of(node)).clone())
+        return None if bias is None else Change(bias.entries.expand(shape_of(node)).clone())
 
     def _attention(self, node: Node) -> Change | None:
         query, key, value = node.args[:3]
@@ -298,21 +281,19 @@ class _Run:
         if change is None:
             return None
         self._unseen(change, [-2])
-        if not isinstance(change, Known):
-            raise Seen
         shape = shape_of(node)
-        row = change.value.narrow(-2, 0, 1)
+        row = self._require_known(change).narrow(-2, 0, 1)
         if row.shape[-3] != shape[-3]:
             row = row.repeat_interleave(shape[-3] // row.shape[-3], -3)
-        return Known(row.expand(shape).clone())
+        return Change(row.expand(shape).clone())
 
     def _product(self, node: Node) -> Change | None:
         left, right = node.args[:2]
         change = self._of(right)
         if self._of(left) is not None:
             return self._known(node, left)
-        if self.flow.sums_to_one(left) and isinstance(change, Known) and change.is_uniform(-2):
-            return Known(change.value.narrow(-2, 0, 1).expand(shape_of(node)).clone())
+        if change is not None and change.is_known and self.flow.sums_to_one(left) and change.is_uniform(-2):
+            return Change(change.entries.narrow(-2, 0, 1).expand(shape_of(node)).clone())
         if change is None or not change.is_uniform(-1):
             raise Seen
         shape = shape_of(node)
@@ -321,22 +302,22 @@ class _Run:
 
     def _recurrent(self, node: Node) -> None:
         """The bias of the state is added to that of the input, except where a gate of a GRU multiplies it."""
-        name, weights = operator(node), _weights(node)
+        name, weights = operator_name(node), _weights(node)
         if any(source in self.changes for source in node.all_input_nodes if source not in weights):
             raise Seen
         for k, weight in enumerate(weights):
             change = self._of(weight)
             if change is None:
                 continue
-            if k % 4 != 3 or not isinstance(change, Known) or not self._is_taker(weights[k - 1]):
+            if k % 4 != 3 or not change.is_known or not self._is_taker(weights[k - 1]):
                 raise Seen
-            third = len(change.value) // 3
-            if name == "gru" and bool((change.value[2 * third :] != 0).any()):
+            third = len(change.entries) // 3
+            if name == "gru" and bool((change.entries[2 * third :] != 0).any()):
                 raise Seen
             state = self.flow.program.states[weights[k - 1].name]
             if state in self.start or state in self.taken:
                 raise Seen
-            self.taken[state] = -change.value
+            self.taken[state] = -change.entries
 
 
 def _weights(node: Node) -> list[Any]:
@@ -345,3 +326,21 @@ def _weights(node: Node) -> list[Any]:
     if not found or node.args[3] is not True:
         raise Seen
     return found[0]
+
+
+FOLLOWED: dict[str, Callable[[_Run, Node], Any]] = {
+    **dict.fromkeys(SAME, _Run._same),
+    **dict.fromkeys(MOVES, _Run._moved),
+    **dict.fromkeys(LAYERS, _Run._layer),
+    **dict.fromkeys(words("add sub"), _Run._sum),
+    **dict.fromkeys(words("mul div"), _Run._scaled),
+    **dict.fromkeys(words("sum mean neg cumsum avg_pool1d avg_pool2d"), _Run._linear),
+    **dict.fromkeys(words("adaptive_avg_pool1d adaptive_avg_pool2d"), _Run._linear),
+    **dict.fromkeys(words("softmax _softmax _safe_softmax log_softmax _log_softmax"), _Run._softmax),
+    **dict.fromkeys(words("matmul bmm"), _Run._product),
+    **dict.fromkeys(words("lstm gru rnn_tanh rnn_relu"), _Run._recurrent),
+    "embedding": _Run._embedding,
+    "layer_norm": _Run._layer_norm,
+    "scaled_dot_product_attention": _Run._attention,
+}
+"""What operators do to a change; all others see it."""

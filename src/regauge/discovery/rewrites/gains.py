@@ -1,7 +1,7 @@
 """Fold gains into the layers behind them: the element of the symmetry that makes them one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from regauge.core.act import Site
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.discovery.activations import COPIES
+from regauge.discovery.operators import COPIES, operator_name
+from regauge.discovery.systems import combination
 from regauge.discovery.trace import Program
 
 NORMS = {
@@ -21,28 +22,13 @@ NORMS = {
 """Operators that multiply by a gain, and which of their arguments it is."""
 
 
-@dataclass(frozen=True)
-class FoldedGains:
-    """Parameters with gains folded.
-
-    Attributes:
-        params: The network.
-        ones: Gains that are exactly one now.
-        kept: Gains that are not, each with the reason.
-    """
-
-    params: Params
-    ones: tuple[str, ...]
-    kept: Mapping[str, str]
-
-
 def gains(program: Program) -> tuple[str, ...]:
     """Parameters with one axis that multiply entry by entry: of norms, or written as a product; in graph order."""
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:
         if node.op != "call_function":
             continue
-        name = operator(node)
+        name = operator_name(node)
         if name in NORMS:
             operands = node.args[NORMS[name] : NORMS[name] + 1]
         else:
@@ -54,20 +40,16 @@ def gains(program: Program) -> tuple[str, ...]:
     return tuple(found)
 
 
-def operator(node: Node) -> str:
-    """The name of an operator without its namespace; empty for what is none of torch's."""
-    schema = getattr(node.target, "_schema", None)
-    return "" if schema is None else str(schema.name).split("::")[-1]
-
-
 def _original(operand: object) -> str:
     """The placeholder that an operand is a copy of."""
-    while isinstance(operand, Node) and operand.op == "call_function" and operator(operand) in COPIES:
+    while isinstance(operand, Node) and operand.op == "call_function" and operator_name(operand) in COPIES:
         operand = operand.args[0]
     return operand.name if isinstance(operand, Node) and operand.op == "placeholder" else ""
 
 
-def fold_gains(params: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]) -> FoldedGains:
+def fold_gains(
+    params: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]
+) -> tuple[Params, tuple[str, ...], dict[str, str]]:
     """Make gains one by the scales and signs of the symmetry.
 
     A gain that is zero somewhere cannot be scaled to one. There the readers become zero instead, if what else the
@@ -77,63 +59,58 @@ def fold_gains(params: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence
         params: In float64; unchanged.
         symmetry: With every size known.
         names: Gains, the more important ones first: where two share one scale only the first is folded.
+
+    Returns:
+        The network, the gains that are exactly one now, and those that are not, each with the reason.
     """
     current = dict(params)
     ones: list[str] = []
     kept: dict[str, str] = dict.fromkeys(names, "no scale of the symmetry moves it")
     for group in symmetry.groups:
         family = _Family(group, symmetry, [name for name in names if name not in ones])
-        for name in family.names:
+        for name in family.sites:
             kept[name] = "its scale makes another gain one, or its sign cannot follow"
-        for name in family.chosen(current):
-            folded = family.folded(name, current)
+        for name in family.choose(current):
+            folded = family.fold(name, current)
             if folded is None:
                 kept[name] = "it is zero where the bias beside it is not"
             else:
                 current = folded
                 ones.append(name)
-                family.keep(name)
+                family.kept.append(name)
     ones += [name for name in names if name not in ones and bool((current[name] == 1).all())]
     for name in ones:
         del kept[name]
-    return FoldedGains(current, tuple(name for name in names if name in ones), kept)
+    return current, tuple(name for name in names if name in ones), kept
 
 
 class _Family:
-    """The gains that one group scales, and what has been folded of them."""
+    """The gains that one group scales, with the sites where it does, and those that are one already."""
 
     def __init__(self, group: Group, symmetry: Symmetry, names: Sequence[str]) -> None:
         self._group, self._symmetry = group, symmetry
-        self._sites: dict[str, Site] = {}
+        self.sites: dict[str, Site] = {}
         for name in names if group.scales else ():
             local = [site for site in symmetry.sites.get(name, ()) if site.group.name == group.name]
             if len(local) == 1 and any(local[0].placement.scale) and self._covers_once(local[0]):
-                self._sites[name] = local[0]
-        self._kept: list[str] = []
+                self.sites[name] = local[0]
+        self.kept: list[str] = []
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._sites)
-
-    def keep(self, name: str) -> None:
-        """From now on this gain stays one."""
-        self._kept.append(name)
-
-    def chosen(self, params: Mapping[str, Tensor]) -> list[str]:
+    def choose(self, params: Mapping[str, Tensor]) -> list[str]:
         """Gains that can all be made one together: their exponents are independent."""
         result: list[str] = []
-        for name in self._sites:
+        for name in self.sites:
             rows = [*result, name]
-            scales = torch.tensor([self._sites[n].placement.scale for n in rows], dtype=torch.float64)
+            scales = torch.tensor([self.sites[n].placement.scale for n in rows], dtype=torch.float64)
             is_positive = bool((params[name] >= 0).all())
             if int(torch.linalg.matrix_rank(scales)) == len(rows) and (is_positive or self._flips(result, name)):
                 result.append(name)
         return result
 
-    def folded(self, name: str, params: Params) -> Params | None:
+    def fold(self, name: str, params: Params) -> Params | None:
         """The network with this gain one, and those before it unmoved; None where that cannot be."""
         gain = self._by_unit(name, params[name])
-        rows = torch.tensor([self._sites[n].placement.scale for n in (*self._kept, name)], dtype=torch.float64)
+        rows = torch.tensor([self.sites[n].placement.scale for n in (*self.kept, name)], dtype=torch.float64)
         direction = torch.linalg.pinv(rows)[:, -1]
         is_zero = gain == 0
         size = torch.where(is_zero, 1.0, gain.abs())
@@ -143,7 +120,7 @@ class _Family:
         scale = torch.stack([size ** float(-d) for d in direction], dim=-2)
         sign = value.sign
         if bool((gain < 0).any()):
-            flips = self._flips(self._kept, name)
+            flips = self._flips(self.kept, name)
             flipped = torch.where(gain < 0, -1, 1).to(torch.int8)
             sign = torch.stack(
                 [flipped if f in flips else torch.ones_like(flipped) for f in range(self._group.signs)], -2
@@ -163,7 +140,7 @@ class _Family:
 
     def _local(self, name: str, direction: Tensor) -> Symmetry:
         """The group on what its scales in a direction, or the signs of a gain, multiply; nothing is reordered."""
-        flips = self._flips(self._kept, name)
+        flips = self._flips(self.kept, name)
 
         def acts(place: Placement) -> bool:
             power = sum(e * float(d) for e, d in zip(place.scale, direction, strict=True))
@@ -180,24 +157,13 @@ class _Family:
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
         """Families of signs that together flip one gain and none of the others; empty where there are none."""
-        count = self._group.signs
-        rows = [(*self._sites[n].placement.sign, int(n == name)) for n in (*fixed, name)]
-        pivots: dict[int, tuple[int, ...]] = {}
-        for row in rows:
-            for column, known in pivots.items():
-                if row[column]:
-                    row = _plus(row, known)
-            free = [k for k in range(count) if row[k]]
-            if not free and row[count]:
-                return frozenset()
-            if free:
-                pivots = {k: _plus(r, row) if r[free[0]] else r for k, r in pivots.items()}
-                pivots[free[0]] = row
-        return frozenset(column for column, row in pivots.items() if row[count])
+        gains = [self.sites[gain].placement.sign for gain in (*fixed, name)]
+        families = [dict(enumerate(flips)) for flips in zip(*gains, strict=True)]
+        return frozenset(combination(families, {len(fixed): 1}, modulus=2) or ())
 
     def _by_unit(self, name: str, gain: Tensor) -> Tensor:
         """The gain as `[*bases, size]`."""
-        site = self._sites[name]
+        site = self.sites[name]
         result = torch.ones(self._shape(), dtype=gain.dtype)
         result[(*(index for _, index in site.bases), site.units)] = gain.flatten()[site.positions]
         return result
@@ -213,7 +179,3 @@ class _Family:
 
 def _bare(place: Placement) -> Placement:
     return replace(place, scale=(), sign=())
-
-
-def _plus(x: Sequence[int], y: Sequence[int]) -> tuple[int, ...]:
-    return tuple((a + b) % 2 for a, b in zip(x, y, strict=True))

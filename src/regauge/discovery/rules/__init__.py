@@ -25,6 +25,3 @@ RULES: dict[str, Rule] = {
     **indexing.RULES,
     **layers.RULES,
 }
-ACCEPTS_STACK = shape.ACCEPTS_STACK
-
-__all__ = ["ACCEPTS_STACK", "RULES"]

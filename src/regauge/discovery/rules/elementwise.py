@@ -56,10 +56,6 @@ def add(b: Builder, call: Call) -> Value:
     return b.add([x, _times(b, y, alpha if call.name == "add" else -alpha)], call.shape)
 
 
-def multiply(b: Builder, call: Call) -> Value:
-    return b.mul(_operands(b, call), call.shape)
-
-
 def divide(b: Builder, call: Call) -> Value:
     x, y = _operands(b, call)
     if call.get("rounding_mode"):
@@ -83,10 +79,6 @@ def lerp(b: Builder, call: Call) -> Value:
         return b.add([_times(b, x, 1 - weight), _times(b, y, weight)], call.shape)
     difference = b.add([y, _times(b, x, -1)], np.broadcast_shapes(x.shape, y.shape))
     return b.add([x, b.mul([difference, as_value(b, weight)], call.shape)], call.shape)
-
-
-def maximum(b: Builder, call: Call) -> Value:
-    return b.maximum(_operands(b, call), call.shape)
 
 
 def joint(b: Builder, call: Call) -> Value:
@@ -189,10 +181,10 @@ RULES: dict[str, Rule] = {
     **named(copy, "positive"),
     **named(cast, "_to_copy to type_as"),
     **named(add, "add sub subtract rsub"),
-    **named(multiply, "mul multiply"),
+    **named(lambda b, call: b.mul(_operands(b, call), call.shape), "mul multiply"),
     **named(divide, "div divide true_divide"),
     **named(addcmul, "addcmul addcdiv"),
-    **named(maximum, "maximum minimum fmax fmin"),
+    **named(lambda b, call: b.maximum(_operands(b, call), call.shape), "maximum minimum fmax fmin"),
     **named(compare, "gt lt ge le eq ne greater less greater_equal less_equal not_equal"),
     **named(joint, "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__"),
     **named(joint, "atan2 remainder fmod floor_divide hypot isclose logaddexp logaddexp2 xlogy"),

@@ -11,14 +11,6 @@ from regauge.discovery.movement import Stacked
 from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value
 
 
-def embedding(b: Builder, call: Call) -> Value:
-    return look_up(b, as_value(b, call["weight"]), 0, call["indices"])
-
-
-def index_select(b: Builder, call: Call) -> Value:
-    return look_up(b, as_value(b, call["self"]), call["dim"], call["index"])
-
-
 def index(b: Builder, call: Call) -> Value:
     """x[i, :, j]: one index tensor is a lookup along its axis; several freeze the axes that they address."""
     x, indices = as_value(b, call["self"]), list(call["indices"])
@@ -145,7 +137,7 @@ def _many(b: Builder, x: Value, indices: list[Any], call: Call) -> Value:
         layouts[j] = x.layouts[k]
     result = Value(layouts, call.shape)
     laws = [law.linear(x.axis(k), result.axis(j)) for k, j in axes.items()]
-    laws += [law.fixed(result.axis(j), mixes=True) for j in range(len(call.shape)) if j not in axes.values()]
+    laws += [law.mixed(result.axis(j)) for j in range(len(call.shape)) if j not in axes.values()]
     b.record(*laws)
     for k in used:
         b.freeze(x, [k], reason)
@@ -155,8 +147,8 @@ def _many(b: Builder, x: Value, indices: list[Any], call: Call) -> Value:
 
 
 RULES: dict[str, Rule] = {
-    "embedding": embedding,
-    "index_select": index_select,
+    "embedding": lambda b, call: look_up(b, as_value(b, call["weight"]), 0, call["indices"]),
+    "index_select": lambda b, call: look_up(b, as_value(b, call["self"]), call["dim"], call["index"]),
     "index": index,
     "gather": gather,
     "scatter": scatter,

@@ -81,9 +81,7 @@ def _two_steps(
     first = cell(b, now, start, weights)
     second = cell(b, now, first, weights)
     for values in zip(start, first, second, strict=True):
-        for k in range(values[0].ndim):
-            b.tie(*(value.layouts[k] for value in values))
-        b.record(*(law.linear(*(value.axis(k) for value in values)) for k in range(values[0].ndim)))
+        b.equate(*values)
     return second
 
 

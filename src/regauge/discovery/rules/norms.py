@@ -25,10 +25,6 @@ def normalize(
     return result
 
 
-def softmax(b: Builder, call: Call) -> Value:
-    return normalize(b, as_value(b, call.x), [call.get("dim", -1)])
-
-
 def layer_norm(b: Builder, call: Call) -> list[Value]:
     """LayerNorm and RMSNorm, which is odd and does not remove the mean."""
     x = as_value(b, call["input"])
@@ -111,7 +107,10 @@ def _with_statistics(b: Builder, call: Call, x: Value, result: Value) -> list[An
 
 
 RULES: dict[str, Rule] = {
-    **named(softmax, "softmax _softmax log_softmax _log_softmax _safe_softmax"),
+    **named(
+        lambda b, call: normalize(b, as_value(b, call.x), [call.get("dim", -1)]),
+        "softmax _softmax log_softmax _log_softmax _safe_softmax",
+    ),
     **named(layer_norm, "layer_norm native_layer_norm rms_norm _fused_rms_norm"),
     **named(group_norm, "group_norm native_group_norm"),
     **named(channel_norm, "batch_norm _native_batch_norm_legit_no_training native_batch_norm instance_norm"),

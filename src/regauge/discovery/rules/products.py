@@ -11,10 +11,6 @@ from regauge.discovery.layout import leaf
 from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, named
 
 
-def linear(b: Builder, call: Call) -> Value:
-    return apply_linear(b, as_value(b, call["input"]), as_value(b, call["weight"]), call.get("bias"))
-
-
 def apply_linear(b: Builder, x: Value, weight: Value, bias: Any) -> Value:
     """x W^T + b over the last algebra."""
     lead = list(range(x.ndim - 1))
@@ -183,7 +179,7 @@ RULES: dict[str, Rule] = {
     **named(outer, "outer ger"),
     **named(convolution, "conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d"),
     **named(convolution, "conv_transpose3d"),
-    "linear": linear,
+    "linear": lambda b, c: apply_linear(b, as_value(b, c["input"]), as_value(b, c["weight"]), c.get("bias")),
     "bilinear": bilinear,
     "einsum": einsum,
 }

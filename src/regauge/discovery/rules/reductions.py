@@ -57,10 +57,6 @@ def extremum(b: Builder, call: Call) -> Any:
     return [values] if len(call.shapes) == 1 else [values, _winner(b, x, call)]
 
 
-def index_of_extremum(b: Builder, call: Call) -> Value:
-    return _winner(b, as_value(b, call.x), call)
-
-
 def order(b: Builder, call: Call) -> list[Value]:
     """sort and topk: ranks have a fixed meaning, and the indices point into the axis that was sorted."""
     x = as_value(b, call.x)
@@ -133,7 +129,7 @@ RULES: dict[str, Rule] = {
     **named(vector_norm, "linalg_vector_norm norm frobenius_norm"),
     **named(variance, "var std var_mean std_mean"),
     **named(extremum, "max min"),
-    **named(index_of_extremum, "argmax argmin"),
+    **named(lambda b, call: _winner(b, as_value(b, call.x), call), "argmax argmin"),
     **named(order, "sort topk argsort"),
     **named(accumulate, "cumsum cumprod logcumsumexp cummax cummin"),
     **named(pool(law.positive), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d"),

@@ -27,14 +27,6 @@ def permute(b: Builder, call: Call) -> Any:
     return b.permute(call.x, [n - 1 for n in moved.shape])
 
 
-def reverse_axes(b: Builder, call: Call) -> Any:
-    return b.permute(call.x, range(len(call.x.shape))[::-1])
-
-
-def unsqueeze(b: Builder, call: Call) -> Any:
-    return b.unsqueeze(call.x, call["dim"])
-
-
 def squeeze(b: Builder, call: Call) -> Any:
     x: Value | Stacked = call.x
     ndim = len(x.shape)
@@ -43,14 +35,6 @@ def squeeze(b: Builder, call: Call) -> Any:
         if x.shape[dim] == 1:
             x = b.select(x, dim, 0)
     return x
-
-
-def expand(b: Builder, call: Call) -> Value:
-    return b.expand(as_value(b, call.x), call.shape)
-
-
-def broadcast_tensors(b: Builder, call: Call) -> list[Value]:
-    return [b.expand(as_value(b, x), shape) for x, shape in zip(call.x, call.shapes, strict=True)]
 
 
 def repeat(b: Builder, call: Call) -> Value:
@@ -89,15 +73,6 @@ def slice_(b: Builder, call: Call) -> Any:
         wide = b.view(x, [*x.shape[:dim], size // step, step, *x.shape[dim + 1 :]])
         return b.select(wide, dim + 1, start)
     return _rearrange(b, as_value(b, x), [dim], call.shape)
-
-
-def select(b: Builder, call: Call) -> Any:
-    return b.select(call.x, call["dim"], call["index"])
-
-
-def unbind(b: Builder, call: Call) -> list[Any]:
-    x, dim = call.x, call["dim"]
-    return [b.select(x, dim, k) for k in range(x.shape[dim])]
 
 
 def split(b: Builder, call: Call) -> list[Any]:
@@ -222,7 +197,7 @@ RULES: dict[str, Rule] = {
     **named(view, "view _unsafe_view reshape flatten unflatten view_as reshape_as _reshape_alias"),
     **named(permute, "permute transpose swapaxes swapdims t mT matrix_H adjoint movedim moveaxis"),
     **named(squeeze, "squeeze"),
-    **named(expand, "expand expand_as broadcast_to"),
+    **named(lambda b, call: b.expand(as_value(b, call.x), call.shape), "expand expand_as broadcast_to"),
     **named(repeat, "repeat tile"),
     **named(split, "split split_with_sizes chunk tensor_split hsplit vsplit dsplit unsafe_split unsafe_chunk"),
     **named(cat, "cat concat concatenate"),
@@ -230,23 +205,17 @@ RULES: dict[str, Rule] = {
     **named(rearrange, "flip roll tril triu"),
     **named(write, "slice_scatter select_scatter"),
     **named(shuffle, "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"),
-    "numpy_T": reverse_axes,
-    "unsqueeze": unsqueeze,
-    "broadcast_tensors": broadcast_tensors,
+    "numpy_T": lambda b, call: b.permute(call.x, range(len(call.x.shape))[::-1]),
+    "unsqueeze": lambda b, call: b.unsqueeze(call.x, call["dim"]),
+    "broadcast_tensors": lambda b, call: [b.expand(as_value(b, x), call.shape) for x in call.x],
     "repeat_interleave": repeat_interleave,
     "narrow": narrow,
     "slice": slice_,
-    "select": select,
-    "unbind": unbind,
+    "select": lambda b, call: b.select(call.x, call["dim"], call["index"]),
+    "unbind": lambda b, call: [b.select(call.x, call["dim"], k) for k in range(call.x.shape[call["dim"]])],
     "stack": stack,
     "copy": copy_into,
     "im2col": unfold_patches,
     "view_as_complex": view_as_complex,
     "view_as_real": view_as_real,
 }
-
-ACCEPTS_STACK = {
-    "view", "_unsafe_view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "movedim",
-    "squeeze", "unsqueeze", "slice", "select", "unbind", "split", "split_with_sizes", "chunk", "narrow",
-    "clone", "contiguous", "detach", "alias", "dropout", "_to_copy", "to", "stack", "cat",
-}  # fmt: skip

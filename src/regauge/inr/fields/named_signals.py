@@ -9,8 +9,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from regauge.data.shapes import SHAPES_SHA256, shape
-from regauge.data.voxels import voxels
+from regauge.data.shapes import SHAPES_SHA256, shape, voxels
 from regauge.inr.fields.fields import CloudField, Field, MeshField, sample_surface
 from regauge.inr.fields.signal_samples import Queries, Samples, field_samples, image_samples, voxel_samples
 from regauge.inr.rendering.mesh import MESH_FORMATS, POINT_FORMATS, load_mesh, load_points
