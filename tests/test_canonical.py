@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge import Params, Symmetry
-from regauge.canonical.span import Span
+from regauge.canonical.steps import Span
 from regauge.cli.main import main
 from regauge.core import sphere
 from regauge.storage.checkpoints.alignments import load_alignment

@@ -1,7 +1,6 @@
 """Canonical forms: one network for each orbit, and the manifold of all of them."""
 
-from regauge.canonical.canonicalize import canonical_element, canonicalize, orbit_distance
-from regauge.canonical.logits import normalize_logits
+from regauge.canonical.canonicalize import canonical_element, canonicalize, normalize_logits, orbit_distance
 from regauge.canonical.manifold import Manifold, canonical_manifold
 
 __all__ = [

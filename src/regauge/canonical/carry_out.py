@@ -1,11 +1,11 @@
 """The element that brings a network to its canonical form: the plan carried out on values, in float64."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regauge.canonical.steps import (
@@ -34,14 +34,7 @@ SINGULAR = 1e-10
 
 
 def carry_out(plan: Plan, symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str]) -> Element:
-    """The element that takes the steps of a plan which belong to the given parts.
-
-    Args:
-        plan: The plan of the symmetry.
-        symmetry: With every size known.
-        params: One network, or a population with leading model axes.
-        parts: Some of the names that `Symmetry.random` takes.
-    """
+    """The element that takes the steps of a plan which belong to the given parts, for a network or a population."""
     work = _Work(symmetry, params)
     for step in plan.steps:
         match step:
@@ -131,7 +124,8 @@ class _Work:
         if len(roots) < len(sides):
             self.regular[step.group] = torch.zeros((), dtype=torch.bool)
             return Value()
-        is_good = torch.stack([_is_regular(root) for root in roots]).all(0)
+        singular = torch.stack([torch.linalg.svdvals(root) for root in roots])
+        is_good = (singular[..., -1] > SINGULAR * singular[..., 0]).all(0)
         self.regular[step.group] = is_good
         blank = torch.eye(roots[0].shape[-1], dtype=torch.float64)
         first = torch.where(is_good[..., None, None], roots[0], blank)
@@ -215,19 +209,22 @@ class _Work:
         shape = (*self.lead, *self._bases(group), group.size)
         copies = torch.arange(torch.Size(shape[:-1]).numel()).repeat_interleave(group.size)
         classes = _Classes(copies.numpy().copy(), group.size, self.tolerance)
-        for place, is_entries in [*((p, False) for p in step.sums), *((p, True) for p in step.entries)]:
+        for column, scales in self._columns(step):
             if classes.is_distinct:
                 break
-            values = self.values(place).flatten(0, -2)
-            if is_entries:
-                columns = ((column, values.abs().amax(-1)) for column in values.unbind(-1))
-            else:
-                columns = ((values.pow(k).sum(-1), values.abs().pow(k).sum(-1)) for k in (1, 2, 3))
-            for column, scales in columns:
-                classes.refine(column, scales)
-                if classes.is_distinct:
-                    break
+            classes.refine(column, scales)
         return (torch.from_numpy(classes.order()) - copies * group.size).reshape(shape)
+
+    def _columns(self, step: OrderStep) -> Iterator[tuple[Tensor, Tensor]]:
+        """What units are compared by, one number for each, and the sizes that its rounding errors are shares of."""
+        for place in step.sums:
+            values = self.values(place).flatten(0, -2)
+            for power in (1, 2, 3):
+                yield values.pow(power).sum(-1), values.abs().pow(power).sum(-1)
+        for place in step.entries:
+            values = self.values(place).flatten(0, -2)
+            for column in values.unbind(-1):
+                yield column, values.abs().amax(-1)
 
 
 class _Classes:
@@ -271,9 +268,3 @@ def _moved_by(
     touched = {p.parameter for p in groups[0].placements if is_moved(p)} & tensors.keys()
     local = (replace(g, placements=tuple(p for p in g.placements if p.parameter in touched)) for g in groups)
     return Symmetry(tuple(local), {name: shapes[name] for name in touched})
-
-
-def _is_regular(triangular: Float[Tensor, "*lead n n"]) -> Bool[Tensor, "*lead"]:
-    values = torch.linalg.svdvals(triangular)
-    regular: Tensor = values[..., -1] > SINGULAR * values[..., 0]
-    return regular

@@ -161,12 +161,7 @@ def mnist(folder: str | Path | None = None) -> ImageData:
 def fashion_mnist(folder: str | Path | None = None) -> ImageData:
     """Fashion-MNIST: photographs of ten kinds of clothes, in the numbers, sizes and files of MNIST.
 
-    Args:
-        folder: As for `mnist`; `fashion_mnist` in the folder of all if left out.
-
-    Raises:
-        FileNotFoundError: A file is not there, and cannot be downloaded.
-        ValueError: A file's checksum is wrong.
+    Files, errors and `folder` are as for `mnist`; the folder within that of all is `fashion_mnist`.
 
     References:
         Xiao, Rasul and Vollgraf (2017), Fashion-MNIST.

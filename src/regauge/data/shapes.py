@@ -60,9 +60,9 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
     """One of the shapes of `SHAPES_SHA256`.
 
     Args:
-        name: Which.
-        folder: Where its file is; `shapes` in the folder that the environment variable `REGAUGE_DATA`
-            names if left out.
+        name: One of them.
+        folder: Where its file is; `shapes` in the folder that the environment variable `REGAUGE_DATA` names if left
+            out.
 
     Raises:
         FileNotFoundError: The file is not there; these have no public address.
@@ -85,16 +85,8 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
 def voxels(category: Category, folder: str | Path | None = None) -> Tensor:
     """All grids of a category, true where a cell is occupied, `[shapes, 32, 32, 32]`: 889 chairs or 465 monitors.
 
-    About 50 chairs and 14 monitors repeat another grid exactly.
-
-    Args:
-        category: Which.
-        folder: Where the file is; `modelnet10_voxels` in the folder that the environment variable `REGAUGE_DATA` names
-            if left out.
-
-    Raises:
-        FileNotFoundError: The file is not there; it has no public address.
-        ValueError: There is no such category, or the file's checksum is wrong.
+    About 50 chairs and 14 monitors repeat another grid exactly. Errors and `folder` are as for `shape`; the folder
+    within that of all is `modelnet10_voxels`.
 
     References:
         Wu et al. (2015), 3D ShapeNets.

@@ -16,8 +16,8 @@ from regauge.core.params import Params
 from regauge.core.probe import away, relative_change
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.angles import free_angles
-from regauge.discovery.correspond import carried_over
-from regauge.discovery.discover import traced
+from regauge.discovery.correspond import carry_over
+from regauge.discovery.discover import trace_and_record
 from regauge.discovery.emit import groups_of, unplaced
 from regauge.discovery.operators import COPIES, READERS, operator_name
 from regauge.discovery.registry import leaves_as_operators
@@ -151,15 +151,15 @@ def activations(
     if is_meta:
         example = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), example)
     with leaves_as_operators(module):
-        program, found = traced(module, *example, outputs, bound.ones)
+        program, found = trace_and_record(module, *example, outputs, bound.ones)
     nodes = _dependent(program)
     watched = {f"%{node.name}": value for node, value in found.values.items() if node in nodes}
     slots = write_out(found.builder.records, found.params, watched)
     freedoms, _ = free_angles(solve(slots), slots, program, found, pytree.tree_leaves((inputs, kwargs)))
     refused = unplaced(freedoms, slots)
     shapes = {name: value.shape for name, value in watched.items() if name not in refused}
-    groups, notes = carried_over(bound, groups_of(freedoms, slots, program.aliases), shapes)
-    placed = _placed(groups, shapes)
+    groups, notes = carry_over(bound, groups_of(freedoms, slots, program.aliases), shapes)
+    placed = _place(groups, shapes)
     values = IntermediateValues(module, program)
     result = Activations(placed, _read(program, placed), notes, values)
     failed = set() if is_meta else _failures(result, bound, inputs, kwargs)
@@ -168,11 +168,11 @@ def activations(
     kept = {name: shape for name, shape in placed.shapes.items() if name not in failed}
     listed = ", ".join(sorted(failed)[:5])
     notes = (*notes, f"{len(failed)} values do not move as discovery says and are left out: {listed}")
-    smaller = _placed(groups, kept)
+    smaller = _place(groups, kept)
     return Activations(smaller, _read(program, smaller), notes, values)
 
 
-def _placed(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
+def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
     """Groups on those of the values on which something acts in a way that their placements can say."""
     used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
     kept = {}

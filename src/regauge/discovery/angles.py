@@ -36,17 +36,9 @@ TOLERANCE = 1e-9
 def free_angles(
     freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
 ) -> tuple[list[Freedom], tuple[str, ...]]:
-    """The freedoms with a rotation instead of the sign wherever all rotations of a pair pass.
+    """The freedoms with rotations of pairs where all of them pass, and a sentence for each pair left undecided.
 
-    Args:
-        freedoms: What may act on single indices.
-        slots: Where.
-        program: The traced model.
-        found: What its operators recorded.
-        inputs: Values of the example inputs, leaf by leaf; those on the meta device count as unknown.
-
-    Returns:
-        The freedoms, and a sentence for each pair of which it could not be decided.
+    Example inputs, leaf by leaf, may be on the meta device: their values are then unknown.
     """
     trial = _Trial(freedoms, slots, program, found, inputs)
     return [trial.turn(f) if trial.may_turn(f) else f for f in freedoms], tuple(trial.undecided)

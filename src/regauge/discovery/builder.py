@@ -1,7 +1,7 @@
 """What operator rules write with: primitives that tie axes and record their laws.
 
 Every primitive is sound by itself, so a rule is sound if it composes primitives that compute what the
-operator computes. Those that move values are in `movement.py`, the ground below them in `recorder.py`.
+operator computes. Those that record laws and move values are in `movement.py`.
 """
 
 import math
@@ -44,7 +44,7 @@ class Builder(Movement):
             for label, n in zip(out, shape, strict=True)
         ]
         result = Value(layouts, shape)
-        result.virtual = self._carried([value for value, _ in operands], out, [labels for _, labels in operands])
+        result.virtual = self._carry_virtual([value for value, _ in operands], out, [labels for _, labels in operands])
         laws = []
         for label, found in axes.items():
             target = Axis(result, (list(out).index(label),)) if label in out else None
@@ -123,17 +123,17 @@ class Builder(Movement):
         result = Value(layouts, shape, uniform=frozenset(k for k, found in enumerate(along) if not found.all))
         everyone = [x for x, _ in live] + ([mask] if mask is not None else [])
         labels = [list(range(len(shape) - x.ndim, len(shape))) for x in everyone]
-        result.virtual = self._carried(everyone, list(range(len(shape))), labels)
+        result.virtual = self._carry_virtual(everyone, list(range(len(shape))), labels)
         laws = [
             _entrywise_law(how, found, result.axis(k), numbers, selects=mask is not None)
             for k, found in enumerate(along)
         ]
-        covered = {(id(axis.value), axis.dims[0]) for found in along for axis in found.all}
-        laws += [law.fixed(x.axis(d)) for x in everyone for d in range(x.ndim) if (id(x), d) not in covered]
+        covered = {(axis.value, axis.dims[0]) for found in along for axis in found.all}
+        laws += [law.fixed(x.axis(d)) for x in everyone for d in range(x.ndim) if (x, d) not in covered]
         self.record(*laws)
         return result
 
-    def _carried(
+    def _carry_virtual(
         self, operands: Sequence[Value], out: Sequence[Hashable], labels: Sequence[Sequence[Hashable]]
     ) -> Virtual | None:
         """The virtual axis of a result: kept while the axis that selects from it is kept."""

@@ -1,7 +1,7 @@
 """From one description of a symmetry to another: groups are recognized by what they do to parameters."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,21 +18,14 @@ AxisKey = tuple[str, int]
 """A parameter and one of its axes."""
 
 
-def carried_over(
+def carry_over(
     symmetry: Symmetry, found: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
     """The groups of a symmetry placed on the values on which discovery placed its own groups.
 
     A group corresponds to the one that was found which has the same units on the same parameters; its families are
-    written as combinations of those found, and act on the values by the same combinations.
-
-    Args:
-        symmetry: Part of what was found, under any names.
-        found: Groups with placements on parameters and on values.
-        shapes: The values, with their shapes.
-
-    Returns:
-        Groups with placements on values only, and a sentence for each group that corresponds to none.
+    written as combinations of those found, and act on the values, given by their shapes, by the same combinations.
+    Returned are the groups with placements on values only, and a sentence for each group that corresponds to none.
     """
     owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
     theirs = [(group, _owners(group, symmetry.shapes)) for group in found]
@@ -92,43 +85,12 @@ def _has_same_units(
     return all(torch.equal(units[units >= 0], there[key][units >= 0]) for key, units in here.items())
 
 
-@dataclass(frozen=True)
-class _Translation:
-    """The families of one group in terms of those of another one with the same units.
+def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Placement], Placement | None] | None:
+    """How the first group acts at a place of the second one; None where its families are not among the other's.
 
     An element with factors s, signs e and shifts k of the first is the element of the second with the logarithms
     of factors `log s @ scale`, the shifts `k @ shift` and the signs `e @ sign + k @ parity` (counted modulo two).
     """
-
-    group: Group
-    is_turned: bool
-    scale: Floats
-    sign: Floats
-    parity: Floats
-    shift: Floats
-
-    def __call__(self, place: Placement) -> Placement | None:
-        """The first group at a place of the second one; None where it does nothing there."""
-        exponents = self.scale @ np.array(place.scale, dtype=float)
-        amounts = self.shift @ np.array(place.shift, dtype=float)
-        own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
-        result = replace(
-            place,
-            is_inverse=place.is_inverse != self.is_turned,
-            scale=tuple(int(e) for e in exponents.round()),
-            sign=tuple(int(e) for e in (self.sign @ own).round() % 2),
-            parity=tuple(int(e) for e in (self.shift @ steps + self.parity @ own).round() % 2),
-            shift=tuple(float(a) for a in amounts),
-        )
-        group = self.group
-        is_still = group.matrix == "none" and not (group.is_permuted or group.is_base)
-        if is_still and not any((*result.scale, *result.sign, *result.parity, *result.shift)):
-            return None
-        return result
-
-
-def _translation(group: Group, other: Group, symmetry: Symmetry) -> _Translation | None:
-    """How the first group acts where the second one does; None where its families are not among the other's."""
     mine, its = _tables(group, other, symmetry)
     scale, shift = _combination(mine["scale"], its["scale"]), _combination(mine["shift"], its["shift"])
     sign = _combination_mod_2(mine["sign"], its["sign"])
@@ -143,7 +105,22 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> _Translation
     }
     if parity is None or (group.matrix == "linear" and len(ways) != 1):
         return None
-    return _Translation(group, ways == {True}, scale, sign, parity, shift)
+
+    def translate(place: Placement) -> Placement | None:
+        """The first group at a place of the second one; None where it does nothing there."""
+        own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
+        result = replace(
+            place,
+            is_inverse=place.is_inverse != (ways == {True}),
+            scale=tuple(int(e) for e in (scale @ np.array(place.scale, dtype=float)).round()),
+            sign=tuple(int(e) for e in (sign @ own).round() % 2),
+            parity=tuple(int(e) for e in (shift @ steps + parity @ own).round() % 2),
+            shift=tuple(float(a) for a in shift @ np.array(place.shift, dtype=float)),
+        )
+        acts = group.matrix != "none" or group.is_permuted or group.is_base
+        return result if acts or any((*result.scale, *result.sign, *result.parity, *result.shift)) else None
+
+    return translate
 
 
 def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:

@@ -72,7 +72,7 @@ def discover(
     if is_meta:
         inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))
     with leaves_as_operators(module):
-        program, result = traced(module, inputs, kwargs, outputs, ones)
+        program, result = trace_and_record(module, inputs, kwargs, outputs, ones)
     symmetry = replace(_symmetry(program, result, known), ones=_all_names(program, ones))
     count = sum(p.numel() for p in module.parameters())
     if _has_single_batch(inputs, kwargs):
@@ -87,14 +87,14 @@ def _has_single_batch(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(t.ndim > 1 and t.shape[0] == 1 for t in tensors)
 
 
-def traced(
+def trace_and_record(
     module: nn.Module,
     inputs: tuple[Any, ...],
     kwargs: dict[str, Any],
     outputs: Outputs = None,
     ones: Collection[str] = (),
 ) -> tuple[Program, Pass]:
-    """A module as a program, and what its operators record; within `leaves_as_operators`."""
+    """Trace a module and record what its operators say, within `leaves_as_operators`."""
     program = trace(module, inputs, kwargs, outputs, ones=ones)
     result = _run(program)
     if result.builder.unknown:

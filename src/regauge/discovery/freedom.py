@@ -14,16 +14,10 @@ Family = tuple[Vector, frozenset[Atom]]
 
 @dataclass(frozen=True)
 class PairedAxis:
-    """Where the units of an atom have two coordinates each, on one axis of one tensor.
+    """Where the units of an atom have two coordinates each, `distance` indices apart, on one axis of one tensor.
 
-    Attributes:
-        slots: Those of the first and of the second coordinate; the same one where the pair is a piece of the axis.
-        name: The tensor.
-        axis: Its axis.
-        start: First index.
-        stride: Distance between units.
-        distance: Between the two coordinates of a unit.
-        others: Sizes and strides of the other leaves of the block.
+    The two slots are those of the first and of the second coordinate; they are one where the pair is a piece of the
+    axis. The other leaves of the block are given by sizes and strides.
     """
 
     slots: tuple[int, int]

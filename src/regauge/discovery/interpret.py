@@ -52,13 +52,7 @@ class Squared:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a program.
-
-    Attributes:
-        builder: What the operators recorded.
-        params: Parameters and buffers.
-        values: What the operators of the outermost graph return, where this is one tensor.
-    """
+    """One pass over a program: records, parameters and buffers, and the tensors that operators of the graph return."""
 
     builder: Builder
     params: dict[str, Value]

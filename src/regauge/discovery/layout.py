@@ -7,7 +7,7 @@ Whatever cannot be made to agree is frozen, which is always sound.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 UNROLL_LIMIT = 256
@@ -192,43 +192,44 @@ def _cut_product(product: Layout, points: list[int]) -> list[Layout]:
     columns = sorted({p % row for p in points} - {0})
     head_pieces = _cut_atom(head, row_points)
     rest_pieces = _cut_product(rest, columns) if columns else [rest]
-    pieces: list[list[Layout]] = [[]]
-    edges, position = set(points), 0
+    parts: list[Layout] = []
+    position = 0
     for head_piece in head_pieces:
         length = size_of(head_piece)
-        if length == 1 and any(position < p < position + row for p in edges):
-            for rest_piece in rest_pieces:
-                pieces[-1].append([*head_piece, *rest_piece])
-                position += size_of(rest_piece)
-                if position in edges:
-                    pieces.append([])
+        if length == 1 and any(position < p < position + row for p in points):
+            parts += [[*head_piece, *rest_piece] for rest_piece in rest_pieces]
         else:
-            pieces[-1].append([*head_piece, *expand(rest)])
-            position += length * row
-            if position in edges:
-                pieces.append([])
-    return [direct_sum(piece) for piece in pieces]
+            parts.append([*head_piece, *expand(rest)])
+        position += length * row
+    return _join_up_to(points, parts)
 
 
 def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
     if not points:
         return [[atom]]
-    bounds = [0, *points, atom.size]
     if atom.branches is None:
-        pieces = [leaf(stop - start, atom.frozen) for start, stop in pairwise(bounds)]
-        for piece in pieces:
+        atom.branches = [leaf(stop - start, atom.frozen) for start, stop in pairwise([0, *points, atom.size])]
+        for piece in atom.branches:
             piece[0].origins = atom.origins
-        atom.branches = pieces
-        return pieces
-    result: list[list[Layout]] = [[]]
-    edges, position = set(points), 0
+        return atom.branches
+    parts: list[Layout] = []
+    position = 0
     for branch in atom.branches:
-        for piece in cut(branch, [p - position for p in points]):
-            result[-1].append(piece)
-            position += size_of(piece)
-            if position in edges:
-                result.append([])
-    return [direct_sum(piece) for piece in result]
+        parts += cut(branch, [p - position for p in points])
+        position += size_of(branch)
+    return _join_up_to(points, parts)
+
+
+def _join_up_to(points: Collection[int], parts: Iterable[Layout]) -> list[Layout]:
+    """Consecutive parts of an axis, joined from one of some indices to the next."""
+    joined: list[list[Layout]] = [[]]
+    position = 0
+    for part in parts:
+        joined[-1].append(part)
+        position += size_of(part)
+        if position in points:
+            joined.append([])
+    return [direct_sum(piece) for piece in joined]
 
 
 def _factor(atom: Atom, leading: int) -> tuple[Layout, Layout] | None:

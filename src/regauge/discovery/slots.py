@@ -5,7 +5,7 @@ a law: the slots at the same place of all its axes.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -102,23 +102,16 @@ The slot of atoms that no parameter has is -1.
 def write_out(
     records: Iterable[Record], params: Mapping[str, Value], watched: Mapping[str, Value] | None = None
 ) -> Slots:
-    """Expand all records. Call it when no axis changes any more.
-
-    Args:
-        records: What the operators said.
-        params: Parameters and buffers, on which groups act.
-        watched: Intermediate values of which the places are wanted too; they change nothing.
-    """
+    """Expand all records, when no axis changes any more; watched values get places too, but change nothing."""
     return _Writer(params, watched or {}).run(records)
 
 
 class _Writer:
     def __init__(self, params: Mapping[str, Value], watched: Mapping[str, Value]) -> None:
         self.slots = Slots()
-        self.blocks: dict[tuple[int, int], list[SlotBlock]] = {}
+        self.blocks: dict[tuple[Value, int], list[SlotBlock]] = {}
         self.terms: dict[tuple[Atom, ...], list[tuple[Term, tuple[Atom, ...]]]] = {}
-        self.repeated: dict[int, frozenset[Atom]] = {}
-        self.keep: list[Value] = []
+        self.repeated: dict[Value, frozenset[Atom]] = {}
         self.params, self.watched = params, watched
         self.interesting = {atom for value in params.values() for layout in value.layouts for atom in leaves(layout)}
 
@@ -135,9 +128,8 @@ class _Writer:
         return self.slots
 
     def _axis(self, value: Value, dim: int) -> list[SlotBlock]:
-        key = (id(value), dim)
+        key = (value, dim)
         if key not in self.blocks:
-            self.keep.append(value)
             self.blocks[key] = [
                 (start, large, tuple([(atom, self._slot(atom)) for atom, _ in factors]))
                 for (start, factors), large in self._terms(value.layouts[dim])
@@ -179,12 +171,12 @@ class _Writer:
     def _record(self, record: Record) -> None:
         expanded = [[self._axes(axis) for axis in law.axes] for law in record]
         matched = [_aligned(blocks) for blocks in expanded]
-        reach = [frozenset(id(axis.value) for axis in law.axes) for law in record]
+        reach = [frozenset(axis.value for axis in law.axes) for law in record]
         everywhere = [
             _in_every_block(blocks) if ok and not (law.is_mixing or law.is_shared or law.is_virtual) else frozenset()
             for law, blocks, ok in zip(record, expanded, matched, strict=True)
         ]
-        chosen = _virtual_axes(record, reach)
+        chosen = _virtual_axes(record)
         for k, law in enumerate(record):
             if not matched[k]:
                 for blocks in expanded[k]:
@@ -193,17 +185,18 @@ class _Writer:
             if not any(slot >= 0 for blocks in expanded[k] for block in blocks for _, slot in block[2]):
                 continue
             outside = {}
-            for value in {id(axis.value): axis.value for axis in law.axes}.values():
-                found = [(a, j) for j, row in enumerate(everywhere) if j != k and id(value) in reach[j] for a in row]
-                found += [(a, OWN - 1 - j) for j, (row, held) in enumerate(chosen) if id(value) in held for a in row]
-                outside[id(value)] = self._once(value, found)
+            for value in reach[k]:
+                found = [(a, j) for j, row in enumerate(everywhere) if j != k and value in reach[j] for a in row]
+                found += [(a, OWN - 1 - j) for j, (row, held) in enumerate(chosen) if value in held for a in row]
+                once = _once([atom for atom, _ in found]) - self._repeated(value)
+                outside[value] = frozenset(companion for companion in found if companion[0] in once)
             self._law(law, expanded[k], outside)
 
-    def _law(self, law: Law, expanded: list[list[SlotBlock]], outside: Mapping[int, frozenset[Companion]]) -> None:
+    def _law(self, law: Law, expanded: list[list[SlotBlock]], outside: Mapping[Value, frozenset[Companion]]) -> None:
         """Tie the slots of all axes, block by block; `outside` are the companions from other laws, by tensor."""
-        beside = tuple(frozenset[Companion]() if law.is_shared else outside[id(s.value)] for s in law.axes)
+        beside = tuple(frozenset[Companion]() if law.is_shared else outside[axis.value] for axis in law.axes)
         others = {atom for companions in beside for atom, _ in companions}
-        taken = {id(x): {a for a, _ in outside[id(x)]} | self._repeated(x) for x in (s.value for s in law.axes)}
+        taken = {value: {a for a, _ in companions} | self._repeated(value) for value, companions in outside.items()}
         for row in zip(*expanded, strict=True):
             inside = row[0][1]
             has_units = any(len(large) < len(places) for _, large, places in row)
@@ -233,23 +226,13 @@ class _Writer:
         else:
             self._block(place for u in units for place in u)
 
-    def _once(self, value: Value, companions: list[Companion]) -> frozenset[Companion]:
-        """Those whose atom occurs exactly once in all axes of the tensor."""
-        once = _once([atom for atom, _ in companions]) - self._repeated(value)
-        return frozenset(c for c in companions if c[0] in once)
-
     def _repeated(self, value: Value) -> frozenset[Atom]:
         """Atoms that several axes of a tensor have."""
-        if id(value) not in self.repeated:
-            self.keep.append(value)
-            seen: set[Atom] = set()
-            again: set[Atom] = set()
-            for dim in range(value.ndim):
-                here = {atom for _, _, places in self._axis(value, dim) for atom, _ in places}
-                again |= seen & here
-                seen |= here
-            self.repeated[id(value)] = frozenset(again)
-        return self.repeated[id(value)]
+        if value not in self.repeated:
+            axes = [self._axis(value, dim) for dim in range(value.ndim)]
+            counts = Counter(a for blocks in axes for a in {a for _, _, places in blocks for a, _ in places})
+            self.repeated[value] = frozenset(atom for atom, count in counts.items() if count > 1)
+        return self.repeated[value]
 
     def _block(self, places: Iterable[tuple[Atom, int]]) -> None:
         self.slots.blocked.update(slot for _, slot in places if slot >= 0)
@@ -262,7 +245,7 @@ class _Writer:
     def _places(self, name: str, value: Value, read: set[int]) -> dict[int, SlotPlace]:
         """Where the slots of a tensor lie, those that some operator reads."""
         result: dict[int, SlotPlace] = {}
-        if not any((id(value), dim) in self.blocks for dim in range(value.ndim)):
+        if not any((value, dim) in self.blocks for dim in range(value.ndim)):
             return result  # No operator reads it.
         whole = [_in_every_block([self._axis(value, dim)]) for dim in range(value.ndim)]
         for dim in range(value.ndim):
@@ -293,16 +276,16 @@ class _Writer:
 def _around(
     law: Law,
     inside: Sequence[Atom],
-    outside: Mapping[int, frozenset[Companion]],
-    taken: Mapping[int, Container[Atom]],
+    outside: Mapping[Value, frozenset[Companion]],
+    taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
     """For each axis what else has an index in a block with these leaves: the leaves themselves, and `outside`."""
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
-        key: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[key]])
-        for key, beside in outside.items()
+        value: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[value]])
+        for value, beside in outside.items()
     }
-    return tuple(found[id(axis.value)] for axis in law.axes)
+    return tuple(found[axis.value] for axis in law.axes)
 
 
 def _aligned(expanded: list[list[SlotBlock]]) -> bool:
@@ -321,20 +304,17 @@ def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
     return frozenset(atom for atom in atoms if atoms.count(atom) == 1)
 
 
-def _virtual_axes(record: Record, reach: list[frozenset[int]]) -> list[tuple[frozenset[Atom], frozenset[int]]]:
+def _virtual_axes(record: Record) -> list[tuple[frozenset[Atom], set[Value]]]:
     """Axes that tensors of this record select from, with the tensors that they hold for."""
-    found: dict[tuple[int, int], tuple[frozenset[Atom], set[int]]] = {}
-    direct: dict[Atom, set[int]] = defaultdict(set)
+    found: dict[tuple[int, int], tuple[frozenset[Atom], set[Value]]] = {}
+    direct: dict[Atom, set[Value]] = defaultdict(set)
     for k, law in enumerate(record):
         for axis in law.axes:
             if law.is_virtual:
                 for atom in leaves(axis.value.layouts[axis.dims[0]]):
-                    direct[atom].add(id(axis.value))
+                    direct[atom].add(axis.value)
             virtual = axis.value.virtual
             if virtual is not None and axis.dims == (virtual.dim,) and not law.is_mixing:
-                atoms = frozenset(leaves(virtual.layout))
                 # Two indices that both choose (tokens and tokens) are two choices, even from one index tensor.
-                found.setdefault((id(virtual.source), k), (atoms, set()))[1].add(id(axis.value))
-    return [
-        (atoms, frozenset(values | {v for atom in atoms for v in direct[atom]})) for atoms, values in found.values()
-    ]
+                found.setdefault((id(virtual.source), k), (frozenset(leaves(virtual.layout)), set()))[1].add(axis.value)
+    return [(atoms, values.union(*(direct[atom] for atom in atoms))) for atoms, values in found.values()]

@@ -72,13 +72,7 @@ def classes_of(rows: Tensor) -> Tensor:
 
 @dataclass
 class Flow:
-    """A traced model through which changes flow.
-
-    Attributes:
-        program: The trace.
-        params: Parameters in float64.
-        takers: Biases that may take up a change.
-    """
+    """A traced model through which changes flow: parameters in float64, and the biases that may take up a change."""
 
     program: Program
     params: Params

@@ -12,7 +12,7 @@ from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import exact_probe, relative_change
 from regauge.core.symmetry import Symmetry
-from regauge.discovery.discover import discover, traced
+from regauge.discovery.discover import discover, trace_and_record
 from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.rewrites.flow import Flow
 from regauge.discovery.rewrites.following import follow
@@ -106,10 +106,10 @@ def fold(
         if name in state and state[name].ndim != len(found.shapes[name]):
             raise ValueError(f"{name!r} has a leading model axis; fold the networks of a population one by one")
     with leaves_as_operators(module):
-        program, _ = traced(module, inputs, kwargs, outputs)
+        program, _ = trace_and_record(module, inputs, kwargs, outputs)
         folding = _Folding(program, found, state, exact_probe(module, inputs, kwargs, outputs))
         folding.run()
-    return folding.folded(params)
+    return folding.result(params)
 
 
 class _Folding:
@@ -140,7 +140,7 @@ class _Folding:
         self._prove("gains", self._fold)
         self._prove("means", self._center)
 
-    def folded(self, params: Mapping[str, Tensor]) -> Folded:
+    def result(self, params: Mapping[str, Tensor]) -> Folded:
         result = dict(params)
         for name, tensor in params.items():
             if name in self.params and not torch.equal(self.params[name], self.start[name]):

@@ -21,14 +21,9 @@ LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d"
 
 
 def follow(flow: Flow, start: Mapping[str, Tensor]) -> Params | None:
-    """All that must be added to the parameters for the outputs to stay when `start` is added.
+    """What is added to some parameters (by the first of their names), and what biases take up for the outputs to stay.
 
-    Args:
-        flow: The model.
-        start: What is added to some parameters, by the first of their names.
-
-    Returns:
-        `start` and what biases take up; None where something sees the change.
+    None where something sees the change.
     """
     try:
         return _Run(flow, start).result()
@@ -52,19 +47,16 @@ class _Run:
                 if state is not None and state in self.start:
                     self.changes[node] = Change(self.start[state])
             elif node.op == "call_function" and any(source in self.changes for source in node.all_input_nodes):
-                change = self._through(node)
+                name = operator_name(node)
+                if name not in FOLLOWED:
+                    raise Seen
+                change = FOLLOWED[name](self, node)
                 if change is not None and not is_nothing(change):
                     self.changes[node] = change
         ends = [*self.flow.program.outputs, *(node for node, _ in self.flow.program.written)]
         if any(node in self.changes for node in ends):
             raise Seen
         return {**self.start, **self.taken}
-
-    def _through(self, node: Node) -> Any:
-        name = operator_name(node)
-        if name not in FOLLOWED:
-            raise Seen
-        return FOLLOWED[name](self, node)
 
     def _of(self, argument: Any) -> Any:
         return self.changes.get(argument) if isinstance(argument, Node) else None
@@ -86,7 +78,7 @@ class _Run:
     def _same(self, node: Node) -> Any:
         return self._of(node.args[0])
 
-    def _moved(self, node: Node) -> Any:
+    def _move(self, node: Node) -> Any:
         """The entries of the change where the operator puts the entries of the value."""
         sources = [source for source in node.all_input_nodes if source in self.changes]
         if any(isinstance(self.changes[source], list | tuple) for source in sources):
@@ -139,7 +131,7 @@ class _Run:
         if changed is not None:
             if change is not None:
                 raise Seen
-            total = self._reweighted(node, x, self._require_known(changed), dim)
+            total = self._reweigh(node, x, self._require_known(changed), dim)
         elif change is not None:
             weights = self.flow.constant(w)
             if weights is None:
@@ -149,10 +141,10 @@ class _Run:
             total = Change(call(node, operands))
         shift = self._of(b)
         if shift is not None:
-            total = self._added(total, Change(along(shift.entries, dim, shape_of(node))), node)
-        return self._taken(b, total, [k for k in range(len(shape_of(node))) if k != dim])
+            total = self._add(total, Change(along(shift.entries, dim, shape_of(node))), node)
+        return self._take_up(b, total, [k for k in range(len(shape_of(node))) if k != dim])
 
-    def _reweighted(self, node: Node, x: Any, change: Tensor, dim: int) -> Change | None:
+    def _reweigh(self, node: Node, x: Any, change: Tensor, dim: int) -> Change | None:
         """A change of the weights: outputs change alike where their rows change alike."""
         if operator_name(node) == "addmm":
             change = change.mT
@@ -185,7 +177,7 @@ class _Run:
         places = torch.arange(torch.Size(shape[:-1]).numel()).reshape(*shape[:-1], 1) * (int(classes.max()) + 1)
         return self._fresh(torch.where(classes == 0, 0, places + classes))
 
-    def _added(self, x: Change | None, y: Change | None, node: Node) -> Change | None:
+    def _add(self, x: Change | None, y: Change | None, node: Node) -> Change | None:
         """The sum of two changes of one shape."""
         if x is None or y is None:
             return x if y is None else y
@@ -208,13 +200,13 @@ class _Run:
                     change = Change(here * factor)
                 else:
                     change = Change(here, is_known=False) if factor == 1.0 else self._fresh(here)
-                total = self._added(total, change, node)
+                total = self._add(total, change, node)
         for operand, factor in zip(node.args[:2], factors, strict=True):
             if factor == 1.0 and self._is_taker(operand):
                 own = shape_of(operand)
                 lead = len(shape) - len(own)
                 uniform = [d for d in range(len(shape)) if d < lead or own[d - lead] != shape[d]]
-                total = self._taken(operand, total, uniform)
+                total = self._take_up(operand, total, uniform)
         return total
 
     def _is_taker(self, operand: Any) -> bool:
@@ -223,7 +215,7 @@ class _Run:
             isinstance(operand, Node) and operand.op == "placeholder" and states.get(operand.name) in self.flow.takers
         )
 
-    def _taken(self, operand: Any, change: Change | None, uniform: Sequence[int]) -> Change | None:
+    def _take_up(self, operand: Any, change: Change | None, uniform: Sequence[int]) -> Change | None:
         """What is left of a change that a bias takes up where it can: only what is the same along `uniform`."""
         if change is None or not change.is_known or not self._is_taker(operand):
             return change
@@ -236,7 +228,7 @@ class _Run:
         self.taken[state] = -value.reshape(self.flow.params[state].shape)
         return None
 
-    def _scaled(self, node: Node) -> Change | None:
+    def _scale(self, node: Node) -> Change | None:
         x, y = node.args[:2]
         if self._of(x) is not None and self._of(y) is not None:
             raise Seen
@@ -330,10 +322,10 @@ def _weights(node: Node) -> list[Any]:
 
 FOLLOWED: dict[str, Callable[[_Run, Node], Any]] = {
     **dict.fromkeys(SAME, _Run._same),
-    **dict.fromkeys(MOVES, _Run._moved),
+    **dict.fromkeys(MOVES, _Run._move),
     **dict.fromkeys(LAYERS, _Run._layer),
     **dict.fromkeys(words("add sub"), _Run._sum),
-    **dict.fromkeys(words("mul div"), _Run._scaled),
+    **dict.fromkeys(words("mul div"), _Run._scale),
     **dict.fromkeys(words("sum mean neg cumsum avg_pool1d avg_pool2d"), _Run._linear),
     **dict.fromkeys(words("adaptive_avg_pool1d adaptive_avg_pool2d"), _Run._linear),
     **dict.fromkeys(words("softmax _softmax _safe_softmax log_softmax _log_softmax"), _Run._softmax),

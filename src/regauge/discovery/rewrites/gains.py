@@ -53,15 +53,8 @@ def fold_gains(
     """Make gains one by the scales and signs of the symmetry.
 
     A gain that is zero somewhere cannot be scaled to one. There the readers become zero instead, if what else the
-    scale multiplies (the bias beside the gain) is zero there.
-
-    Args:
-        params: In float64; unchanged.
-        symmetry: With every size known.
-        names: Gains, the more important ones first: where two share one scale only the first is folded.
-
-    Returns:
-        The network, the gains that are exactly one now, and those that are not, each with the reason.
+    scale multiplies (the bias beside the gain) is zero there. Where two gains share one scale only the first is folded.
+    Returned are the network, the gains that are exactly one now, and those that are not, each with the reason.
     """
     current = dict(params)
     ones: list[str] = []
