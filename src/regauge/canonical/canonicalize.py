@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import Method, WeightMatching, align, align_pairs
-from regauge.canonical.carry_out import carry_out
+from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.steps import LinearStep, Plan, RotationStep, ScaleStep, plan
 from regauge.core.element import PARTS, Element, require_parts, select_parts
 from regauge.core.interpolation import distance
@@ -178,8 +178,7 @@ def normalize_logits(
             raise KeyError(f"there is no parameter {name!r}; the last ones are {list(params)[-4:]}")
     if not norm > 0:
         raise ValueError(f"norm is {norm}, but the norm of a last layer must be positive")
-    touched = next(iter(symmetry.sites), weight)
-    lead = params[touched].ndim - len(symmetry.shapes.get(touched, params[touched].shape))
+    lead = leading_axes(symmetry, params)
     norms = torch.linalg.vector_norm(params[weight].double().flatten(lead), dim=-1)
     if bool((norms == 0).any()):
         raise ValueError(f"{weight!r} is zero, so that no factor gives it the norm {norm}")
@@ -202,12 +201,10 @@ def match_canonical(
 ) -> Element:
     """The element that aligns a canonical network, or a population of them, to another, without its scales."""
     method = WeightMatching(scales="keep") if method is None else method
-    first = next(iter(symmetry.sites), None)
-    is_single = first is None or moved[first].ndim == len(symmetry.shapes[first])
-    if is_single:
-        found = align(anchor, moved, symmetry, method=method, task=task, generator=generator).element
-    else:
+    if leading_axes(symmetry, moved):
         found = align_pairs(anchor, moved, symmetry, method=method, task=task, generator=generator).element
+    else:
+        found = align(anchor, moved, symmetry, method=method, task=task, generator=generator).element
     return select_parts(found, symmetry.groups, tuple(part for part in PARTS if part != "scale"))
 
 

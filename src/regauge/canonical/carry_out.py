@@ -57,15 +57,20 @@ def carry_out(plan: Plan, symmetry: Symmetry, params: Mapping[str, Tensor], part
     return work.element
 
 
+def leading_axes(symmetry: Symmetry, params: Mapping[str, Tensor]) -> int:
+    """How many model axes the parameters of a network or a population have."""
+    first = next((name for name in symmetry.sites if name in params), None)
+    return 0 if first is None else params[first].ndim - len(symmetry.shapes[first])
+
+
 class _Work:
     """The element so far, and the compared parameters of the network moved by it."""
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> None:
         self.symmetry = symmetry
         counted = [name for name in symmetry.sites if name not in symmetry.buffers]
-        first = counted[0] if counted else next(iter(symmetry.sites), None)
-        ndim = 0 if first is None else params[first].ndim - len(symmetry.shapes[first])
-        self.lead = () if first is None else tuple(params[first].shape[:ndim])
+        first = next(iter(symmetry.sites), None)
+        self.lead = () if first is None else tuple(params[first].shape[: leading_axes(symmetry, params)])
         self.tensors = {name: params[name].detach().to(device="cpu", dtype=torch.float64) for name in counted}
         eps = max((torch.finfo(params[name].dtype).eps for name in counted), default=0.0)
         self.tolerance = min(TIE * eps, COARSEST)

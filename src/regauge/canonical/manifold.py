@@ -7,26 +7,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regauge.canonical.carry_out import leading_axes
 from regauge.canonical.steps import ScaleStep, plan
 from regauge.core import sphere
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 from regauge.core.units import gather, scatter, unit_index
 
-Pieces = tuple[tuple[str, Int[Tensor, "units values"]], ...]
-
 
 @dataclass(frozen=True, eq=False)
 class Spheres:
-    """The spheres of the units of one group, or of a whole tensor.
+    """The spheres of units, by the flat indices `[units, values]` of every parameter that has a share in them."""
 
-    Attributes:
-        name: The group, or the tensor.
-        pieces: For every parameter that has a share in them the flat indices `[units, values]`.
-    """
-
-    name: str
-    pieces: Pieces
+    pieces: tuple[tuple[str, Int[Tensor, "units values"]], ...]
 
     @property
     def count(self) -> int:
@@ -85,7 +78,7 @@ class Manifold:
 
         apart = self._on_spheres((params_a, params_b), _difference(params_a, params_b), lambda _, x, y: angle(x, y))
         ignored = {*self.symmetry.buffers, *(name for names in self.symmetry.tied for name in names[1:])}
-        lead = self._lead(params_a)
+        lead = leading_axes(self.symmetry, params_a)
         squares = [
             tensor.double().square().reshape(*tensor.shape[:lead], -1).sum(-1)
             for name, tensor in apart.items()
@@ -185,10 +178,6 @@ class Manifold:
         pieces = [gather(params[name], index, len(self.symmetry.shapes[name])) for name, index in spheres.pieces]
         return torch.cat(pieces, dim=-1)
 
-    def _lead(self, params: Mapping[str, Tensor]) -> int:
-        names = [name for name in self.symmetry.sites if name in params]
-        return params[names[0]].ndim - len(self.symmetry.shapes[names[0]]) if names else 0
-
     def _require_pair(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
         require_same_shapes(params_a, params_b)
         self._require_canonical(params_a)
@@ -232,7 +221,7 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
     """
     steps = plan(symmetry)
     spheres = [
-        Spheres(step.group, tuple((p.name, unit_index(symmetry, p.name, p.site)) for p in step.places))
+        Spheres(tuple((p.name, unit_index(symmetry, p.name, p.site)) for p in step.places))
         for step in steps.steps
         if isinstance(step, ScaleStep)
     ]
@@ -244,7 +233,7 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
         if any(name == head for known in spheres for name, _ in known.pieces):
             raise ValueError(f"{head!r} lies on spheres already, unit by unit; it cannot be the head")
         whole = torch.arange(torch.Size(symmetry.shapes[head]).numel()).unsqueeze(0)
-        spheres.append(Spheres(head, ((head, whole),)))
+        spheres.append(Spheres(((head, whole),)))
     return Manifold(symmetry, tuple(spheres), steps.left)
 
 

@@ -152,14 +152,7 @@ class Builder(Movement):
 
 
 class _Participants(NamedTuple):
-    """The operands of an entrywise operator that vary along one axis of its result.
-
-    Attributes:
-        axes: Their axes, aligned with it.
-        exponents: Their exponents in a product.
-        mask: The axis of a mask that selects among the operands, if the mask varies there.
-        has_all: Whether no operand is broadcast along the axis.
-    """
+    """Axes (and exponents) of the operands that vary along one axis of a result, and that of a mask which selects."""
 
     axes: tuple[Axis, ...]
     exponents: tuple[int, ...]

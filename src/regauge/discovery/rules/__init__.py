@@ -1,4 +1,4 @@
-"""The table of operator rules: one small function per operator.
+"""The table of operator rules.
 
 A rule receives the builder and the call and returns values for what the operator returns. It composes the
 builder's primitives, each of which is sound by itself. To add one, write a function in the file of its
@@ -6,22 +6,7 @@ subject, name it in that file's RULES, and add a case to `tests/rule_cases.py`.
 """
 
 from regauge.discovery.operator_call import Rule
-from regauge.discovery.rules import (
-    elementwise,
-    indexing,
-    layers,
-    norms,
-    products,
-    reductions,
-    shape,
-)
+from regauge.discovery.rules import elementwise, indexing, layers, norms, products, reductions, shape
 
-RULES: dict[str, Rule] = {
-    **elementwise.RULES,
-    **shape.RULES,
-    **products.RULES,
-    **reductions.RULES,
-    **norms.RULES,
-    **indexing.RULES,
-    **layers.RULES,
-}
+SUBJECTS = (elementwise, shape, products, reductions, norms, indexing, layers)
+RULES: dict[str, Rule] = {name: rule for subject in SUBJECTS for name, rule in subject.RULES.items()}
