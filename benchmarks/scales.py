@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.connect.batchnorm import reset_batchnorm
+from regauge.connect.repair import reset_batchnorm
 from regauge.core.assignment import assign
 from regauge.core.scales import balance
 from regauge.data.images import ImageData, digits, mnist

@@ -1,6 +1,5 @@
 """What lies between networks: paths and the barriers on them, planes, and repair of interpolated networks."""
 
-from regauge.connect.batchnorm import reset_batchnorm
 from regauge.connect.line import Curve, line
 from regauge.connect.paths import (
     Bezier,
@@ -13,7 +12,7 @@ from regauge.connect.paths import (
     WassersteinGeodesic,
 )
 from regauge.connect.plane import Plane, plane
-from regauge.connect.repair import LayerVariance, VarianceCollapse, repair, variance_collapse
+from regauge.connect.repair import LayerVariance, VarianceCollapse, repair, reset_batchnorm, variance_collapse
 from regauge.connect.straighten import FlatLine, Straighten, straighten
 from regauge.connect.train_path import train_path
 from regauge.core.interpolation import combine, interpolate

@@ -1,4 +1,7 @@
-"""Variance collapse: measure it in an interpolated network, and repair it by renormalizing activations."""
+"""Variance collapse: measure it in an interpolated network, and repair it by renormalizing activations.
+
+Where batch normalization follows the layers, new running statistics do.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.connect.affine_layers import Layer
-from regauge.connect.batchnorm import has_statistics, reset_batchnorm
 from regauge.connect.moments import Moments, Statistics
 from regauge.core.interpolation import shares_of
 from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.task import call, evaluating
 
 CONSTANT = 1e-6
 """A unit whose standard deviation is below this share of its size counts as constant."""
@@ -19,15 +23,10 @@ CONSTANT = 1e-6
 
 @dataclass(frozen=True)
 class RepairResult:
-    """A repaired network.
+    """A repaired network."""
 
-    Attributes:
-        params: New parameters of the same names, dtypes and devices.
-        layers: Names of the layers whose weights were rescaled, in the order of the graph.
-    """
-
-    params: Params
-    layers: tuple[str, ...]
+    params: Params  # of the same names, dtypes and devices
+    layers: tuple[str, ...]  # names of the layers whose weights were rescaled, in the order of the graph
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def repair(
     places = {layer.value: layer.axis for layer in layers}
     ends = [statistics.moments(p, places) for p in endpoints] if layers else []
     result = statistics.floats(params)
-    is_normalized = has_statistics(module)
+    is_normalized = bool(_layers(module))
     for depth in sorted({layer.depth for layer in layers}):
         stage = [layer for layer in layers if layer.depth == depth]
         if is_normalized:
@@ -180,6 +179,58 @@ def tabulate_variances(
     return VarianceCollapse(tuple(rows))
 
 
+def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: Iterable[Any]) -> Params:
+    """Recompute the running means and variances of every batch normalization layer from data.
+
+    An average of two networks has activations of its own, often of much smaller variance than those that
+    averaged statistics describe. The new statistics are the plain averages over the batches of each batch's
+    mean and unbiased variance, all layers in the same forward passes: each layer normalizes by its batch while
+    statistics are collected, everything else is in evaluation mode.
+
+    Args:
+        params: Parameters and buffers, unchanged.
+        module: How to run the parameters; its own are not used.
+        batches: Inputs without labels, or tuples of positional or mappings of keyword inputs.
+
+    Returns:
+        The same parameters with new statistics; equal to `params` where the module has none.
+
+    Raises:
+        ValueError: There are no batches, for instance because an iterator was used before.
+
+    References:
+        Ainsworth et al. (2023); Jordan et al. (2023), REPAIR.
+    """
+    layers = _layers(module)
+    if not layers:
+        return dict(params)
+    state = dict(params)
+    for name in layers:
+        prefix = f"{name}." if name else ""
+        for key, start in (("running_mean", 0), ("running_var", 1), ("num_batches_tracked", 0)):
+            state[prefix + key] = torch.full_like(params[prefix + key], start)
+    momenta = {name: layer.momentum for name, layer in layers.items()}
+    seen = 0
+    with evaluating(module):
+        try:
+            for layer in layers.values():
+                layer.train()
+                layer.momentum = None  # Then torch keeps the cumulative average.
+            with torch.no_grad():
+                for batch in batches:
+                    call(module, state, batch)
+                    seen += 1
+        finally:
+            for name, layer in layers.items():
+                layer.momentum = momenta[name]
+    if not seen:
+        raise ValueError(
+            "there are no batches to recompute the statistics from; give a list or a loader that can be read "
+            "more than once, not an iterator"
+        )
+    return state
+
+
 def goals(ends: Sequence[Moments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
     """The interpolated means and standard deviations; exactly those of the endpoints where these are equal."""
     first = ends[0]
@@ -192,12 +243,7 @@ def goals(ends: Sequence[Moments], shares: Sequence[float]) -> tuple[Tensor, Ten
 def require_endpoints(
     params: Mapping[str, Tensor], endpoints: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
 ) -> tuple[float, ...]:
-    """The weights of the endpoints, normalized to sum to one.
-
-    Raises:
-        ValueError: There are no endpoints, they are of another architecture than the network or not finite, or the
-            weights do not fit.
-    """
+    """Shares of the endpoints, which sum to one; raise unless these fit the network and are finite."""
     if not endpoints:
         raise ValueError("there are no endpoints; give the networks between which the interpolated one lies")
     require_finite(params, "the interpolated network")
@@ -223,3 +269,11 @@ def _repair_layer(layer: Layer, params: Params, now: Moments, mean: Tensor, std:
         scale, shift = factor.to(bias.device), (mean - factor * now.mean).to(bias.device)
         changed[layer.bias] = (scale * bias.double() + shift).to(bias.dtype)
     return changed
+
+
+def _layers(module: nn.Module) -> dict[str, _BatchNorm]:
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer.running_mean is not None
+    }

@@ -23,17 +23,13 @@ class LineTraining(Descent):
 
     A batch is drawn from a batch of the task, with replacement; `batch=None` takes the task's batches whole.
 
-    Attributes:
-        segments: Equal parts of the line; each step evaluates one random point in each.
-        points: Points of the lines that are measured before and after training.
-
     References:
         Paper 003, section 3.4, for loss, optimizer and schedule.
     """
 
     schedule: Schedule = field(default_factory=lambda: OneCycle(momentum=(0.85, 0.95)))
-    segments: int = 4
-    points: int = 25
+    segments: int = 4  # equal parts of the line; each step evaluates one random point in each
+    points: int = 25  # points of the lines that are measured before and after training
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,8 +29,6 @@ ORBITS: dict[str, Parts] = {
     "the whole symmetry": None,
 }
 """The parts of the symmetry that moved the copies; the paper calls signs scaling, and has no half periods."""
-PUBLISHED = ("permutations", "signs", "permutations and signs")
-"""Those of `ORBITS` that the paper has."""
 
 QUANTITIES = (
     Quantity("barrier", 4),
@@ -166,7 +164,7 @@ def _row(kind: str, way: Way, found: dict[float, list[Record]], shown: float) ->
             values["end loss"] = [[curve.table[-1]["loss"] for curve in curves]]
     if way.method is not None:
         values["CPU ms"] = [[1000 * record["seconds"] for record in found[shown]]]
-    paper = {"barrier": PAPER[way.label]} if kind in PUBLISHED and way.label in PAPER else {}
+    paper = {"barrier": PAPER[way.label]} if ORBITS[kind] is not None and way.label in PAPER else {}
     lines = [line for record in found[shown] for line in record["lines"]]
     return Row(f"{kind}: {way.label}", values, paper, mean_curve(lines))
 

@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,3 @@ class Experiment:
         if run.scale != "smoke" or config == self.config("cpu"):
             return table
         return replace(table, notes=(*table.notes, SMOKE))
-
-
-Experiments = Mapping[str, Experiment]

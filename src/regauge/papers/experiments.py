@@ -11,9 +11,9 @@ from regauge.papers import (
     sine_waves,
     transformers,
 )
-from regauge.papers.experiment import Experiments
+from regauge.papers.experiment import Experiment
 
-EXPERIMENTS: dict[str, Experiments] = {
+EXPERIMENTS: dict[str, dict[str, Experiment]] = {
     "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS,
     "002": digit_orbits.EXPERIMENTS,
     "003": shapes.EXPERIMENTS,

@@ -46,6 +46,12 @@ class Examples:
     test_inputs: Tensor
     test_targets: Tensor
 
+    @classmethod
+    def of(cls, data: ImageData, count: int | None = None) -> "Examples":
+        """The first `count` of the training images, all unless given, and all test images."""
+        images, labels = data.train_images[:count], data.train_labels[:count]
+        return cls(data.name, images, labels, data.test_images, data.test_labels)
+
     @property
     def few(self) -> tuple[Tensor]:
         """Inputs to trace a module with."""
@@ -93,9 +99,7 @@ class Population:
         """The examples as the networks see them."""
         if self.load is not None:
             return self.load()
-        data = images(self.data).normalized(*self.normalization)
-        train_images, train_labels = data.train_images[: self.examples], data.train_labels[: self.examples]
-        return Examples(data.name, train_images, train_labels, data.test_images, data.test_labels)
+        return Examples.of(images(self.data).normalized(*self.normalization), self.examples)
 
 
 def name_training(training: Training) -> str:

@@ -64,7 +64,8 @@ def measure_planted(config: Planted, run: Run) -> Table:
         b = {name: tensor + noise * added[name] for name, tensor in symmetry.act(element, a).items()}
         found = rg.align(a, b, symmetry, method=method, generator=chance).element
         undone = symmetry.inverse(element)
-        return {"recovered": all(_same(found[name].perm, undone[name].perm) for name in found)}
+        orders = [(found[name].perm, undone[name].perm) for name in found]
+        return {"recovered": all(one is None or other is None or torch.equal(one, other) for one, other in orders)}
 
     axes = (list(STARTS.values()), config.blocks, config.noises, range(config.trials))
     found = run.records("matching", config, find, *axes)
@@ -140,10 +141,6 @@ def _normal(module: torch.nn.Module, generator: torch.Generator) -> Params:
         name: torch.randn(tensor.shape, generator=generator) if tensor.ndim == 2 else torch.zeros_like(tensor)
         for name, tensor in module.state_dict().items()
     }
-
-
-def _same(found: torch.Tensor | None, planted: torch.Tensor | None) -> bool:
-    return found is None or planted is None or torch.equal(found, planted)
 
 
 EXPERIMENTS = {

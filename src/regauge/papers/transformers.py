@@ -14,12 +14,11 @@ import torch
 
 import regauge as rg
 from regauge.core.params import Params
-from regauge.data.images import digits, mnist
 from regauge.data.text import help_topics, windows
 from regauge.nets.classification import Training, split_batches
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.populations import Examples, Population, networks
+from regauge.papers.populations import DataName, Examples, Population, images, networks
 from regauge.papers.table import AREA, BARRIER, MIDPOINT, Quantity, Record, Row, Table, halfway
 from regauge.papers.ways import Restrict, Way, permutations_only, whole, without_matrices
 from regauge.training.optimizers import AdamW
@@ -73,11 +72,8 @@ def vision(scale: Scale) -> Population:
     def make() -> ViT:
         return ViT(8, 4, width=8, layers=1, heads=2) if is_smoke else ViT()
 
-    def load() -> Examples:
-        data = digits() if is_smoke else mnist()
-        return Examples(data.name, data.train_images, data.train_labels, data.test_images, data.test_labels)
-
-    return _population("digits" if is_smoke else "MNIST", make, load, _training(is_smoke, epochs=8, batch=128))
+    name: DataName = "digits" if is_smoke else "MNIST"
+    return _population(name, make, lambda: Examples.of(images(name)), _training(is_smoke, epochs=8, batch=128))
 
 
 def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
@@ -245,7 +241,7 @@ def _training(is_smoke: bool, *, epochs: int, batch: int) -> Training:
     return Training(epochs=1 if is_smoke else epochs, batch=batch, optimizer=AdamW(3e-3, weight_decay=0.1))
 
 
-EXPERIMENTS: Mapping[str, Experiment] = {
+EXPERIMENTS: dict[str, Experiment] = {
     family: Experiment(
         f"pairs of {words}: barrier and accuracy with each part of the symmetry",
         functools.partial(config, family),

@@ -91,11 +91,7 @@ EVALUATION = Queries(5_000, 4_000, 500, 500)
 
 
 def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generator) -> Tensor:
-    """Points around those of a surface `[points, 3]`: near ones first, uniform ones last, clipped to the cube.
-
-    Raises:
-        ValueError: The surface has no points.
-    """
+    """Points around those of a surface `[points, 3]`: near ones first, uniform ones last, clipped to the cube."""
     if surface.ndim != 2 or not len(surface):
         raise ValueError(f"a surface is given by at least one point [points, 3], not by {list(surface.shape)}")
     parts = []

@@ -128,7 +128,7 @@ def fit(
             f"the samples go from {samples.points.shape[1]} coordinates to {samples.labels.shape[1]} values, but the "
             f"network from {inr.in_features} to {inr.out_features}"
         )
-    start = match(start, blank(inr), "the start")
+    start = match(start, blank(inr), "the start", "the network")
     like = next(iter(start.values()))
     samples = samples.to(like.dtype)
     points, labels = samples.points, samples.labels

@@ -53,17 +53,11 @@ class Projection:
 
 @dataclass(frozen=True)
 class PointCloud:
-    """Points of a surface, as many as were found.
+    """Points of a surface, as many as were found."""
 
-    Attributes:
-        points: `[points, 3]`, in the dtype of the network.
-        wanted: Number of requested points.
-        draws: Random points that were tried.
-    """
-
-    points: Tensor
-    wanted: int
-    draws: int
+    points: Tensor  # `[points, 3]`, in the dtype of the network
+    wanted: int  # number of requested points
+    draws: int  # random points that were tried
 
     @property
     def is_complete(self) -> bool:

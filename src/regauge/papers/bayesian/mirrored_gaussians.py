@@ -1,7 +1,6 @@
 """Figure A13 of paper 004: two Gaussians that mirror each other, matched under three costs."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 
@@ -20,23 +19,18 @@ COSTS: dict[GaussianCost, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Toy:
-    """A Gaussian over two interchangeable parameters, and its mirror image."""
-
-    mean: float = 1.0  # of both parameters, so that the means say nothing
-    stds: tuple[float, float] = (0.2, 0.8)  # standard deviations of the two
+MEAN, STDS = 1.0, (0.2, 0.8)
+"""Mean of both parameters, so that the means say nothing, and their standard deviations."""
 
 
-def config(scale: Scale) -> Toy:
+def config(scale: Scale) -> None:
     """The same at every scale."""
-    return Toy()
 
 
-def measure(config: Toy, run: Run) -> Table:
+def measure(config: None, run: Run) -> Table:
     """Match the mirror image to the Gaussian; the swap is what all costs ought to find."""
     symmetry = rg.Symmetry.from_axes({"theta": ("units",)}, kinds={"units": "permutation"})
-    mean, std = torch.full((2,), config.mean), torch.tensor(config.stds)
+    mean, std = torch.full((2,), MEAN), torch.tensor(STDS)
     first, second = (GaussianPosterior({"theta": mean}, {"theta": one}) for one in (std, std.flip(0)))
     rows, series = [], [Series("first", *_circle(first)), Series("second, its mirror image", *_circle(second))]
     for cost, label in COSTS.items():
@@ -46,7 +40,7 @@ def measure(config: Toy, run: Run) -> Table:
         rows.append(Row(label, {"swapped": [[float(is_swapped)]], "squared distance left": [[left]]}))
         series.append(Series(f"second, matched by {cost}", *_circle(found.params), style="dashed"))
     notes = (
-        f"means {config.mean:g} for both parameters, standard deviations {config.stds[0]:g} and {config.stds[1]:g}, "
+        f"means {MEAN:g} for both parameters, standard deviations {STDS[0]:g} and {STDS[1]:g}, "
         "and the other way round in the mirror image",
         "the paper's appendix B drops the trace term of the KL divergence, as if permutations did not change it, and "
         "is left with the means; they agree as they are, so that nothing is swapped. The divergence itself finds the "

@@ -13,6 +13,7 @@ import regauge as rg
 from regauge.connect import Path
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
+from regauge.inr.fields.signal_samples import entropy_floor
 from regauge.papers.experiment import Run
 from regauge.papers.shapes.study import Shape, Study, networks
 from regauge.papers.table import AREA, BARRIER, Quantity, Record, Row, Table, halfway
@@ -164,7 +165,8 @@ def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
         )
         for way in ways
     ]
-    constant = fmean(_constant(one) for one in shapes.values())
+    # The best prediction that is the same everywhere is the mean label.
+    constant = fmean(entropy_floor(torch.cat([y for _, y in one.judge.batches]).mean()) for one in shapes.values())
     notes = (
         CLAIMS[ways],
         f"{study.description}; ± is the standard error over shapes and pairs, 'over seeds' the standard deviation of "
@@ -192,10 +194,3 @@ def _share_fixed(element: rg.Element, symmetry: rg.Symmetry) -> float:
         total += group.size
         stay += group.size if perm is None else int((perm == torch.arange(len(perm))).sum())
     return stay / total
-
-
-def _constant(one: Shape) -> float:
-    """The loss of the best prediction that is the same everywhere."""
-    (_, labels), *_ = one.judge.batches
-    mean = float(labels.double().mean())
-    return -(mean * torch.tensor(mean).log() + (1 - mean) * torch.tensor(1 - mean).log()).item()
