@@ -17,10 +17,11 @@ MODEL_HELP = (
 CHECKPOINT_HELP = (
     ".safetensors, .index.json of a sharded checkpoint, .pt/.pth/.bin with a state dict, or a folder with one of them."
 )
-DATA_HELP = (
+BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
-    "with the arrays inputs and targets; for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
+    "with the arrays inputs and targets; "
 )
+DATA_HELP = BATCHES_HELP + "for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
 
 if TYPE_CHECKING:
     MethodName = str

@@ -15,7 +15,6 @@ from regauge.cli.models import call_factory, describe_inputs
 from regauge.cli.options import ExampleInputs, UsageError
 from regauge.cli.output import print_table
 from regauge.cli.progress import show_progress, show_status
-from regauge.cli.zoo_common import conditions_of, executor_of, words
 from regauge.cli.zoo_options import (
     Zoo,
     ZooAlign,
@@ -27,6 +26,7 @@ from regauge.cli.zoo_options import (
     ZooTrain,
     ZooVerify,
 )
+from regauge.cli.zoo_populations import conditions_of, executor_of, words
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
 from regauge.zoo import formats

@@ -6,16 +6,15 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from regauge.cli.options import Loss, Output, Seed
+from regauge.cli.options import BATCHES_HELP, Loss, Output, Seed
 
 ON_HELP = (
     "Where the networks are trained: here, in this process; processes or processes:4 of this machine; dask or dask:4, "
     "a local cluster; or tcp://HOST:PORT of a running Dask scheduler. Each worker has one thread."
 )
 COMPARE_DATA_HELP = (
-    "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
-    "with the arrays inputs and targets; or a set that populations are trained on, such as breast-cancer or mnist: the "
-    "examples that are kept from training."
+    f"{BATCHES_HELP}or a set that populations are trained on, such as breast-cancer or mnist: the examples that are "
+    "kept from training."
 )
 Storage = Annotated[
     Literal["float16", "bfloat16"] | None,

@@ -1,11 +1,13 @@
-"""`regauge zoo align`, `compare` and `map`: populations modulo their symmetry."""
+"""`regauge zoo align`, `compare` and `map`, populations modulo their symmetry; where jobs run, and which networks."""
 
 import hashlib
 import json
+import os
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,13 +19,13 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import LOSSES, require_pictures, write_picture
 from regauge.cli.progress import show_progress, show_status
 from regauge.cli.tasks import load_batches, task_of, with_reset
-from regauge.cli.zoo_common import conditions_of, executor_of, words
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
 from regauge.storage.store import Store
-from regauge.zoo.jobs import run_jobs, share_of
+from regauge.zoo.jobs import dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
+from regauge.zoo.jobs.executors import MakeExecutor
 from regauge.zoo.populations import (
     Barriers,
     OrbitDistances,
@@ -211,3 +213,39 @@ def target_of(text: str) -> int | Literal["medoid", "universe"]:
     if not text.lstrip("-").isdigit():
         raise UsageError(f"--to {text!r} is no network; say the id of a trajectory, medoid or universe")
     return int(text)
+
+
+def executor_of(on: str) -> MakeExecutor | None:
+    """Where jobs run."""
+    if on == "here":
+        return None
+    if re.match(r"(tcp|tls|ucx|ws|wss)://", on):
+        return dask(on)
+    kind, colon, text = on.partition(":")
+    if kind not in ("processes", "dask") or (colon and not re.fullmatch(r"[1-9]\d*", text)):
+        raise UsageError(
+            f"--on {on!r} is no place to train; say here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT"
+        )
+    count = int(text) if colon else os.cpu_count() or 1
+    return processes(count) if kind == "processes" else dask(workers=count)
+
+
+def conditions_of(where: tuple[str, ...]) -> dict[str, Any]:
+    """Columns and values; numbers and truth values where they read as such."""
+    conditions: dict[str, Any] = {}
+    for text in where:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--where {text!r} is no condition; write COLUMN=VALUE, for example step=86")
+        try:
+            conditions[name] = json.loads(value)
+        except json.JSONDecodeError:
+            conditions[name] = value
+    return conditions
+
+
+def words(store: Store) -> str:
+    """The content of a store in words."""
+    count = len(store)
+    trajectories = len(np.unique(store.rows.column("id").values)) if count else 0
+    return f"{count} networks of {store.architecture.name!r} on {trajectories} trajectories"

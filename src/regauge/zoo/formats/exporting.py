@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 
 from regauge.core.params import Params, select
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.writing import save_bytes, whole_file
+from regauge.storage.checkpoints.writing import save, save_bytes, whole_file
 from regauge.storage.store import Store
 from regauge.training.chains.steps import steps_of
 from regauge.training.chains.vectors import Link, links_of
@@ -41,9 +40,7 @@ def export_safetensors(
         raise ValueError("two networks have the same id and step, so their files would have the same name")
     for params, rows in _blocks(store, indices, progress):
         for k, row in enumerate(rows):
-            network = {name: tensor.contiguous() for name, tensor in select(params, k).items()}
-            content = safetensors.torch.save(network, {ROW: json.dumps(row), "format": "pt"})
-            save_bytes(content, folder / f"{row['id']}-{row['step']}.safetensors")
+            save(select(params, k), folder / f"{row['id']}-{row['step']}.safetensors", metadata={ROW: json.dumps(row)})
 
 
 def export_npy(store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress) -> None:
