@@ -353,7 +353,7 @@ def test_what_does_not_fit_is_refused() -> None:
         rg.align_many([pair, pair], symmetry)  # type: ignore[list-item]
     with pytest.raises(TypeError, match=r"GaussianMatching aligns tuples of 2 dictionaries .*, not a dict"):
         rg.align_many([mean, mean], symmetry, method=GaussianMatching())  # type: ignore[type-var]
-    with pytest.raises(ValueError, match=r"'0.weight' of posterior 3 holds 6 negative numbers"):
+    with pytest.raises(ValueError, match=r"'0.weight' of the third posterior holds 6 negative numbers"):
         rg.align_many([pair, pair, (mean, wrong)], symmetry, method=GaussianMatching())
     with pytest.raises(ValueError, match="give 'parameters' for the first dictionary"):
         JointMatching(("magnitudes",))

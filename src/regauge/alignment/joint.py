@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regauge.core.element import Element
 from regauge.core.groups import Placement
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.params import Params, label, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
 Role = Literal["parameters", "magnitudes"]
@@ -132,10 +132,9 @@ def dictionary_of(name: str) -> tuple[int, str]:
 
 def _require_entries(first: Dictionaries, network: Dictionaries, number: int) -> None:
     """Raise for further dictionaries that do not fit their first one, or the first network, or are not finite."""
-    of = ("the first network", "the second network")[number] if number < 2 else f"network {number + 1}"
     for k in range(1, len(network)):
         require_same_shapes(first[k], network[k])
-        require_finite(network[k], f"entry {k} of the stack of {of}")
+        require_finite(network[k], f"entry {k} of the stack of {label(number)}")
         for name, tensor in network[k].items():
             if name not in network[0] or tensor.shape != network[0][name].shape:
                 known = f"shape {tuple(network[0][name].shape)}" if name in network[0] else "no tensor of that name"

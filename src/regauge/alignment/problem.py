@@ -11,7 +11,7 @@ from torch import Tensor
 from regauge.alignment.result import ManyResult, Result, Results
 from regauge.core.deferred import materialize
 from regauge.core.element import Element, stack
-from regauge.core.params import Params, count_models, require_finite, require_same_shapes, select
+from regauge.core.params import Params, count_models, require_alike, require_finite, require_same_shapes, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
@@ -186,10 +186,7 @@ def batch_of_one(params: Mapping[str, Tensor]) -> Params:
 def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, hint: str) -> Symmetry:
     """The symmetry with every size known, after a check that networks can be aligned under it.
 
-    Args:
-        networks: One network or more, without leading axes.
-        symmetry: The symmetry of all.
-        hint: What to do with populations.
+    For populations, which it refuses, `hint` says what to do.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
@@ -197,9 +194,7 @@ def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, 
             populations.
     """
     first = networks[0]
-    for k, network in enumerate(networks):
-        require_same_shapes(first, network)
-        require_finite(network, label(k))
+    require_alike(*networks)
     symmetry = symmetry.bind(first)
     for network in networks:
         symmetry.require_ones(network)
@@ -212,10 +207,7 @@ def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, 
 def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> tuple[Params, Symmetry]:
     """The first networks with a leading axis of pairs, and the symmetry with every size known, after all checks.
 
-    Args:
-        a: The first networks with one leading axis, or a single one without.
-        b: The second networks with one leading axis.
-        symmetry: The symmetry of all.
+    The second networks have one leading axis, as the first ones do unless there is a single one.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
@@ -248,8 +240,3 @@ def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symme
                     require_finite({name: tensor[k]}, f"network {k} of the {which} population")
         symmetry.require_ones(params)
     return dict(a), symmetry
-
-
-def label(k: int, what: str = "network") -> str:
-    """What error messages call a network."""
-    return (f"the first {what}", f"the second {what}")[k] if k < 2 else f"{what} {k + 1}"

@@ -61,7 +61,12 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
 
 
 def require_alike(*networks: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless networks, three at most, are of one architecture and finite."""
-    for which, params in zip(("first", "second", "third"), networks, strict=False):
+    """Raise a ValueError unless networks are of one architecture and finite."""
+    for k, params in enumerate(networks):
         require_same_shapes(networks[0], params)
-        require_finite(params, f"the {which} network")
+        require_finite(params, label(k))
+
+
+def label(k: int, what: str = "network") -> str:
+    """What error messages call a network."""
+    return f"the {('first', 'second', 'third')[k]} {what}" if k < 3 else f"{what} {k + 1}"

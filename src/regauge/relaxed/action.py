@@ -67,14 +67,7 @@ class RelaxedAction:
         self.keys: tuple[Key, ...] = tuple(dict.fromkeys(found))
 
     def __call__(self, matrices: Matrices, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Move tensors.
-
-        Args:
-            matrices: One for each of `keys` of groups that move.
-            tensors: Parameters, `[*batch, *shape]`.
-
-        Returns:
-            New tensors of the same names and dtypes. Batch axes of matrices and tensors are broadcast.
+        """Move tensors `[*batch, *shape]`; batch axes of matrices and tensors are broadcast.
 
         Raises:
             KeyError: A group has matrices, but not for every character that occurs.

@@ -39,7 +39,7 @@ class SoftElement:
         pairs: Number of pairs.
         confidence: What each row of a plan gives to the identity at the start; the rest is spread evenly.
         temperature: Of the Sinkhorn operator; logits are scaled with it.
-        like: Where dtype and device are taken from.
+        like: A tensor of the dtype and the device of the matrices.
     """
 
     def __init__(

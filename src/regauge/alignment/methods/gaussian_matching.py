@@ -11,11 +11,11 @@ from regauge.alignment.joint import Role, dictionary_of, joint_name
 from regauge.alignment.method import Method
 from regauge.alignment.methods.joint_matching import JointMatching, require_magnitudes
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import ManyProblem, Problem, label
+from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results
 from regauge.core.element import Element
 from regauge.core.groups import Group
-from regauge.core.params import Params
+from regauge.core.params import Params, label
 from regauge.core.symmetry import Symmetry
 
 GaussianCost = Literal["wasserstein", "mean", "kl", "symmetric kl"]

@@ -11,9 +11,9 @@ from regauge.alignment.joint import Role, dictionary_of
 from regauge.alignment.method import Method
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import ManyProblem, Problem, label
+from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results
-from regauge.core.params import Params
+from regauge.core.params import Params, label
 from regauge.core.symmetry import Symmetry
 
 

@@ -15,13 +15,14 @@ from regauge.alignment.result import Result
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.plan import Plan, WorkingSet
 from regauge.alignment.streamed.source import Source
-from regauge.alignment.streamed.state import State, Timing
+from regauge.alignment.streamed.state import State
 from regauge.alignment.streamed.totals import Total, part_cost
 from regauge.core.element import Element, Value
 from regauge.core.families import Tensors, barycenter
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.memory_limit import size_text
 
 SAVE_SECONDS = 20.0
 """The state is saved between working sets when that long has passed."""
@@ -34,14 +35,14 @@ class StreamedResult(Result[Params]):
     Until the moved network is written `params` is empty, then a mapping that reads tensors when they are asked for.
     """
 
-    timings: tuple[Timing, ...]
+    timings: tuple[str, ...]
 
     @property
     def report(self) -> str:
         """How it went, and how fast the files were read."""
         moving = "" if self.is_converged else "; it was still moving when it stopped"
         gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {len(self.history)} sweeps{moving}"
-        return "\n".join([gained, *(str(timing) for timing in self.timings if timing.nbytes)])
+        return "\n".join([gained, *self.timings])
 
 
 def align_streamed(
@@ -143,12 +144,16 @@ class _StreamedAscent:
         """A pass that reads both checkpoints at most this many times, with its progress and a clock."""
         self._left = sweeps * self.plan.sweep_bytes
         self._show = self.progress(label, self._left)
-        nbytes, reading = self.source.bytes_and_seconds
+        before = self.source.bytes_and_seconds
         start, busy = time.perf_counter(), time.process_time()
         yield
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
-        now = self.source.bytes_and_seconds
-        self.state.timings.append(Timing(label, now[0] - nbytes, now[1] - reading, seconds, busy))
+        nbytes, reading = (now - then for now, then in zip(self.source.bytes_and_seconds, before, strict=True))
+        if nbytes:
+            self.state.timings.append(
+                f"  {label}: {seconds:.1f} s ({busy:.1f} s of processor time), of which {reading:.2f} s reading "
+                f"{size_text(nbytes)} ({size_text(nbytes / max(reading, 1e-9))}/s)"
+            )
         self._advance(self._left)
 
     def _advance(self, nbytes: int) -> None:

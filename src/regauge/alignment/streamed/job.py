@@ -37,16 +37,12 @@ Network: TypeAlias = Mapping[str, Tensor] | str | Path
 
 @dataclass(frozen=True)
 class FileJob:
-    """Checkpoints that are aligned or merged.
+    """Checkpoints that are aligned to the first one, or merged; settings are those of `align`.
 
     Attributes:
-        checkpoints: The networks, opened; the first one stays where it is.
         source: The number of the checkpoint whose names, dtypes and files the output takes over.
         out: Where the result goes, a `.safetensors` file or a folder; None if it is not written.
         beside: What else is written, by the name of the output: beside a `.safetensors` file or in a folder.
-        limit: How much may be held in memory.
-        resume: Whether to go on with what an interrupted run left.
-        overwrite: Whether the output may be replaced.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -103,8 +99,6 @@ def open_job(
     overwrite: bool = False,
 ) -> FileJob | None:
     """Open networks that are in files, and read their headers; None if they are dictionaries.
-
-    Other arguments are those of `align` and `FileJob`.
 
     Raises:
         TypeError: Some networks are in files, and others are dictionaries, or all are and the result is to be written.

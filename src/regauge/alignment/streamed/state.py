@@ -4,31 +4,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor
 
 from regauge.core.element import Element, Value
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.memory_limit import size_text
 from regauge.storage.checkpoints.writing import save
-
-
-class Timing(NamedTuple):
-    """How long a pass over the checkpoints took: wall-clock time of reading and in all, and processor time."""
-
-    label: str
-    nbytes: int
-    read_seconds: float
-    seconds: float
-    cpu_seconds: float
-
-    def __str__(self) -> str:
-        speed = size_text(self.nbytes / max(self.read_seconds, 1e-9))
-        return (
-            f"  {self.label}: {self.seconds:.1f} s ({self.cpu_seconds:.1f} s of processor time), of which "
-            f"{self.read_seconds:.2f} s reading {size_text(self.nbytes)} ({speed}/s)"
-        )
 
 
 @dataclass
@@ -47,7 +28,7 @@ class State:
         initial: Objective of the identity.
         quiet: Rounds of spread groups in a row that could not be improved.
         is_converged: Whether the climb ended by itself; None while it goes on.
-        timings: How long each pass over the files took.
+        timings: A sentence about each pass over the files: how long it took, and how much was read how fast.
     """
 
     element: Element
@@ -61,7 +42,7 @@ class State:
     initial: float | None = None
     quiet: int = 0
     is_converged: bool | None = None
-    timings: list[Timing] = field(default_factory=list)
+    timings: list[str] = field(default_factory=list)
 
 
 def save_state(state: State, path: Path) -> None:
@@ -87,4 +68,4 @@ def load_state(path: Path, groups: Iterable[str]) -> State:
         group, part = group.rsplit("/", 1)
         found.setdefault(kind, {name: {} for name in groups})[group][part] = tensor
     elements = {kind: Element({g: Value(**parts) for g, parts in of.items()}) for kind, of in found.items()}
-    return State(**{**rest, **elements, "timings": [Timing(*timing) for timing in rest["timings"]]})
+    return State(**{**rest, **elements})
