@@ -14,7 +14,6 @@ from fractions import Fraction
 from regauge.core.act import Site
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
-from regauge.core.units import copies_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,7 +295,7 @@ class _Planner:
     def left(self) -> Iterable[str]:
         """Sentences about freedom that no step fixes."""
         for group in self.symmetry.groups:
-            name, copies = group.name, copies_of(self.symmetry, group.name)
+            name, copies = group.name, self.symmetry.count_copies(group.name)
             where = f"group {name!r}" + (f" ({copies} copies)" if copies > 1 else "")
             kinds = {
                 "scales": not self.scales[name].is_everything,

@@ -287,31 +287,12 @@ def _gather(
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
     is_chained = any(depends.get(other) for others in depends.values() for other in others)
     is_by_rows = lead == batch == 1 and not depends and any(_is_long(shape, axes[-1]) for axes in displacements)
-    if (batch == 0 or tensor.numel() > FLAT_LIMIT or is_by_rows) and not is_chained:
-        return _gather_by_axis(tensor, displacements, lead, shape, batch)
-    flat, numel = flat_index(displacements, shape, batch), math.prod(shape)
-    source = tensor.reshape(*tensor.shape[:lead], numel)
-    index = flat.reshape(*flat.shape[: flat.ndim - len(shape)], *([1] * (lead - batch)), numel)
-    return source.gather(-1, index.to(tensor.device).expand(source.shape)).reshape(tensor.shape)
-
-
-def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int, ...], batch: int) -> Tensor:
-    """The flat index of the source of each value, `[*batch, *shape]`."""
-    index = torch.arange(math.prod(shape)).reshape(shape)
-    for axes, displacement in displacements.items():
-        stride = math.prod(shape[axes[-1] + 1 :])
-        index = index + broadcastable(displacement * stride, axes, batch, batch, len(shape))
-    return index
-
-
-def _gather_by_axis(
-    tensor: Shaped[Tensor, "*shape"],
-    displacements: dict[tuple[int, ...], Tensor],
-    lead: int,
-    shape: tuple[int, ...],
-    batch: int,
-) -> Shaped[Tensor, "*shape"]:
-    """Like `_gather`, one axis at a time, without a full-size index; outer groups before nested ones."""
+    if is_chained or not (batch == 0 or tensor.numel() > FLAT_LIMIT or is_by_rows):
+        flat, numel = flat_index(displacements, shape, batch), math.prod(shape)
+        source = tensor.reshape(*tensor.shape[:lead], numel)
+        index = flat.reshape(*flat.shape[: flat.ndim - len(shape)], *([1] * (lead - batch)), numel)
+        return source.gather(-1, index.to(tensor.device).expand(source.shape)).reshape(tensor.shape)
+    # One axis at a time, without a full-size index; outer groups before nested ones.
     for axes in sorted(displacements, key=len):
         axis = axes[-1]
         if any(other != axes and other[-1] == axis and len(other) > len(axes) for other in displacements):
@@ -330,6 +311,15 @@ def _gather_by_axis(
         else:
             tensor = tensor.gather(lead + axis, index.expand(tensor.shape))
     return tensor
+
+
+def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int, ...], batch: int) -> Tensor:
+    """The flat index of the source of each value, `[*batch, *shape]`."""
+    index = torch.arange(math.prod(shape)).reshape(shape)
+    for axes, displacement in displacements.items():
+        stride = math.prod(shape[axes[-1] + 1 :])
+        index = index + broadcastable(displacement * stride, axes, batch, batch, len(shape))
+    return index
 
 
 def _is_long(shape: tuple[int, ...], axis: int) -> bool:

@@ -167,10 +167,9 @@ class _Direction:
 
 def _directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> list[_Direction]:
     """The families of every group, or the combinations of them that keep the buffers."""
-    sizes = {group.name: group.size for group in symmetry.groups}
     result = []
     for group in symmetry.groups:
-        count = group.size * torch.Size([sizes[base] for base in group.within]).numel()
+        count = group.size * symmetry.count_copies(group.name)
         rows = {p.scale for p in group.placements if p.parameter in symmetry.buffers} if buffers == "keep" else set()
         for weights in _null_space(sorted(rows), group.scales):
             places: list[_Place] = []

@@ -86,18 +86,20 @@ class Symmetry:
     @property
     def log10_order(self) -> float:
         """log10 of the number of discrete elements: permutations, signs, half-period shifts, of all copies."""
-        sizes = {group.name: group.size for group in self.groups}
-        return sum(group.log10_order * math.prod(sizes[b] for b in group.within) for group in self.groups)
+        return sum(group.log10_order * self.count_copies(group.name) for group in self.groups)
+
+    def count_copies(self, group: str) -> int:
+        """The number of independent copies of a group: one for each index of the groups that it is repeated within."""
+        return math.prod(self[base].size for base in self[group].within)
 
     @property
     def dimension(self) -> int:
         """Number of continuous parameters: scales, rotations and invertible matrices, of all copies."""
-        sizes = {group.name: group.size for group in self.groups}
         total = 0
         for group in self.groups:
             n = group.size - group.keeps_ones
             one = {"linear": n * n, "orthogonal": n * (n - 1) // 2, "none": group.scales * n}[group.matrix]
-            total += one * math.prod(sizes[b] for b in group.within)
+            total += one * self.count_copies(group.name)
         return total
 
     def identity(self, batch: Sequence[int] = ()) -> Element:

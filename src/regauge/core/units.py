@@ -24,7 +24,7 @@ def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units 
             index = index.reshape([-1 if k == place else 1 for k in range(flat.ndim)])
         copies = copies * symmetry[base].size + index
     owner = (copies * group.size + owner).expand(flat.shape)
-    count = copies_of(symmetry, group.name) * group.size
+    count = symmetry.count_copies(group.name) * group.size
     return flat.flatten()[owner.flatten().argsort(stable=True)].reshape(count, -1)
 
 
@@ -45,8 +45,3 @@ def scatter(
     flat = tensor.flatten(tensor.ndim - ndim).clone()
     flat[..., index.to(tensor.device)] = values
     return flat.reshape(tensor.shape)
-
-
-def copies_of(symmetry: Symmetry, group: str) -> int:
-    """Number of independent copies of a group."""
-    return torch.Size([symmetry[base].size for base in symmetry[group].within]).numel()

@@ -84,12 +84,8 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """A stem, stages of blocks, the mean over positions and a linear classifier.
 
-    Args:
-        stem: What comes first.
-        channels: Of the stem, and of each stage; all stages but the first halve the height and the width.
-        counts: Number of blocks in each stage.
-        block: Makes a block from its channels, in and out, and its stride.
-        classes: Number of outputs.
+    The channels are those of the stem and of each stage. A block is made from its channels, in and out, and its stride:
+    all stages but the first halve the height and the width.
     """
 
     def __init__(
@@ -127,14 +123,8 @@ def resnet20(
 ) -> ResNet:
     """The CIFAR ResNet with 6 * blocks + 2 layers: 16, 32 and 64 channels times `width`.
 
-    Args:
-        classes: Number of outputs.
-        width: Multiplier of all channels.
-        in_channels: Channels of the images.
-        norm: Normalization after every convolution.
-        groups: Number of groups of group normalization.
-        shortcut: What joins two stages: "A" pads with zero channels, "B" is a 1 x 1 convolution.
-        blocks: Blocks in each of the three stages; 3 make ResNet20.
+    A normalization in `groups` groups follows every convolution, and each of the three stages has `blocks` blocks; 3
+    make ResNet20. What joins two stages is a shortcut: "A" pads with zero channels, "B" is a 1 x 1 convolution.
 
     References:
         He et al. (2016), section 4.2.

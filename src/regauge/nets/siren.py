@@ -14,16 +14,9 @@ Bias = Literal["siren", "torch", "zero"]
 
 
 class Siren(nn.Module):
-    """`x -> W_k sin(omega (W_{k-1} ... sin(omega (W_0 x + b_0)) ...)) + b_k`.
+    """`x -> W_k sin(omega (W_{k-1} ... sin(omega (W_0 x + b_0)) ...)) + b_k`, with `depth` hidden layers.
 
-    Args:
-        in_features: Coordinates of a point.
-        width: Units of each hidden layer.
-        out_features: Values at a point.
-        depth: Number of hidden layers.
-        omega: Frequency of every sine; half a period of a unit's bias is `pi / omega`.
-        bias: How biases start; weights do not depend on it.
-        generator: Where the initialization comes from.
+    Half a period of a unit's bias is `pi / omega`. Weights do not depend on how biases start.
 
     References:
         Sitzmann et al. (2020), sections 3.1 and 3.2; their program leaves biases as torch draws them (`torch`).

@@ -11,7 +11,7 @@ from regauge.core.params import Params
 
 
 class Attention(nn.Module):
-    """Multi-head attention on `[batch, token, width]`.
+    """Multi-head attention of tokens `[batch, token, width]` to themselves, or to a context of `context` features.
 
     Each query head has `width / heads` dimensions, and each key-value head serves `heads / kv_heads` query heads. A
     causal token sees only itself and those before it; rotary queries and keys are turned by angles that grow with their
@@ -29,7 +29,9 @@ class Attention(nn.Module):
         kv_heads: int | None = None,
         is_causal: bool = False,
         is_rotary: bool = False,
+        context: int | None = None,
         bias: bool = True,
+        is_out_biased: bool | None = None,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
@@ -40,14 +42,14 @@ class Attention(nn.Module):
             )
         self.size, self.is_causal, self.is_rotary = width // heads, is_causal, is_rotary
         self.query = nn.Linear(width, width, bias=bias)
-        self.key = nn.Linear(width, kv_heads * self.size, bias=bias)
-        self.value = nn.Linear(width, kv_heads * self.size, bias=bias)
-        self.out = nn.Linear(width, width, bias=bias)
+        self.key = nn.Linear(context or width, kv_heads * self.size, bias=bias)
+        self.value = nn.Linear(context or width, kv_heads * self.size, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias if is_out_biased is None else is_out_biased)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        source = x if context is None else context
+        pairs = ((self.query, x), (self.key, source), (self.value, source))
+        q, k, v = (layer(read).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer, read in pairs)
         if self.is_rotary:
             q, k = rotary(q), rotary(k)
         is_grouped = q.shape[1] != k.shape[1]

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.nets.transformer import Attention
+
 
 class TimeEmbedding(nn.Module):
     """Cosines and sines of the time step at geometric frequencies, then two linear layers."""
@@ -43,36 +45,17 @@ class ResBlock(nn.Module):
         return self.shortcut(x) + self.conv2(functional.silu(self.norm2(inner)))
 
 
-class Attention(nn.Module):
-    """Multi-head attention of tokens `[batch, token, feature]` to themselves or to a context."""
-
-    def __init__(self, features: int, heads: int, context: int | None = None) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(features, features, bias=False)
-        self.key = nn.Linear(context or features, features, bias=False)
-        self.value = nn.Linear(context or features, features, bias=False)
-        self.out = nn.Linear(features, features)
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        source = x if context is None else context
-        query, key, value = (
-            layer(t).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer, t in ((self.query, x), (self.key, source), (self.value, source))
-        )
-        mixed = functional.scaled_dot_product_attention(query, key, value)
-        return self.out(mixed.transpose(1, 2).flatten(2))
-
-
 class TransformerBlock(nn.Module):
     """Self-attention, attention to a context where there is one, and a gated feed-forward layer (GEGLU)."""
 
     def __init__(self, features: int, heads: int, context: int | None) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(features)
-        self.attend = Attention(features, heads)
+        self.attend = Attention(features, heads, bias=False, is_out_biased=True)
         self.norm2 = nn.LayerNorm(features) if context is not None else None
-        self.cross = Attention(features, heads, context) if context is not None else None
+        self.cross = None
+        if context is not None:
+            self.cross = Attention(features, heads, context=context, bias=False, is_out_biased=True)
         self.norm3 = nn.LayerNorm(features)
         self.expand = nn.Linear(features, 8 * features)
         self.project = nn.Linear(4 * features, features)

@@ -20,13 +20,8 @@ VGG16: tuple[int | Literal["pool"], ...] = (
 class VGG(nn.Module):
     """Convolutions with ReLU, then linear layers on all features of all positions that remain.
 
-    Args:
-        plan: Channels of each convolution, and "pool" for a 2 x 2 maximum.
-        hidden: Widths of the classifier's hidden layers.
-        classes: Number of outputs.
-        image: Height and width of the images.
-        in_channels: Channels of the images.
-        norm: Normalization after every convolution.
+    The plan has the channels of each convolution, which a normalization follows, and "pool" for a 2 x 2 maximum; images
+    are square, with `image` pixels of a side. `hidden` are the widths of the classifier's hidden layers.
     """
 
     def __init__(
