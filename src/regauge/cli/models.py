@@ -5,9 +5,10 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -99,14 +100,15 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
     factory = getattr(_module(place, text, what), name, None)
     if not callable(factory):
         raise UsageError(f"{what} {text!r}: {place!r} has no function or class {name!r}")
-    return _run(factory, f"{what} {text!r} failed", context)
+    with _users_code(f"{what} {text!r} failed"), context or nullcontext():
+        return factory()
 
 
-def _run(function: Callable[[], Any], failure: str, context: AbstractContextManager[Any] | None = None) -> Any:
-    """Run code that the user wrote: whatever it raises is the user's to mend, so every error is told in a sentence."""
+@contextmanager
+def _users_code(failure: str) -> Iterator[None]:
+    """Code that the user wrote: whatever it raises is the user's to mend, so every error is told in a sentence."""
     try:
-        with context or nullcontext():
-            return function()
+        yield
     except Exception as error:
         raise UsageError(f"{failure}: {type(error).__name__}: {error}") from error
 
@@ -124,13 +126,13 @@ def _module(place: str, text: str, what: str) -> ModuleType:
         sys.modules[name] = module  # dataclasses look their module up
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
-        loader = spec.loader
-        _run(lambda: loader.exec_module(module), f"{what} {text!r} cannot be imported")
+        with _users_code(f"{what} {text!r} cannot be imported"):
+            spec.loader.exec_module(module)
         return module
     if "" not in sys.path:
         sys.path.insert(0, "")
-    imported: ModuleType = _run(lambda: importlib.import_module(place), f"{what} {text!r} cannot be imported")
-    return imported
+    with _users_code(f"{what} {text!r} cannot be imported"):
+        return importlib.import_module(place)
 
 
 def describe_inputs(options: ExampleInputs, device: str) -> tuple[Tensor, ...]:
@@ -199,17 +201,14 @@ def _from_folder(folder: Path, values: Values) -> Model:
         config.use_cache = False  # It is not part of the function of the weights, and tracing it costs a second export.
 
     automatic: Any = transformers.AutoModel
-
-    def build() -> nn.Module:
-        module: nn.Module = factory(config) if factory else automatic.from_config(config)
-        return module.eval()
-
-    failure = f"transformers cannot build the model of {str(folder)!r}"
-    module = _run(build, failure, torch.device("meta"))
-    is_small = sum(p.numel() for p in module.parameters()) <= MATERIALIZED
-    if values == "always" or (values == "if small" and is_small):
-        module = _run(build, failure)
-    return Model(module, (), _folder_inputs(module, config))
+    build = partial(factory, config) if factory else partial(automatic.from_config, config)
+    with _users_code(f"transformers cannot build the model of {str(folder)!r}"):
+        with torch.device("meta"):
+            module: nn.Module = build()
+        is_small = sum(p.numel() for p in module.parameters()) <= MATERIALIZED
+        if values == "always" or (values == "if small" and is_small):
+            module = build()
+    return Model(module.eval(), (), _folder_inputs(module, config))
 
 
 def _folder_inputs(module: nn.Module, config: Any) -> dict[str, Tensor]:
