@@ -1,7 +1,7 @@
 """`regauge canonicalize`: the canonical form of a checkpoint, and the element that brings it there beside it."""
 
 import regauge as rg
-from regauge.cli.networks import read_networks
+from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize
 from regauge.cli.progress import show_status
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment

@@ -1,7 +1,6 @@
 """`regauge discover`: the symmetry of a model as a table, verified, and as JSON."""
 
-from regauge.cli.models import load_model
-from regauge.cli.networks import find_symmetry
+from regauge.cli.models import find_symmetry, load_model
 from regauge.cli.options import Discover
 from regauge.cli.progress import show_status
 from regauge.storage.checkpoints.writing import require_writable, save_text

@@ -9,8 +9,7 @@ from typing import Any
 import regauge as rg
 from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
-from regauge.cli.models import Values
-from regauge.cli.networks import Networks, read_networks
+from regauge.cli.models import Networks, Values, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
 from regauge.cli.output import print_table
 from regauge.cli.progress import show_progress, show_status

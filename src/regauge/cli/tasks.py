@@ -13,8 +13,15 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import regauge as rg
-from regauge.cli.models import Model, call_factory, described_networks, load_module, name_model
-from regauge.cli.networks import Networks, find_symmetry
+from regauge.cli.models import (
+    Model,
+    Networks,
+    call_factory,
+    described_networks,
+    find_symmetry,
+    load_module,
+    name_model,
+)
 from regauge.cli.options import Judging, Matching, UsageError
 from regauge.cli.progress import show_status
 from regauge.core.params import Params
