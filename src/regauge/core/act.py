@@ -164,7 +164,7 @@ def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> 
     if not batch and len(sites) == 1 and _only_reorders(sites[0], element, tensor.shape[tensor.ndim - ndim :]):
         perm = element[sites[0].group.name].perm
         assert perm is not None
-        return tensor.index_select(tensor.ndim - ndim + sites[0].placement.axis, perm.to(tensor.device))
+        return take(tensor, tensor.ndim - ndim + sites[0].placement.axis, perm.to(tensor.device))
     if batch and tensor.ndim == ndim:
         tensor = tensor.expand(*batch, *tensor.shape)
     lead, shape = tensor.ndim - ndim, tuple(tensor.shape[tensor.ndim - ndim :])
@@ -305,7 +305,7 @@ def _gather(
         here = broadcastable(torch.arange(shape[axis]), (axis,), 0, 0, len(shape))
         index = (here + total).to(tensor.device)
         if len(axes) == 1 and batch == 0:
-            tensor = tensor.index_select(lead + axis, index.flatten())
+            tensor = take(tensor, lead + axis, index.flatten())
         elif len(axes) == 1 and lead == batch == 1 and _is_long(shape, axis):
             tensor = _gather_rows(tensor, axis, index.reshape(-1, shape[axis]))
         else:
@@ -320,6 +320,15 @@ def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int
         stride = math.prod(shape[axes[-1] + 1 :])
         index = index + broadcastable(displacement * stride, axes, batch, batch, len(shape))
     return index
+
+
+def take(tensor: Shaped[Tensor, "*shape"], axis: int, index: Int[Tensor, " length"]) -> Shaped[Tensor, "*taken"]:
+    """`tensor.index_select(axis, index)`; along the second of three axes torch does it up to ten times as fast."""
+    outer, inner = math.prod(tensor.shape[:axis]), math.prod(tensor.shape[axis + 1 :])
+    if outer == 1 or not tensor.is_contiguous():
+        return tensor.index_select(axis, index)
+    flat = tensor.reshape(outer, tensor.shape[axis], inner).index_select(1, index)
+    return flat.reshape(*tensor.shape[:axis], len(index), *tensor.shape[axis + 1 :])
 
 
 def _is_long(shape: tuple[int, ...], axis: int) -> bool:

@@ -9,7 +9,7 @@ from jaxtyping import Num
 from torch import Tensor
 
 from regauge.core import element as _element
-from regauge.core.act import Site
+from regauge.core.act import Site, take
 from regauge.core.closest import Character, Cost, ShiftCost, character
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
@@ -100,7 +100,7 @@ def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor,
     """The values that each unit of a site owns."""
     axis = lead + site.placement.axis
     if not (site.is_sorted and site.positions.numel() == tensor.shape[axis]):
-        tensor = tensor.index_select(axis, site.positions.to(tensor.device))
+        tensor = take(tensor, axis, site.positions.to(tensor.device))
     tensor = tensor.movedim(axis, lead)
     return tensor.reshape(*tensor.shape[:lead], site.group.size, -1)
 

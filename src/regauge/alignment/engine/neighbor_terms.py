@@ -5,7 +5,7 @@ from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
 from regauge.alignment.engine.paired_networks import IN_PLACE, PairedNetworks, at, put, unit_factors
-from regauge.core.act import Site
+from regauge.core.act import Site, take
 from regauge.core.closest import character
 from regauge.core.families import inner_products, unfold
 
@@ -100,7 +100,7 @@ class NeighborTerm:
             if any(character(self._own.placement)):
                 product *= unit_factors(self._own, value, 1).to(product).unsqueeze(1 if group.is_permuted else 2)
             if value.perm is not None:
-                product = torch.empty_like(product).index_copy_(2, value.perm[0].to(b.device), product)
+                product = take(product, 2, value.perm[0].argsort().to(b.device))
         sums += product
 
     def _correct(
@@ -166,7 +166,7 @@ class NeighborTerm:
             tensor = _in_order(tensor, site)
         else:
             index = perm[0] if site.is_plain else site.positions.to(perm.device).reshape(-1, copies)[perm[0]].flatten()
-            tensor = tensor.index_select(axis, index)
+            tensor = take(tensor, axis, index)
         if factor is None:
             return tensor
         shape = [-1 if k == axis else 1 for k in range(tensor.ndim)]
@@ -178,4 +178,4 @@ def _in_order(tensor: Tensor, site: Site) -> Tensor:
     axis = 1 + site.placement.axis
     if site.is_sorted and site.positions.numel() == tensor.shape[axis]:
         return tensor
-    return tensor.index_select(axis, site.positions.to(tensor.device))
+    return take(tensor, axis, site.positions.to(tensor.device))

@@ -191,7 +191,7 @@ def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: 
     if len(moved) <= IN_PLACE * len(units):
         units, source, factor = moved, source[moved], None if factor is None else factor[moved]
     rows, axis = site.positions.reshape(site.group.size, -1), 1 + site.placement.axis
-    new = tensor.index_select(axis, rows[source].flatten().to(tensor.device))
+    new = _act.take(tensor, axis, rows[source].flatten().to(tensor.device))
     if factor is not None:
         shape = [-1 if k == axis else 1 for k in range(new.ndim)]
         new *= factor.repeat_interleave(rows.shape[1]).to(new).reshape(shape)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regauge.core.act import Site
+from regauge.core.act import Site, take
 from regauge.core.closest import Character
 from regauge.core.families import Family, Tensors, families
 from regauge.core.groups import Group
@@ -35,7 +35,7 @@ def split(family: Family, a: Tensors, b: Tensors) -> Blocks:
             key, axis = f"{name}@{k}", site.placement.axis
             rows = site.positions.reshape(root.size, -1).sort(-1).values
             for source, into in ((a[name], blocks.a), (b[name], blocks.b)):
-                picked = source.index_select(1 + axis, rows.flatten().to(source.device))
+                picked = take(source, 1 + axis, rows.flatten().to(source.device))
                 shape = (*source.shape[: 1 + axis], *rows.shape, *source.shape[2 + axis :])
                 into[key] = picked.reshape(shape).movedim(1 + axis, 1)
             blocks.characters[key] = tuple(e % 2 for e in site.placement.sign)
