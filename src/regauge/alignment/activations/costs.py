@@ -155,18 +155,18 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[Part]:
 
 def _components(sites: Sequence[Site]) -> list[list[Site]]:
     """Sites that share positions of an axis, or of which one is repeated within the other."""
+
+    def is_linked(x: Site, y: Site) -> bool:
+        if x.placement.axis == y.placement.axis:
+            return bool(torch.isin(x.positions, y.positions).any())
+        return x.group.name in y.group.within or y.group.name in x.group.within
+
     parts: list[list[Site]] = []
     for site in sites:
-        linked = [part for part in parts if any(_are_linked(site, other) for other in part)]
-        parts = [part for part in parts if not any(part is other for other in linked)]
-        parts.append([*(other for part in linked for other in part), site])
+        linked = [any(is_linked(site, other) for other in part) for part in parts]
+        joined = [other for part, is_near in zip(parts, linked, strict=True) if is_near for other in part]
+        parts = [*(part for part, is_near in zip(parts, linked, strict=True) if not is_near), [*joined, site]]
     return parts
-
-
-def _are_linked(x: Site, y: Site) -> bool:
-    if x.placement.axis == y.placement.axis:
-        return bool(torch.isin(x.positions, y.positions).any())
-    return x.group.name in y.group.within or y.group.name in x.group.within
 
 
 def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> Part:

@@ -82,7 +82,8 @@ class ContinuousDescent(Method):
         params_a, params_b = problem.pair(0)
         start = start_of(self.init, problem)
         candidates = Candidates(problem, start)
-        freedom = {group.name: _generators(group, symmetry) for group in symmetry.groups if _is_continuous(group)}
+        continuous = (group for group in symmetry.groups if group.matrix != "none" or group.scales)
+        freedom = {group.name: _generators(group, symmetry) for group in continuous}
         if not freedom:
             return candidates.result(is_converged=True)
         at_start, last = symmetry.act(start.item(0), params_b), float(candidates.objective)
@@ -102,10 +103,6 @@ class ContinuousDescent(Method):
                 reached = float(candidates.offer(element))
                 is_converged, last = abs(reached - last) <= CHANGE * abs(last), reached
         return candidates.result(is_converged)
-
-
-def _is_continuous(group: Group) -> bool:
-    return group.matrix != "none" or group.scales > 0
 
 
 def _generators(group: Group, symmetry: Symmetry) -> Tensor:

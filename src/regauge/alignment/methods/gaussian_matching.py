@@ -13,7 +13,6 @@ from regauge.alignment.methods.joint_matching import JointMatching, require_magn
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results
-from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.params import Params, label
 from regauge.core.symmetry import Symmetry
@@ -100,7 +99,7 @@ class GaussianMatching(Method):
             return self._joint.match(problem)
         method = WeightMatching(scales="keep") if self.method is None else self.method
         found = method.match(_divergence_problem(problem, is_symmetric=self.cost == "symmetric kl"))
-        element = _complete(found.element, problem.symmetry)
+        element = found.element.fill(problem.symmetry.identity(found.element.batch))
         return replace(found, symmetry=problem.symmetry, element=element, params=problem.move(element))
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
@@ -170,12 +169,6 @@ def _further(names: Mapping[str, Any]) -> dict[str, Any]:
     """Dictionaries 0 and 1 as dictionaries 2 and 3."""
     split = ((*dictionary_of(joint), value) for joint, value in names.items())
     return {joint_name(k + 2, name): value for k, name, value in split}
-
-
-def _complete(element: Element, symmetry: Symmetry) -> Element:
-    """With the identity for scales and shifts."""
-    rest = symmetry.identity(element.batch)
-    return Element({n: replace(v, scale=rest[n].scale, shift=rest[n].shift) for n, v in element.items()}, element.batch)
 
 
 def _require_uncertain(params: Mapping[str, Tensor], symmetry: Symmetry, of: str) -> None:

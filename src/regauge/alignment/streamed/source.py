@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regauge.alignment.engine.frames import rescale
 from regauge.alignment.streamed.memory import CHUNK, row_ranges
 from regauge.alignment.streamed.state import State
 from regauge.core import act as _act
@@ -32,12 +33,10 @@ class Source:
 
     def __init__(self, a: Checkpoint, b: Checkpoint, symmetry: Symmetry, state: State) -> None:
         self._a, self._b, self._symmetry, self._state = a, b, symmetry, state
-        self._active: dict[int, set[str]] = {}  # By the ids of elements that live until they are looked up anew.
         self.refresh()
 
     def refresh(self) -> None:
         """Take over the element of the state: the second network is balanced, then moved by it. Sums begin at zero."""
-        self._active.clear()
         right, element = self._state.right, self._state.element
         self._total = element if right is None else self._symmetry.compose(element, right)
         self.scale = self.identity = 0.0
@@ -53,15 +52,15 @@ class Source:
         if state.initial is None:
             require_finite({name: x}, str(self._a.path))
             require_finite({name: y}, str(self._b.path))
-        x, is_first, norm = self._move(name, x, state.left), state.initial is None and state.is_anchored, 0.0
+        x, is_first, norm = self._rescale(name, x, state.left), state.initial is None and state.is_anchored, 0.0
         if is_first or self._is_changing(name):
-            balanced = self._move(name, y, state.right)
+            balanced = self._rescale(name, y, state.right)
             norm = dot(balanced, balanced)
         if is_first:
-            there = self._move(name, y, state.left)
+            there = self._rescale(name, y, state.left)
             self.identity += dot(x, there) - (dot(there, there) - norm) / 2
         self.scale += float(torch.linalg.vector_norm(x)) * float(torch.linalg.vector_norm(y))
-        return x, self._move(name, y, self._total), norm
+        return x, move_tensor(self._symmetry, self._total, name, y), norm
 
     def objective(self, name: str, x: Tensor, y: Tensor, norm: float) -> float:
         """What a loaded tensor contributes: `<x, y> - (|y|^2 - norm) / 2`; most moves do not change norms."""
@@ -82,18 +81,8 @@ class Source:
         readings = (self._a.read_so_far, self._b.read_so_far)
         return sum(r.nbytes for r in readings), sum(r.seconds for r in readings)
 
-    def _move(self, name: str, tensor: Tensor, element: Element | None) -> Tensor:
-        """A tensor moved by an element; groups for which it is the identity are passed over."""
-        if element is None:
-            return tensor
-        if id(element) not in self._active:
-            blank = self._symmetry.identity()
-            self._active[id(element)] = {
-                group
-                for group, value in element.items()
-                if any(not torch.equal(part, getattr(blank[group], field)) for field, part in value.items())
-            }
-        return move_tensor(self._symmetry, element, name, tensor, self._active[id(element)])
+    def _rescale(self, name: str, tensor: Tensor, scales: Element | None) -> Tensor:
+        return tensor if scales is None else rescale(self._symmetry, scales, {name: tensor})[name]
 
     def _is_changing(self, name: str) -> bool:
         """Whether moves change the norm of a tensor: shifts, and at the identity the scales of the first network."""
@@ -126,14 +115,12 @@ def measure_distances(
     return math.sqrt(squares[0]), math.sqrt(squares[1])
 
 
-def move_tensor(
-    symmetry: Symmetry, element: Element, name: str, tensor: Tensor, groups: set[str] | None = None
-) -> Tensor:
-    """A tensor, or a piece of it, moved by an element, or by its values for some groups alone."""
-    sites = [s for s in symmetry.sites.get(name, ()) if groups is None or s.group.name in groups]
-    if not sites:
+def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor) -> Tensor:
+    """A tensor, or a piece of it, moved by an element."""
+    if name not in symmetry.sites:
         return tensor
-    return _act.act(symmetry.groups, {name: sites}, element, {name: tensor}, {name: tensor.ndim})[name]
+    sites = {name: symmetry.sites[name]}
+    return _act.act(symmetry.groups, sites, element, {name: tensor}, {name: tensor.ndim})[name]
 
 
 def _balance(checkpoint: Checkpoint, symmetry: Symmetry, advance: Callable[[int], object]) -> Element:

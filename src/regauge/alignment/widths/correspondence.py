@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.widths.axes import Axis, default_readers, require_readers, require_same_architecture
-from regauge.alignment.widths.plans import SignCharacter, UnitPlan, map_tensor, sign_character
-from regauge.alignment.widths.transport import entropy, in_order, transport
+from regauge.alignment.widths.transport import (
+    SignCharacter,
+    UnitPlan,
+    entropy,
+    in_order,
+    map_tensor,
+    sign_character,
+    transport,
+)
 from regauge.core.act import Site
 from regauge.core.assignment import assign
 from regauge.core.families import barycenter, compared, dot, unfold
