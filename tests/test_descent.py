@@ -99,7 +99,7 @@ def test_steps_are_those_of_torch(optimizer: Optimizer, make, schedule: Schedule
 def test_parameters_may_have_learning_rates_of_their_own() -> None:
     program = PlainProgram(differentiate(quadratic), start(), SGD(0.1), lrs={"x": 0.0})
     states = list(descend(program, targets(), steps=3))
-    assert [(state.step, state.is_last) for state in states] == [(1, False), (2, False), (3, True)]
+    assert [state.step for state in states] == [1, 2, 3]
     found = program.params()
     assert torch.equal(found["x"], start()["x"])
     assert not torch.equal(found["w"], start()["w"])
@@ -137,7 +137,6 @@ def test_time_ends_a_descent(seconds: float | None, steps: int, monkeypatch: pyt
     program = PlainProgram(differentiate(quadratic), start(), Adam(0.1))
     states = list(descend(program, batches(), steps=10, schedule=Cosine(), seconds=seconds))
     assert len(states) == len(read) == steps
-    assert [state.is_last for state in states] == [False] * (steps - 1) + [True]
     whole = PlainProgram(differentiate(quadratic), start(), Adam(0.1))
     for _ in itertools.islice(descend(whole, targets(), steps=10, schedule=Cosine()), steps):
         pass

@@ -123,11 +123,10 @@ def align_many(
 
     Args:
         posteriors: One or more, of any kinds; the first one stays where it is.
-        symmetry: The symmetry of all of them.
+        symmetry, generator: As for `align`.
         method: Compares pairs of means and standard deviations; `GaussianMatching()` unless given, whose
             method for many is `MergeMany`. `GaussianMatching(method=WeightMatching())` aligns all to the first
             posterior.
-        generator: Random generator, for methods that use chance.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.

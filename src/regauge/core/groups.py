@@ -44,16 +44,6 @@ class Placement:
     parity: tuple[int, ...] = ()
     shift: tuple[float, ...] = ()
 
-    @property
-    def outer(self) -> int:
-        """How many blocks of units follow one another on the axis."""
-        return math.prod(size for size, stride in self.repeats if stride > self.stride)
-
-    @property
-    def inner(self) -> int:
-        """How many values each unit owns within one block."""
-        return math.prod(size for size, stride in self.repeats if stride <= self.stride)
-
 
 @dataclass(frozen=True)
 class Group:

@@ -126,11 +126,10 @@ class PlainProgram(Generic[B]):
 
 
 class State(NamedTuple):
-    """A training after a step: the number of steps taken, the loss before the last of them, whether it ends here."""
+    """A training after a step: the number of steps taken, and the loss before the last of them."""
 
     step: int
     loss: Tensor
-    is_last: bool
 
 
 class Minimum(NamedTuple):
@@ -175,10 +174,8 @@ def descend(
     schedule = schedule or Constant()
     began = time.monotonic()
     for step, batch in zip(range(1, steps + 1), batches, strict=False):
-        loss = program.step(batch, schedule.rate(step - 1, steps))
-        is_last = step == steps or (seconds is not None and time.monotonic() - began >= seconds)
-        yield State(step, loss, is_last)
-        if is_last:
+        yield State(step, program.step(batch, schedule.rate(step - 1, steps)))
+        if seconds is not None and time.monotonic() - began >= seconds:
             return
 
 
