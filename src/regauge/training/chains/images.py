@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import Params
-from regauge.training.chains.losses import mean_losses
 from regauge.training.chains.steps import Convolution, Linear, Passed, Step
-from regauge.training.programs import PIECE_BYTES, channels_last
+from regauge.training.programs import PIECE_BYTES, channels_last, mean_losses
 
 
 class ImageChain:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from regauge.core.products import scaled_matmul
 from regauge.training.chains.activations import ACTIVATIONS
-from regauge.training.chains.losses import mean_losses
 from regauge.training.chains.steps import Activation, Factor, Flattening, Linear, Step
+from regauge.training.programs import mean_losses
 
 THIN = 16
 """Inputs with at most as many features are stored feature by feature, which matrix products with them need."""
