@@ -72,7 +72,7 @@ def read(options: Judging, paths: Sequence[Path]) -> Judged:
 
 
 def load_batches(text: str, size: int) -> list[Batch]:
-    """Load the batches that `text` names: those of a factory, or of so many examples from a file."""
+    """Load the batches that `text` names: those of a factory, or from a file, of `size` examples each."""
     if text.endswith(FILE_SUFFIXES):
         arrays = _arrays(Path(text))
         if not {"inputs", "targets"} <= arrays.keys():

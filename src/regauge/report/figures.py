@@ -56,7 +56,7 @@ LEVELS = 12
 
 @contextmanager
 def draw_figure(width: float, height: float, layout: Any = "constrained") -> Iterator[Figure]:
-    """A figure of so many inches, in the style of all figures while it is drawn."""
+    """A figure of a size in inches, in the style of all figures while it is drawn."""
     with matplotlib.rc_context(STYLE):
         yield Figure(figsize=(width, height), layout=layout)
 

@@ -110,7 +110,7 @@ class Discard:
     """At some step the networks that do badly are given up: they are handed out then, marked in their rows.
 
     Attributes:
-        step: After so many steps.
+        step: The number of steps after which that is.
         worst: This share of every group, by validation loss; those already given up count.
         above: Those with a validation loss above this, in nats or squared error.
     """

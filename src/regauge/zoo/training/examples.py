@@ -72,7 +72,7 @@ class Examples:
         return not self.targets.is_floating_point()
 
     def require_outputs(self, out: int) -> None:
-        """Raise unless the targets fit networks with so many outputs."""
+        """Raise unless the targets fit networks with this number of outputs."""
         if self.is_classification:
             last = max(int(self.targets.max()), int(self.validation_targets.max()))
             if last >= out:
