@@ -40,7 +40,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The weight's, without ".weight"."""
+        """The weight's name without ".weight"."""
         return self.weight.removesuffix(".weight")
 
     @property
@@ -65,10 +65,9 @@ def layers_of(program: Program) -> tuple[Layer, ...]:
         depth = max((depths[source] for source in node.all_input_nodes), default=0)
         if node in made:
             norm = _sole_user(node, "batch_norm")
-            is_normalized = norm is not None and norm.args[0] is node
+            normalized = f"%{norm.name}" if norm is not None and norm.args[0] is node else None
             is_interior = node in read
-            depth += is_interior and not is_normalized
-            normalized = f"%{norm.name}" if norm is not None and is_normalized else None
+            depth += is_interior and normalized is None
             result.append(replace(made[node], normalized=normalized, is_interior=is_interior, depth=depth))
         depths[node] = depth
     return tuple(result)

@@ -71,10 +71,10 @@ class Run:
         return record
 
     def records(self, label: str, settings: object, measure: Callable[..., Record], *axes: Sequence[Any]) -> list[Any]:
-        """The records of all combinations of arguments, nested as in `grid`; kept by settings and arguments."""
+        """The records of all combinations of arguments, nested as in `grid`; kept by label, settings and arguments."""
 
         def one(*cell: Any) -> Record:
-            return self.record(settings, _digest(cell), partial(measure, *cell))
+            return self.record((label, settings), _digest(cell), partial(measure, *cell))
 
         return self.grid(label, one, *axes)
 

@@ -64,7 +64,8 @@ class ShapeWay(Way):
 
     def path_of(self, one: Shape) -> Path:
         """The line to the second network, repaired if the way says so."""
-        return self.path(one.judge.module, [points for points, _ in one.read("read", READ, READ).batches])
+        batches = one.read("read", READ, READ).batches if self.is_repaired else ()
+        return self.path(one.judge.module, [points for points, _ in batches])
 
 
 def own_ranges(a: Params, b: Params) -> tuple[Params, Params]:
