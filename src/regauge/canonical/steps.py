@@ -113,23 +113,14 @@ Step = ScaleStep | LinearStep | RotationStep | ShiftStep | SignStep | OrderStep
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps, in order, and what they leave free.
-
-    Attributes:
-        steps: Scales and invertible matrices, then rotations, then signs and shifts, then orders.
-        left: Sentences about freedom that no step fixes.
-    """
+    """Steps (scales and matrices, rotations, signs and shifts, orders), and sentences about freedom that none fixes."""
 
     steps: tuple[Step, ...]
     left: tuple[str, ...]
 
 
 def plan(symmetry: Symmetry) -> Plan:
-    """The steps that bring any network of an architecture to its canonical form.
-
-    Args:
-        symmetry: With every size known.
-    """
+    """The steps that bring any network to its canonical form, by a symmetry with every size known."""
     planner = _Planner(symmetry)
     planner.settle_continuous()
     planner.settle_rotations()

@@ -103,13 +103,9 @@ class Activations:
         kwargs: Mapping[str, Any] | None = None,
         names: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """Run the model and return intermediate values, by default all that are reported; no gradients.
+        """Run the model on inputs of the shapes of the trace, keywords in its order; no gradients.
 
-        Args:
-            params: Parameters and buffers.
-            inputs: Positional inputs of the shapes of the trace.
-            kwargs: Keyword inputs, in the order of the trace.
-            names: Which values.
+        Returned are the named intermediate values, by default all that are reported.
         """
         names = list(self.symmetry.shapes) if names is None else list(names)
         return self._values(params, inputs, kwargs or {}, names)

@@ -252,16 +252,13 @@ def _attribute(graph: GraphModule, target: str) -> Any:
 
 def _constant(shape: tuple[int, ...], tensor: Tensor | None) -> Value:
     """A tensor that no parameter influences; uniform ones are recognized by value."""
-    if tensor is None or tensor.is_meta or tensor.numel() == 0 or not _is_readable(tensor):
+    is_readable = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if tensor is None or not is_readable or tensor.is_complex() or tensor.is_meta or tensor.numel() == 0:
         return Value.fixed(shape)
-    if tensor.numel() == 1 or bool((tensor == tensor.flatten()[0]).all()):
-        is_zero = not bool(tensor.flatten()[0])
-        return Value.fixed(shape, is_zero=is_zero, uniform=frozenset(range(len(shape))))
+    first = tensor.flatten()[0]
+    if bool((tensor == first).all()):
+        return Value.fixed(shape, is_zero=not bool(first), uniform=frozenset(range(len(shape))))
     return Value.fixed(shape)
-
-
-def _is_readable(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and not tensor.is_complex()
 
 
 def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta: Any) -> Any:

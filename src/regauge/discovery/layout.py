@@ -285,7 +285,9 @@ def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
     if product == big.size:
         chosen = b[:count] if end == 0 else b[-count:]
         if big.is_leaf:
-            _bind(big, chosen)
+            if big.frozen is not None:
+                freeze(chosen, big.frozen)
+            big.factors = list(chosen)
         elif not _unify_sum(big, chosen, reason):
             return False
         if end == 0:
@@ -300,15 +302,6 @@ def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
         big.factors = parts
         return True
     return False
-
-
-def _bind(big: Atom, product: Layout) -> None:
-    if big.frozen is not None:
-        freeze(product, big.frozen)
-    if len(product) == 1:
-        big.parent = product[0]
-    else:
-        big.factors = list(product)
 
 
 def _merge(a: Atom, b: Atom, reason: str) -> bool:
@@ -332,8 +325,8 @@ def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
     full = expand(layout)
     if len(full) == 1 and full[0].branches is not None:
         bounds |= _bounds(full[0].branches)
-    elif not _is_cheap(full, bounds):
-        return False
+    elif len(full) > 1 and any(bound % size_of(full[1:]) for bound in bounds):
+        return False  # It could only be cut by unrolling it row by row.
     mine, theirs = cut([total], bounds), cut(layout, bounds)
     return all(_unify_pieces(x, y, reason) for x, y in zip(mine, theirs, strict=True))
 
@@ -357,14 +350,6 @@ def _merge_units(a: Layout, b: Layout) -> None:
 def _bounds(branches: Sequence[Layout]) -> set[int]:
     """The last indices of the branches, plus one."""
     return set(accumulate(map(size_of, branches)))
-
-
-def _is_cheap(product: Layout, bounds: set[int]) -> bool:
-    """Whether a product can be cut at these indices without unrolling it row by row."""
-    if len(product) == 1:
-        return True
-    row = size_of(product[1:])
-    return all(p % row == 0 for p in bounds)
 
 
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:

@@ -96,14 +96,14 @@ def _as_operator(part: nn.Module, index: int) -> Callable[..., Any]:
                 f"the leaf module {type(part).__name__} is called with something that is not a tensor; "
                 "wrap it in a module that takes tensors only and register that"
             )
-        result = _call(index, tensors, [t for _, t in _named(part)])
+        result = _call(index, tensors, list(_state(part).values()))
         return result[0] if len(result) == 1 else tuple(result)
 
     return forward
 
 
-def _named(part: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*part.named_parameters(), *part.named_buffers()]
+def _state(part: nn.Module) -> dict[str, Tensor]:
+    return {**dict(part.named_parameters()), **dict(part.named_buffers())}
 
 
 @torch.library.custom_op(LEAF, mutates_args=())
@@ -121,7 +121,7 @@ def _run(part: nn.Module, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> 
     if results is not None:
         out = results(part, *inputs)
     else:
-        values = dict(zip([name for name, _ in _named(part)], state, strict=True))
+        values = dict(zip(_state(part), state, strict=True))
         replaced = part.__dict__.pop("forward")
         try:
             out = torch.func.functional_call(part, values, tuple(inputs))
@@ -137,6 +137,6 @@ def _leaf_rule(b: Builder, call: Call) -> Any:
     if part is None or rule is None:
         b.op = "registered leaf"
         return b.opaque([v for v in [*inputs, *state] if isinstance(v, Value)], call.shapes)
-    arguments = {"inputs": list(inputs), **dict(zip([name for name, _ in _named(part)], state, strict=True))}
+    arguments = {"inputs": list(inputs), **dict(zip(_state(part), state, strict=True))}
     result = rule(b, Call(type(part).__name__, "leaf", arguments, call.shapes, call.is_float))
     return result if isinstance(result, list | tuple) else [result]

@@ -45,14 +45,13 @@ OWN = -1
 
 @dataclass
 class Slots:
-    """All slots of the atoms that parameters have, and all ties between them.
+    """All slots of the atoms that parameters have, and for each atom the ties between them.
 
     Attributes:
-        ties: For each atom, its ties.
         blocked: Slots that nothing may act on, except reordering.
-        places: For each slot of a parameter: name, axis, first index, stride, other factors of its block.
-        watched: The same for the slots of intermediate values that were asked for.
-        unread: Intermediate values that were asked for, but of which no operator says how they move.
+        places: Where the slots of parameters lie.
+        watched: Where those of intermediate values lie that were asked for.
+        unread: Values that were asked for, but of which no operator says how they move.
         atoms: The atom of each slot.
     """
 

@@ -77,7 +77,7 @@ def trace(
     with evaluating(module):
         wrapped = SelectedOutputs(module, outputs).eval()
         program = _export_without_cache(wrapped, inputs, dict(kwargs)) or _export(wrapped, inputs, dict(kwargs))
-        if any(_is_mutable(node) for node in _all_nodes(program.graph_module)):
+        if _has_mutation(program.graph_module):
             program = _decomposed(program, {})
         if decompose:
             table: Any = torch.export.default_decompositions()
@@ -233,12 +233,8 @@ def _with_ones(program: Program, ones: Collection[str], module: nn.Module) -> Pr
     return replace(program, states=states, constants={**program.constants, **held}, held={**program.held, **held})
 
 
-def _all_nodes(graph: GraphModule) -> Iterator[Node]:
-    for part in graph.modules():
-        if isinstance(part, GraphModule):
-            yield from part.graph.nodes
-
-
-def _is_mutable(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
+def _has_mutation(graph: GraphModule) -> bool:
+    """Whether an operator of a graph, or of one within it, writes into an operand."""
+    graphs = [part for part in graph.modules() if isinstance(part, GraphModule)]
+    schemas = [getattr(node.target, "_schema", None) for part in graphs for node in part.graph.nodes]
+    return any(schema is not None and schema.is_mutable for schema in schemas)

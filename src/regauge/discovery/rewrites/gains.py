@@ -140,13 +140,12 @@ class _Family:
             return abs(power) > 1e-9 or sum(place.sign[f] for f in flips) % 2 == 1
 
         touched = {p.parameter for p in self._group.placements if acts(p)}
-        bases = [self._symmetry[base] for base in self._group.within]
-        bases = [replace(base, signs=0, scales=0, placements=tuple(map(_bare, base.placements))) for base in bases]
-        groups = [
-            replace(g, is_permuted=False, placements=tuple(p for p in g.placements if p.parameter in touched))
-            for g in (self._group, *bases)
-        ]
-        return Symmetry(tuple(groups), {key: self._symmetry.shapes[key] for key in touched})
+        groups = [replace(self._group, is_permuted=False)]
+        for base in (self._symmetry[name] for name in self._group.within):
+            bare = tuple(replace(place, scale=(), sign=()) for place in base.placements)
+            groups.append(replace(base, is_permuted=False, signs=0, scales=0, placements=bare))
+        local = (replace(g, placements=tuple(p for p in g.placements if p.parameter in touched)) for g in groups)
+        return Symmetry(tuple(local), {key: self._symmetry.shapes[key] for key in touched})
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
         """Families of signs that together flip one gain and none of the others; empty where there are none."""
@@ -168,7 +167,3 @@ class _Family:
 
     def _shape(self) -> tuple[int, ...]:
         return (*(self._symmetry[base].size for base in self._group.within), self._group.size)
-
-
-def _bare(place: Placement) -> Placement:
-    return replace(place, scale=(), sign=())

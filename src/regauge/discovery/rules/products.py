@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from regauge.discovery import laws as law
-from regauge.discovery import layout as algebra
 from regauge.discovery.builder import Builder
-from regauge.discovery.laws import Law, Value
-from regauge.discovery.layout import leaf
+from regauge.discovery.laws import Value
 from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, named
 
 
@@ -112,65 +110,28 @@ def einsum(b: Builder, call: Call) -> Value:
 def convolution(b: Builder, call: Call) -> Value:
     """Convolutions of any dimension, grouped or transposed: channels run as in a linear map, space is frozen."""
     x, weight = as_value(b, call.x), as_value(b, call["weight"])
-    is_transposed = bool(call.get("transposed", "transpose" in call.name))
-    groups = call.get("groups", 1)
-    space = weight.ndim - 2
+    groups, space = call.get("groups", 1), weight.ndim - 2
     is_batched = x.ndim == space + 2
-    if not is_batched:
-        x = as_value(b, b.unsqueeze(x, 0))
-    shape = list(call.shape) if is_batched else [1, *call.shape]
-    channels_in, channels_out = x.shape[1], shape[1]
-    x5 = as_value(b, b.view(x, [x.shape[0], groups, channels_in // groups, *x.shape[2:]]))
-    inner = (
-        [channels_in // groups, channels_out // groups]
-        if is_transposed
-        else [channels_out // groups, channels_in // groups]
-    )
-    w5 = as_value(b, b.view(weight, [groups, *inner, *weight.shape[2:]]))
-    is_pointwise = (
-        list(weight.shape[2:]) == [1] * space
-        and list(shape[2:]) == list(x.shape[2:])
-        and not any(_numbers(call.get("padding", 0)))
-    )
-    reason = f"{b.op}: spatial axis"
-    result5 = Value(
-        [
-            x5.layouts[0],
-            x5.layouts[1],
-            leaf(channels_out // groups),
-            *(x5.layouts[3 + k] if is_pointwise else leaf(shape[2 + k], reason) for k in range(space)),
-        ],
-        [x.shape[0], groups, channels_out // groups, *shape[2:]],
-    )
-    for k in range(2, x5.ndim - 1):
-        if not is_pointwise:
-            algebra.freeze(w5.layouts[k + 1], f"{b.op}: kernel axis")
-    b.tie(x5.layouts[1], w5.layouts[0])
-    into, out_of = (1, 2) if is_transposed else (2, 1)
-    b.tie(x5.layouts[2], w5.layouts[into])
-    result5.layouts[2] = w5.layouts[out_of]
-    laws: list[Law] = [
-        law.linear(x5.axis(0), result5.axis(0)),
-        law.product(result5.axis(1), [x5.axis(1), w5.axis(0)]),
-        law.contracted(x5.axis(2), w5.axis(into)),
-        law.linear(w5.axis(out_of), result5.axis(2)),
-    ]
-    if is_pointwise:
-        laws.extend(law.linear(x5.axis(3 + k), result5.axis(3 + k)) for k in range(space))
-        laws.extend(law.fixed(w5.axis(3 + k)) for k in range(space))
-    b.record(*laws)
-    result = as_value(b, b.view(result5, shape))
+    x = x if is_batched else b.unsqueeze(x, 0)
+    n, channels, *size = call.shape if is_batched else (1, *call.shape)
+    padding = call.get("padding", 0)
+    is_unpadded = padding == "valid" or not any([padding] if isinstance(padding, int) else padding)
+    inner = as_value(b, b.view(x, [n, groups, x.shape[1] // groups, *x.shape[2:]]))
+    kernel = as_value(b, b.view(weight, [groups, weight.shape[0] // groups, *weight.shape[1:]]))
+    if not (is_unpadded and list(weight.shape[2:]) == [1] * space and list(x.shape[2:]) == size):
+        sources, reason = [0, 1, 2, *[None] * space], f"{b.op}: spatial axis"
+        inner = b.carry(inner, sources, [*inner.shape[:3], *size], law.linear, ended=None, reason=reason)
+        b.freeze(kernel, range(3, kernel.ndim), f"{b.op}: kernel axis")
+    maps = ["in", "out"] if call.get("transposed", "transpose" in call.name) else ["out", "in"]
+    places, taps = [f"place {k}" for k in range(space)], [f"tap {k}" for k in range(space)]
+    operands = [(inner, ["n", "group", "in", *places]), (kernel, ["group", *maps, *taps])]
+    wide = b.multilinear(operands, ["n", "group", "out", *places], [n, groups, channels // groups, *size])
+    result = as_value(b, b.view(wide, [n, channels, *size]))
     bias = call.get("bias")
     if bias is not None:
-        b2 = as_value(b, b.view(as_value(b, bias), [channels_out, *([1] * space)]))
-        result = b.add([result, b2], shape)
+        column = as_value(b, b.view(as_value(b, bias), [channels, *([1] * space)]))
+        result = b.add([result, column], result.shape)
     return result if is_batched else as_value(b, b.select(result, 0, 0))
-
-
-def _numbers(value: Any) -> list[int]:
-    if isinstance(value, str):
-        return [0] if value == "valid" else [1]
-    return [value] if isinstance(value, int) else list(value)
 
 
 RULES: dict[str, Rule] = {
