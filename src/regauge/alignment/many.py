@@ -95,12 +95,8 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
         U = sum_{i < j} <x_i, x_j> - (K - 1) / 2 sum_i (|x_i|^2 - |p_i|^2)
 
     Each pair contributes its inner product, or half its negative squared distance up to a constant: the two
-    differ only where shifts and scales change norms. It is summed over networks, not over pairs.
-
-    Args:
-        moved: The networks x_i where they are compared.
-        networks: The same before they were moved, p_i.
-        symmetry: Tells which tensors are shifted or scaled.
+    differ only where shifts and scales change norms. It is summed over networks, not over pairs. `moved` are the
+    networks x_i where they are compared, `networks` the same before they were moved, p_i.
     """
     total = 0.0
     for name in moved[0]:

@@ -48,12 +48,7 @@ class _Place:
 
 
 class Mixture:
-    """One relaxed network. It begins at the identity.
-
-    Args:
-        families: What draws; without any the network stays as it is.
-        tensors: The network.
-    """
+    """One relaxed network, of which families draw; without any it stays as it is. It begins at the identity."""
 
     def __init__(self, families: Sequence[Family], tensors: Tensors) -> None:
         self.families = {family.root.name: family for family in families}
@@ -185,10 +180,6 @@ class RelaxedUniverse:
 
     The objective is that of hard networks (`universe_objective`) with relaxed tensors in their place:
     linear in the draw of each place, so a polynomial in the step size.
-
-    Args:
-        networks: Tensors that count; the first network stays.
-        families: What draws in each of the others.
     """
 
     def __init__(self, networks: Sequence[Tensors], families: Sequence[Family]) -> None:
@@ -261,11 +252,7 @@ class RelaxedUniverse:
 
 
 def highest(line: NDArray[np.float64]) -> tuple[float, float]:
-    """Where in [0, 1] a polynomial is largest, and its value there; the smallest such place.
-
-    Args:
-        line: Coefficients of the powers 0, 1, ...
-    """
+    """The smallest place in [0, 1] at which a polynomial, given by its coefficients, is largest, and its value."""
     derivative = line[1:] * np.arange(1, len(line))
     roots = np.asarray(np.polynomial.polynomial.polyroots(derivative), dtype=np.complex128)
     inner = sorted(float(r.real) for r in roots if abs(r.imag) < 1e-9 and 0 < r.real < 1)

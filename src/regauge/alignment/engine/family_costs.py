@@ -16,15 +16,10 @@ from regauge.core.families import Family, barycenter, inner_products, shift_cost
 
 @dataclass
 class _Term:
-    """One site of a root, and the other sites on the same tensor, its own along other axes among them.
+    """One site of a root on a tensor, and the other sites there, its own along other axes among them.
 
-    Attributes:
-        name: The tensor.
-        site: Where the root acts.
-        others: Where other groups act, or the root along another axis.
-        neighbor: Corrects the term where one other group reorders the tensor.
-        is_kept: Whether it is part of the kept sums (once `is_present`) instead of being computed anew.
-        shift: Its quadratic part, where only the root acts.
+    It is part of the kept sums (once `is_present`), or else computed anew every time. Where one other group reorders
+    the tensor, `neighbor` corrects it; where only the root acts, it may have a quadratic part, `shift`.
     """
 
     name: str
@@ -41,10 +36,6 @@ class FamilyCost:
 
     The second networks are seen as all *other* families have moved them, so that the best value does not depend on
     where the family is. A tensor on which only this family acts enters once and is never moved.
-
-    Args:
-        networks: The pairs.
-        family: What is chosen.
     """
 
     def __init__(self, networks: PairedNetworks, family: Family) -> None:
@@ -72,14 +63,7 @@ class FamilyCost:
                 term.neighbor.aim()
 
     def closest(self, cost: Cost, rows: Tensor, current: Value, slack: Float64[Tensor, " row"]) -> Closest:
-        """The best values, from the potentials of the last search.
-
-        Args:
-            cost: The cost of these pairs.
-            rows: Which pairs.
-            current: Where they are; orders that are best within `slack` stay.
-            slack: Gains that are not worth a change.
-        """
+        """The best values for some pairs, from the potentials of the last search; orders best within `slack` stay."""
         potentials = None if self._potentials is None else at(self._potentials, rows)
         found = closest(self._root, cost, current=current.perm, slack=slack, potentials=potentials, is_repeated=True)
         if found.potentials is not None:

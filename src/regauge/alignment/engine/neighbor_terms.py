@@ -16,13 +16,8 @@ SHARES = (1 / 16, 1 / 4, 1.0)
 class NeighborTerm:
     """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where another group's element h acts on u.
 
-    `update` adds to the cost what changed since the last update: the products with units that h moved.
-
-    Args:
-        networks: The pairs.
-        name: The tensor.
-        own: Where the group acts whose cost this is.
-        neighbor: Where the other group acts, on another axis.
+    `update` adds to the cost what changed since the last update: the products with units that h moved. The group whose
+    cost this is acts at the site `own` of the tensor, the other one at `neighbor`, on another axis.
     """
 
     def __init__(self, networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> None:

@@ -14,16 +14,8 @@ class Pursuit:
     """An ascent of a single pair of which the first network moves.
 
     Every climb begins where the last one ended, from its potentials, and looks only at what the first network moved.
-
-    Args:
-        symmetry: With every size known.
-        a: Compared tensors of the first network.
-        b: Compared tensors of the second network, as it is given.
-        start: Where the second network begins, any element.
-        tolerance: A step must gain more than this share of `sum |a| |b|`.
-
-    Attributes:
-        changed: The tensors of the second network that the last climb moved.
+    The tensors are those that are compared, without a leading axis; `start` may be any element. `changed` names the
+    tensors of the second network that the last climb moved.
     """
 
     def __init__(self, symmetry: Symmetry, a: Tensors, b: Tensors, start: Element, tolerance: float = 1e-9) -> None:

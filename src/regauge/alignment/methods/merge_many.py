@@ -121,14 +121,9 @@ class MergeMany(ManyMethod):
 
 @dataclass(frozen=True)
 class Gathered:
-    """A population in one universe, after some rounds.
+    """A population in one universe after some rounds: a batch of elements, the moved networks, and their mean.
 
-    Attributes:
-        element: A batch of elements, one for each network.
-        params: The moved networks.
-        mean: Their mean, a single network.
-        spread: Mean squared distance from the mean, over all parameters.
-        is_converged: Whether the last round gained less than the tolerance.
+    The spread is the mean squared distance from the mean, over all parameters.
     """
 
     element: Element
