@@ -73,22 +73,21 @@ def read(options: Judging, paths: Sequence[Path]) -> Judged:
 
 def load_batches(text: str, size: int) -> list[Batch]:
     """Load the batches that `text` names: those of a factory, or from a file, of `size` examples each."""
-    if text.endswith(FILE_SUFFIXES):
-        arrays = _arrays(Path(text))
-        if not {"inputs", "targets"} <= arrays.keys():
-            raise UsageError(f"{text!r} has the arrays {sorted(arrays)}, but needs 'inputs' and 'targets'")
-        inputs, targets = arrays["inputs"], arrays["targets"]
-        if len(inputs) != len(targets) or len(inputs) == 0:
-            raise UsageError(f"{text!r} has {len(inputs)} inputs and {len(targets)} targets; it needs one for each")
-        pairs = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
-        return list(pairs)
-    found = call_factory(text, "DATA")
-    if not isinstance(found, Iterable):
-        raise UsageError(f"the factory {text!r} returned a {type(found).__name__}, but batches are needed")
-    batches = [_batch(item, text) for item in found]
-    if not batches:
-        raise UsageError(f"the factory {text!r} returned no batches")
-    return batches
+    if not text.endswith(FILE_SUFFIXES):
+        found = call_factory(text, "DATA")
+        if not isinstance(found, Iterable):
+            raise UsageError(f"the factory {text!r} returned a {type(found).__name__}, but batches are needed")
+        batches = [_batch(item, text) for item in found]
+        if not batches:
+            raise UsageError(f"the factory {text!r} returned no batches")
+        return batches
+    arrays = _arrays(Path(text))
+    if not {"inputs", "targets"} <= arrays.keys():
+        raise UsageError(f"{text!r} has the arrays {sorted(arrays)}, but needs 'inputs' and 'targets'")
+    inputs, targets = arrays["inputs"], arrays["targets"]
+    if len(inputs) != len(targets) or len(inputs) == 0:
+        raise UsageError(f"{text!r} has {len(inputs)} inputs and {len(targets)} targets; it needs one for each")
+    return list(zip(torch.split(inputs, size), torch.split(targets, size), strict=True))
 
 
 def task_on(options: Matching | Judging, model: Model, data: str, dtype: torch.dtype) -> rg.Task:
