@@ -7,7 +7,6 @@ from regauge.alignment.engine.blocks import is_compressed
 from regauge.core.closest import character
 from regauge.core.families import Family
 from regauge.core.groups import Group
-from regauge.core.scales import balanced_parts
 from regauge.core.symmetry import Symmetry
 
 CHUNK = 1 << 25
@@ -52,16 +51,26 @@ class Sizes:
         return len(row_ranges(self.symmetry, name)) > 1
 
     def total_peak(
-        self, sets: Sequence[Part], loose: Sequence[str], shared: Mapping[str, int], *, is_balanced: bool
+        self,
+        sets: Sequence[Part],
+        loose: Sequence[str],
+        shared: Mapping[str, int],
+        balanced: Iterable[Collection[str]],
     ) -> tuple[int, int | None]:
-        """The bound for a whole plan, and the number of the working set that decides it, if one does."""
+        """The bound for a whole plan, and the number of the working set that decides it, if one does.
+
+        Args:
+            sets: The working sets.
+            loose: Tensors outside of them.
+            shared: The spread groups, with the number of their families of signs that are chosen with their order.
+            balanced: Tensors whose scales are balanced together.
+        """
         spread = [self.spread_peak(self.symmetry[name], count) for name, count in shared.items()]
         kept = sum(sums for sums, _ in spread)
         peaks = [self.set_peak(*part) for part in sets]
         others = [*(self.loose_peak(name) for name in loose), *(solving for _, solving in spread)]
-        highest = max([kept + peak for peak in (*peaks, *others)], default=0)
-        if is_balanced:
-            highest = max(highest, self.balance_peak())
+        balancing = [self.balance_peak(part) for part in balanced]
+        highest = max([*(kept + peak for peak in (*peaks, *others)), *balancing], default=0)
         return int(SLACK * highest) + BASE, max(range(len(peaks)), key=peaks.__getitem__, default=None)
 
     def set_peak(self, names: Collection[str], families: Sequence[Family]) -> int:
@@ -83,14 +92,11 @@ class Sizes:
         piece = CHUNK if self.is_pieced(name) else self.nbytes([name])
         return 6 * piece + self._summing([name])
 
-    def balance_peak(self) -> int:
-        """Bytes while the scales of one part are balanced: squares in float64, one of them once more."""
-        result = 0
-        for part in balanced_parts(self.symmetry, buffers="keep"):
-            squares = [8 * self.numel(n) // (self.symmetry.shapes[n][0] if self.is_pieced(n) else 1) for n in part]
-            reading = [2 * min(CHUNK, self.nbytes([n])) if self.is_pieced(n) else 2 * self.nbytes([n]) for n in part]
-            result = max(result, sum(squares) + 2 * max(squares) + max(reading))
-        return result
+    def balance_peak(self, part: Collection[str]) -> int:
+        """Bytes while the scales of some tensors are balanced: squares in float64, one of them once more."""
+        squares = [8 * self.numel(n) // (self.symmetry.shapes[n][0] if self.is_pieced(n) else 1) for n in part]
+        reading = [2 * min(CHUNK, self.nbytes([n])) if self.is_pieced(n) else 2 * self.nbytes([n]) for n in part]
+        return sum(squares) + 2 * max(squares) + max(reading)
 
     def _summing(self, names: Collection[str], inside: Collection[str] = ()) -> int:
         """Bytes while the costs of a group on some tensors are summed up, of those that are not chosen there."""

@@ -15,6 +15,7 @@ from regauge.alignment.streamed.memory import Sizes
 from regauge.core.act import resolve
 from regauge.core.families import Family, families
 from regauge.core.groups import Group
+from regauge.core.scales import balanced_parts
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.names import shorten
 
@@ -99,8 +100,9 @@ def make_plan(
         ValueError: No plan holds so little.
     """
     names = [n for n in symmetry.sites if n not in symmetry.buffers and dtypes[n].is_floating_point]
-    sizes = Sizes(symmetry, {name: torch.promote_types(dtypes[name], torch.float32).itemsize for name in names})
     waiting = {f.root.name: f for f in families(symmetry.groups, {name: symmetry.sites[name] for name in names})}
+    balanced = balanced_parts(symmetry, buffers="keep") if is_balanced else []
+    sizes = Sizes(symmetry, {name: torch.promote_types(dtypes[name], torch.float32).itemsize for name in names})
     sweep_bytes = sum(2 * dtypes[name].itemsize * sizes.numel(name) for name in names)
     spread: dict[str, Family] = {}
     while True:
@@ -110,7 +112,7 @@ def make_plan(
         plan = Plan(symmetry, sizes, sets, loose, spread, _rounds(spread), sweep_bytes)
         shared = {name: len(plan.shared_signs(family.root)) for name, family in spread.items()}
         parts = [(one.names, one.families) for one in sets]
-        peak, worst = sizes.total_peak(parts, loose, shared, is_balanced=is_balanced)
+        peak, worst = sizes.total_peak(parts, loose, shared, balanced)
         if peak + held <= memory:
             return replace(plan, peak=peak + held, held=held)
         # Costs of a family can be summed up over a sweep if nothing is nested in it; the one on most values is spread.
