@@ -1,6 +1,7 @@
 """Merging of checkpoints that stay on the disk: aligned to the first one or the base, and combined entry by entry."""
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import measure_distances, move_tensor
 from regauge.core.element import Element
 from regauge.core.interpolation import shares_of
+from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
@@ -74,7 +76,9 @@ def merge_job(
         save_text(record.card, staging.content / card_path(staging.out).name)
         scale = rule.scale if isinstance(rule, TaskArithmetic) else 1.0
         pieces = _merge_pieces(pairs, symmetry, [scale * share for share in shares], first if has_base else None)
-        return MergeResult(streamed.publish(staging, pieces, progress), tuple(elements), symmetry, record)
+        staging.write(streamed.shards, pieces, progress)
+        params = cast(Params, staging.publish(streamed.shards, streamed.source))
+        return MergeResult(params, tuple(elements), symmetry, record)
 
 
 def _merge_pieces(

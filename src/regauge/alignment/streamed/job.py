@@ -5,7 +5,7 @@ they stay on the disk: a plan says what will be read and held, everything is mad
 interrupted run can be resumed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -26,7 +26,7 @@ from regauge.storage.checkpoints.alignments import Alignment, alignment_path, sa
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
 from regauge.storage.checkpoints.staging import Staging, require_place
-from regauge.storage.checkpoints.writing import SUFFIX, Pieces, Shard, require_writable
+from regauge.storage.checkpoints.writing import SUFFIX, Shard, require_writable
 
 HELD = 5
 """Copies in float32 of one network that aligning in memory holds."""
@@ -126,6 +126,11 @@ class StreamedJob:
     plan: Plan
     shards: tuple[Shard, ...]
 
+    @property
+    def source(self) -> Checkpoint:
+        """The checkpoint whose names, dtypes and further files the output takes over."""
+        return self.job.checkpoints[self.job.source]
+
     def begin(self, settings: Mapping[str, Any]) -> Staging:
         """The folder in which the output is made; a run is resumed only from the same inputs and settings.
 
@@ -158,22 +163,6 @@ class StreamedJob:
             keep=lambda state: save_state(state, kept),
             progress=progress,
         )
-
-    def publish(self, staging: Staging, pieces: Pieces, progress: Progress) -> Params:
-        """Write what is not there yet and put the output in its place; its tensors are read when they are asked for."""
-        advance = progress("writing", sum(shard.nbytes for shard in self.shards))
-
-        def count(name: str) -> Iterator[Tensor]:
-            for piece in pieces(name):
-                yield piece
-                advance(piece.nbytes)
-
-        kept = staging.write(self.shards, count)
-        advance(sum(shard.nbytes for shard in self.shards if shard.file in kept))
-        staging.publish(self.shards, self.job.checkpoints[self.job.source])
-        for checkpoint in self.job.checkpoints:
-            checkpoint.close()
-        return cast(Params, Checkpoint.open(staging.out))
 
 
 def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task | None = None) -> StreamedJob:
@@ -223,4 +212,5 @@ def align_job(streamed: StreamedJob, progress: Progress = no_progress) -> Stream
         alignment = Alignment(streamed.plan.symmetry, found.element)
         save_alignment(alignment, staging.content / alignment_path(staging.out).name, overwrite=True)
         pieces = move_pieces(streamed.job.checkpoints[1], streamed.plan.symmetry, found.element)
-        return replace(found, params=streamed.publish(staging, pieces, progress))
+        staging.write(streamed.shards, pieces, progress)
+        return replace(found, params=cast(Params, staging.publish(streamed.shards, streamed.source)))

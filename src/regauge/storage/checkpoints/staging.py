@@ -8,12 +8,14 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from torch import Tensor
 
+from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import (
     INDEX,
@@ -75,19 +77,26 @@ class Staging:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def write(self, shards: Sequence[Shard], pieces: Pieces) -> list[str]:
+    def write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress = no_progress) -> list[str]:
         """Write all files of a checkpoint but those that an earlier run finished; these are checked and named."""
-        kept = []
+        kept, advance = [], progress("writing", sum(shard.nbytes for shard in shards))
+
+        def count(name: str) -> Iterator[Tensor]:
+            for piece in pieces(name):
+                yield piece
+                advance(piece.nbytes)
+
         for shard in shards:
             path, known = self.content / shard.file, self._shards.get(shard.file)
             if known is not None and path.exists() and [path.stat().st_size, _crc_of(path)] == known:
                 kept.append(shard.file)
+                advance(shard.nbytes)
             else:
-                self._shards[shard.file] = list(write_shard(shard, self.content, pieces))
+                self._shards[shard.file] = list(write_shard(shard, self.content, count))
                 self._save()
         return kept
 
-    def publish(self, shards: Sequence[Shard], source: Checkpoint | None = None) -> None:
+    def publish(self, shards: Sequence[Shard], source: Checkpoint | None = None) -> Checkpoint:
         """Put the output in its place, a folder with the name of the index and the further files of another one."""
         if self.out.suffix == SUFFIX:
             # The checkpoint comes last: what lies beside it belongs to it.
@@ -109,6 +118,7 @@ class Staging:
         flush(self.out.parent)
         shutil.rmtree(self.folder)
         self.close()
+        return Checkpoint.open(self.out)
 
     def close(self) -> None:
         """Release the lock; partial output is kept for `--resume`."""
