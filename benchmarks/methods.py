@@ -35,8 +35,7 @@ import regauge as rg
 from regauge.data.images import ImageData, mnist
 from regauge.nets.classification import Training, initialize, train
 from regauge.nets.cnn import CNN
-from regauge.nets.mlp import mlp
-from regauge.nets.residual_mlp import ResidualMLP
+from regauge.nets.mlp import ResidualMLP, mlp
 from regauge.training.optimizers import AdamW
 
 POINTS = 25

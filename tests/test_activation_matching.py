@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.alignment.activations import costs as costs_module
-from regauge.alignment.activations.costs import ActivationCosts, Traces, activation_costs, precision_of
-from regauge.alignment.activations.statistics import CrossMoments
+from regauge.alignment.activations.costs import ActivationCosts, CrossMoments, Traces, activation_costs, precision_of
 from regauge.core.probe import perturb
 from regauge.discovery import activations
 

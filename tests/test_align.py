@@ -28,8 +28,7 @@ from torch import Tensor
 import regauge as rg
 from regauge import Params, Symmetry, WeightMatching
 from regauge.alignment.engine.blocks import solve_family
-from regauge.alignment.engine.climbs import make_ascent
-from regauge.alignment.engine.pursuit import Pursuit
+from regauge.alignment.engine.climbs import Pursuit, make_ascent
 from regauge.core.families import compared, families
 
 # --- laws ------------------------------------------------------------------------------------------------------

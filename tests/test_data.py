@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from regauge.data import files, images
-from regauge.data.curves import has_snelson, snelson
+from regauge.data.curves import has_snelson, snelson, waves
 from regauge.data.files import DataFile, locate, present
 from regauge.data.images import (
     CIFAR10_SHA256,
@@ -32,7 +32,6 @@ from regauge.data.images import (
 from regauge.data.shapes import SHAPES_SHA256, shape
 from regauge.data.tables import breast_cancer
 from regauge.data.text import help_topics, windows
-from regauge.data.waves import waves
 
 needs_cifar10 = pytest.mark.skipif(not has_cifar10(), reason="REGAUGE_DATA names no folder with cifar10/")
 needs_mnist = pytest.mark.skipif(not has_mnist(), reason="REGAUGE_DATA names no folder with mnist/")

@@ -8,9 +8,9 @@ from torch import nn
 
 from regauge.nets.convnext import ConvNeXt
 from regauge.nets.densenet import DenseNet
+from regauge.nets.mlp import ResidualMLP
 from regauge.nets.mobilenet import MobileNetV2
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
-from regauge.nets.residual_mlp import ResidualMLP
 from regauge.nets.resnet import resnet20, resnet50
 from regauge.nets.siren import Siren, plain_population
 from regauge.nets.unet import UNet

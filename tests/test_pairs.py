@@ -14,7 +14,7 @@ import regauge as rg
 from regauge import Element, Params, Symmetry, WeightMatching
 from regauge.alignment import Method, Problem, Results
 from regauge.alignment.engine import climbs
-from regauge.alignment.engine.pursuit import Pursuit
+from regauge.alignment.engine.climbs import Pursuit
 from regauge.alignment.method import match_each
 from regauge.core.families import compared
 from regauge.core.task import Task

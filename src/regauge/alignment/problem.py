@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.result import ManyResult, Result, Results
-from regauge.core.deferred import materialize
-from regauge.core.element import Element, stack
+from regauge.core.element import Element, materialize, stack
 from regauge.core.params import Params, count_models, require_alike, require_finite, require_same_shapes, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task

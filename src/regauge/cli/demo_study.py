@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.core.interpolation import distance, mean
 from regauge.core.params import Params
+from regauge.core.probe import Check
 from regauge.core.progress import Advance, Progress
-from regauge.core.verification import Check
 from regauge.data.images import ImageData
 from regauge.nets.classification import Training, initialize, split_batches, train
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment

@@ -352,3 +352,38 @@ def _random_matrix(shape: torch.Size, group: Group, generator: torch.Generator) 
         return haar(shape)
     noise = torch.rand(shape[:-1], generator=generator, device=generator.device, dtype=torch.float64).cpu()
     return haar(shape) @ (torch.exp2(2 * noise - 1).unsqueeze(-1) * haar(shape))
+
+
+Make = Callable[[tuple[Group, ...]], Element]
+
+
+class DeferredElement(Element):
+    """An element of a symmetry written by hand, as a function of the groups with their sizes."""
+
+    def __init__(self, make: Make, batch: tuple[int, ...]) -> None:
+        super().__init__({}, batch)
+        self.make = make
+
+    def __getitem__(self, name: str) -> Value:
+        raise self._unknown()
+
+    def __iter__(self) -> Iterator[str]:
+        raise self._unknown()
+
+    def __len__(self) -> int:
+        raise self._unknown()
+
+    def __repr__(self) -> str:
+        return f"DeferredElement(batch={self.batch})"
+
+    @staticmethod
+    def _unknown() -> ValueError:
+        return ValueError(
+            "this element belongs to a hand-written symmetry whose sizes are not known yet, so it has no values; act "
+            "with it on parameters, or take elements from `symmetry.bind(params)`"
+        )
+
+
+def materialize(element: Element, groups: tuple[Group, ...]) -> Element:
+    """Make an element now if it was deferred; return any other as it is."""
+    return element.make(groups) if isinstance(element, DeferredElement) else element

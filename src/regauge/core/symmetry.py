@@ -15,14 +15,12 @@ from regauge.core import element as _element
 from regauge.core import symmetry_json
 from regauge.core.by_hand import groups_from_axes, set_sizes
 from regauge.core.compiled import CompiledElement, compile_element
-from regauge.core.deferred import DeferredElement, Make, materialize
-from regauge.core.element import PARTS, Element
+from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.groups import Frozen, Group, Kind
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
-from regauge.core.probe import away, exact_probe, relative_change
+from regauge.core.probe import Check, away, exact_probe, relative_change
 from regauge.core.symmetry_table import render
-from regauge.core.verification import Check
 
 
 @dataclass(frozen=True)

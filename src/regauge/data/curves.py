@@ -1,6 +1,7 @@
 """One-dimensional regression: noisy values of an unknown curve."""
 
 import io
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,3 +66,40 @@ def has_snelson() -> bool:
 def _read(file: DataFile, folder: str | Path | None) -> Tensor:
     content = read(file, folder)
     return torch.from_numpy(np.loadtxt(io.BytesIO(content))).float()[:, None]
+
+
+@dataclass(frozen=True)
+class Waves:
+    """Functions `x -> sin(a x)` on [-pi, pi], sampled on two grids that share no point.
+
+    Attributes:
+        frequencies: a, uniform in [0.5, 10], `[waves]`.
+        inputs: Equally spaced points, both ends included, `[points, 1]`.
+        targets: Values there, `[waves, points, 1]`.
+        test_inputs: Halfway between the points, `[points - 1, 1]`.
+        test_targets: Values there, `[waves, points - 1, 1]`.
+
+    References:
+        Navon et al. (2023), the sine waves of section 7; Navon et al. (2024), section 6.1.
+    """
+
+    frequencies: Tensor
+    inputs: Tensor
+    targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+
+
+def waves(count: int, points: int, *, generator: torch.Generator) -> Waves:
+    """Draw that many frequencies.
+
+    Raises:
+        ValueError: There are fewer than two points.
+    """
+    if points < 2:
+        raise ValueError(f"a wave is sampled at both ends of [-pi, pi] at least, but points={points}")
+    frequencies = 0.5 + 9.5 * torch.rand(count, generator=generator)
+    inputs = torch.linspace(-math.pi, math.pi, points).unsqueeze(1)
+    test_inputs = (inputs[1:] + inputs[:-1]) / 2
+    factors = frequencies[:, None, None]
+    return Waves(frequencies, inputs, torch.sin(factors * inputs), test_inputs, torch.sin(factors * test_inputs))

@@ -12,7 +12,7 @@ import regauge as rg
 from regauge.alignment import Method
 from regauge.core.params import Params
 from regauge.nets.classification import Training
-from regauge.nets.residual_mlp import ResidualMLP
+from regauge.nets.mlp import ResidualMLP
 from regauge.papers.classifiers import DISTANCE, SECONDS, ClassifierWay, Comparison, compare
 from regauge.papers.deep_align import PIXELS
 from regauge.papers.experiment import Experiment, Run, Scale

@@ -13,7 +13,7 @@ import regauge as rg
 from regauge.alignment import Method
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
-from regauge.data.waves import Waves, waves
+from regauge.data.curves import Waves, waves
 from regauge.nets.siren import Siren, plain_population
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.table import AREA, BARRIER, Quantity, Record, Row, Table

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from regauge.alignment.candidates import Candidates
-from regauge.alignment.method import Method
+from regauge.alignment.method import Candidates, Method
 from regauge.alignment.methods.activation_matching import MixedMatching
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem

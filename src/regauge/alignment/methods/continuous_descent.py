@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.alignment.candidates import Candidates
-from regauge.alignment.method import Method, Start, match_each, start_of
+from regauge.alignment.method import Candidates, Method, Start, match_each, start_of
 from regauge.alignment.methods.activation_matching import MixedMatching
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results

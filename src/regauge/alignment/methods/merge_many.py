@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.climbs import Climbs
-from regauge.alignment.engine.pursuit import Pursuit
+from regauge.alignment.engine.climbs import Climbs, Pursuit
 from regauge.alignment.many import best_universe, move, one_climb, universe_objective
 from regauge.alignment.method import ManyMethod
 from regauge.alignment.methods.weight_matching import WeightMatching

@@ -8,9 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regauge.alignment.candidates import Candidates, Measure
 from regauge.alignment.engine.paired_networks import dots
-from regauge.alignment.method import Method, Start, are_alike, start_of
+from regauge.alignment.method import Candidates, Measure, Method, Start, are_alike, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regauge.alignment.candidates import Candidates
-from regauge.alignment.engine.pursuit import Pursuit
-from regauge.alignment.method import Method, Start, are_alike, match_each, start_of
+from regauge.alignment.engine.climbs import Pursuit
+from regauge.alignment.method import Candidates, Method, Start, are_alike, match_each, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results

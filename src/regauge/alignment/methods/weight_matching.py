@@ -14,8 +14,7 @@ from regauge.alignment.engine.ladder import Fallback, ladder
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
-from regauge.core.deferred import materialize
-from regauge.core.element import Element, concatenate
+from regauge.core.element import Element, concatenate, materialize
 from regauge.core.families import Tensors
 from regauge.core.symmetry import Symmetry
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.joint import role_symmetry
-from regauge.core.deferred import materialize
-from regauge.core.element import Element
+from regauge.core.element import Element, materialize
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 

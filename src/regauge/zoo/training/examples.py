@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regauge.data.curves import waves
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist, pixel_centers
 from regauge.data.tables import breast_cancer
-from regauge.data.waves import waves
 from regauge.storage.architecture import import_object
 from regauge.training.initialization import use_seed
 
