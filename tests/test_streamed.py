@@ -18,8 +18,8 @@ import regauge as rg
 from regauge.alignment.methods.weight_matching import random_isometry
 from regauge.alignment.streamed.climb import StreamedResult, align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
+from regauge.alignment.streamed.source import Total, part_cost
 from regauge.alignment.streamed.state import State, load_state, save_state
-from regauge.alignment.streamed.totals import Total, part_cost
 from regauge.cli.main import main
 from regauge.core.act import resolve
 from regauge.core.families import inner_products

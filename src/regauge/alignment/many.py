@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.climbs import Climbs
+from regauge.alignment.engine.climbs import Climbs, Fallback, ladder
 from regauge.alignment.engine.frames import rescale
-from regauge.alignment.engine.ladder import Fallback, ladder
 from regauge.alignment.problem import ManyProblem
 from regauge.alignment.result import ManyResult
 from regauge.core import act as _act

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regauge.core import act as _act
 from regauge.core import element as _element
-from regauge.core import symmetry_json
+from regauge.core import symmetry_text
 from regauge.core.by_hand import groups_from_axes, set_sizes
 from regauge.core.compiled import CompiledElement, compile_element
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
@@ -20,7 +20,7 @@ from regauge.core.groups import Frozen, Group, Kind
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import Check, away, exact_probe, relative_change
-from regauge.core.symmetry_table import render
+from regauge.core.symmetry_text import render
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ class Symmetry:
         rest = {
             field.name: getattr(self, field.name) for field in fields(self)[1:] if field.name != "ones" or self.ones
         }
-        return symmetry_json.write(self.groups, {**rest, "frozen": [astuple(row) for row in self.frozen]})
+        return symmetry_text.write(self.groups, {**rest, "frozen": [astuple(row) for row in self.frozen]})
 
     @classmethod
     def from_json(cls, text: str) -> "Symmetry":
@@ -319,7 +319,7 @@ class Symmetry:
         Raises:
             ValueError: The text is not a symmetry, or is of a newer version.
         """
-        groups, rest = symmetry_json.read(text)
+        groups, rest = symmetry_text.read(text)
         frozen = tuple(Frozen(*row) for row in rest.get("frozen", ()))
         known = {field.name: rest[field.name] for field in fields(cls)[1:] if field.name in rest}
         return cls(groups, **{**known, "frozen": frozen})

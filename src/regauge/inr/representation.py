@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
-from regauge.core.symmetry_json import read_versioned
+from regauge.core.symmetry_text import read_versioned
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regauge.core.symmetry_json import read_versioned
+from regauge.core.symmetry_text import read_versioned
 
 FORMAT = "regauge.architecture"
 VERSION = 1

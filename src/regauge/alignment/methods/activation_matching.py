@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from regauge.alignment.activations.costs import Statistic, Traces, activation_costs, precision_of
-from regauge.alignment.engine.climbs import Climbs, climb
+from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder
 from regauge.alignment.engine.frames import Frame, Scales, require_scales
-from regauge.alignment.engine.ladder import Fallback, ladder
 from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.method import Method, match_each
 from regauge.alignment.problem import Problem, batch_of_one

@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.climbs import Climbs, climb, portions, side_by_side
+from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder, portions, side_by_side
 from regauge.alignment.engine.frames import Frame, Scales, require_scales
-from regauge.alignment.engine.ladder import Fallback, ladder
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join

@@ -14,9 +14,8 @@ from regauge.alignment.problem import batch_of_one
 from regauge.alignment.result import Result
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.plan import Plan, WorkingSet
-from regauge.alignment.streamed.source import Source
+from regauge.alignment.streamed.source import Source, Total, part_cost
 from regauge.alignment.streamed.state import State
-from regauge.alignment.streamed.totals import Total, part_cost
 from regauge.core.element import Element, Value
 from regauge.core.families import Tensors, barycenter
 from regauge.core.params import Params

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regauge.connect.paths import Path, Straight
 from regauge.core.params import Params, require_same_shapes
-from regauge.core.symmetry_json import read_versioned
+from regauge.core.symmetry_text import read_versioned
 from regauge.inr.rendering.field_values import evaluate as values_at
 from regauge.inr.rendering.field_values import render_image
 from regauge.inr.rendering.mesh import Mesh, NoSurfaceError, extract_mesh

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regauge.core.symmetry import Symmetry
-from regauge.core.symmetry_json import read_versioned
+from regauge.core.symmetry_text import read_versioned
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save_text
 from regauge.storage.store.packing import STORAGE
