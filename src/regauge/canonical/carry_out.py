@@ -21,11 +21,10 @@ from regauge.canonical.steps import (
 )
 from regauge.core import element as _element
 from regauge.core.element import Element, Value
-from regauge.core.families import unfold
+from regauge.core.families import gather, unfold, unit_index
 from regauge.core.groups import Group, Placement
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 from regauge.core.symmetry import Symmetry
-from regauge.core.units import gather, unit_index
 
 TIE, COARSEST = 64, 1e-3
 """Values closer than this many roundings, or than this share in coarse dtypes, are taken for equal."""

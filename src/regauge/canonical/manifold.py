@@ -10,9 +10,9 @@ from torch import Tensor
 from regauge.canonical.carry_out import leading_axes
 from regauge.canonical.steps import ScaleStep, plan
 from regauge.core import sphere
+from regauge.core.families import gather, scatter, unit_index
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
-from regauge.core.units import gather, scatter, unit_index
 
 
 @dataclass(frozen=True, eq=False)

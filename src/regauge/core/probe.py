@@ -1,4 +1,4 @@
-"""A model as a function of its parameters, computed as exactly as it can, at points away from initialization."""
+"""A model as an exact function of its parameters, points away from initialization, and what a verification reports."""
 
 import copy
 from collections.abc import Callable, Collection, Mapping

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core import symmetry_text
-from regauge.core.by_hand import groups_from_axes, set_sizes
 from regauge.core.compiled import CompiledElement, compile_element
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
-from regauge.core.groups import Frozen, Group, Kind
+from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, set_sizes
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import Check, away, exact_probe, relative_change

@@ -1,4 +1,4 @@
-"""One-dimensional regression: noisy values of an unknown curve."""
+"""One-dimensional regression: noisy values of an unknown curve, and families of sine waves."""
 
 import io
 import math

@@ -17,8 +17,7 @@ from regauge.discovery.equal_entries import EqualEntries
 from regauge.discovery.laws import Value
 from regauge.discovery.layout import leaf
 from regauge.discovery.movement import Stacked
-from regauge.discovery.operator_call import Call, NoRuleError, Rule
-from regauge.discovery.operators import COPIES, INLINED, PIECES, operator_name
+from regauge.discovery.operators import COPIES, INLINED, PIECES, Call, NoRuleError, Rule, operator_name
 from regauge.discovery.rules import RULES
 from regauge.discovery.rules.reductions import sum_of_squares
 from regauge.discovery.trace import Program, TraceError

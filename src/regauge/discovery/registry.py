@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regauge.discovery.builder import Builder
 from regauge.discovery.laws import Value
-from regauge.discovery.operator_call import Call, Rule
+from regauge.discovery.operators import Call, Rule
 
 LEAF = "regauge_leaf::call"
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
-from regauge.discovery.freedom import Freedom, MatrixPart, ShiftFamily
+from regauge.discovery.freedom import Freedom, MatrixPart, ShiftFamily, drop_redundant, drop_uniform, make_acyclic
 from regauge.discovery.layout import Atom
-from regauge.discovery.redundancy import drop_redundant, drop_uniform, make_acyclic
 from regauge.discovery.slots import Slots, Tie
 from regauge.discovery.systems import Matrices, Proportions, Rational, Vector, independent, quotient, select
 

@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.widths.axes import Axis, default_readers, require_readers, require_same_architecture
 from regauge.alignment.widths.transport import (
+    Axis,
     SignCharacter,
     UnitPlan,
+    default_readers,
     entropy,
     in_order,
     map_tensor,
+    require_readers,
+    require_same_architecture,
     sign_character,
     transport,
 )

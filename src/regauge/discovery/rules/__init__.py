@@ -5,7 +5,7 @@ builder's primitives, each of which is sound by itself. To add one, write a func
 subject, name it in that file's RULES, and add a case to `tests/rule_cases.py`.
 """
 
-from regauge.discovery.operator_call import Rule
+from regauge.discovery.operators import Rule
 from regauge.discovery.rules import elementwise, indexing, layers, norms, products, reductions, shape
 
 SUBJECTS = (elementwise, shape, products, reductions, norms, indexing, layers)

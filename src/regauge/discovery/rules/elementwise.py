@@ -9,7 +9,7 @@ from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
 from regauge.discovery.laws import Law, LawOf, Value
 from regauge.discovery.movement import Stacked
-from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, named, require_evaluation
+from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, named, require_evaluation
 
 
 def unary(along: LawOf) -> Rule:

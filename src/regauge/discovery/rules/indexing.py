@@ -8,7 +8,7 @@ from regauge.discovery.builder import Builder
 from regauge.discovery.laws import Law, Value, Virtual
 from regauge.discovery.layout import Layout, leaf
 from regauge.discovery.movement import Stacked
-from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value
+from regauge.discovery.operators import Call, NoRuleError, Rule, as_value
 
 
 def index(b: Builder, call: Call) -> Value:

@@ -7,7 +7,7 @@ from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
 from regauge.discovery.laws import LawOf, Value
 from regauge.discovery.movement import Stacked
-from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value
+from regauge.discovery.operators import Call, NoRuleError, Rule, as_value
 from regauge.discovery.rules.norms import normalize
 from regauge.discovery.rules.products import apply_linear, apply_matmul
 

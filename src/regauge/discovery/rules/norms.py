@@ -6,7 +6,7 @@ from typing import Any
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
 from regauge.discovery.laws import Axis, Law, LawOf, Value
-from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, ints, named
+from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, ints, named
 
 
 def normalize(

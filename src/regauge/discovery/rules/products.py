@@ -6,7 +6,7 @@ from typing import Any
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
 from regauge.discovery.laws import Value
-from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, named
+from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, named
 
 
 def apply_linear(b: Builder, x: Value, weight: Value, bias: Any) -> Value:

@@ -5,7 +5,7 @@ from typing import Any
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder, Over
 from regauge.discovery.laws import LawOf, Value
-from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, ints, named
+from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, ints, named
 
 
 def dims_of(call: Call, ndim: int) -> list[int]:

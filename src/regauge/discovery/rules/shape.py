@@ -10,7 +10,7 @@ from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
 from regauge.discovery.laws import LawOf, Value
 from regauge.discovery.movement import Stacked
-from regauge.discovery.operator_call import Call, NoRuleError, Rule, as_value, ints, named
+from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, ints, named
 
 
 def view(b: Builder, call: Call) -> Any:
