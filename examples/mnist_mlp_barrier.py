@@ -38,7 +38,7 @@ def main(options: Barrier) -> None:
     import torch
 
     import regauge as rg
-    from regauge.cli.progress import show_progress
+    from regauge.cli.output import show_progress
     from regauge.data.images import digits, mnist
     from regauge.nets.classification import Training, initialize, split_batches, train
     from regauge.nets.mlp import mlp

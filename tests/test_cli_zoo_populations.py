@@ -10,7 +10,7 @@ import torch
 
 from regauge.cli.main import main
 from regauge.discovery import discover
-from regauge.report.population_figures import map_figure, matrices_figure
+from regauge.report.figures import map_figure, matrices_figure
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 from regauge.zoo.jobs.compare_blocks import CompareBlocks

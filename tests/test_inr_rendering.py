@@ -30,8 +30,7 @@ from regauge.inr.rendering.metrics import compare_points, psnr
 from regauge.inr.rendering.path_strips import Detail, load_strips, render_strip, save_strips
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
 from regauge.inr.representation import Inr
-from regauge.report.shape_figure import View
-from regauge.report.strips_figure import strips_figure
+from regauge.report.shape_figures import View, strips_figure
 
 RADIUS = 0.6
 FEW = Projection(count=300, steps=2)

@@ -6,8 +6,7 @@ import regauge as rg
 from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.cli.options import Align
-from regauge.cli.output import print_table
-from regauge.cli.progress import show_status
+from regauge.cli.output import print_table, show_status
 from regauge.cli.streaming import method_of, read_job, show_plan, show_work
 from regauge.cli.tasks import matching_task
 from regauge.storage.checkpoints.alignments import alignment_path

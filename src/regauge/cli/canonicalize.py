@@ -3,7 +3,7 @@
 import regauge as rg
 from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize
-from regauge.cli.progress import show_status
+from regauge.cli.output import show_status
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.writing import require_writable
 

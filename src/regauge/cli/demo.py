@@ -1,28 +1,154 @@
 """`regauge demo`: train small networks on real digits, align and merge them, and write a report."""
 
+import copy
 import json
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
+from torch import Tensor, nn
 
 import regauge as rg
-from regauge.cli.demo_study import Case, fit, study
 from regauge.cli.options import Demo
-from regauge.cli.output import show
-from regauge.cli.progress import show_progress
+from regauge.cli.output import show, show_progress
+from regauge.core.interpolation import distance, mean
+from regauge.core.params import Params
+from regauge.core.probe import Check
+from regauge.core.progress import Advance, Progress
 from regauge.data.images import ImageData, digits, has_mnist, mnist
-from regauge.nets.classification import Training
+from regauge.nets.classification import Training, initialize, split_batches, train
 from regauge.nets.cnn import CNN
 from regauge.nets.mlp import mlp
 from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
+from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.writing import save
 from regauge.training.optimizers import AdamW
 from regauge.zoo.jobs.executors import one_thread
 
 NETWORKS = 3
+POINTS = 17
+UNITS = 12
+"""Units of the first layer that are drawn."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One architecture of the demo, with a key for file names, and how it is trained on some of the images.
+
+    `first` is the weight of the first layer, which is drawn.
+    """
+
+    key: str
+    name: str
+    description: str
+    module: nn.Module
+    first: str
+    training: Training
+    examples: int
+
+
+def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
+    """Train one network; safe to run in several threads."""
+    generator = torch.Generator().manual_seed(seed)
+    module = copy.deepcopy(case.module)  # a module must not run with two sets of parameters at the same time
+    images, labels = data.train_images[: case.examples], data.train_labels[: case.examples]
+    start, label = initialize(module, generator), f"{case.name}: training from seed {seed}"
+
+    def begin(_: str, total: float, /) -> Advance:
+        return progress(label, total)
+
+    return train(module, start, images, labels, case.training, generator=generator, progress=begin)
+
+
+def study(
+    case: Case, networks: Sequence[Params], data: ImageData, seed: int, folder: Path, progress: Progress
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Find and verify the symmetry, align the second network to the first, measure the lines on test images, and merge.
+
+    The networks were trained from `seed`, `seed + 1` and so on. They are written to the folder, with the alignment and
+    the symmetry; earlier files are replaced. What the report prints, ready for JSON, and what it draws is returned.
+    """
+    advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * POINTS + len(networks) + 2)
+    generator = torch.Generator().manual_seed(seed)
+    a, b = networks[:2]
+    module, example = copy.deepcopy(case.module), (data.test_images[:8],)
+    module.load_state_dict(a)
+    symmetry = rg.discover(module, example, verify=False)
+    check = symmetry.verify(module, example, generator=generator)
+
+    result = rg.align(a, b, symmetry)
+    merged = {"naive": mean(networks), "aligned": rg.merge(networks, symmetry).params}
+    judge = rg.Task(case.module, split_batches(data.test_images, data.test_labels))
+
+    def evaluate(params: Params) -> dict[str, float]:
+        values = judge.evaluate(params)
+        advance()
+        return values
+
+    ends = {"naive": b, "aligned": result.params}
+    lines = {name: rg.line(a, end, evaluate, points=POINTS) for name, end in ends.items()}
+    numbers = {
+        "key": case.key,
+        "name": case.name,
+        "description": case.description,
+        "parameters": sum(tensor.numel() for tensor in a.values()),
+        "networks": [{"seed": seed + k, **evaluate(params)} for k, params in enumerate(networks)],
+        "curves": {"as trained": lines["naive"].table, "aligned": lines["aligned"].table},
+        "barriers": {name: curve.barrier for name, curve in lines.items()},
+        "midpoints": {name: curve.table[POINTS // 2] for name, curve in lines.items()},
+        "merged": {name: evaluate(params) for name, params in merged.items()},
+        "distance": {
+            when: distance(a, end, symmetry.buffers)
+            for when, end in zip(("before", "after"), ends.values(), strict=True)
+        },
+        "units": min(UNITS, len(a[case.first])),
+        "symmetry": describe(symmetry, check),
+    }
+    kept = dict(zip("abc", networks, strict=True)) | {"b-aligned": result.params, "merged": merged["aligned"]}
+    for name, params in kept.items():
+        save(params, folder / f"{case.key}-{name}.safetensors", overwrite=True)
+    beside = alignment_path(folder / f"{case.key}-b-aligned.safetensors")
+    save_alignment(Alignment(symmetry, result.element), beside, overwrite=True)
+    (folder / f"{case.key}-symmetry.json").write_text(symmetry.to_json() + "\n", encoding="utf-8")
+    return numbers, draw(case, a, b, result)
+
+
+def draw(case: Case, a: Params, b: Params, result: rg.Result[Params]) -> dict[str, Tensor]:
+    """Tensors to draw: permutations, and incoming weights of the units of A's first layer with the largest norm."""
+    drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
+    chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]
+    for label, params in {"a": a, "before": b, "after": result.params}.items():
+        weights = params[case.first][chosen].flatten(1)
+        side = int(weights.shape[1] ** 0.5)
+        drawn[f"{case.key}/units/{label}"] = weights.reshape(-1, side, side)
+    return drawn
+
+
+def describe(symmetry: rg.Symmetry, check: Check) -> dict[str, Any]:
+    """Describe the symmetry for the report."""
+    groups = [
+        {
+            "name": group.name,
+            "kind": group.kind,
+            "size": group.size,
+            "places": list(dict.fromkeys(f"{p.parameter}[{p.axis}]" for p in group.placements)),
+        }
+        for group in symmetry.groups
+    ]
+    text = str(check)
+    return {
+        "groups": groups,
+        "log10_order": symmetry.log10_order,
+        "dimension": symmetry.dimension,
+        "check": text[0].upper() + text[1:],
+        "is_verified": check.ok,
+    }
 
 
 def run(options: Demo) -> None:

@@ -2,7 +2,7 @@
 
 from regauge.cli.models import find_symmetry, load_model
 from regauge.cli.options import Discover
-from regauge.cli.progress import show_status
+from regauge.cli.output import show_status
 from regauge.storage.checkpoints.writing import require_writable, save_text
 
 

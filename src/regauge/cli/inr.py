@@ -10,7 +10,7 @@ from PIL import Image
 from regauge.cli.inr_options import Inr as Options
 from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
 from regauge.cli.options import UsageError
-from regauge.cli.progress import show_progress, show_status
+from regauge.cli.output import show_progress, show_status
 from regauge.core.params import Params
 from regauge.data.shared_start import shared_start
 from regauge.discovery import discover
@@ -22,7 +22,7 @@ from regauge.inr.rendering.field_values import render_image
 from regauge.inr.rendering.mesh import MESH_FORMATS, POINT_FORMATS, Mesh, extract_mesh, save_mesh, save_points
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
 from regauge.inr.representation import Inr, load_inr, save_inr
-from regauge.report.shape_figure import View, shape_figure
+from regauge.report.shape_figures import View, shape_figure
 from regauge.storage.checkpoints.writing import require_writable, save_bytes
 from regauge.training import Adam
 

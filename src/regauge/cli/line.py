@@ -9,8 +9,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.cli.options import Line, UsageError
-from regauge.cli.output import LOSSES, print_table, require_pictures, write_picture
-from regauge.cli.progress import show_progress
+from regauge.cli.output import LOSSES, print_table, require_pictures, show_progress, write_picture
 from regauge.cli.tasks import Judged, dtype_of, read, task_on, with_reset
 from regauge.connect import Path
 from regauge.core.params import Params

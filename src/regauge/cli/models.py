@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
-from regauge.cli.progress import show_status
+from regauge.cli.output import show_status
 from regauge.core.params import require_same_shapes
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names import match

@@ -1,14 +1,17 @@
-"""What commands leave behind: tables in the terminal, and pictures with their numbers beside them."""
+"""What commands show and leave behind: progress on the standard error, tables, and pictures with their numbers."""
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import progress as rich
 from rich.console import Console
 from rich.table import Table
 
+from regauge.core.progress import Advance, Progress
 from regauge.storage.checkpoints.writing import require_writable, save_text, whole_file
 
 if TYPE_CHECKING:
@@ -18,6 +21,9 @@ LOSSES = {"cross-entropy": "cross entropy (nats)", "mse": "mean squared error"}
 """Names of the losses in plots."""
 UNLIMITED = 10_000
 """Characters in a line where no terminal limits it."""
+ESTIMATE_SECONDS = 600
+"""The estimate of the time left looks at the steps of these last seconds."""
+STDERR = Console(stderr=True)
 
 
 def print_table(rows: Sequence[Mapping[str, float | str]], title: str | None = None, *, decimals: int = 4) -> None:
@@ -54,3 +60,43 @@ def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Pat
     writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
     table = save_text(text.getvalue(), path.with_suffix(".csv"))
     print(f"written: {path} and {table.name}")
+
+
+def show_status(label: str) -> AbstractContextManager[object]:
+    """Show what is going on, until the context ends."""
+    return STDERR.status(label)
+
+
+@contextmanager
+def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Iterator[Progress]:
+    """Show a bar for each piece of work, with an estimate of the time left, until the context ends.
+
+    Args:
+        is_transient: Whether the bars vanish at the end and are left out in a file or a pipe.
+        is_counted: Whether amounts are shown as numbers, else in percent.
+    """
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn() if is_counted else rich.TaskProgressColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("left:"),
+        rich.TimeRemainingColumn(),
+    )
+    with rich.Progress(
+        *columns,
+        console=STDERR,
+        transient=is_transient,
+        disable=is_transient and not STDERR.is_terminal,
+        speed_estimate_period=ESTIMATE_SECONDS,
+    ) as bars:
+
+        def begin(label: str, total: float, /) -> Advance:
+            task = bars.add_task(label, total=total)
+
+            def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
+                bars.advance(task, amount)
+
+            return advance
+
+        yield begin

@@ -5,8 +5,7 @@ from math import inf
 
 import regauge as rg
 from regauge.cli.options import Plane, UsageError
-from regauge.cli.output import LOSSES, print_table, require_pictures, write_picture
-from regauge.cli.progress import show_status
+from regauge.cli.output import LOSSES, print_table, require_pictures, show_status, write_picture
 from regauge.cli.tasks import Judged, read
 
 LABELS = ("A", "B", "C")

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import regauge as rg
 from regauge.cli.options import Repair, UsageError
-from regauge.cli.output import print_table
-from regauge.cli.progress import show_status
+from regauge.cli.output import print_table, show_status
 from regauge.cli.tasks import Judged, read
 from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params

@@ -8,14 +8,13 @@ from rich.table import Table as Printed
 
 import regauge as rg
 from regauge.cli.options import Reproduce, UsageError
-from regauge.cli.output import show
-from regauge.cli.progress import show_progress
+from regauge.cli.output import show, show_progress
 from regauge.inr.rendering.path_strips import load_strips
 from regauge.papers.experiment import Experiment, Run
 from regauge.papers.experiments import EXPERIMENTS
 from regauge.papers.table import Table
 from regauge.report.figures import line_figure, picture_figure
-from regauge.report.strips_figure import strips_figure
+from regauge.report.shape_figures import strips_figure
 from regauge.storage.checkpoints.writing import save_text
 from regauge.zoo.jobs.executors import one_thread
 

@@ -11,8 +11,7 @@ from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
 from regauge.cli.models import Networks, Values, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
-from regauge.cli.output import print_table
-from regauge.cli.progress import show_progress, show_status
+from regauge.cli.output import print_table, show_progress, show_status
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
 

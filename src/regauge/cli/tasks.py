@@ -23,7 +23,7 @@ from regauge.cli.models import (
     name_model,
 )
 from regauge.cli.options import Judging, Matching, UsageError
-from regauge.cli.progress import show_status
+from regauge.cli.output import show_status
 from regauge.core.params import Params
 from regauge.core.task import Batch, arguments, cross_entropy
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load

@@ -13,8 +13,7 @@ import torch
 from regauge.cli import zoo_populations
 from regauge.cli.models import call_factory, describe_inputs
 from regauge.cli.options import ExampleInputs, UsageError
-from regauge.cli.output import print_table
-from regauge.cli.progress import show_progress, show_status
+from regauge.cli.output import print_table, show_progress, show_status
 from regauge.cli.zoo_options import (
     Zoo,
     ZooAlign,

@@ -16,8 +16,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.cli.options import UsageError
-from regauge.cli.output import LOSSES, require_pictures, write_picture
-from regauge.cli.progress import show_progress, show_status
+from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, write_picture
 from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
 from regauge.core.params import Params, count_models, select
@@ -118,7 +117,7 @@ def compare(options: ZooCompare) -> None:
     for title, matrix in matrices.items():
         mean, deviation = mean_barrier(matrix)
         print(f"{title}: mean barrier {mean:.4g}, standard deviation {deviation:.4g} over {len(pairs)} pairs")
-    from regauge.report.population_figures import matrices_figure
+    from regauge.report.figures import matrices_figure
 
     what = f"barrier: {LOSSES[options.loss]}"
     figure = matrices_figure({title: matrix.numpy() for title, matrix in matrices.items()}, what)
@@ -141,7 +140,7 @@ def draw(options: ZooMap) -> None:
         | ({} if options.color is None else {options.color: row.get(options.color)})
         for row, (x, y), cluster in zip(rows, shown.points.tolist(), member.tolist(), strict=True)
     ]
-    from regauge.report.population_figures import map_figure
+    from regauge.report.figures import map_figure
 
     labels, values = member.tolist(), None
     if options.color is not None:

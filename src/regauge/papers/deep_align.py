@@ -14,9 +14,8 @@ from regauge.alignment import Method
 from regauge.nets.classification import Training
 from regauge.nets.mlp import mlp
 from regauge.nets.vgg import VGG
-from regauge.papers.classifiers import SECONDS, ClassifierWay, Comparison, compare
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.populations import DataName, Population, small_images
+from regauge.papers.populations import SECONDS, ClassifierWay, Comparison, DataName, Population, compare, small_images
 from regauge.papers.table import AREA, BARRIER, Table
 from regauge.training.optimizers import Adam
 from regauge.training.schedules import Constant

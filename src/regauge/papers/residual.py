@@ -13,10 +13,18 @@ from regauge.alignment import Method
 from regauge.core.params import Params
 from regauge.nets.classification import Training
 from regauge.nets.mlp import ResidualMLP
-from regauge.papers.classifiers import DISTANCE, SECONDS, ClassifierWay, Comparison, compare
 from regauge.papers.deep_align import PIXELS
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.populations import DataName, Population, small_images
+from regauge.papers.populations import (
+    DISTANCE,
+    SECONDS,
+    ClassifierWay,
+    Comparison,
+    DataName,
+    Population,
+    compare,
+    small_images,
+)
 from regauge.papers.table import AREA, BARRIER, Quantity, Record, Row, Table
 from regauge.papers.ways import permutations_only
 from regauge.training.optimizers import Adam

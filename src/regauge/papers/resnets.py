@@ -12,9 +12,8 @@ from typing import Any
 import regauge as rg
 from regauge.nets.classification import Training
 from regauge.nets.resnet import resnet20
-from regauge.papers.classifiers import ClassifierWay, Comparison, measure_lines
 from regauge.papers.experiment import Experiment, Run, Scale
-from regauge.papers.populations import DataName, Population, small_images
+from regauge.papers.populations import ClassifierWay, Comparison, DataName, Population, measure_lines, small_images
 from regauge.papers.table import AREA, BARRIER, Quantity, Row, Table, halfway
 from regauge.training.optimizers import AdamW
 

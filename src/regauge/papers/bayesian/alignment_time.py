@@ -14,8 +14,7 @@ from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.pictures import Chart, Series
-from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 
 QUANTITIES = (
     Quantity("points, CPU s", of=lambda record: float(record["points"])),

@@ -17,8 +17,19 @@ from regauge.core.params import Params
 from regauge.papers.bayesian.barrier_figures import as_published, residual, small_residual, tiny
 from regauge.papers.bayesian.inference import Family, batches, move, posteriors
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.pictures import Chart, Series, Style, Surface, loss_series
-from regauge.papers.table import BARRIER, Quantity, Record, Row, Table, halfway
+from regauge.papers.table import (
+    BARRIER,
+    Chart,
+    Quantity,
+    Record,
+    Row,
+    Series,
+    Style,
+    Surface,
+    Table,
+    halfway,
+    loss_series,
+)
 
 QUANTITIES = (
     BARRIER,

@@ -9,8 +9,7 @@ from regauge.alignment.methods.gaussian_matching import GaussianCost
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.transport.wasserstein import distance
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.pictures import Chart, Series
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Chart, Quantity, Row, Series, Table
 
 COSTS: dict[GaussianCost, str] = {
     "mean": "means alone, to which the paper reduces the KL divergence",

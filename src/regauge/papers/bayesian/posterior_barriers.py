@@ -15,8 +15,21 @@ from regauge.bayes.variational.diagnostics import diagnose
 from regauge.core.task import Batch
 from regauge.papers.bayesian.inference import Family, batches, move, posteriors
 from regauge.papers.experiment import Run
-from regauge.papers.pictures import Chart, Picture, Series, Style, loss_series
-from regauge.papers.table import Line, Quantity, Record, Row, Table, curve_of, mean_curve, summarize
+from regauge.papers.table import (
+    Chart,
+    Line,
+    Picture,
+    Quantity,
+    Record,
+    Row,
+    Series,
+    Style,
+    Table,
+    curve_of,
+    loss_series,
+    mean_curve,
+    summarize,
+)
 from regauge.papers.ways import Way, permutations_only
 
 SPLITS = ("train", "test")

@@ -22,8 +22,7 @@ from regauge.nets.classification import initialize
 from regauge.nets.mlp import MLP, mlp
 from regauge.papers.bayesian.inference import keep, move, name_inference
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.pictures import Chart, Series
-from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.table import Chart, Quantity, Row, Series, Table
 from regauge.training import Adam
 
 NOISE = 0.3

@@ -1,21 +1,32 @@
-"""Strips: what networks on a path between two others show, one row for each way to align them."""
+"""Pictures of shapes, drawn without an engine for graphics, and strips of what networks on a path show."""
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 
 from regauge.inr.rendering.mesh import Mesh
 from regauge.inr.rendering.path_strips import Picture, Strip
 from regauge.inr.rendering.points import PointCloud
 from regauge.report.figures import COLORS, INK, MUTED, draw_figure
-from regauge.report.shape_figure import View, draw_shape
 
+Floats = NDArray[np.floating[Any]]
+
+NEIGHBORS = 16
+"""Points of which the normal of one is found."""
+LIGHT = np.array([-0.35, 0.65, 0.68]) / np.linalg.norm([-0.35, 0.65, 0.68])
+"""Direction of the light: right, up and toward the viewer."""
+REACH = 1.02
+"""Half the width of a picture; shapes lie in the unit ball."""
 LABELS: Mapping[str, tuple[str, str]] = {
     "unsigned": ("far", "surface"),
     "signed": ("inside", "outside"),
@@ -26,6 +37,97 @@ SIDE, WORDS, HISTOGRAM, GAP = 1.5, 0.2, 0.36, 0.16
 """Inches: of a picture, of the line with its loss, of its histogram, and between rows."""
 MARGIN, HEAD, FOOT = 1.45, 0.3, 0.08
 """Inches: for the labels of rows, for those of columns, and below all."""
+
+
+@dataclass(frozen=True)
+class View:
+    """From where shapes are seen by parallel rays: turn about the upward axis (0 to 2) and elevation, in degrees.
+
+    At azimuth zero the axis after the upward one points to the viewer. Up is 1 (y) in graphics, 2 (z) in engineering.
+    """
+
+    azimuth: float = -35.0
+    elevation: float = 18.0
+    up: int = 1
+
+    def __post_init__(self) -> None:
+        if self.up not in (0, 1, 2):
+            raise ValueError(f"the upward axis is 0, 1 or 2, not {self.up}")
+
+    @property
+    def matrix(self) -> Floats:
+        """Rows: right, up, and toward the viewer."""
+        a, e = np.radians([self.azimuth, self.elevation])
+        turn = np.array([[np.cos(a), 0, -np.sin(a)], [0, 1, 0], [np.sin(a), 0, np.cos(a)]])
+        tilt = np.array([[1, 0, 0], [0, np.cos(e), -np.sin(e)], [0, np.sin(e), np.cos(e)]])
+        return np.asarray(np.roll(tilt @ turn, self.up - 1, axis=1))
+
+
+def shape_figure(shape: Mesh | PointCloud, view: View) -> Figure:
+    """One shape by itself."""
+    with draw_figure(3.2, 3.2, "none") as figure:
+        draw_shape(figure.add_axes((0.0, 0.0, 1.0, 1.0)), shape, view, COLORS[1])
+        return figure
+
+
+def draw_shape(axes: Axes, shape: Mesh | PointCloud, view: View, color: str) -> None:
+    """A shape in an empty square of the unit ball's size."""
+    axes.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), aspect="equal")
+    axes.set_axis_off()
+    if isinstance(shape, Mesh):
+        _draw_mesh(axes, shape.vertices.double().numpy() @ view.matrix.T, shape.faces.numpy(), color)
+    elif len(shape.points):
+        _draw_points(axes, shape.points.double().numpy() @ view.matrix.T, color)
+
+
+def _draw_points(axes: Axes, seen: Floats, color: str) -> None:
+    """A point cloud, each point shaded by its normal, which its neighbors give, and paler far away.
+
+    Markers are about as wide as the points lie apart, so that the front hides the back.
+    """
+    seen = seen[np.argsort(seen[:, 2])]
+    normals, spacing = _normals(seen)
+    colors = _shade(normals, seen[:, 2], color)
+    box = axes.get_window_extent()
+    per_unit = 72 / axes.figure.dpi * min(box.width, box.height) / (2 * REACH)
+    diameter = float(np.clip(1.8 * spacing * per_unit, 0.8, 4.0))
+    style: Any = {"s": diameter**2, "c": colors, "linewidths": 0, "rasterized": True}
+    axes.scatter(seen[:, 0], seen[:, 1], **style)
+
+
+def _draw_mesh(axes: Axes, seen: Floats, faces: NDArray[np.int64], color: str) -> None:
+    """Triangles, each in the shade of its normal, the far ones first."""
+    corners = seen[faces]
+    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
+    depths = corners[:, :, 2].mean(1)
+    order = np.argsort(depths)
+    colors = _shade(normals, depths, color)[order]
+    shape: Any = PolyCollection(
+        list(corners[order][:, :, :2]), facecolors=colors, edgecolors=colors, linewidths=0.25, rasterized=True
+    )
+    axes.add_collection(shape)
+
+
+def _normals(points: Floats) -> tuple[Floats, float]:
+    """Directions of least variance among neighbors, and how far apart points typically lie."""
+    count = min(NEIGHBORS, len(points))
+    distances, near = cKDTree(points).query(points, k=[*range(1, count + 1)])
+    centered = points[near] - points[near].mean(1, keepdims=True)
+    _, vectors = np.linalg.eigh(np.einsum("nki,nkj->nij", centered, centered))
+    spacing = float(np.median(np.asarray(distances)[:, min(4, count - 1)]))
+    return vectors[:, :, 0], spacing
+
+
+def _shade(normals: Floats, depths: Floats, color: str) -> Floats:
+    """Diffuse light on surfaces that have no back: a normal that points away is turned."""
+    facing = normals * np.where(normals[:, 2:] < 0, -1.0, 1.0)
+    light = np.clip(facing @ LIGHT, 0, 1)
+    base, paper = np.array(to_rgb(color)), np.ones(3)
+    shade = (0.35 + 0.65 * light)[:, None] * base
+    shine = (0.35 * light**12)[:, None]
+    fog = np.clip(0.16 - 0.2 * depths, 0, 0.4)[:, None]
+    return np.asarray((shade * (1 - shine) + shine * paper) * (1 - fog) + fog * paper)
 
 
 def strips_figure(strips: Sequence[Strip]) -> Figure:
