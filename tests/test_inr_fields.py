@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from regauge.data.images import pixel_centers
-from regauge.data.shapes import VOXELS, voxels
-from regauge.data.shared_start import SHARED_START, shared_start
+from regauge.data.shapes import SHARED_START, VOXELS, shared_start, voxels
 from regauge.inr.fields.fields import CloudField, Field, MeshField, sample_surface
 from regauge.inr.fields.signal_samples import (
     EVALUATION,

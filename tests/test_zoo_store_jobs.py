@@ -22,8 +22,7 @@ from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
 from regauge.zoo.jobs import Share, run_jobs
 from regauge.zoo.jobs.compare_blocks import plan_comparison
-from regauge.zoo.jobs.stage import Stage
-from regauge.zoo.jobs.train_shards import plan
+from regauge.zoo.jobs.train_shards import Stage, plan
 from regauge.zoo.populations import plan_population, reference, sample
 from regauge.zoo.training import Block, Checkpoints, Config, Discard, train
 
@@ -140,7 +139,7 @@ def test_long_trajectories_are_written_in_pieces(
     small_stacks: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, jobs = plan(CONFIG, tmp_path / "zoo", size=20)
-    monkeypatch.setattr("regauge.zoo.jobs.stage.PIECE_BYTES", 4 * UCI.size * 10)
+    monkeypatch.setattr("regauge.zoo.jobs.train_shards.PIECE_BYTES", 4 * UCI.size * 10)
     assert run_jobs(jobs) == 1
     store.refresh()
     assert [shard.path.stem for shard in store.shards] == [

@@ -41,9 +41,9 @@ from regauge.zoo.training import (
     train,
     trainer,
 )
-from regauge.zoo.training.batches import Feed
 from regauge.zoo.training.config import Subset
 from regauge.zoo.training.examples import require_trainable
+from regauge.zoo.training.stack_state import Feed
 from regauge.zoo.training.trainer import cut
 
 

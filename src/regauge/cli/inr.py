@@ -12,7 +12,7 @@ from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status
 from regauge.core.params import Params
-from regauge.data.shared_start import shared_start
+from regauge.data.shapes import shared_start
 from regauge.discovery import discover
 from regauge.inr.fields.named_signals import GridSignal, ImageSignal, Signal, read_signal, signal_samples
 from regauge.inr.fields.signal_samples import Queries, entropy_floor

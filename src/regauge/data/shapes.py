@@ -1,4 +1,4 @@
-"""Shapes: triangle meshes with points of their surfaces, and occupancy grids of chairs and monitors."""
+"""Shapes: triangle meshes, occupancy grids of chairs and monitors, and where inr2vec starts from to fit them."""
 
 import io
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from safetensors.torch import load
 from torch import Tensor
 
 from regauge.data.files import DataFile, read
@@ -35,6 +36,12 @@ VOXELS = DataFile(
 )
 RESOLUTION = 32
 """Cells along each edge of the cube."""
+SHARED_START = DataFile(
+    "the shared initialization of inr2vec",
+    "inr2vec_init",
+    "in3_out1_h512_l4.safetensors",
+    "7c7e0541185294c26d56b77148337e863cdf52d1966b7c9a00c280577dd5a57c",
+)
 
 
 @dataclass(frozen=True)
@@ -97,3 +104,24 @@ def voxels(category: Category, folder: str | Path | None = None) -> Tensor:
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         bits = np.unpackbits(archive[category], axis=1)
     return torch.from_numpy(bits.reshape(-1, RESOLUTION, RESOLUTION, RESOLUTION)).bool()
+
+
+def shared_start(folder: str | Path | None = None) -> dict[str, Tensor]:
+    """Parameters of a SIREN 3-512-512-512-512-1 with omega 30, by the names of `regauge.nets.siren.Siren`.
+
+    Args:
+        folder: Where the file is; `inr2vec_init` in the folder that the environment variable `REGAUGE_DATA` names if
+            left out.
+
+    Raises:
+        FileNotFoundError: The file is not there; it has no public address.
+        ValueError: The file's checksum is wrong.
+
+    References:
+        De Luigi et al. (2023), section 3.
+    """
+    content = read(SHARED_START, folder)
+    tensors = load(content)
+    # There a sine layer is a linear layer and its activation, so that names have one more number: layers.0.0.weight.
+    parts = {name: name.split(".") for name in tensors}
+    return {f"layers.{part[1]}.{part[-1]}": tensors[name] for name, part in sorted(parts.items())}

@@ -1,9 +1,10 @@
-"""A checkpoint: its headers are read when it is opened, its tensors when they are asked for, or all at once.
+"""A checkpoint, wherever it lies: headers are read when it is opened, tensors when they are asked for, or all at once.
 
 Files are read with plain reads into a small buffer and never mapped, so that no page of them counts as this process's
 memory.
 """
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,19 @@ from torch import Tensor
 from regauge.core.params import Params
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.headers import StoredTensor, read_header
-from regauge.storage.checkpoints.locating import locate, shards_of
 from regauge.storage.checkpoints.names import match, shorten
 from regauge.storage.checkpoints.torch_files import TORCH_SUFFIXES, load_torch_file
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, save
 
 PIECE = 1 << 20
 """Bytes that are read at once; they stay in the cache until they are converted."""
+FOLDER_FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+"""What a folder is searched for, in this order."""
 
 
 @dataclass
@@ -261,3 +268,57 @@ def _read(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Pa
     params = load_torch_file(file)
     stored = {n: StoredTensor(n, file, t.dtype, tuple(t.shape), None, t.nbytes) for n, t in params.items()}
     return stored, {}, params
+
+
+def locate(path: str | Path) -> Path:
+    """The file that holds a checkpoint, or the index of its shards; in a folder, the one that is read."""
+    path = Path(path)
+    if path.is_dir():
+        path = _in_folder(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no checkpoint {str(path)!r}; check the path")
+    return path
+
+
+def shards_of(index: Path) -> dict[str, str]:
+    """The file that holds each parameter, by the index of a sharded checkpoint.
+
+    Raises:
+        FileNotFoundError: A shard is not there.
+        ValueError: It is no index, or it names files outside its own folder.
+    """
+    try:
+        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = list(dict.fromkeys(files.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{str(index)!r} is not the index of a sharded checkpoint: it lacks a 'weight_map' from parameter names "
+            "to files"
+        ) from error
+    strange = [shard for shard in shards if not isinstance(shard, str) or Path(shard).name != shard]
+    if strange:
+        raise ValueError(f"{str(index)!r} names shards outside its own folder ({shorten(strange)}); they are not read")
+    absent = [shard for shard in shards if not (index.parent / shard).exists()]
+    if absent:
+        raise FileNotFoundError(
+            f"{str(index)!r} names shards that are not there: {shorten(absent)} "
+            f"({len(absent)} of {len(shards)}); put them beside it"
+        )
+    return files
+
+
+def _in_folder(folder: Path) -> Path:
+    for name in FOLDER_FILES:
+        if (folder / name).exists():
+            return folder / name
+    found = sorted(folder.glob("*.safetensors.index.json")) or sorted(folder.glob("*.safetensors"))
+    found = [file for file in found if not file.name.endswith(".alignment.safetensors")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(
+            f"the folder {str(folder)!r} holds several checkpoints ({shorten([f.name for f in found])}); name one"
+        )
+    raise FileNotFoundError(
+        f"the folder {str(folder)!r} holds no checkpoint ({', '.join(FOLDER_FILES)} or one other .safetensors file)"
+    )

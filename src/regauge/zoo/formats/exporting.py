@@ -18,11 +18,10 @@ from regauge.storage.checkpoints.writing import save, save_bytes, whole_file
 from regauge.storage.store import Store
 from regauge.training.chains.steps import steps_of
 from regauge.training.chains.vectors import Link, links_of
-from regauge.zoo.formats.checkpoint_tree import ROW
+from regauge.zoo.formats.folder import OMEGA
 from regauge.zoo.formats.modules import MIDDLE, ImageSiren
-from regauge.zoo.formats.sequential import OMEGA
 from regauge.zoo.formats.small_cnn_zoo import LAYOUT, METRICS, WEIGHTS, Variable, table_bytes
-from regauge.zoo.formats.source import BLOCK
+from regauge.zoo.formats.source import BLOCK, ROW
 
 
 def export_safetensors(

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from regauge.storage.architecture import Architecture
-from regauge.zoo.formats.checkpoint_tree import Tree
 from regauge.zoo.formats.modules import examples
-from regauge.zoo.formats.source import Source
+from regauge.zoo.formats.source import Source, Tree
 
 CHECKPOINT = re.compile(r"(?P<trial>.*)/checkpoint_(?P<epoch>\d+)/checkpoints")
 IGNORED = ("config", "hist_stats")

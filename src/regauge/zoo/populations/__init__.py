@@ -1,8 +1,7 @@
 """Populations modulo their symmetry: universes, barriers, distances, clusters and maps."""
 
 from regauge.zoo.populations.maps import Map, clusters, flat_map
-from regauge.zoo.populations.orbit_distances import OrbitDistances
-from regauge.zoo.populations.pair_barriers import Barriers, mean_barrier
+from regauge.zoo.populations.pairs import Barriers, OrbitDistances, mean_barrier
 from regauge.zoo.populations.references import medoid, plan_population, reference, sample
 from regauge.zoo.populations.universe import Universe, universe
 

@@ -19,7 +19,7 @@ from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store, path_of
 from regauge.zoo.jobs.driver import recorded_library
-from regauge.zoo.populations.orbit_distances import OrbitDistances
+from regauge.zoo.populations.pairs import OrbitDistances
 from regauge.zoo.populations.universe import universe
 
 To = int | Path | Literal["medoid", "universe"]
