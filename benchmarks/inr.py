@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from regauge.inr.fields.signal_samples import Samples
-from regauge.inr.fitting.fit import BLOCK, Fit, fit
-from regauge.inr.fitting.population import IMAGES, fit_images
+from regauge.inr.fitting import BLOCK, IMAGES, Fit, fit, fit_images
 from regauge.inr.representation import Inr
 
 BATCH = 10_000

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge import Params, Symmetry
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
-from regauge.bayes.posteriors.posterior import Posterior
 from regauge.nets.norm import FilterResponseNorm
 
 

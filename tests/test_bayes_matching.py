@@ -10,8 +10,7 @@ import regauge as rg
 from regauge import Element, FrankWolfe, GaussianMatching, MergeMany, Symmetry, WeightMatching
 from regauge.alignment.methods.gaussian_matching import GaussianCost
 from regauge.bayes.matching import align, align_many, barycenter, one_gaussian
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.posteriors.posterior import Posterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.transport.wasserstein import distance
 from regauge.nets.resnet import resnet20
 

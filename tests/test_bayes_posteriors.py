@@ -28,11 +28,10 @@ from torch.func import functional_call, vmap
 import regauge as rg
 from regauge import Params, Symmetry
 from regauge.bayes.importers.gaussians import from_swag
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise, Posterior
 from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
-from regauge.bayes.posteriors.posterior import Noise, Posterior
 
 
 @each_kind

@@ -15,8 +15,7 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.prediction.likelihoods import Categorical, Normal
 from regauge.bayes.prediction.posterior_collapse import posterior_collapse
-from regauge.bayes.prediction.posterior_line import posterior_line
-from regauge.bayes.prediction.posterior_slice import posterior_slice
+from regauge.bayes.prediction.posterior_line import posterior_line, posterior_slice
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.prediction.predictive import Predictive
 from regauge.bayes.transport.posterior_mixtures import mixture

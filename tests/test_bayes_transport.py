@@ -23,11 +23,10 @@ from posterior_cases import (
 )
 from torch import Tensor
 
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
-from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.transport.posterior_mixtures import MixturePosterior, mixture
 from regauge.bayes.transport.wasserstein import distance, geodesic
 

@@ -14,7 +14,7 @@ from regauge.connect.straighten import FlatLine, Straighten, line_loss, minibatc
 from regauge.core.params import Params
 from regauge.inr.embedding import CodeDecoder, Embedding, EmbeddingTraining, train_embedding
 from regauge.inr.fields.signal_samples import Samples
-from regauge.inr.fitting.fit import Fit, fit
+from regauge.inr.fitting import Fit, fit
 from regauge.inr.representation import Inr
 from regauge.learn.hyper_match import HyperMatching, hyper_match
 from regauge.training import Adam, AdamW

@@ -8,10 +8,9 @@ import torch
 from progress import Recorded
 from torch import Tensor, nn
 
+from regauge.inr import fitting
 from regauge.inr.fields.signal_samples import Samples, entropy_floor, image_samples, voxel_samples
-from regauge.inr.fitting import fit as fitting
-from regauge.inr.fitting.fit import LOSSES, Fit, Focal, bce, fit, loss_of, mean_loss
-from regauge.inr.fitting.population import fit_images, fit_many, image_inr
+from regauge.inr.fitting import LOSSES, Fit, Focal, bce, fit, fit_images, fit_many, image_inr, loss_of, mean_loss
 from regauge.inr.representation import Inr
 from regauge.training import Adam, Descent, fit_signals
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
-from regauge.training import one_by_one
+from regauge.training import stacks
 from regauge.zoo.training import (
     SGD,
     Adam,
@@ -228,9 +228,9 @@ def test_batches_are_read_in_pieces_only_where_that_changes_nothing(name: str, m
     batch = data.inputs[:8]
     chosen = config(architecture, count=3)
     expected, rows = trained(chosen, data)
-    monkeypatch.setattr(one_by_one, "PIECE_BYTES", 500)
+    monkeypatch.setattr(stacks, "PIECE_BYTES", 500)
     module = architecture.module()
-    found = one_by_one.LoopEngine(module).count_pieces(dict(module.state_dict()), batch)
+    found = stacks.LoopEngine(module).count_pieces(dict(module.state_dict()), batch)
     assert (found > 1) == (name == "Plain")
     networks, own_rows = trained(chosen, data)
     assert_same(expected, networks)

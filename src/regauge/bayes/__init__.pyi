@@ -3,9 +3,9 @@ from .importers.gaussians import from_ivon as from_ivon
 from .importers.gaussians import from_laplace as from_laplace
 from .importers.gaussians import from_swag as from_swag
 from .importers.particle_samples import from_ensemble as from_ensemble
+from .importers.particle_samples import from_posteriors as from_posteriors
 from .importers.particle_samples import from_samples as from_samples
-from .importers.posteriors_library import from_posteriors as from_posteriors
-from .importers.posteriors_library import log_posterior as log_posterior
+from .importers.particle_samples import log_posterior as log_posterior
 from .matching import OneGaussian as OneGaussian
 from .matching import PosteriorAlignment as PosteriorAlignment
 from .matching import align as align
@@ -13,11 +13,11 @@ from .matching import align_many as align_many
 from .matching import barycenter as barycenter
 from .matching import one_gaussian as one_gaussian
 from .posteriors.gaussian import GaussianPosterior as GaussianPosterior
+from .posteriors.gaussian import Noise as Noise
+from .posteriors.gaussian import Posterior as Posterior
 from .posteriors.kronecker import KroneckerPosterior as KroneckerPosterior
 from .posteriors.low_rank import LowRankPosterior as LowRankPosterior
 from .posteriors.particles import ParticlePosterior as ParticlePosterior
-from .posteriors.posterior import Noise as Noise
-from .posteriors.posterior import Posterior as Posterior
 from .prediction.likelihoods import Categorical as Categorical
 from .prediction.likelihoods import Likelihood as Likelihood
 from .prediction.likelihoods import Normal as Normal
@@ -25,9 +25,9 @@ from .prediction.posterior_collapse import PosteriorCollapse as PosteriorCollaps
 from .prediction.posterior_collapse import posterior_collapse as posterior_collapse
 from .prediction.posterior_line import PosteriorCurve as PosteriorCurve
 from .prediction.posterior_line import PosteriorPath as PosteriorPath
+from .prediction.posterior_line import PosteriorSlice as PosteriorSlice
 from .prediction.posterior_line import posterior_line as posterior_line
-from .prediction.posterior_slice import PosteriorSlice as PosteriorSlice
-from .prediction.posterior_slice import posterior_slice as posterior_slice
+from .prediction.posterior_line import posterior_slice as posterior_slice
 from .prediction.predict import predict as predict
 from .prediction.predictive import Bin as Bin
 from .prediction.predictive import Calibration as Calibration

@@ -10,9 +10,8 @@ from torch import Tensor
 from regauge.alignment import GaussianMatching, ManyResult, Method, Result
 from regauge.alignment import align as align_networks
 from regauge.alignment import align_many as align_many_networks
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
-from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.transport.couplings import with_zeros
 from regauge.bayes.transport.wasserstein import SquaredDistance, distance
 from regauge.core.element import Element

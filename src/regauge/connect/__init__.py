@@ -13,8 +13,7 @@ from regauge.connect.paths import (
 )
 from regauge.connect.plane import Plane, plane
 from regauge.connect.repair import LayerVariance, VarianceCollapse, repair, reset_batchnorm, variance_collapse
-from regauge.connect.straighten import FlatLine, Straighten, straighten
-from regauge.connect.train_path import train_path
+from regauge.connect.straighten import FlatLine, Straighten, straighten, train_path
 from regauge.core.interpolation import combine, interpolate
 
 __all__ = [

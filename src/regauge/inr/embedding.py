@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.inr.fields.signal_samples import Samples
-from regauge.inr.fitting.fit import Fit
+from regauge.inr.fitting import Fit
 from regauge.inr.representation import Inr
 from regauge.nets.classification import initialize
 from regauge.training import AdamW, Descent, OneCycle, Optimizer, Schedule, differentiate, minimize

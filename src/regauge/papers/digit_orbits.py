@@ -13,8 +13,7 @@ from regauge.connect import Curve
 from regauge.core.params import Params
 from regauge.data.images import digits, has_mnist, mnist
 from regauge.inr.fields.signal_samples import image_samples
-from regauge.inr.fitting.fit import Fit
-from regauge.inr.fitting.population import fit_images, image_inr
+from regauge.inr.fitting import Fit, fit_images, image_inr
 from regauge.inr.orbits import orbit, recovery
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.table import Quantity, Record, Row, Table, mean_curve

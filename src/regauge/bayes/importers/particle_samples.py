@@ -1,13 +1,17 @@
-"""Posteriors that are samples: Markov chains, such as SGLD and SGHMC, and deep ensembles."""
+"""Posteriors that are samples: Markov chains, such as SGLD and SGHMC, deep ensembles, and states of `posteriors`."""
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regauge.bayes.importers.gaussians import detach
+from regauge.bayes.importers.gaussians import detach, make_gaussian
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
+from regauge.bayes.prediction.likelihoods import Likelihood
 from regauge.core.params import require_finite, require_same_shapes
 from regauge.storage.checkpoints.checkpoint import load
 
@@ -58,3 +62,100 @@ def from_ensemble(modules: Sequence[nn.Module]) -> ParticlePosterior:
     states = [module.state_dict() for module in modules]
     learned = dict(modules[0].named_parameters(remove_duplicate=False)) if modules else {}
     return from_samples(states, buffers=[name for name in states[0] if name not in learned] if states else ())
+
+
+SPREADS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "log_sd_diag": torch.exp,
+    "sd_diag": torch.Tensor.detach,
+    "prec_diag": torch.rsqrt,
+}
+"""Fields of its diagonal Gaussians (variational, extended Kalman filter, Laplace), and how each becomes a std."""
+DENSE = ("L_factor", "prec", "cov")
+"""Fields of its Gaussians with full covariances."""
+
+
+def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> GaussianPosterior | ParticlePosterior:
+    """A state of the library `posteriors` as a posterior.
+
+    `VIDiagState`, `DiagLaplaceState` and `EKFDiagState` become diagonal Gaussians; a sequence of states of SGLD, SGHMC
+    or another Markov chain becomes particles.
+
+    Args:
+        state: A state whose `params` are a dictionary from names to tensors; or several states of a chain.
+        buffers: Buffers of the module, which inference leaves alone.
+
+    Raises:
+        TypeError: `params` is no dictionary of tensors.
+        ValueError: The covariance is full, or it is one state of a chain; names and shapes do not fit.
+
+    References:
+        Duffield et al. (2024), Scalable Bayesian learning with posteriors.
+    """
+    rest = dict(buffers or {})
+    if isinstance(state, Sequence):
+        return from_samples([{**_params(one), **rest} for one in state], buffers=rest)
+    mean = _params(state)
+    kind = type(state).__name__
+    for field, to_std in SPREADS.items():
+        spread = getattr(state, field, None)
+        if spread is not None:
+            std = {name: to_std(tensor.detach()) for name, tensor in spread.items()}
+            return make_gaussian({**mean, **rest}, std, f"the {kind}")
+    if any(getattr(state, field, None) is not None for field in DENSE):
+        raise ValueError(
+            f"a {kind} has a full covariance, which no posterior here holds; draw samples with its module's `sample` "
+            "and read them with `from_samples`, or infer a diagonal one"
+        )
+    raise ValueError(
+        f"a {kind} is one sample, not a posterior; collect the states of the chain and give a list of them"
+    )
+
+
+def log_posterior(
+    module: nn.Module,
+    likelihood: Likelihood,
+    prior_std: float,
+    examples: int,
+    buffers: Mapping[str, Tensor] | None = None,
+) -> Callable[[Mapping[str, Tensor], tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
+    """The log posterior per example, from which transforms of the library `posteriors` are built.
+
+    It maps parameters and a batch `(inputs, targets)` to
+
+        mean over the batch of log p(target | input, params) + (1/N) log N(params; 0, prior_std^2)
+
+    and to the outputs. With `temperature=1/N` a transform infers the posterior, with `temperature=T/N` the tempered
+    one, (likelihood x prior)^(1/T), as `Variational` does.
+
+    Args:
+        module: The module that runs the parameters, in its current mode.
+        likelihood: Likelihood of a target given the outputs.
+        prior_std: Standard deviation of the prior on every parameter that the transform is started with.
+        examples: N, the number of training examples.
+        buffers: Buffers of the module, its own unless given; they stay as they are.
+
+    Raises:
+        ValueError: The prior's standard deviation or the number of examples is not positive.
+    """
+    if not (prior_std > 0 and examples > 0):
+        raise ValueError(f"prior_std is {prior_std} and examples {examples}; both must be positive")
+    fixed = detach(dict(module.named_buffers()) if buffers is None else buffers)
+    constant = math.log(prior_std) + math.log(2 * math.pi) / 2
+
+    def evaluate(params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch
+        outputs: Tensor = torch.func.functional_call(module, {**fixed, **params}, (inputs,))
+        prior = torch.stack([-(p / prior_std).square().sum() / 2 - p.numel() * constant for p in params.values()]).sum()
+        return likelihood.log_likelihood(outputs, targets).mean() + prior / examples, outputs
+
+    return evaluate
+
+
+def _params(state: Any) -> dict[str, Tensor]:
+    params = getattr(state, "params", None)
+    if not isinstance(params, Mapping) or not all(isinstance(tensor, Tensor) for tensor in params.values()):
+        raise TypeError(
+            f"the params of a {type(state).__name__} are a {type(params).__name__}; start inference from a dictionary "
+            "from names to tensors, such as `dict(module.named_parameters())`"
+        )
+    return dict(params)

@@ -1,7 +1,7 @@
-"""Independent normal distributions, one for every parameter."""
+"""The protocol of posteriors, and its simplest: independent normal distributions, one for every parameter."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -110,3 +110,36 @@ def move_noise(mean: Params, std: Params, symmetry: Symmetry, element: Element, 
 def sample(name: str, mean: Tensor, std: Params, noise: Params, count: int) -> Tensor:
     """Samples `[count, ...]` of a parameter with its own standard deviations, or certain without them."""
     return torch.addcmul(mean, std[name], noise[name]) if name in std else mean.expand(count, *mean.shape)
+
+
+Noise = Params
+"""The randomness of some samples, one leading sample axis on every tensor: what `draw` makes and `at` reads.
+
+Kept apart from the samples so that several posteriors can be compared under the same randomness."""
+
+
+@runtime_checkable
+class Posterior(Protocol):
+    """A distribution over the parameters of a network; buffers are certain."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Noise:
+        """Draw the randomness of `count` samples."""
+
+    def at(self, noise: Noise) -> Params:
+        """The samples with this randomness: parameters and buffers, one leading sample axis on every tensor."""
+
+    def push(self, symmetry: Symmetry, element: Element) -> Self:
+        """The distribution of `act(element, theta)`, theta being distributed as this; it has the same predictive law.
+
+        Raises:
+            ValueError: The element moves parameters in a way that leaves this family of distributions.
+        """
+
+    def push_noise(self, symmetry: Symmetry, element: Element, noise: Noise) -> Noise:
+        """The randomness with which the pushed posterior has the moved samples.
+
+        `push(g).at(push_noise(g, noise)) == act(g, at(noise))`.
+        """
+
+    def moments(self) -> GaussianPosterior:
+        """The diagonal Gaussian with the same means and standard deviations."""

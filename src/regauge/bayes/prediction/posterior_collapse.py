@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regauge.bayes.posteriors.posterior import Noise, Posterior
+from regauge.bayes.posteriors.gaussian import Noise, Posterior
 from regauge.connect.moments import Moments, Statistics
 from regauge.connect.repair import VarianceCollapse, require_endpoints, tabulate_variances
 from regauge.core.params import Params, select

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.posteriors.posterior import Noise, Posterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise, Posterior
 from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
 from regauge.bayes.prediction.predictive import Predictive
 from regauge.core.outputs import Outputs, output_tensors

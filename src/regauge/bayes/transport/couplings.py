@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
-from regauge.bayes.posteriors.posterior import Posterior
 from regauge.core.assignment import assign
 from regauge.core.params import Params, require_same_shapes
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.posteriors.posterior import Posterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.transport.wasserstein import require_share
 from regauge.core.element import Element
 from regauge.core.params import Params, require_same_shapes

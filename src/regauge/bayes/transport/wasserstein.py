@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
-from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.transport.couplings import couple, paired_pieces
 from regauge.connect.paths import WassersteinGeodesic
 from regauge.core.interpolation import interpolate

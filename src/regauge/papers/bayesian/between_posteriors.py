@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import regauge as rg
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.posteriors.posterior import Noise
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise
 from regauge.bayes.prediction.posterior_collapse import one_sample, posterior_collapse
-from regauge.bayes.prediction.posterior_line import posterior_line
-from regauge.bayes.prediction.posterior_slice import posterior_slice
+from regauge.bayes.prediction.posterior_line import posterior_line, posterior_slice
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.transport.posterior_mixtures import mixture
 from regauge.bayes.transport.wasserstein import geodesic

@@ -9,9 +9,8 @@ import torch
 import regauge as rg
 from regauge.alignment import Method
 from regauge.bayes.matching import align_many, barycenter
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
-from regauge.bayes.posteriors.posterior import Posterior
 from regauge.bayes.prediction.predict import predict
 from regauge.core.params import Params
 from regauge.nets.classification import Training

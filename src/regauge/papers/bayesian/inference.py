@@ -10,8 +10,7 @@ from torch import nn
 
 import regauge as rg
 from regauge.alignment import Method
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.posteriors.posterior import Noise
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise
 from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.core.params import Params
 from regauge.data.images import ImageData

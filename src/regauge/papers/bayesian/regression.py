@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 import regauge as rg
-from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.posteriors.posterior import Posterior
+from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.prediction.likelihoods import Normal
 from regauge.bayes.prediction.posterior_collapse import one_sample
 from regauge.bayes.prediction.posterior_line import PosteriorCurve, posterior_line

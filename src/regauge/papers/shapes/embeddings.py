@@ -9,7 +9,7 @@ from regauge.core.params import Params
 from regauge.inr.embedding import Embedding, EmbeddingTraining, train_embedding
 from regauge.inr.fields.fields import CloudField
 from regauge.inr.fields.signal_samples import Queries, Samples, field_samples
-from regauge.inr.fitting.fit import Fit, fit
+from regauge.inr.fitting import Fit, fit
 from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import WAYS

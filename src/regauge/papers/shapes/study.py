@@ -13,7 +13,7 @@ from regauge.data.files import present
 from regauge.data.shapes import SHAPES_SHA256, SHARED_START, shape, shared_start
 from regauge.inr.fields.fields import CloudField
 from regauge.inr.fields.signal_samples import EVALUATION, Queries, Samples, field_samples
-from regauge.inr.fitting.fit import Fit, bce, fit
+from regauge.inr.fitting import Fit, bce, fit
 from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run, Scale
 from regauge.training import Adam

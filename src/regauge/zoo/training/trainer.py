@@ -14,10 +14,9 @@ from regauge.core.progress import Advance, no_advance
 from regauge.training.chains.vectors import VectorChain
 from regauge.training.descent import descend
 from regauge.training.initialization import build, draw_start, initialize
-from regauge.training.one_by_one import LoopEngine
 from regauge.training.programs import Backend
 from regauge.training.settings import draw
-from regauge.training.stacks import Engine, Stack, VmapEngine, chain_of
+from regauge.training.stacks import Engine, LoopEngine, Stack, VmapEngine, chain_of
 from regauge.zoo.jobs.executors import one_thread
 from regauge.zoo.training.config import Config
 from regauge.zoo.training.examples import Examples, load_examples, require_trainable

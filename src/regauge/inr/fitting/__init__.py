@@ -1,1 +1,0 @@
-"""Networks are fitted to signals: one at the cost of its matrix products, or a population at once."""
