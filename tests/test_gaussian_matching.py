@@ -340,7 +340,7 @@ def test_what_does_not_fit_is_refused() -> None:
     other = {**std, "fc": torch.ones(2)}
     with pytest.raises(ValueError, match=r"'fc' has shape \(2,\) in entry 1 .* no tensor of that name"):
         rg.align((mean, other), (mean, other), symmetry, method=GaussianMatching())
-    with pytest.raises(ValueError, match="cost is 'tv'; choose one of 'wasserstein', 'mean', 'kl', 'symmetric kl'"):
+    with pytest.raises(ValueError, match="cost is 'tv'; choose 'wasserstein', 'mean', 'kl' or 'symmetric kl'"):
         GaussianMatching(cost="tv")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"std_weight is -1.0; it must not be negative"):
         GaussianMatching(std_weight=-1.0)

@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import fields
+from functools import cache
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -16,6 +18,13 @@ from regauge.core.params import Params
 
 class Method(ABC):
     """A way to align networks. Subclasses are frozen dataclasses of settings and define `match`."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that are none of the choices in their types."""
+        for name, choices in _choices(type(self)).items():
+            if getattr(self, name) not in choices:
+                *others, last = map(repr, choices)
+                raise ValueError(f"{name} is {getattr(self, name)!r}; choose {', '.join(others)} or {last}")
 
     @abstractmethod
     def match(self, problem: Problem) -> Results:
@@ -45,6 +54,11 @@ class Method(ABC):
     def joint_roles(self) -> tuple[Role, ...]:
         """The role of each dictionary, for methods that move several of them together; see `JointMatching`."""
         return ()
+
+
+@cache
+def _choices(method: type[Any]) -> dict[str, tuple[Any, ...]]:
+    return {field.name: get_args(field.type) for field in fields(method) if get_origin(field.type) is Literal}
 
 
 class ManyMethod(Method):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float64
@@ -93,13 +93,3 @@ def rescale(symmetry: Symmetry, scales: Element, tensors: Tensors) -> dict[str, 
     factors = Element({name: Value(scale=value.scale) for name, value in scales.items()}, scales.batch)
     sites = {name: symmetry.sites[name] for name in tensors}
     return _act.act(symmetry.groups, sites, factors, tensors, {name: len(symmetry.shapes[name]) for name in tensors})
-
-
-def require_scales(scales: str) -> None:
-    """Raise unless `scales` is "balance" or "keep".
-
-    Raises:
-        ValueError: It is neither.
-    """
-    if scales not in get_args(Scales):
-        raise ValueError(f"scales is {scales!r}; choose 'balance' or 'keep'")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from regauge.alignment.activations.costs import Statistic, Traces, activation_costs, precision_of
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder
-from regauge.alignment.engine.frames import Frame, Scales, require_scales
+from regauge.alignment.engine.frames import Frame, Scales
 from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.method import Method, match_each
 from regauge.alignment.problem import Problem, batch_of_one
@@ -56,9 +56,7 @@ class ActivationMatching(Method):
     scales: Scales = "balance"
 
     def __post_init__(self) -> None:
-        if self.statistic not in ("correlation", "covariance"):
-            raise ValueError(f"statistic is {self.statistic!r}; choose 'correlation' or 'covariance'")
-        require_scales(self.scales)
+        super().__post_init__()
         if self.max_sweeps < 1:
             raise ValueError(f"max_sweeps is {self.max_sweeps}, but at least one sweep is needed")
 

@@ -62,8 +62,7 @@ class ContinuousDescent(Method):
     checks: int = 4
 
     def __post_init__(self) -> None:
-        if self.loss not in ("midpoint", "random"):
-            raise ValueError(f"loss is {self.loss!r}; choose 'midpoint' or 'random'")
+        super().__post_init__()
         if not (1 <= self.checks <= self.steps and self.lr > 0):
             raise ValueError(
                 f"steps={self.steps}, checks={self.checks}, lr={self.lr}: there must be as many steps as checks and at "

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from regauge.alignment.engine.climbs import Climbs
-from regauge.alignment.engine.frames import Scales, require_scales
+from regauge.alignment.engine.frames import Scales
 from regauge.alignment.many import best_universe
 from regauge.alignment.method import ManyMethod
 from regauge.alignment.methods.merge_many import MergeMany, improve
@@ -61,9 +61,7 @@ class FrankWolfe(ManyMethod):
     scales: Scales = "balance"
 
     def __post_init__(self) -> None:
-        if self.start not in ("barycenter", "identity"):
-            raise ValueError(f"start is {self.start!r}; choose 'barycenter' or 'identity'")
-        require_scales(self.scales)
+        super().__post_init__()
         if self.restarts < 0 or self.max_steps < 1 or self.tolerance < 0:
             raise ValueError(
                 f"restarts={self.restarts}, max_steps={self.max_steps}, tolerance={self.tolerance}: restarts and "

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -71,8 +71,7 @@ class GaussianMatching(Method):
     method: Method | None = None
 
     def __post_init__(self) -> None:
-        if self.cost not in get_args(GaussianCost):
-            raise ValueError(f"cost is {self.cost!r}; choose one of {', '.join(map(repr, get_args(GaussianCost)))}")
+        super().__post_init__()
         if not 0 <= self.std_weight < float("inf"):
             raise ValueError(f"std_weight is {self.std_weight}; it must not be negative, and 0 leaves the means alone")
         if self.std_weight != 1 and self.cost != "wasserstein":

@@ -62,8 +62,7 @@ class MergeMany(ManyMethod):
     tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.start not in ("sequence", "identity"):
-            raise ValueError(f"start is {self.start!r}; choose 'sequence' or 'identity'")
+        super().__post_init__()
         if self.restarts < 0 or self.max_rounds < 1:
             raise ValueError(
                 f"restarts={self.restarts}, max_rounds={self.max_rounds}: restarts must not be negative, and at least "

@@ -76,8 +76,7 @@ class Sinkhorn(Method):
     checks: int = 2
 
     def __post_init__(self) -> None:
-        if self.loss not in ("l2", "midpoint", "random"):
-            raise ValueError(f"loss is {self.loss!r}; choose 'l2', 'midpoint' or 'random'")
+        super().__post_init__()
         if not (1 <= self.checks <= self.steps and self.lr > 0 and self.temperature > 0 and 0 < self.confidence < 1):
             raise ValueError(
                 f"steps={self.steps}, checks={self.checks}, lr={self.lr}, temperature={self.temperature}, "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder, portions, side_by_side
-from regauge.alignment.engine.frames import Frame, Scales, require_scales
+from regauge.alignment.engine.frames import Frame, Scales
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
@@ -64,9 +64,7 @@ class WeightMatching(Method):
     init: Element | None = None
 
     def __post_init__(self) -> None:
-        require_scales(self.scales)
-        if self.start not in ("barycenter", "identity"):
-            raise ValueError(f"start is {self.start!r}; choose 'barycenter' or 'identity'")
+        super().__post_init__()
         if self.restarts < 0 or self.max_sweeps < 1 or self.tolerance < 0:
             raise ValueError(
                 f"restarts={self.restarts}, max_sweeps={self.max_sweeps}, tolerance={self.tolerance}: restarts and "
