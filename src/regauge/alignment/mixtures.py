@@ -32,7 +32,7 @@ Vertex = Mapping[str, Element]
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Draw:
     """Sites of one family on one tensor that share a draw."""
 
     family: Family
@@ -52,7 +52,7 @@ class Mixture:
 
     def __init__(self, families: Sequence[Family], tensors: Tensors) -> None:
         self.families = {family.root.name: family for family in families}
-        self._places: dict[str, list[_Place]] = {name: [] for name in tensors}
+        self._places: dict[str, list[_Draw]] = {name: [] for name in tensors}
         for family in families:
             coupled = coupled_tensors(family) if not family.is_nested else frozenset()
             for name, local in family.sites.items():
@@ -60,7 +60,7 @@ class Mixture:
                 own = [site for site in local if site.group.name in members]
                 axes = {site.placement.axis for site in own} if name in coupled else {None}
                 for axis in sorted(axes, key=lambda axis: axis or 0):
-                    self._places[name].append(_Place(family, [s for s in own if axis in (None, s.placement.axis)]))
+                    self._places[name].append(_Draw(family, [s for s in own if axis in (None, s.placement.axis)]))
         # The entry at mask S is the mean of the tensor moved by the places whose bits are in S.
         self._means = {name: [t] * (1 << len(self._places[name])) for name, t in tensors.items()}
         self._excess = {name: [0.0] * len(places) for name, places in self._places.items()}

@@ -162,7 +162,7 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
         perm = None
     columns = torch.zeros(problems, n, dtype=torch.int64) if perm is None else perm
     values = {
-        group.name: _moved_base(family, group, _pick(kept[group.name], columns))
+        group.name: _move_base(family, group, _pick(kept[group.name], columns))
         for group in family.members
         if group.name in kept
     }
@@ -199,19 +199,19 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
         flat_b: dict[str, Tensor] = {}
         for key in keys:
             acting = [site for family in together for site in family.sites.get(key, ())]
-            flat_a[key], flat_b[key] = paired(blocks.a[key], b[key], acting, is_permuted=root.is_permuted)
+            flat_a[key], flat_b[key] = pair_blocks(blocks.a[key], b[key], acting, is_permuted=root.is_permuted)
         if len(together) == 1 and not coupled_tensors(together[0]):
             element, gain = solve_family(together[0], flat_a, flat_b)
         else:
             element, gain = climb_from_two_starts(together, flat_a, flat_b, solve_family)
         shape = (-1, size, v)
         members = [group.name for family in together for group in family.members]
-        values = {name: _reshaped(element[name], shape) for name in members}
+        values = {name: _reshape(element[name], shape) for name in members}
         result.append(_Inner(gain.reshape(shape), values))
     return result
 
 
-def paired(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) -> tuple[Tensor, Tensor]:
+def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) -> tuple[Tensor, Tensor]:
     """Blocks `[problem, block, ...]` of both networks for all pairs of blocks, `[problem * u * v, ...]`.
 
     Of two large blocks only the inner products of their rows count, over the axes on which no inner group acts. Then
@@ -279,7 +279,7 @@ def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
     return _Inner(found.objective - cost.at_identity(), {group.name: found.value})
 
 
-def _moved_base(family: Family, group: Group, value: Value) -> Value:
+def _move_base(family: Family, group: Group, value: Value) -> Value:
     """An inner value `[problem, block, *other bases, ...]` with the block axis where the group's bases have it."""
     place = 1 + group.within.index(family.root.name)
     return value.map(lambda t: t.movedim(1, place))
@@ -292,7 +292,7 @@ def _pick(value: Value, columns: Tensor) -> Value:
     return value.map(lambda t: t[problems, units, columns])
 
 
-def _reshaped(value: Value, shape: tuple[int, ...]) -> Value:
+def _reshape(value: Value, shape: tuple[int, ...]) -> Value:
     return value.map(lambda t: t.reshape(*shape, *t.shape[1:]))
 
 
