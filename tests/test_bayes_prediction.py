@@ -14,8 +14,7 @@ from regauge import Element, Params, Symmetry
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.prediction.likelihoods import Categorical, Normal
-from regauge.bayes.prediction.posterior_collapse import posterior_collapse
-from regauge.bayes.prediction.posterior_line import posterior_line, posterior_slice
+from regauge.bayes.prediction.posterior_landscape import posterior_collapse, posterior_line, posterior_slice
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.prediction.predictive import Predictive
 from regauge.bayes.transport.posterior_mixtures import mixture

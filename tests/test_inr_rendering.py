@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regauge.core.params import Params
 from regauge.data.images import pixel_centers
 from regauge.discovery import discover
-from regauge.inr.rendering.field_values import PORTION, evaluate, render_image
+from regauge.inr.rendering.field_values import PORTION, evaluate, psnr, render_image
 from regauge.inr.rendering.mesh import (
     MESH_FORMATS,
     POINT_FORMATS,
@@ -26,9 +26,8 @@ from regauge.inr.rendering.mesh import (
     save_mesh,
     save_points,
 )
-from regauge.inr.rendering.metrics import compare_points, psnr
 from regauge.inr.rendering.path_strips import Detail, load_strips, render_strip, save_strips
-from regauge.inr.rendering.points import PointCloud, Projection, extract_points
+from regauge.inr.rendering.points import PointCloud, Projection, compare_points, extract_points
 from regauge.inr.representation import Inr
 from regauge.report.shape_figures import View, strips_figure
 

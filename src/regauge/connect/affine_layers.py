@@ -56,7 +56,10 @@ def layers_of(program: Program) -> tuple[Layer, ...]:
     """
     nodes = list(program.graph.graph.nodes)
     read = _read_by_layers(program, nodes)
-    uses = _uses(program, nodes)
+    uses: Counter[str] = Counter()  # operators that read each parameter, under all its names
+    for node in nodes:
+        if node.op == "placeholder" and node.name in program.states:
+            uses[program.states[node.name]] += len(node.users)
     found = (_affine(program, node, uses) for node in nodes)
     made = dict(one for one in found if one is not None)
     depths: dict[Node, int] = {}
@@ -108,15 +111,6 @@ def _sole_user(node: Node, operator: str) -> Node | None:
     """The only reader of a value, if it is this operator."""
     users = list(node.users)
     return users[0] if len(users) == 1 and operator_name(users[0]) == operator else None
-
-
-def _uses(program: Program, nodes: list[Node]) -> Counter[str]:
-    """How many operators read each parameter, under all its names."""
-    uses: Counter[str] = Counter()
-    for node in nodes:
-        if node.op == "placeholder" and node.name in program.states:
-            uses[program.states[node.name]] += len(node.users)
-    return uses
 
 
 def _own(program: Program, source: Any, uses: Counter[str]) -> str | None:

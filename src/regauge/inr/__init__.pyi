@@ -20,6 +20,7 @@ from .orbits import Orbit as Orbit
 from .orbits import orbit as orbit
 from .orbits import recovery as recovery
 from .orbits import write_orbit as write_orbit
+from .rendering.field_values import psnr as psnr
 from .rendering.field_values import render_image as render_image
 from .rendering.mesh import Mesh as Mesh
 from .rendering.mesh import extract_mesh as extract_mesh
@@ -27,12 +28,11 @@ from .rendering.mesh import load_mesh as load_mesh
 from .rendering.mesh import load_points as load_points
 from .rendering.mesh import save_mesh as save_mesh
 from .rendering.mesh import save_points as save_points
-from .rendering.metrics import compare_points as compare_points
-from .rendering.metrics import psnr as psnr
 from .rendering.path_strips import load_strips as load_strips
 from .rendering.path_strips import render_strip as render_strip
 from .rendering.path_strips import save_strips as save_strips
 from .rendering.points import Projection as Projection
+from .rendering.points import compare_points as compare_points
 from .rendering.points import extract_points as extract_points
 from .representation import Inr as Inr
 from .representation import load_inr as load_inr

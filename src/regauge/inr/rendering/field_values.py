@@ -1,5 +1,6 @@
-"""The values of a network at many points, a portion at a time, and images of them."""
+"""The values of a network at many points, a portion at a time, and images of them and their errors."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -44,6 +45,18 @@ def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height:
         raise ValueError(f"an image of {height} x {width} pixels has none; both must be at least 1")
     values = evaluate(network, params, pixel_centers(height, width))
     return values.reshape(*values.shape[:-2], height, width, values.shape[-1]).clamp(0, 1)
+
+
+def psnr(image: Tensor, reference: Tensor) -> float:
+    """Peak signal-to-noise ratio in decibels, of values in [0, 1]: `-10 log10` of the mean squared error.
+
+    Raises:
+        ValueError: The images differ in shape.
+    """
+    if image.shape != reference.shape:
+        raise ValueError(f"images of shapes {tuple(image.shape)} and {tuple(reference.shape)} cannot be compared")
+    error = (image.detach().double() - reference.detach().double()).square().mean().item()
+    return math.inf if error == 0 else -10 * math.log10(error)
 
 
 def module_of(network: Inr | nn.Module) -> nn.Module:

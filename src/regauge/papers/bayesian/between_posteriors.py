@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import regauge as rg
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise
-from regauge.bayes.prediction.posterior_collapse import one_sample, posterior_collapse
-from regauge.bayes.prediction.posterior_line import posterior_line, posterior_slice
+from regauge.bayes.prediction.posterior_landscape import one_sample, posterior_collapse, posterior_line, posterior_slice
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.transport.posterior_mixtures import mixture
 from regauge.bayes.transport.wasserstein import geodesic

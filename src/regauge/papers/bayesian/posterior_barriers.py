@@ -8,7 +8,7 @@ from torch import nn
 
 import regauge as rg
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.prediction.posterior_line import posterior_line
+from regauge.bayes.prediction.posterior_landscape import posterior_line
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.transport.wasserstein import distance
 from regauge.bayes.variational.diagnostics import diagnose

@@ -10,8 +10,7 @@ from torch import Tensor
 import regauge as rg
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.prediction.likelihoods import Normal
-from regauge.bayes.prediction.posterior_collapse import one_sample
-from regauge.bayes.prediction.posterior_line import PosteriorCurve, posterior_line
+from regauge.bayes.prediction.posterior_landscape import PosteriorCurve, one_sample, posterior_line
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.transport.wasserstein import geodesic
 from regauge.bayes.variational.mean_field import Variational, fit

@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from regauge.inr.rendering.metrics import compare_points
 from regauge.inr.rendering.path_strips import Detail, Strip, render_strip, save_strips
-from regauge.inr.rendering.points import PointCloud, Projection
+from regauge.inr.rendering.points import PointCloud, Projection, compare_points
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import PICTURED, WAYS, ShapeWay
 from regauge.papers.shapes.study import Shape, Study, clouds, networks, study
