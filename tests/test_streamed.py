@@ -346,7 +346,7 @@ def test_large_blocks_are_compared_by_the_products_of_their_rows(
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(1, 3, 4, 9, generator=generator, dtype=torch.float64) for _ in range(2))
     group = Group("g", 4, (Placement("w", 0),))
-    flat_a, flat_b = blocks.paired(a, b, resolve((group,), "w", (4, 9)), is_permuted=True)
+    flat_a, flat_b = blocks.pair_blocks(a, b, resolve((group,), "w", (4, 9)), is_permuted=True)
     assert flat_a.shape == flat_b.shape == (9, 4, 4)
     direct = torch.einsum("ucd,ved->uvce", a[0], b[0]).flatten(0, 1)
     torch.testing.assert_close(flat_a @ flat_b.mT, direct)
