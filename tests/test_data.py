@@ -29,9 +29,8 @@ from regauge.data.images import (
     has_mnist,
     mnist,
 )
+from regauge.data.packaged import breast_cancer, help_topics, windows
 from regauge.data.shapes import SHAPES_SHA256, shape
-from regauge.data.tables import breast_cancer
-from regauge.data.text import help_topics, windows
 
 needs_cifar10 = pytest.mark.skipif(not has_cifar10(), reason="REGAUGE_DATA names no folder with cifar10/")
 needs_mnist = pytest.mark.skipif(not has_mnist(), reason="REGAUGE_DATA names no folder with mnist/")

@@ -21,7 +21,7 @@ from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageErro
 from regauge.cli.output import show_status
 from regauge.core.params import require_same_shapes
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.names import match
+from regauge.storage.checkpoints.state_dicts import match
 from regauge.storage.checkpoints.writing import SUFFIX
 
 MATERIALIZED = 150_000_000

@@ -27,7 +27,7 @@ from regauge.cli.output import show_status
 from regauge.core.params import Params
 from regauge.core.task import Batch, arguments, cross_entropy
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.names import match
+from regauge.storage.checkpoints.state_dicts import match
 
 FILE_SUFFIXES = (".npz", ".safetensors")
 

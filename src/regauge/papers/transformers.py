@@ -14,7 +14,7 @@ import torch
 
 import regauge as rg
 from regauge.core.params import Params
-from regauge.data.text import help_topics, windows
+from regauge.data.packaged import help_topics, windows
 from regauge.nets.classification import Training, split_batches
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 from regauge.papers.experiment import Experiment, Run, Scale

@@ -17,8 +17,7 @@ from torch import Tensor
 from regauge.core.params import Params
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.headers import StoredTensor, read_header
-from regauge.storage.checkpoints.names import match, shorten
-from regauge.storage.checkpoints.torch_files import TORCH_SUFFIXES, load_torch_file
+from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, save
 
 PIECE = 1 << 20

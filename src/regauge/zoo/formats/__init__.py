@@ -10,9 +10,8 @@ from importlib.metadata import entry_points
 
 from regauge.zoo.formats.exporting import export_dwsnets, export_npy, export_safetensors, export_small_cnn_zoo
 from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
-from regauge.zoo.formats.hdf5 import read_hdf5
+from regauge.zoo.formats.matrices import read_hdf5, read_small_cnn_zoo
 from regauge.zoo.formats.ray_tune import read_ray_tune
-from regauge.zoo.formats.small_cnn_zoo import read_small_cnn_zoo
 from regauge.zoo.formats.source import Imported, Source, import_zoo
 
 FORMATS: dict[str, Callable[..., Source]] = {

@@ -19,8 +19,8 @@ from regauge.storage.store import Store
 from regauge.training.chains.steps import steps_of
 from regauge.training.chains.vectors import Link, links_of
 from regauge.zoo.formats.folder import OMEGA
+from regauge.zoo.formats.matrices import LAYOUT, METRICS, WEIGHTS, Variable, table_bytes
 from regauge.zoo.formats.modules import MIDDLE, ImageSiren
-from regauge.zoo.formats.small_cnn_zoo import LAYOUT, METRICS, WEIGHTS, Variable, table_bytes
 from regauge.zoo.formats.source import BLOCK, ROW
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regauge.data.curves import waves
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist, pixel_centers
-from regauge.data.tables import breast_cancer
+from regauge.data.packaged import breast_cancer
 from regauge.storage.architecture import import_object
 from regauge.training.initialization import use_seed
 

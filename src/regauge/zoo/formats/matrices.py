@@ -1,8 +1,10 @@
-"""The small CNN zoo: one matrix of weights in TensorFlow's order, a table of metrics and a layout.
+"""Zoos whose networks are the rows of one matrix: the small CNN zoo, and data sets of HDF5 files.
 
-`weights.npy` has a row for each checkpoint, `metrics.csv.gz` the same rows with settings and accuracies, and
-`layout.csv` says which columns are which variable: `varname`, `shape` as a tuple, `start_idx` and `end_idx`. Kernels
-of convolutions are stored as height, width, in, out, and those of linear layers as in, out.
+The small CNN zoo has its weights in TensorFlow's order, a table of metrics and a layout. `weights.npy` has a row for
+each checkpoint, `metrics.csv.gz` the same rows with settings and accuracies, and `layout.csv` says which columns are
+which variable: `varname`, `shape` as a tuple, `start_idx` and `end_idx`. Kernels of convolutions are stored as height,
+width, in, out, and those of linear layers as in, out. Data sets of HDF5 files, as generative models of weights write
+them, have the values of each network in the order of its state dictionary.
 """
 
 import ast
@@ -12,6 +14,7 @@ import io
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import torch
 
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
+from regauge.storage.store.packing import Segment
 from regauge.zoo.formats.modules import ACTIVATIONS, examples
 from regauge.zoo.formats.source import Imported, Source
 
@@ -185,3 +189,54 @@ def table_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
+
+
+def read_hdf5(
+    path: str | Path,
+    *,
+    architecture: Architecture | None = None,
+    dataset: str = "dataset",
+    inputs: tuple[Any, ...] | None = None,
+) -> Source:
+    """Rows of values in the order of the architecture's state dictionary; row k is trajectory k.
+
+    Args:
+        path: The file.
+        architecture: The architecture of all networks, which the file does not say.
+        dataset: Name of the data set `[networks, values]`.
+        inputs: Example inputs of the module.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ImportError: h5py is not installed.
+        ValueError: There is no architecture or no such data set, or its rows do not have the architecture's number of
+            values.
+    """
+    if architecture is None:
+        raise ValueError("an HDF5 file does not say of what its values are; name the --model and its --settings")
+    try:
+        h5py: Any = import_module("h5py")
+    except ImportError as error:
+        raise ImportError("reading HDF5 needs h5py: pip install 'regauge[hdf5]'") from error
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
+    try:
+        with h5py.File(path, "r") as file:
+            if dataset not in file or not hasattr(file[dataset], "shape"):
+                raise ValueError(f"{str(path)!r} has no data set {dataset!r}, but {sorted(file)[:5]}")
+            shape = tuple(file[dataset].shape)
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} is no readable HDF5 file: {error}") from error
+    if len(shape) != 2 or shape[1] != architecture.size:
+        raise ValueError(
+            f"{dataset!r} of {str(path)!r} has shape {shape}, but networks of {architecture.name!r} have "
+            f"{architecture.size} values; name the model that these rows are of"
+        )
+
+    def read(numbers: Sequence[int]) -> Imported:
+        with h5py.File(path, "r") as file:
+            values = torch.from_numpy(file[dataset][list(numbers)])
+        return Imported(Segment(values.dtype, architecture.layout).unpack(values), [rows[k] for k in numbers])
+
+    rows = [{"id": k, "step": 0} for k in range(shape[0])]
+    return Source(path, architecture, rows, read, inputs, {"imported": "HDF5", "dataset": dataset})
