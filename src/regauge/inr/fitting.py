@@ -19,7 +19,7 @@ from regauge.inr.representation import Inr, blank
 from regauge.nets.siren import Bias
 from regauge.storage.checkpoints.state_dicts import match
 from regauge.training import Adam, Descent, Minimum, Optimizer, minimize
-from regauge.training.chains.activations import ACTIVATIONS
+from regauge.training.chains.steps import ACTIVATIONS
 from regauge.zoo.jobs.executors import one_thread
 from regauge.zoo.training import Config, Examples, train
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.products import scaled_matmul
-from regauge.training.chains.activations import ACTIVATIONS
-from regauge.training.chains.steps import Activation, Factor, Flattening, Linear, Step
+from regauge.training.chains.steps import ACTIVATIONS, Activation, Factor, Flattening, Linear, Step
 from regauge.training.programs import mean_losses
 
 THIN = 16
