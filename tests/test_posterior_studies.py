@@ -8,9 +8,9 @@ import torch
 
 from regauge.nets.classification import Training
 from regauge.papers.bayesian import (
+    appendix_figures,
     between_posteriors,
     ensembles,
-    mirrored_gaussians,
     posterior_barriers,
     regression,
 )
@@ -92,7 +92,7 @@ def test_planes_pass_through_the_three_networks(run: Run) -> None:
 
 
 def test_means_alone_leave_a_mirror_image_and_distributions_swap_it(run: Run) -> None:
-    table = mirrored_gaussians.measure(mirrored_gaussians.config("smoke"), run)
+    table = appendix_figures.match_mirrored(appendix_figures.mirrored_config("smoke"), run)
     assert [row.values["swapped"][0][0] for row in table.rows] == [0, 1, 1]
     assert [row.values["squared distance left"][0][0] for row in table.rows] == pytest.approx([0.72, 0, 0])
 

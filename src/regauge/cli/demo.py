@@ -154,7 +154,7 @@ def describe(symmetry: rg.Symmetry, check: Check) -> dict[str, Any]:
 def run(options: Demo) -> None:
     """Train, align, merge, write the folder and print the table."""
     began = time.perf_counter()
-    data = choose_data(options.data)
+    data = mnist() if options.data == "mnist" or (options.data == "auto" and has_mnist()) else digits()
     options.out.mkdir(parents=True, exist_ok=True)
     plan = cases(data, is_quick=options.quick)
     seeds = range(options.seed, options.seed + NETWORKS)
@@ -176,11 +176,6 @@ def run(options: Demo) -> None:
     (options.out / PAGE).write_text(demo_page(options.out), encoding="utf-8")
     show(summary(results))
     print(f"report: {options.out / PAGE}")
-
-
-def choose_data(name: str) -> ImageData:
-    """The data set that was asked for; MNIST where it is there and nothing else was said."""
-    return mnist() if name == "mnist" or (name == "auto" and has_mnist()) else digits()
 
 
 def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:

@@ -71,9 +71,7 @@ def show_status(label: str) -> AbstractContextManager[object]:
 def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Iterator[Progress]:
     """Show a bar for each piece of work, with an estimate of the time left, until the context ends.
 
-    Args:
-        is_transient: Whether the bars vanish at the end and are left out in a file or a pipe.
-        is_counted: Whether amounts are shown as numbers, else in percent.
+    Transient bars vanish at the end and are left out in a file or a pipe; amounts that are not counted are in percent.
     """
     columns = (
         rich.TextColumn("{task.description}"),

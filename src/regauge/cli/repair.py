@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import regauge as rg
 from regauge.cli.options import Repair, UsageError
 from regauge.cli.output import print_table, show_status
-from regauge.cli.tasks import Judged, read
+from regauge.cli.tasks import read
 from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params
 from regauge.storage.checkpoints.writing import require_writable
@@ -29,7 +29,8 @@ def run(options: Repair) -> None:
         )
     if options.align:
         with show_status("aligning the endpoints"):
-            endpoints = _align_endpoints(judged)
+            symmetry = judged.symmetry
+            endpoints = tuple(rg.align(merged, end, symmetry, method=rg.WeightMatching()).params for end in endpoints)
     inputs = [inputs for inputs, _ in judged.task.batches]
     if endpoints:
         _warn(merged, endpoints, shares)
@@ -52,12 +53,6 @@ def run(options: Repair) -> None:
     print_table([{"": label, **judged.task.evaluate(params)} for label, params in rows])
     judged.checkpoints[0].with_params(result).write(options.output, overwrite=options.overwrite)
     print(f"written: {options.output}")
-
-
-def _align_endpoints(judged: Judged) -> tuple[Params, ...]:
-    """Align the endpoints to the merged checkpoint."""
-    (merged, *endpoints), symmetry = judged.networks, judged.symmetry
-    return tuple(rg.align(merged, end, symmetry, method=rg.WeightMatching()).params for end in endpoints)
 
 
 def _warn(merged: Params, endpoints: Sequence[Params], shares: Sequence[float]) -> None:

@@ -30,7 +30,9 @@ def run(options: Reproduce) -> None:
         name = f"{options.paper}-{options.experiment}-{options.scale}"
         result = Run(options.scale, options.seed, options.out, progress, name)
         table = experiment(result)
-    table = replace(table, notes=(f"`{command_line(options)}`, regauge {rg.__version__}", *table.notes))
+    command = ["regauge", "reproduce", options.paper, options.experiment]
+    command += ["--scale", options.scale, "--seed", str(options.seed)]
+    table = replace(table, notes=(f"`{shlex.join(command)}`, regauge {rg.__version__}", *table.notes))
     show(render(table))
     for note in table.notes:
         print(f"- {note}")
@@ -61,12 +63,6 @@ def list_experiments(paper: str) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"regauge reproduce {name:<{width}}  {summary}" for name, summary in rows)
-
-
-def command_line(options: Reproduce) -> str:
-    """The command that gives the same numbers."""
-    words = ["regauge", "reproduce", options.paper, options.experiment, "--scale", options.scale]
-    return shlex.join([*words, "--seed", str(options.seed)])
 
 
 def render(table: Table) -> Printed:

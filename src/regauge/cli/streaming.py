@@ -21,13 +21,9 @@ def read_job(
 ) -> tuple[FileJob, Networks]:
     """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
 
-    Networks that are streamed stay on the disk. What is imported and traced from here on counts as memory.
-
-    Args:
-        options: The options of the command.
-        paths: The checkpoints, first the one that stays.
-        source: The number of the checkpoint whose names, dtypes and files the output takes over.
-        beside: What else is written, by the name of the output.
+    Networks that are streamed stay on the disk. What is imported and traced from here on counts as memory. The first
+    checkpoint stays; the output takes over names, dtypes and files of the one with the number `source`, and what else
+    is written is named by `beside`.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
     resume, overwrite = options.resume, options.overwrite

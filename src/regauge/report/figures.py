@@ -100,18 +100,8 @@ def plane_figure(
     """Contours of a loss over a plane, with networks marked.
 
     Levels rise in equal ratios above the smallest value, so that both the floors of valleys and the heights between
-    them are told apart. What is not finite stays white.
-
-    Args:
-        xs: Coordinates of the columns.
-        ys: Coordinates of the rows.
-        values: `[rows, columns]`; of a log posterior give the negative.
-        points: Coordinates of the networks, `[networks, 2]`.
-        labels: Their names.
-        title: Title of the values.
-
-    Raises:
-        ValueError: No value is finite.
+    them are told apart. What is not finite stays white. Values are `[rows, columns]` and low is good; points are
+    `[networks, 2]`.
     """
     marked = [(float(x), float(y)) for x, y in points]
     return picture_figure((Surface(title, xs.tolist(), ys.tolist(), values.tolist(), marked, tuple(labels)),))

@@ -131,17 +131,11 @@ def _shade(normals: Floats, depths: Floats, color: str) -> Floats:
 
 
 def strips_figure(strips: Sequence[Strip]) -> Figure:
-    """Rows of pictures along paths, the loss below each, and below it the histogram of predicted labels.
+    """Rows of pictures along paths; below each picture its loss, and below that the histogram of predicted labels.
 
     All histograms share one scale of heights, the square root of the share, so that a few points on the surface are
     seen beside many far from it. A cross stands where no surface was found, and a number where fewer points were found
     than wanted.
-
-    Args:
-        strips: One row each; all with the same values of t.
-
-    Raises:
-        ValueError: There is no strip, or their values of t differ.
 
     References:
         De Luigi et al. (2023), figures 3.9 to 3.11.

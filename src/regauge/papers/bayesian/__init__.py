@@ -5,10 +5,9 @@ References:
 """
 
 from regauge.papers.bayesian import (
-    alignment_time,
+    appendix_figures,
     between_posteriors,
     ensembles,
-    mirrored_gaussians,
     posterior_barriers,
     regression,
 )
@@ -26,8 +25,10 @@ EXPERIMENTS = {
     ),
     **{name: Experiment(one.summary, one.config, posterior_barriers.measure) for name, one in FIGURES.items()},
     "figureA13": Experiment(
-        "three costs on two mirrored Gaussians", mirrored_gaussians.config, mirrored_gaussians.measure
+        "three costs on two mirrored Gaussians", appendix_figures.mirrored_config, appendix_figures.match_mirrored
     ),
-    "figureA14": Experiment("seconds to align posteriors and points", alignment_time.config, alignment_time.measure),
+    "figureA14": Experiment(
+        "seconds to align posteriors and points", appendix_figures.timing_config, appendix_figures.measure_times
+    ),
     "one-gaussian": Experiment("ensemble members and posteriors merged into one", ensembles.config, ensembles.measure),
 }

@@ -56,11 +56,7 @@ class Family:
 
     @property
     def variational(self) -> Variational:
-        """The settings of variational inference.
-
-        Raises:
-            TypeError: The family consists of points.
-        """
+        """The settings of variational inference, which points have not."""
         if not isinstance(self.inference, Variational):
             raise TypeError(f"{self.name} is trained as points, which have no prior")
         return self.inference

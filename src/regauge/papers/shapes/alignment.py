@@ -127,7 +127,7 @@ PICTURED = (
     "weights, whole group",
     "activations, whole group",
 )
-"""Drawn as curves, and shown as strips; all variants are drawn too."""
+"""Drawn as curves, shown as strips, and compared by their codes; all variants are drawn too."""
 
 
 CLAIMS = {

@@ -12,18 +12,10 @@ from regauge.inr.fields.signal_samples import Queries, Samples, field_samples
 from regauge.inr.fitting import Fit, fit
 from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.shapes.alignment import WAYS
+from regauge.papers.shapes.alignment import PICTURED, WAYS
 from regauge.papers.shapes.study import Study, clouds, networks, starts, study
 from regauge.papers.table import Quantity, Row, Table
 from regauge.training import Adam, AdamW
-
-COMPARED = (
-    "same start",
-    "different starts",
-    "weights, permutations",
-    "weights, whole group",
-    "activations, whole group",
-)
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ def measure(config: Embeddings, run: Run) -> Table:
     found = networks(study, run)
     rows = []
     for way in WAYS:
-        if way.label not in COMPARED:
+        if way.label not in PICTURED:
             continue
         pairs = [[(one, way.move(one, k)[0]) for k in range(way.count(study))] for one in found]
         values = {
