@@ -86,7 +86,8 @@ class Tree:
         strange = [key for key, value in params.items() if not isinstance(value, Tensor)]
         if strange:
             raise ValueError(f"{label!r} has entries that are no tensors ({strange[:4]}); name them with --beside")
-        extras = {key: _plain(content[key]) for key in beside if key in content}
+        others = {key: content[key] for key in beside if key in content}
+        extras = {key: value.tolist() if isinstance(value, Tensor) else value for key, value in others.items()}
         return {key: value.detach() for key, value in params.items()}, known | extras
 
 
@@ -102,11 +103,6 @@ def _read_safetensors(content: bytes, label: str) -> tuple[Mapping[Any, Any], di
     except json.JSONDecodeError:
         row = {}
     return params, row if isinstance(row, dict) else {}
-
-
-def _plain(value: Any) -> Any:
-    """A JSON value from a tensor or a number."""
-    return value.tolist() if isinstance(value, Tensor) else value
 
 
 class Imported(NamedTuple):

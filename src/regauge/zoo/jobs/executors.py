@@ -30,24 +30,6 @@ class _Limit:
         self.blocks, self.threads = 0, 1
         self.before: dict[str, str] = {}
 
-    def enter(self) -> None:
-        with self.lock:
-            if not self.blocks:
-                self.before = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-                self.threads = torch.get_num_threads()
-                os.environ.update(dict.fromkeys(VARIABLES, "1"))
-            self.blocks += 1
-            torch.set_num_threads(1)  # each thread has a number of its own
-
-    def leave(self) -> None:
-        with self.lock:
-            self.blocks -= 1
-            if not self.blocks:
-                for name in VARIABLES:
-                    os.environ.pop(name, None)
-                os.environ.update(self.before)
-                torch.set_num_threads(self.threads)
-
 
 _LIMIT = _Limit()
 
@@ -59,11 +41,23 @@ def one_thread() -> Iterator[None]:
     Threads of one small network mostly wait for one another, and where other processes run they wait busily: two
     threads were 3 to 16 times slower than one. Processes for different networks need no such waiting.
     """
-    _LIMIT.enter()
+    with _LIMIT.lock:
+        if not _LIMIT.blocks:
+            _LIMIT.before = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+            _LIMIT.threads = torch.get_num_threads()
+            os.environ.update(dict.fromkeys(VARIABLES, "1"))
+        _LIMIT.blocks += 1
+        torch.set_num_threads(1)  # each thread has a number of its own
     try:
         yield
     finally:
-        _LIMIT.leave()
+        with _LIMIT.lock:
+            _LIMIT.blocks -= 1
+            if not _LIMIT.blocks:
+                for name in VARIABLES:
+                    os.environ.pop(name, None)
+                os.environ.update(_LIMIT.before)
+                torch.set_num_threads(_LIMIT.threads)
 
 
 def processes(count: int) -> MakeExecutor:
