@@ -1,4 +1,4 @@
-"""What methods for many networks share: their objective, and the choice between climbs."""
+"""Shared by the methods for many networks: their objective, and the choice between climbs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

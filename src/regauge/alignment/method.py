@@ -1,4 +1,4 @@
-"""What every alignment method is: a small frozen dataclass of its settings that turns a problem into a result."""
+"""The base classes of alignment methods, which are frozen dataclasses of settings, and helpers that methods share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

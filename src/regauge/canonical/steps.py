@@ -1,8 +1,8 @@
 """The order in which a symmetry's freedom is used up, and by which values; it depends on the symmetry alone.
 
 Each step fixes one kind of freedom of one group by values that nothing still free can change. Where a ReLU unit is
-scaled such that its incoming weights have unit norm, the scales of the units that it reads must be settled before,
-so that layers come in the order in which the signal passes them; a residual stream is settled by those of its
+scaled such that its incoming weights have unit norm, the scales of the units that it reads must be fixed before,
+so that layers come in the order in which the signal passes them; a residual stream is fixed by those of its
 writers that no other scale touches any more. Steps that come later leave what was fixed as it is, so that one pass
 suffices and the result is exact.
 """
@@ -324,7 +324,7 @@ def _comes_in(place: Place) -> bool:
 
 
 class Span:
-    """Exponent vectors that are settled, and the directions that move none of them.
+    """Exponent vectors that are fixed already, and the directions that move none of them.
 
     Args:
         families: Length of the vectors.

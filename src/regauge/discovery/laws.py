@@ -166,7 +166,7 @@ def mixed(*axes: Axis) -> Law:
 
 
 def shared(*axes: Axis) -> Law:
-    """Reordering only, and the same one wherever another axis goes on."""
+    """Reordering only, the same for every axis that continues another one."""
     return Law(axes, is_shared=True)
 
 

@@ -129,7 +129,7 @@ class Movement:
 
         Args:
             x: The operand.
-            sources: For each axis of the result the axis of x that goes on there; None for a new axis.
+            sources: For each axis of the result the axis of x that it continues; None for a new axis.
             shape: Sizes of the axes of the result.
             along: The law of an axis of x and the axis of the result.
             ended: The law of an axis of x that ends; None freezes it.

@@ -187,7 +187,7 @@ class Pursuit:
 
     @property
     def element(self) -> Element:
-        """What moves the second network from where it is given."""
+        """The element that moves the second network, as it was given, to where it is now."""
         found = self._ascent.networks.element.fill(self._symmetry.identity((1,))).item(0)
         return self._symmetry.compose(found, self._start)
 

@@ -147,7 +147,7 @@ def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
 
 Moment = Callable[[Tensor, Tensor], Tensor]
 COEFFICIENTS: tuple[Moment, Moment] = (lambda m, s: m / s.square(), lambda m, s: -0.5 / s.square())
-"""What a divergence multiplies the other network's means and second moments by, from means and deviations."""
+"""Functions of means and deviations: the factors of the other network's means and second moments in a divergence."""
 MOMENTS: tuple[Moment, Moment] = (lambda m, s: m, lambda m, s: m.square() + s.square())
 
 

@@ -152,7 +152,7 @@ class Sinkhorn(Method):
         return torch.func.vmap(lambda params: task.loss(params, batch))(between)
 
     def _measure(self, problem: Problem) -> Measure | None:
-        """What hard elements are judged by; the loss halfway where there is none."""
+        """The objective that rounded plans are judged by; None stands for the loss halfway between the networks."""
         task = problem.task
 
         def squares(params: Params) -> Tensor:

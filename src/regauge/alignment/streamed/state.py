@@ -27,7 +27,7 @@ class State:
         history: Objective after each sweep.
         initial: Objective of the identity.
         quiet: Rounds of spread groups in a row that could not be improved.
-        is_converged: Whether the climb ended by itself; None while it goes on.
+        is_converged: Whether the climb ended by itself; None before it ends.
         timings: A sentence about each pass over the files: how long it took, and how much was read how fast.
     """
 
