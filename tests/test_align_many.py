@@ -262,6 +262,8 @@ def test_wrong_input_is_refused() -> None:
         MergeMany(max_rounds=0)
     with pytest.raises(ValueError, match="core=1"):
         MergeMany(core=1)
+    with pytest.raises(ValueError, match="tolerance=-1"):
+        MergeMany(tolerance=-1)
     with pytest.raises(ValueError, match=r"inner.init is an element for one pair"):
         MergeMany(inner=WeightMatching(init=Element({"h1": Value(torch.arange(3))})))
 

@@ -208,6 +208,10 @@ def test_a_universe_finds_copies_of_one_network() -> None:
     assert found.spread < 1e-12
     with pytest.raises(ValueError, match="at least one round"):
         universe(copies, symmetry("signed"), rounds=0)
+    copies["layers.0.bias"][3, 0] = torch.inf
+    for kind in ("signed", "scaled"):
+        with pytest.raises(ValueError, match="of the population holds 1 value"):
+            universe(copies, symmetry(kind))
 
 
 def test_a_map_shows_distances_and_clusters_tell_planted_groups_apart() -> None:

@@ -68,11 +68,10 @@ class MergeMany(ManyMethod):
                 f"restarts={self.restarts}, max_rounds={self.max_rounds}: restarts must not be negative, and at least "
                 "one round is needed"
             )
-        if self.core < 2 or self.tolerance < 0:
-            raise ValueError(
-                f"core={self.core}, tolerance={self.tolerance}: at least two networks are visited one by one, and the "
-                "tolerance is not negative"
-            )
+        if self.core < 2:
+            raise ValueError(f"core={self.core}: at least two networks are visited one by one")
+        if self.tolerance < 0:
+            raise ValueError(f"tolerance={self.tolerance}: it is a share of the spread, and must not be negative")
         if self.inner.init is not None:
             raise ValueError("inner.init is an element for one pair of networks; leave it out to align many")
 

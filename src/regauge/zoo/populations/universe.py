@@ -85,10 +85,10 @@ def universe(
     if rounds < 1:
         raise ValueError(f"rounds={rounds}: at least one round")
     symmetry, count = symmetry.bind(params), count_models(params)
+    require_finite(params, "the population")
     scaled = any(group.scales for group in symmetry.groups)
     factors = balance(params, symmetry, buffers="keep") if scaled else symmetry.identity((count,))
     start = symmetry.act(factors, params)
-    require_finite(start, "the population")
     settings = MergeMany(inner=method or WeightMatching(), max_rounds=rounds, tolerance=tolerance)
     *before, found = gather(start, symmetry, settings, generator=generator)
     element = symmetry.compose(found.element, factors)
