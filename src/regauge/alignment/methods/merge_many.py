@@ -36,7 +36,8 @@ class MergeMany(ManyMethod):
 
     Of more than `core` networks only the first `core` are treated so. All are matched to the mean of these at once,
     then to their own mean, in rounds that lower the mean squared distance from it (`gather`). For many networks their
-    mean and that of the others are nearly the same, and rounds are many times faster than visits.
+    mean and that of the others are nearly the same, and rounds are many times faster than visits. The result is then
+    close to a local optimum, but not one: the rounds end at `tolerance`.
 
     Attributes:
         inner: How a network is placed; its `max_sweeps` and `tolerance` hold for the later rounds too, its
