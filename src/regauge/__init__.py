@@ -1,7 +1,7 @@
 """The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."""
 
-from regauge.names import attach
+from regauge.names import VERSION, attach
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
 
-__version__ = "0.1.0"
+__version__ = VERSION

@@ -1,9 +1,12 @@
-"""Public names of a package, listed once: in the stub beside it, which type checkers read too."""
+"""Public names of a package, listed once: in the stub beside it, which type checkers read too; and the version."""
 
 from collections.abc import Callable
 from typing import Any
 
 import lazy_loader
+
+VERSION = "0.1.0"
+"""Of regauge, as in pyproject.toml."""
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

@@ -20,8 +20,9 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
+from regauge.storage.checkpoints.provenance import Provenance, name_networks
 
 Joined = TypeVar("Joined", bound=Dictionaries)
 POPULATIONS = "these are populations; align them with `regauge.align_pairs`, all pairs at once"
@@ -44,6 +45,7 @@ class FileSetting(Setting, total=False):
     resume: bool
     overwrite: bool
     progress: Progress
+    provenance: Provenance | None
 
 
 @overload
@@ -69,6 +71,7 @@ def align(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = no_progress,
+    provenance: Provenance | None = None,
 ) -> Result[Any]:
     """Move the second network along its orbit, as close to the first as the method gets.
 
@@ -93,6 +96,7 @@ def align(
         resume: Whether to continue what an interrupted run left.
         overwrite: Whether the output may be replaced.
         progress: Shows each pass over streamed files.
+        provenance: What the output says about where it comes from; this call, unless given.
 
     Raises:
         FileExistsError: The output exists, and `overwrite` is false.
@@ -104,7 +108,20 @@ def align(
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
         pair = (params_a, params_b)
-        job = open_job(pair, 1, alignment_path, out=out, memory=memory, resume=resume, overwrite=overwrite)
+        if provenance is None:
+            seed = None if generator is None else generator.initial_seed()
+            networks = name_networks(a=params_a, b=params_b)
+            provenance = Provenance("rg.align", {"method": repr(method)}, networks, seed, alignment_label(out))
+        job = open_job(
+            pair,
+            1,
+            alignment_path,
+            out=out,
+            memory=memory,
+            resume=resume,
+            overwrite=overwrite,
+            provenance=provenance,
+        )
     if job is not None:
         job.require_output()
         if job.is_streamed:

@@ -37,6 +37,7 @@ def run(options: Align) -> None:
                 out=job.out,
                 memory=job.limit,
                 overwrite=job.overwrite,
+                provenance=job.provenance,
             )
     with show_status("measuring distances"):
         gains = {"distance between A and B": measure_distances(a, b, found.symmetry, result.element)}

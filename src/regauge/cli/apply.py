@@ -1,6 +1,7 @@
 """`regauge apply`: a stored alignment on another checkpoint, or undone."""
 
 from regauge.cli.options import Apply
+from regauge.cli.provenance import provenance_of
 from regauge.storage.checkpoints.alignments import alignment_path, load_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import require_writable
@@ -14,5 +15,6 @@ def run(options: Apply) -> None:
     symmetry = alignment.symmetry.bind(checkpoint.params)
     element = symmetry.inverse(alignment.element) if options.inverse else alignment.element
     moved = checkpoint.with_params(symmetry.act(element, checkpoint.params))
-    moved.write(options.output, overwrite=options.overwrite)
+    provenance = provenance_of(options, alignment=alignment_path(options.alignment))
+    moved.write(options.output, overwrite=options.overwrite, provenance=provenance.to_json())
     print(f"written: {options.output}")

@@ -4,7 +4,8 @@ import regauge as rg
 from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize
 from regauge.cli.output import show_status
-from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.cli.provenance import provenance_of
+from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.storage.checkpoints.writing import require_writable
 
 
@@ -20,7 +21,8 @@ def run(options: Canonicalize) -> None:
         reference = references[0].params if references else None
         element = rg.canonical.canonical_element(checkpoint.params, found.symmetry, reference=reference)
     canonical = checkpoint.with_params(found.symmetry.act(element, checkpoint.params))
-    canonical.write(options.output, overwrite=options.overwrite)
+    provenance = provenance_of(options, element=alignment_label(options.output))
+    canonical.write(options.output, overwrite=options.overwrite, provenance=provenance.to_json())
     save_alignment(Alignment(found.symmetry, element), beside, overwrite=options.overwrite)
     print(rg.canonical.canonical_manifold(found.symmetry))
     print(f"written: {options.output} and {beside.name}")

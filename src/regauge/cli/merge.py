@@ -46,6 +46,7 @@ def run(options: Merge) -> None:
                 out=job.out,
                 memory=job.limit,
                 overwrite=job.overwrite,
+                provenance=job.provenance,
             )
     for report in result.record.reports:
         print(report)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import regauge as rg
 from regauge.cli.options import Repair, UsageError
 from regauge.cli.output import print_table, show_status
+from regauge.cli.provenance import provenance_of
 from regauge.cli.tasks import read
 from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params
@@ -51,7 +52,8 @@ def run(options: Repair) -> None:
             result = rg.reset_batchnorm(merged, judged.model.module, inputs)
     rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
     print_table([{"": label, **judged.task.evaluate(params)} for label, params in rows])
-    judged.checkpoints[0].with_params(result).write(options.output, overwrite=options.overwrite)
+    text = provenance_of(options).to_json()
+    judged.checkpoints[0].with_params(result).write(options.output, overwrite=options.overwrite, provenance=text)
     print(f"written: {options.output}")
 
 

@@ -12,7 +12,9 @@ from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
 from regauge.cli.models import Networks, Values, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
 from regauge.cli.output import print_table, show_progress, show_status
+from regauge.cli.provenance import provenance_of
 from regauge.core.progress import Progress, no_progress
+from regauge.storage.checkpoints.alignments import alignment_label, alignment_path
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
 
 
@@ -27,7 +29,17 @@ def read_job(
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
     resume, overwrite = options.resume, options.overwrite
-    job = open_job(paths, source, beside, out=options.output, memory=limit, resume=resume, overwrite=overwrite)
+    provenance = provenance_of(options, element=alignment_label(options.output) if beside is alignment_path else None)
+    job = open_job(
+        paths,
+        source,
+        beside,
+        out=options.output,
+        memory=limit,
+        resume=resume,
+        overwrite=overwrite,
+        provenance=provenance,
+    )
     assert job is not None
     if not options.dry_run:
         job.require_output()

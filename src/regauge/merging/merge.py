@@ -18,6 +18,7 @@ from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, re
 from regauge.merging.rules import Average, MeanRule, Rule, VectorRule, require_base
 from regauge.merging.streamed import merge_job
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
+from regauge.storage.checkpoints.provenance import Provenance, name_networks
 from regauge.storage.checkpoints.writing import save_text
 
 
@@ -37,6 +38,7 @@ def merge(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = no_progress,
+    provenance: Provenance | None = None,
 ) -> MergeResult:
     """Make one network of many: align them with one another, then average them or combine them by another rule.
 
@@ -70,6 +72,7 @@ def merge(
         resume: Whether to continue what an interrupted run left.
         overwrite: Whether the output may be replaced.
         progress: Shows each pass over streamed files.
+        provenance: What the output says about where it comes from; this call, unless given.
 
     Raises:
         FileExistsError: The output exists, and `overwrite` is false.
@@ -83,7 +86,13 @@ def merge(
         raise ValueError("there is no network to merge; give at least one")
     rule, has_base, start = Average() if rule is None else rule, base is not None, 0 if base is None else 1
     given: Sequence[Network] = params if base is None else [base, *params]
-    job = open_job(given, 0, card_path, out=out, memory=memory, resume=resume, overwrite=overwrite)
+    if provenance is None:
+        settings = {"rule": repr(rule), "weights": weights and list(weights), "method": repr(method)}
+        seed = None if generator is None else generator.initial_seed()
+        provenance = Provenance("rg.merge", settings, name_networks(networks=list(params), base=base), seed)
+    job = open_job(
+        given, 0, card_path, out=out, memory=memory, resume=resume, overwrite=overwrite, provenance=provenance
+    )
     if job is not None:
         job.require_output()
         if job.is_streamed:
@@ -127,6 +136,7 @@ def merge(
             unaligned_metrics=None if has_base else task.evaluate_average(mean(before, factors)),
         )
     if job is not None and job.out is not None:
+        record = replace(record, origin=() if job.provenance is None else job.provenance.facts())
         job.write(merged)
         save_text(record.card, card_path(job.out))
     return MergeResult(merged, aligned.elements[start:], aligned.symmetry, record)

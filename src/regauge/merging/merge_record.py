@@ -35,6 +35,7 @@ class MergeRecord:
         merged_metrics: Metrics of the result.
         unaligned_metrics: Metrics of the same mean without alignment; None for task vectors.
         reports: How each alignment went, where the networks were streamed from the disk.
+        origin: Where the networks come from, in short: pairs of what and what it is.
     """
 
     networks: tuple[str, ...]
@@ -51,6 +52,7 @@ class MergeRecord:
     merged_metrics: Metrics | None = None
     unaligned_metrics: Metrics | None = None
     reports: tuple[str, ...] = ()
+    origin: tuple[tuple[str, str], ...] = ()
 
     @property
     def card(self) -> str:
@@ -82,6 +84,8 @@ class MergeRecord:
             "",
             *markdown_table(["network", "weight", "distance before", "distance after", *names], table),
         ]
+        if self.origin:
+            lines += ["", *markdown_table(["where from", "SHA-256"], [list(fact) for fact in self.origin])]
         return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:

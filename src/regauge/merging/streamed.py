@@ -1,6 +1,7 @@
 """Merging of checkpoints that stay on the disk: aligned to the first one or the base, and combined entry by entry."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -73,6 +74,8 @@ def merge_job(
             after=tuple(after for _, after in spans),
             reports=tuple(f"{other.label}: {one}" for one, other in zip(found, checkpoints[1:], strict=True)),
         )
+        if staging.provenance is not None:
+            record = replace(record, origin=staging.provenance.facts(progress))
         save_text(record.card, staging.content / card_path(staging.out).name)
         scale = rule.scale if isinstance(rule, TaskArithmetic) else 1.0
         pieces = _merge_pieces(pairs, symmetry, [scale * share for share in shares], first if has_base else None)

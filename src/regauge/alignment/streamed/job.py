@@ -25,6 +25,7 @@ from regauge.core.task import Task
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
+from regauge.storage.checkpoints.provenance import Provenance
 from regauge.storage.checkpoints.staging import Staging, require_place
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, require_writable
 
@@ -43,6 +44,7 @@ class FileJob:
         source: The number of the checkpoint whose names, dtypes and files the output takes over.
         out: Where the result goes, a `.safetensors` file or a folder; None if it is not written.
         beside: What else is written, by the name of the output: beside a `.safetensors` file or in a folder.
+        provenance: What the output says about where it comes from.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -52,6 +54,7 @@ class FileJob:
     limit: MemoryLimit
     resume: bool = False
     overwrite: bool = False
+    provenance: Provenance | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -85,7 +88,8 @@ class FileJob:
     def write(self, params: Mapping[str, Tensor]) -> None:
         """Write a result that is in memory, if it is to be written."""
         if self.out is not None:
-            self.checkpoints[self.source].with_params(params).write(self.out, overwrite=self.overwrite)
+            text = None if self.provenance is None else self.provenance.to_json()
+            self.checkpoints[self.source].with_params(params).write(self.out, overwrite=self.overwrite, provenance=text)
 
 
 def open_job(
@@ -97,6 +101,7 @@ def open_job(
     memory: int | str | MemoryLimit | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    provenance: Provenance | None = None,
 ) -> FileJob | None:
     """Open networks that are in files, and read their headers; None if they are dictionaries.
 
@@ -114,7 +119,7 @@ def open_job(
             "dictionaries as .safetensors, or give all networks as dictionaries and save the result yourself"
         )
     path, limit = None if out is None else Path(out), MemoryLimit.of(memory)
-    return FileJob(checkpoints, source, path, beside, limit, resume, overwrite)
+    return FileJob(checkpoints, source, path, beside, limit, resume, overwrite, provenance)
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,8 @@ class StreamedJob:
         }
         inputs = {"files": files, "symmetry": self.plan.symmetry.to_json(), "method": repr(self.method), **settings}
         inputs["products"] = library()
-        return Staging(self.job.out, inputs, resume=self.job.resume, overwrite=self.job.overwrite)
+        resume, overwrite, provenance = self.job.resume, self.job.overwrite, self.job.provenance
+        return Staging(self.job.out, inputs, resume=resume, overwrite=overwrite, provenance=provenance)
 
     def match(self, k: int, staging: Staging, progress: Progress) -> StreamedResult:
         """Align checkpoint k to the first one, from where an earlier run stopped."""

@@ -41,6 +41,12 @@ def alignment_path(checkpoint: str | Path) -> Path:
     return path if path.name.endswith(SUFFIX) else path.with_name(path.name.removesuffix(".safetensors") + SUFFIX)
 
 
+def alignment_label(checkpoint: str | Path | None) -> str:
+    """The name of that file for a provenance, which is the same for all names of outputs."""
+    is_file = checkpoint is None or str(checkpoint).endswith(".safetensors")
+    return f"*{SUFFIX}" if is_file else IN_FOLDER
+
+
 def save_alignment(alignment: Alignment, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write an alignment; see `save` for what is refused.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.storage.architecture import TensorSpec
-from regauge.storage.checkpoints.headers import StoredTensor, read_header
+from regauge.storage.checkpoints.headers import PROVENANCE, StoredTensor, read_header
 from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, save
 
@@ -49,7 +49,7 @@ class Checkpoint(Mapping[str, Tensor]):
         label: What messages call it: the path that the user gave.
         path: The file, or the index of the shards.
         stored: Where every tensor lies, by name: names, dtypes and order of what `write` writes.
-        metadata: The strings in the header of each file.
+        metadata: The strings in the header of each file, without its provenance.
         read_so_far: What was read from the disk.
     """
 
@@ -186,10 +186,11 @@ class Checkpoint(Mapping[str, Tensor]):
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
         return Checkpoint(self.label, self.path, self.stored, self.metadata, dict(params))
 
-    def write(self, path: str | Path, *, overwrite: bool = False) -> Path:
+    def write(self, path: str | Path, *, overwrite: bool = False, provenance: str | None = None) -> Path:
         """Write to one `.safetensors` file, with the names, the dtypes and the header of the files that were read."""
         params = {name: self[name].to(tensor.dtype) for name, tensor in self.stored.items()}
-        return save(params, path, overwrite=overwrite, metadata=self.header)
+        origin = {} if provenance is None else {PROVENANCE: provenance}
+        return save(params, path, overwrite=overwrite, metadata={**self.header, **origin})
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """A copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is given."""
@@ -258,7 +259,7 @@ def _read(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Pa
                 f"{str(file)!r} is not a readable safetensors file ({error}); it is damaged, was not copied "
                 "completely, or is of a newer format: fetch it again, or convert it"
             ) from error
-        return header.tensors, header.metadata, None
+        return header.tensors, {k: text for k, text in header.metadata.items() if k != PROVENANCE}, None
     if file.suffix not in TORCH_SUFFIXES:
         raise ValueError(
             f"{str(file)!r} ends in {file.suffix!r}, but a checkpoint is .safetensors, .index.json (sharded), "

@@ -33,6 +33,8 @@ DTYPES = {
 }
 """Names of dtypes in headers."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PROVENANCE = "regauge"
+"""The string that says where a file comes from; it is not copied to files that are made of it."""
 LARGEST = 100_000_000
 """Bytes of a header at most; the limit of safetensors itself."""
 BUFFER = 16384

@@ -9,6 +9,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.headers import PROVENANCE
+from regauge.storage.checkpoints.provenance import IN_FOLDER, Provenance
 from regauge.storage.checkpoints.writing import (
     INDEX,
     PARTIAL,
@@ -38,7 +41,8 @@ class Staging:
     """The folder beside an output, a `.safetensors` file or a folder, in which it is made.
 
     A run is resumed only with the same inputs: everything that the output depends on, ready for JSON. `content` is
-    where the files of the output are written, and `progress` where the caller may keep what it needs to go on.
+    where the files of the output are written, and `progress` where the caller may keep what it needs to go on. The
+    provenance goes into the header of a file, or is a file of the folder.
 
     Raises:
         FileExistsError: The output is there and may not be replaced, or holds files that are not of a checkpoint; or
@@ -47,9 +51,11 @@ class Staging:
         ValueError: What is to be resumed was made from other inputs, or another process is at work on it.
     """
 
-    def __init__(self, out: Path, inputs: Any, *, resume: bool, overwrite: bool) -> None:
+    def __init__(
+        self, out: Path, inputs: Any, *, resume: bool, overwrite: bool, provenance: Provenance | None = None
+    ) -> None:
         require_place(out, overwrite=overwrite)
-        self.out, self.folder = out, partial_of(out)
+        self.out, self.folder, self.provenance = out, partial_of(out), provenance
         self.content, self.progress = self.folder / "output", self.folder / "progress.safetensors"
         self._replaced, self._ledger = self.folder / "replaced", self.folder / "run.json"
         self._inputs = json.loads(json.dumps(inputs))
@@ -79,6 +85,11 @@ class Staging:
 
     def write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress = no_progress) -> list[str]:
         """Write all files of a checkpoint but those that an earlier run finished; these are checked and named."""
+        if self.provenance is not None and self.out.suffix == SUFFIX:
+            text = self.provenance.to_json(progress)
+            shards = [replace(shard, metadata={**shard.metadata, PROVENANCE: text}) for shard in shards]
+        elif self.provenance is not None:
+            save_text(self.provenance.to_json(progress), self.content / IN_FOLDER)
         kept, advance = [], progress("writing", sum(shard.nbytes for shard in shards))
 
         def count(name: str) -> Iterator[Tensor]:
@@ -107,7 +118,8 @@ class Staging:
         else:
             if source is not None and (source.path.parent / "config.json").is_file():
                 for path in source.path.parent.iterdir():
-                    if path.is_file() and not path.name.startswith(".") and not path.name.endswith(NOT_COPIED):
+                    is_own = path.name == IN_FOLDER or path.name.startswith(".") or path.name.endswith(NOT_COPIED)
+                    if path.is_file() and not is_own:
                         shutil.copyfile(path, self.content / path.name)
             if len(shards) > 1:
                 write_index(shards, self.content, INDEX if source is None else source.path.name)

@@ -1,0 +1,98 @@
+"""Where outputs come from: every command says it, hashes match the files, and equal runs write equal bytes."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from regauge.cli.main import main
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.provenance import read_provenance
+from regauge.storage.checkpoints.writing import save
+
+MODEL = """
+import torch
+from torch import nn
+
+def model():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)), torch.ones(2, 4)
+
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(16, 4, generator=generator), torch.randint(0, 3, (16,), generator=generator))]
+"""
+MERGE = ["merge", "a.safetensors", "b.safetensors", "--model", "m.py:model"]
+COMMANDS = {
+    "align": ["align", "a.safetensors", "b.safetensors", "--model", "m.py:model"],
+    "align, streamed": ["align", "a.safetensors", "b.safetensors", "--symmetry", "s.json", "--memory", "50MB"],
+    "merge": MERGE,
+    "merge with a base": [*MERGE, "--rule", "task-arithmetic", "--base", "c.safetensors"],
+    "merge by chance": [*MERGE, "--rule", "dare", "--base", "c.safetensors", "--seed", "3"],
+    "canonicalize": ["canonicalize", "a.safetensors", "--model", "m.py:model"],
+    "repair": ["repair", "a.safetensors", "--model", "m.py:model", "--data", "m.py:batches"],
+    "apply": ["apply", "moved.safetensors", "b.safetensors"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.py").write_text(MODEL)
+    for seed, name in enumerate("abc"):
+        torch.manual_seed(seed)
+        module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        save(module.state_dict(), f"{name}.safetensors", metadata={"regauge": "of another file", "kept": "yes"})
+    main(["discover", "m.py:model", "-o", "s.json"])
+    main(["align", "a.safetensors", "b.safetensors", "--symmetry", "s.json", "-o", "moved.safetensors"])
+
+
+def origin(path: str) -> dict[str, Any]:
+    found = read_provenance(path)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_where_its_output_comes_from(name: str) -> None:
+    arguments = COMMANDS[name]
+    main([*arguments, "-o", "one.safetensors"])
+    found = origin("one.safetensors")
+    assert found["command"] == arguments[0]
+    assert not found["settings"].keys() & {"output", "memory", "resume", "overwrite", "dry-run", "seed"}
+    files = {"moved.alignment.safetensors" if word == "moved.safetensors" else word for word in arguments[1:]}
+    files = {word.partition(":")[0] for word in files if word.endswith((".safetensors", ".json", ":model", ":batches"))}
+    hashes = {file: digest for one in found["inputs"] for file, digest in one["sha256"].items()}
+    assert hashes == {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
+    if "--seed" in arguments:
+        assert found["seed"] == 3
+    assert ("element" in found) == (arguments[0] in ("align", "canonicalize"))
+    with Checkpoint.open("one.safetensors") as checkpoint:
+        assert checkpoint.header["kept"] == "yes"
+    if arguments[0] == "merge":
+        assert hashes["a.safetensors"][:12] in Path("one.md").read_text()
+    main([*arguments, "-o", "two.safetensors"])
+    assert Path("one.safetensors").read_bytes() == Path("two.safetensors").read_bytes()
+
+
+def test_a_chain_can_be_followed() -> None:
+    main([*MERGE, "-o", "merged.safetensors"])
+    main(["align", "merged.safetensors", "moved.safetensors", "--model", "m.py:model", "-o", "last.safetensors"])
+    main(["apply", "last.safetensors", "merged.safetensors", "-o", "again.safetensors"])
+    found = origin("last.safetensors")
+    first, second = (found["ancestors"][one["provenance"]] for one in found["inputs"] if one["as"] in "ab")
+    assert (first["command"], second["command"]) == ("merge", "align")
+    assert [one["path"] for one in first["inputs"] if one["as"] == "checkpoints"] == ["a.safetensors", "b.safetensors"]
+    merged = next(one for one in origin("again.safetensors")["inputs"] if one["as"] == "checkpoint")
+    assert origin("again.safetensors")["ancestors"][merged["provenance"]] == first
+
+
+def test_what_is_no_provenance_is_none() -> None:
+    assert read_provenance("a.safetensors") is None
+    assert read_provenance("nothing") is None
+    Path("folder").mkdir()
+    Path("folder/regauge.json").write_text(json.dumps({"other": 1}))
+    assert read_provenance("folder") is None
