@@ -1,6 +1,8 @@
 """What several test files share."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,8 @@ if os.environ.get("REGAUGE_CHECK_SHAPES"):
 
 # Tests read data sets from REGAUGE_DATA alone: what a user once downloaded must not change what they do.
 os.environ["REGAUGE_OFFLINE"] = "1"
-os.environ["REGAUGE_CACHE"] = str(Path(tempfile.gettempdir()) / "regauge-tests-have-no-cache")
+os.environ["REGAUGE_CACHE"] = tempfile.mkdtemp(prefix="regauge-tests-")
+atexit.register(shutil.rmtree, os.environ["REGAUGE_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

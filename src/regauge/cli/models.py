@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
 from regauge.cli.output import show_status
+from regauge.cli.tracing import Traced, trace_once
 from regauge.core.params import require_same_shapes
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.state_dicts import match
@@ -83,24 +84,41 @@ def read_networks(
     if not is_streamed:
         with show_status("reading the checkpoints"):
             checkpoints = [one.with_params(one.params) for one in checkpoints]
-    built = None
-    if name is not None:
-        with show_status("building the model"):
-            built = load_model(name, options.inputs, values="never" if is_streamed else values)
+    values = "never" if is_streamed else values
+    found = None if options.symmetry is None else read_symmetry(options.symmetry)
+    built, state = None, None
+    if name is not None and (found is not None or values == "always"):
+        built = load_model(name, options.inputs, values=values)
         state = built.module.state_dict()
-        if is_streamed:
-            match(checkpoints[0].on_meta(), state, checkpoints[0].label)
-        else:
-            checkpoints = [one.with_params(match(one.params, state, one.label)) for one in checkpoints]
+    if found is None:
+        assert name is not None
+        traced = trace_model(name, options.inputs, values=values, built=built)
+        found, state = traced.symmetry, traced.state
+    if state is not None and is_streamed:
+        match(checkpoints[0].on_meta(), state, checkpoints[0].label)
+    elif state is not None:
+        checkpoints = [one.with_params(match(one.params, state, one.label)) for one in checkpoints]
     for other in [] if is_streamed else checkpoints[1:]:
         require_same_shapes(checkpoints[0].params, other.params)
-    if options.symmetry is not None:
-        found = read_symmetry(options.symmetry)
-    else:
-        assert built is not None
-        with show_status("tracing the model"):
-            found = find_symmetry(built, options.inputs.outputs)
     return Networks(tuple(checkpoints), found.bind(checkpoints[0].on_meta()), built)
+
+
+def trace_model(
+    text: str, options: ExampleInputs, *, values: Values, verify: bool | None = None, built: Model | None = None
+) -> Traced:
+    """The symmetry and the tensors of the model that `text` names; `built` is that model where it was built already."""
+
+    def trace() -> Traced:
+        model = load_model(text, options, values=values) if built is None else built
+        is_verified = verify and not model.is_meta
+        with show_status("tracing the model" + (" and verifying what is found" if is_verified else "")):
+            symmetry = find_symmetry(model, options.outputs, verify=is_verified)
+        return Traced(symmetry, model.module.state_dict(), model.is_meta)
+
+    found = trace_once(text, options, [values, verify], trace)
+    if found.is_known:
+        print(f"the symmetry of {text} is known from an earlier run (--retrace finds it anew)")
+    return found
 
 
 def find_symmetry(model: Model, outputs: Outputs, *, verify: bool | None = None) -> rg.Symmetry:
@@ -120,7 +138,8 @@ def read_symmetry(path: Path) -> rg.Symmetry:
 
 def load_model(text: str, options: ExampleInputs, *, values: Values = "if small") -> Model:
     """Build the model that `text` names, with the example inputs of the options or else its own."""
-    model = load_module(text, values=values)
+    with show_status("building the model"):
+        model = load_module(text, values=values)
     if options.input_shape:
         model = replace(model, inputs=describe_inputs(options, "meta" if model.is_meta else "cpu"), kwargs=None)
     if not model.inputs and not model.kwargs:
@@ -275,7 +294,9 @@ def _from_folder(folder: Path, values: Values) -> Model:
             module: nn.Module = build()
         is_small = sum(p.numel() for p in module.parameters()) <= MATERIALIZED
         if values == "always" or (values == "if small" and is_small):
-            module = build()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # What the verification says of the symmetry is the same in every run.
+                module = build()
     return Model(module.eval(), (), _folder_inputs(module, config))
 
 

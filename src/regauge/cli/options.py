@@ -50,7 +50,7 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class ExampleInputs:
-    """Example inputs, for models that do not bring their own."""
+    """How a model is traced; example inputs are for models that do not bring their own."""
 
     input_shape: tuple[str, ...] = ()
     """Shapes of the positional inputs, for example 2x3x32x32; normal noise, or small integers."""
@@ -58,6 +58,8 @@ class ExampleInputs:
     """Their dtypes, for example float32 or int64; float32 where left out."""
     outputs: tuple[str, ...] = ()
     """Names of the model's outputs that must not change, for example logits; all tensors where left out."""
+    retrace: bool = False
+    """Trace a folder's model anew, also where its symmetry is known from an earlier run with the same config.json."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from regauge.storage.cache import cache_folder
+
 FOLDER_VARIABLE = "REGAUGE_DATA"
 """Environment variable with the folder of data sets that do not ship with a dependency; it is looked into first."""
-CACHE_VARIABLE = "REGAUGE_CACHE"
-"""Environment variable with the folder that downloads go to; that of the operating system if not set."""
 OFFLINE_VARIABLE = "REGAUGE_OFFLINE"
 """Environment variable that forbids downloads if it is set to anything but 0."""
 
@@ -67,7 +67,7 @@ def in_folder(folder: Path, file: DataFile) -> Path | None:
 def folders(name: str) -> list[Path]:
     """Where the files of a data set may be: in the user's folder, then in the cache."""
     root = os.environ.get(FOLDER_VARIABLE)
-    return [*([Path(root) / name] if root else []), _cache() / name]
+    return [*([Path(root) / name] if root else []), cache_folder() / name]
 
 
 def check(path: Path, content: bytes, sha256: str | Sequence[str], data: str) -> None:
@@ -100,15 +100,6 @@ def read(file: DataFile, folder: str | Path | None = None) -> bytes:
     return content
 
 
-def _cache() -> Path:
-    own = os.environ.get(CACHE_VARIABLE)
-    if own:
-        return Path(own)
-    import pooch
-
-    return Path(pooch.os_cache("regauge"))
-
-
 def _downloaded(file: DataFile) -> Path:
     import pooch
 
@@ -116,7 +107,9 @@ def _downloaded(file: DataFile) -> Path:
     pooch.get_logger().setLevel("WARNING")
     for address in file.addresses:
         try:
-            return Path(pooch.retrieve(address, f"sha256:{file.sha256}", fname=file.name, path=_cache() / file.folder))
+            return Path(
+                pooch.retrieve(address, f"sha256:{file.sha256}", fname=file.name, path=cache_folder() / file.folder)
+            )
         except ValueError as error:
             failures.append(f"{address} sent another file: {error}")
         except OSError as error:

@@ -83,10 +83,10 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
     owners: dict[Any, str] = {}
     for name, tensor in expected.items():
         if name in params:
-            owners.setdefault(_memory_of(tensor), name)
+            owners.setdefault(memory_of(tensor), name)
     result, missing = {}, []
     for name, tensor in expected.items():
-        owner = name if name in params else owners.get(_memory_of(tensor))
+        owner = name if name in params else owners.get(memory_of(tensor))
         if owner is None:
             missing.append(name)
         else:
@@ -111,7 +111,7 @@ def shorten(names: Sequence[str], limit: int = 4) -> str:
     return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"
 
 
-def _memory_of(tensor: Tensor) -> Any:
+def memory_of(tensor: Tensor) -> Any:
     """Equal for tensors that share their memory (on the meta device, for the same tensor object only)."""
     if tensor.is_meta:
         return ("meta", tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape))

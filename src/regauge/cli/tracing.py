@@ -1,0 +1,118 @@
+"""What tracing a model tells: its symmetry and its tensors. Of folders it is known once it was found.
+
+What a folder's configuration says decides the model, together with the code that builds and traces it. So what was
+found is kept in the user's cache under the content of config.json, the installed packages, the source of regauge, and
+the options. Models of factories are traced every time, because their code may have changed, and so are those whose
+configuration does not say everything: it has code of its own, or names quantized values or other files.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regauge as rg
+from regauge.cli.options import ExampleInputs
+from regauge.core.params import Params
+from regauge.storage.cache import keep, recall
+from regauge.storage.checkpoints.state_dicts import memory_of
+
+KIND = "symmetries"
+INERT = ("_name_or_path", "transformers_version")
+"""Settings of a configuration that say where it comes from."""
+INCOMPLETE = ("auto_map", "quantization_config", "configuration_files")
+"""Settings of a configuration that make it depend on more than itself."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The symmetry of a model, and its `state_dict()`, which has no values where it was built without or is known."""
+
+    symmetry: rg.Symmetry
+    state: Params
+    was_meta: bool
+    is_known: bool = False
+
+    def to_json(self) -> str:
+        """The text form."""
+        owners: dict[Any, str] = {}
+        rows = [
+            [name, list(one.shape), str(one.dtype).removeprefix("torch."), owners.setdefault(memory_of(one), name)]
+            for name, one in self.state.items()
+        ]
+        return json.dumps({"symmetry": self.symmetry.to_json(), "state": rows, "was_meta": self.was_meta})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Traced":
+        """Read the text form; tied names share one tensor on the meta device."""
+        document = json.loads(text)
+        state: Params = {}
+        for name, shape, dtype, owner in document["state"]:
+            known = state.get(owner)
+            state[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta") if known is None else known
+        return cls(rg.Symmetry.from_json(document["symmetry"]), state, document["was_meta"], is_known=True)
+
+
+def trace_once(text: str, options: ExampleInputs, settings: Any, trace: Callable[[], Traced]) -> Traced:
+    """What tracing the model that `text` names tells, known or found now; `settings` are what else it depends on."""
+    origin = _origin_of(Path(text), options, settings)
+    if origin is None:
+        return trace()
+    known = None if options.retrace else recall(KIND, origin)
+    if known is not None:
+        return Traced.from_json(known)
+    found = trace()
+    keep(KIND, origin, found.to_json())
+    return found
+
+
+def _origin_of(folder: Path, options: ExampleInputs, settings: Any) -> dict[str, Any] | None:
+    """All that the symmetry of a folder's model depends on; None if that is not known."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    registry = sys.modules.get("regauge.discovery.registry")
+    if not isinstance(config, dict) or any(setting in config for setting in INCOMPLETE) or not _is_released():
+        return None
+    if registry is not None and registry.registered_rules():
+        return None
+    return {
+        "config": {key: value for key, value in config.items() if key not in INERT},
+        "inputs": [options.input_shape, options.input_dtype, options.outputs],
+        "settings": settings,
+        "packages": _installed(),
+        "source": _source(),
+        "python": sys.version,
+    }
+
+
+def _is_released() -> bool:
+    """Whether the code of transformers is that of its version, and no working copy."""
+    try:
+        found, spec = distribution("transformers"), find_spec("transformers")
+    except PackageNotFoundError:
+        return False
+    return spec is not None and Path(str(found.locate_file("transformers/__init__.py"))) == Path(spec.origin or "")
+
+
+def _installed() -> list[str]:
+    """The installed packages with their versions: optional ones may change how a model computes."""
+    folders = [Path(entry) for entry in dict.fromkeys(sys.path) if entry and Path(entry).is_dir()]
+    return sorted(path.name for folder in folders for path in folder.glob("*.dist-info"))
+
+
+def _source() -> str:
+    """The SHA-256 of the source of this package."""
+    root, content = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        content.update(f"{path.relative_to(root)}\0".encode())
+        content.update(path.read_bytes())
+    return content.hexdigest()

@@ -1,0 +1,74 @@
+"""The user's cache: texts by what they were computed from, which can all be computed again.
+
+An entry is a file of its own. Its first line is the SHA-256 of the rest, so that a damaged one is known; it appears
+whole or not at all, so that processes can share the folder. What cannot be read or written is passed over.
+"""
+
+import hashlib
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from regauge.storage.checkpoints.writing import PARTIAL, save_text
+
+VARIABLE = "REGAUGE_CACHE"
+"""Environment variable with the folder of the cache; that of the operating system if not set."""
+LIMIT = 256_000_000
+"""Bytes of the entries of one kind; the oldest make room."""
+ABANDONED = 3600
+"""Seconds after which an unfinished file is one of a process that was killed."""
+
+
+def cache_folder() -> Path:
+    """The folder of the cache, which may not exist yet."""
+    own = os.environ.get(VARIABLE)
+    return Path(own) if own else user_cache_path("regauge")
+
+
+def recall(kind: str, origin: Any) -> str | None:
+    """The text that was kept for an origin, anything that JSON can hold; None if there is none that is whole."""
+    with suppress(OSError, UnicodeDecodeError):
+        checksum, _, text = _place(kind, origin).read_text(encoding="utf-8").partition("\n")
+        if checksum == _sha256(text):
+            return text
+    return None
+
+
+def keep(kind: str, origin: Any, text: str) -> None:
+    """Keep a text for an origin, and remove the oldest entries of its kind where they become too many."""
+    place = _place(kind, origin)
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        save_text(f"{_sha256(text)}\n{text}", place)
+        _make_room(place)
+
+
+def _place(kind: str, origin: Any) -> Path:
+    return cache_folder() / kind / f"{_sha256(json.dumps(origin, sort_keys=True))}.txt"
+
+
+def _make_room(newest: Path) -> None:
+    now, entries = time.time(), []
+    for path in newest.parent.iterdir():
+        with suppress(FileNotFoundError):  # another process makes room, too
+            status = path.stat()
+            if path.name.endswith(PARTIAL):
+                if now - status.st_mtime > ABANDONED:
+                    path.unlink()
+            elif path != newest:
+                entries.append((status.st_mtime, path, status.st_size))
+    total = newest.stat().st_size + sum(size for _, _, size in entries)
+    for _, path, size in sorted(entries):
+        if total <= LIMIT:
+            break
+        path.unlink(missing_ok=True)
+        total -= size
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
