@@ -199,7 +199,7 @@ def test_a_folder_of_shards_becomes_a_folder_of_shards(pair: tuple[Path, Path]) 
     folder = pair[0].parent
     main(_arguments("merge", pair, folder / "merged"))
     main(_arguments("align", pair, folder / "aligned"))
-    names = {"config.json", INDEX, *(f"model-{k}.safetensors" for k in range(6))}
+    names = {"config.json", "regauge.json", INDEX, *(f"model-{k}.safetensors" for k in range(6))}
     assert {path.name for path in (folder / "merged").iterdir()} == names | {"regauge.md"}
     assert {path.name for path in (folder / "aligned").iterdir()} == names | {"regauge.alignment.safetensors"}
     assert _equal(load(folder / "merged"), _merged_in_memory())
