@@ -1,18 +1,23 @@
-"""Devices: while a batch climbs, nothing as large as a cost leaves its device, but for the assignment itself."""
+"""Devices: networks stay where they are, and while a batch climbs nothing as large as a cost leaves its device."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from methods import EVERY, Heads
+from pretend_device import DEVICE, PretendDevice, TwoDevicesError
 from symmetries import BY_HAND, drawn, mlp_symmetry
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import regauge as rg
 from regauge.alignment.engine.climbs import make_ascent
 from regauge.core.families import compared
 from regauge.core.symmetry import Symmetry
+from regauge.training import Adam
 
 LEAVING = (Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__)
 SYMMETRIES = {
@@ -62,3 +67,115 @@ def test_only_the_assignment_takes_costs_from_their_device(name: str, pairs: int
     units = max(group.size for group in symmetry.groups)
     assert transfers.sizes
     assert max(transfers.sizes) <= pairs * 2 * units < pairs * units**2
+
+
+class Residual(nn.Module):
+    """Convolutions with batch normalization around a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = (nn.Conv2d(c, 4, 3, padding=1, bias=False) for c in (2, 4, 4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](self.stem(x)).relu()
+        x = (x + self.norms[2](self.second(self.norms[1](self.first(x)).relu()))).relu()
+        result: Tensor = self.head(x.mean((2, 3)))
+        return result
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), (8, 4)),
+    "attention": (Heads, (2, 3, 6)),
+    "residual": (Residual, (4, 2, 5, 5)),
+}
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Two networks, their module and data, all on the pretended device."""
+
+    device: PretendDevice
+    module: nn.Module
+    symmetry: Symmetry
+    a: rg.Params
+    b: rg.Params
+    task: rg.Task
+
+    def require(self, *networks: Mapping[str, Tensor]) -> None:
+        for network in networks:
+            left = [name for name, tensor in network.items() if not self.device.holds(tensor)]
+            assert not left, f"these left the device: {left}"
+
+
+@pytest.fixture(params=MODULES)
+def there(request: pytest.FixtureRequest) -> Iterator[OnDevice]:
+    torch.manual_seed(0)
+    make, shape = MODULES[request.param]
+    module, inputs = make().eval(), torch.randn(shape)
+    symmetry = rg.discover(module, (inputs,), verify=False)
+    a = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    b = {name: t + 0.1 * torch.rand_like(t) if t.is_floating_point() else t for name, t in a.items()}
+    with PretendDevice() as device:
+        device.adopt(module)
+        inputs = device.bring({"inputs": inputs})["inputs"]
+        task = rg.Task(module, [(inputs, torch.randn_like(module(inputs).detach()))], nn.functional.mse_loss)
+        yield OnDevice(device, module, symmetry, device.bring(a), device.bring(b), task)
+
+
+def test_two_devices_are_told_apart() -> None:
+    with PretendDevice() as device:
+        here, there = torch.ones(3), torch.ones(3).to(DEVICE)
+        assert device.holds(there)
+        assert device.holds(there * 2 + torch.tensor(1.0))
+        assert not device.holds(there.cpu())
+        assert there.device == DEVICE
+        with pytest.raises(TwoDevicesError, match="two devices"):
+            here + there
+        with pytest.raises(TypeError, match="numpy"):
+            there.numpy()
+
+
+def test_networks_stay_on_their_device(there: OnDevice) -> None:
+    symmetry, a, b, chance = there.symmetry, there.a, there.b, torch.Generator().manual_seed(0)
+    moved = symmetry.act(symmetry.random(chance), a)
+    many = {name: torch.stack([t] * 3) for name, t in a.items()}
+    there.require(
+        moved,
+        rg.align(a, b, symmetry).params,
+        rg.align(a, b, symmetry, method=rg.WeightMatching(restarts=2), generator=chance).params,
+        *rg.align_many([a, b, moved], symmetry).params,
+        *rg.align_many([symmetry.act(symmetry.random(chance), a) for _ in range(18)], symmetry).params,
+        rg.align_pairs(many, symmetry.act(symmetry.random(chance, batch=(3,)), many), symmetry).params,
+        rg.merge([a, b], symmetry).params,
+        rg.merge(
+            [b, moved], symmetry, base=a, rule=rg.merging.Dare(0.5, rg.merging.Ties(0.5)), generator=chance
+        ).params,
+        rg.canonicalize(b, symmetry),
+        rg.canonicalize(b, symmetry, reference=a),
+    )
+    rg.canonical.orbit_distance(a, b, symmetry)
+
+
+@pytest.mark.parametrize("name", [name for name, method in EVERY.items() if not method.joint_roles])
+def test_methods_keep_networks_on_their_device(there: OnDevice, name: str) -> None:
+    chance = torch.Generator().manual_seed(0)
+    found = rg.align(there.a, there.b, there.symmetry, method=EVERY[name], task=there.task, generator=chance)
+    there.require(found.params)
+
+
+def test_what_lies_between_networks_is_on_their_device(there: OnDevice) -> None:
+    a, b, task = there.a, there.b, there.task
+    rg.line(a, b, task, points=3)
+    merged = rg.merge([a, b], there.symmetry, rule=rg.merging.GreedySoup(), task=task).params
+    there.require(merged, rg.repair(merged, there.module, [a, b], [inputs for inputs, _ in task.batches]).params)
+
+
+def test_signals_are_fitted_on_their_device() -> None:
+    inr, chance = rg.inr.image_inr(8, 8), torch.Generator().manual_seed(0)
+    with PretendDevice() as device:
+        image = device.bring({"image": torch.rand(1, 8, 8)})["image"]
+        start, config = device.bring(inr.start(chance)), rg.inr.Fit(steps=2, optimizer=Adam(1e-3))
+        found = rg.inr.fit(inr, rg.inr.image_samples(image), config, start=start, generator=chance)
+        assert all(device.holds(tensor) for tensor in found.params.values())

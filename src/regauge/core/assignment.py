@@ -89,8 +89,11 @@ def assign_many(
     columns = torch.arange(n).expand(count, n) if current is None else current
     if n < WARM_SIZE and count == 1:
         found = torch.from_numpy(_scipy(-profits[0].cpu().numpy())).unsqueeze(0)
-        gain = [profits.gather(2, c.to(profits.device).unsqueeze(2)).sum(dtype=torch.float64) for c in (found, columns)]
-        return Assignments(found if bool(gain[0] - gain[1] > (0.0 if slack is None else slack)) else columns, None)
+        best, kept = (
+            profits.gather(2, c.to(profits.device).unsqueeze(2)).sum(dtype=torch.float64).item()
+            for c in (found, columns)
+        )
+        return Assignments(found if best - kept > (0.0 if slack is None else slack.item()) else columns, None)
     start = profits.new_zeros(count, n) if potentials is None else potentials.to(profits)
     reduced = torch.neg(profits) if potentials is None else torch.neg(profits).sub_(start.unsqueeze(1))
     reduced -= reduced.amin(2, keepdim=True)

@@ -50,7 +50,7 @@ class SignCode:
         for component in self._components:
             bits = self._solve(component, costs)[1]
             chosen |= dict(zip(component.basis, bits, strict=True))
-        result = torch.zeros(families, *costs[0].shape, dtype=torch.int64)
+        result = torch.zeros(families, *costs[0].shape, dtype=torch.int64, device=costs[0].device)
         for pivot, (_, combination) in self._reduce[0].items():
             for member in combination:
                 result[pivot] = result[pivot] ^ chosen[member]

@@ -219,5 +219,5 @@ def image_samples(image: Tensor) -> Samples:
         raise ValueError(
             f"an image is floating-point values [channels, height, width], not {image.dtype} {list(image.shape)}"
         )
-    points = pixel_centers(*image.shape[1:]).to(image.dtype)
+    points = pixel_centers(*image.shape[1:]).to(image)
     return Samples(points, image.flatten(1).t().contiguous())
