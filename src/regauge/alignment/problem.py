@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regauge.alignment.result import ManyResult, Result, Results
 from regauge.core.element import Element, materialize, stack
+from regauge.core.movable import require_movable
 from regauge.core.params import Params, count_models, require_alike, require_finite, require_same_shapes, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -196,6 +197,7 @@ def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, 
     require_alike(*networks)
     symmetry = symmetry.bind(first)
     for network in networks:
+        require_movable(symmetry.groups, network, symmetry.buffers)
         symmetry.require_ones(network)
     for name in symmetry.sites:
         if first[name].ndim != len(symmetry.shapes[name]):
@@ -232,6 +234,7 @@ def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symme
             f"{first!r}); give as many of both, or a single first network without a model axis"
         )
     require_same_shapes(a, b)
+    require_movable(symmetry.groups, a, symmetry.buffers)
     for which, params in (("first", a), ("second", b)):
         for name, tensor in params.items():
             if tensor.is_floating_point() and not math.isfinite(tensor.sum()):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regauge.core.act import Site, broadcastable, flat_index, moves_of
 from regauge.core.element import Element
+from regauge.core.movable import VALUES
 from regauge.core.params import Params
 
 
@@ -33,6 +34,11 @@ class CompiledElement:
             raise ValueError(
                 "a compiled element needs all parameters that it moves in one dtype and on one device; "
                 "convert them, or use `symmetry.act`"
+            )
+        if tensors[0].dtype not in VALUES:
+            raise ValueError(
+                f"{self.names[0]!r} is {tensors[0].dtype}, but only values in float16, bfloat16, float32 or float64 "
+                "can be moved by a compiled element; dequantize the network first"
             )
         lead = tensors[0].ndim - len(self.shapes[0])
         flat = torch.cat([t.reshape(*t.shape[:lead], -1) for t in tensors], dim=-1)

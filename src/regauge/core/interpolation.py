@@ -1,7 +1,7 @@
 """Points between networks, their means, and how far apart networks are.
 
-Half precision is computed in float32 and rounded once. Integer buffers (counters, positions) are those of the first
-network.
+Half precision is computed in float32 and rounded once. Tensors without values (positions, masks) must be equal in all
+networks; counters are those of the first one.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from regauge.core.movable import VALUES, require_shared
 from regauge.core.params import Params
 
 
@@ -22,13 +23,18 @@ def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], 
 
 
 def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | Tensor]) -> Params:
-    """`sum_k weights[k] networks[k]`, and exactly network k where its weight is one and all others are zero."""
+    """`sum_k weights[k] networks[k]`, and exactly network k where its weight is one and all others are zero.
+
+    A ValueError names a tensor without values that differs.
+    """
     used = [(network, w) for network, w in zip(networks, weights, strict=True) if isinstance(w, Tensor) or w != 0]
     if len(used) == 1 and not isinstance(used[0][1], Tensor) and used[0][1] == 1:
         return dict(used[0][0])
+    lead = max((weight.ndim for _, weight in used if isinstance(weight, Tensor)), default=0)
     result = {}
     for name, first in networks[0].items():
-        if not first.is_floating_point():
+        if first.dtype not in VALUES:
+            require_shared(name, [first, *(network[name] for network, _ in used)], lead=lead)
             result[name] = first
             continue
         total = torch.zeros_like(first, dtype=torch.promote_types(first.dtype, torch.float32))

@@ -33,6 +33,8 @@ def count_models(params: Mapping[str, Tensor]) -> int:
 def require_finite(params: Mapping[str, Tensor], label: str) -> None:
     """Raise a ValueError if a floating-point tensor of a network holds NaN or Inf."""
     for name, tensor in params.items():
+        if tensor.is_floating_point() and tensor.itemsize == 1:
+            tensor = tensor.float()  # float8 has no sums
         # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
         if not tensor.is_floating_point() or math.isfinite(tensor.sum()) or bool(tensor.isfinite().all()):
             continue

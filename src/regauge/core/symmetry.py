@@ -16,6 +16,7 @@ from regauge.core import symmetry_text
 from regauge.core.compiled import CompiledElement, compile_element
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, set_sizes
+from regauge.core.movable import require_movable
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import Check, away, exact_probe, relative_change
@@ -158,7 +159,7 @@ class Symmetry:
 
         Raises:
             KeyError: A group has no value in `element`, or a parameter that a group moves is missing.
-            ValueError: A parameter does not have the shape that the symmetry expects.
+            ValueError: A parameter does not have the shape that the symmetry expects, or holds no values.
         """
         bound = self.bind(params)
         element = materialize(element, bound.groups)
@@ -208,7 +209,7 @@ class Symmetry:
 
         Raises:
             KeyError: A parameter that a group moves is missing.
-            ValueError: Shapes do not match.
+            ValueError: Shapes do not match, or a tensor that is moved holds no values, as quantized weights do not.
         """
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
         missing = {name for name in touched if name not in params}
@@ -235,6 +236,7 @@ class Symmetry:
                 )
             leads.add(lead)
             shapes[name] = here
+        require_movable(self.groups, params, self.buffers)
         if len(leads) > 1:
             raise ValueError("some parameters have a leading model axis and others have not; stack all or none")
         if shapes == dict(self.shapes) and self.is_sized:

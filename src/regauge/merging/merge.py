@@ -10,6 +10,7 @@ from torch import Tensor
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.streamed.job import Network, open_job, plan_job
 from regauge.core.interpolation import distance, mean
+from regauge.core.movable import VALUES, require_shared
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -158,7 +159,8 @@ def _combine(
         known = next((other for other in tied.get(name, ()) if other in result), None)
         if known is not None:
             result[name] = result[known].clone()  # One tensor of the model: chance must not tell its names apart.
-        elif not tensor.is_floating_point() or tensor.numel() == 0:
+        elif tensor.dtype not in VALUES or tensor.numel() == 0:
+            require_shared(name, [tensor, *(network[name] for network in networks)])
             result[name] = tensor.clone()
         elif name in statistics:
             result[name] = statistics[name].to(tensor)

@@ -12,6 +12,7 @@ from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import measure_distances, move_tensor
 from regauge.core.element import Element
 from regauge.core.interpolation import shares_of
+from regauge.core.movable import VALUES, require_shared
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -53,6 +54,10 @@ def merge_job(
     networks, count, first = checkpoints[start:], len(checkpoints) - start, checkpoints[0]
     names = require_labels(labels or [one.label for one in (*networks, *checkpoints[:start])], count, has_base)
     shares = rule.factors(weights, count)
+    for name, one in first.stored.items():
+        if one.dtype not in VALUES and name not in symmetry.sites:
+            for rows in row_ranges(symmetry, name, one.shape):
+                require_shared(name, [checkpoint.read(name, rows=rows) for checkpoint in checkpoints])
     settings = {"command": "merge", "rule": str(rule), "weights": list(weights or ())}
     with streamed.begin(settings) as staging:
         found = [streamed.match(k, staging, progress) for k in range(1, len(checkpoints))]
@@ -93,18 +98,21 @@ def _merge_pieces(
     """The values of a merged network, with the dtypes of the base or else of the first network.
 
     Sums are taken in float32 or float64 and rounded once. Where there is a base, running statistics are the plain mean
-    of those of the networks; integers are those of the first network or the base.
+    of those of the networks; counters are those of the first network or the base.
 
     Each network, or its difference from the base, is multiplied by its factor; without a base the first one stays.
     """
     reference = networks[0][0] if base is None else base
+    every = [*([] if base is None else [(base, symmetry.identity())]), *networks]
 
     def pieces(name: str) -> Iterator[Tensor]:
         dtype, is_mean = reference.stored[name].dtype, base is None or name in symmetry.buffers
         own = shares_of(None, len(networks)) if base is not None and is_mean else factors
         for rows in row_ranges(symmetry, name, reference.stored[name].shape):
-            if not dtype.is_floating_point:
-                yield reference.read(name, rows=rows)
+            if dtype not in VALUES:
+                kept, *others = (move_tensor(symmetry, e, name, one.read(name, rows=rows)) for one, e in every)
+                require_shared(name, [kept, *others])
+                yield kept
                 continue
             work = torch.promote_types(dtype, torch.float32)
             start = None if is_mean else reference.read(name, rows=rows, dtype=work)

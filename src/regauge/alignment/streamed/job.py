@@ -17,6 +17,7 @@ from regauge.alignment.streamed.climb import StreamedResult, align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import move_pieces
 from regauge.alignment.streamed.state import load_state, save_state
+from regauge.core.movable import require_movable
 from regauge.core.params import Params
 from regauge.core.products import library
 from regauge.core.progress import Progress, no_progress
@@ -199,6 +200,7 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
     first = checkpoints[0].stored
     symmetry = symmetry.bind(checkpoints[0].on_meta())
     for checkpoint in checkpoints:
+        require_movable(symmetry.groups, checkpoint.on_meta(), symmetry.buffers)
         symmetry.require_ones({name: checkpoint[name] for name in symmetry.ones if name in first})
     plan = make_plan(
         symmetry,

@@ -17,6 +17,7 @@ from torch import Tensor
 from regauge.core.params import Params
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.headers import PROVENANCE, StoredTensor, read_header
+from regauge.storage.checkpoints.quantized import GGUF, refusal, require_unquantized
 from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, save
 
@@ -78,8 +79,8 @@ class Checkpoint(Mapping[str, Tensor]):
 
         Raises:
             FileNotFoundError: The file, or a shard that its index names, is not there.
-            ValueError: The file is none of these, is damaged or not complete, holds something else than tensors, or is
-                an index that names what is not there.
+            ValueError: The file is none of these, is damaged or not complete, holds something else than tensors or a
+                quantized network, or is an index that names what is not there.
         """
         if isinstance(path, Checkpoint):
             return path
@@ -99,6 +100,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 f"{str(file)!r} says that {absent[0]!r} is in {index[absent[0]]!r}, but it is not; index and shards "
                 "are of different checkpoints"
             )
+        require_unquantized(str(path), file, {name: one.dtype for name, one in found.items()})
         return cls(str(path), file, found, headers, loaded or None)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -251,6 +253,9 @@ def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
 
 def _read(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Params | None]:
     """The tensors of one file and the strings in its header; values too where they cannot be read one by one."""
+    with file.open("rb") as stream:
+        if stream.read(len(GGUF)) == GGUF:
+            raise ValueError(refusal(str(file), "a GGUF file", "gguf"))
     if file.suffix == SUFFIX:
         try:
             header = read_header(file)
@@ -319,6 +324,8 @@ def _in_folder(folder: Path) -> Path:
         raise ValueError(
             f"the folder {str(folder)!r} holds several checkpoints ({shorten([f.name for f in found])}); name one"
         )
+    for file in sorted(folder.glob("*.gguf")):
+        return file
     raise FileNotFoundError(
         f"the folder {str(folder)!r} holds no checkpoint ({', '.join(FOLDER_FILES)} or one other .safetensors file)"
     )

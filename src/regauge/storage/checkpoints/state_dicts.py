@@ -4,6 +4,7 @@ Torch files are pickles and can run code when they are loaded; they are read wit
 """
 
 import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,7 +12,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from regauge.core.movable import VALUES
 from regauge.core.params import Params
+from regauge.storage.checkpoints.quantized import refusal
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 WRAPPERS = ("state_dict", "model")
@@ -28,7 +31,9 @@ def read_torch_file(source: Path | BinaryIO, label: str) -> Mapping[Any, Any]:
         "fetch it again"
     )
     try:
-        content = torch.load(source, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old pickles and quantized tensors; both are refused in a sentence
+            content = torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "Unsupported operand" in str(error):  # an unknown opcode: no pickle at all
             raise ValueError(damaged) from error
@@ -54,11 +59,20 @@ def load_torch_file(path: Path) -> Params:
     """The tensors of a checkpoint in a torch file, on the CPU; other entries are refused."""
     content = read_torch_file(path, str(path))
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    packed = next((name for name in others if name.endswith("._packed_params")), None)
+    if packed is not None:
+        raise ValueError(refusal(str(path), f"torch: it holds {packed!r}", "torch"))
     if others:
         raise ValueError(
             f"{str(path)!r} holds entries that are no tensors ({shorten(others)}); save only "
             "`module.state_dict()`, or put it under 'state_dict'"
         )
+    for name, tensor in content.items():
+        if tensor.is_quantized:
+            raise ValueError(refusal(str(path), f"torch: {name!r} is {tensor.dtype}", "torch"))
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+            kind = "on the meta device" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout}"
+            raise ValueError(f"{str(name)!r} in {str(path)!r} is {kind}; save it as a dense tensor with its values")
     return {str(name): tensor.detach() for name, tensor in content.items()}
 
 
@@ -78,7 +92,7 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
         The parameters in the model's order. Dtypes stay those of the checkpoint.
 
     Raises:
-        ValueError: Names are missing or unexpected, or a shape differs.
+        ValueError: Names are missing or unexpected, a shape differs, or there are codes where values belong.
     """
     owners: dict[Any, str] = {}
     for name, tensor in expected.items():
@@ -101,6 +115,11 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
             raise ValueError(
                 f"{name!r} has shape {tuple(result[name].shape)} in {label}, but {tuple(tensor.shape)} in {model}; "
                 f"give the checkpoint and {model} of the same architecture"
+            )
+        if tensor.is_floating_point() and result[name].dtype not in VALUES:
+            raise ValueError(
+                f"{name!r} is {result[name].dtype} in {label}, but {tensor.dtype} in {model}; if it is quantized, "
+                "dequantize the network first and save it in bfloat16"
             )
     return result
 

@@ -1,0 +1,111 @@
+"""Quantized checkpoints: recognized by their configuration or by what lies beside their codes, and refused.
+
+Their tensors are codes of values, packed and scaled in ways of their own; moving or averaging codes destroys them.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+PACKED = frozenset((torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32))
+"""Integer dtypes in which codes are packed; indices are int64."""
+UNPACKED = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+GGUF = b"GGUF"
+"""The first bytes of a GGUF file."""
+CONFIGURATIONS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""Files of some tools beside the weights, and the method that they are of."""
+
+
+class Sign(NamedTuple):
+    """How the names of a checkpoint with packed tensors tell its format."""
+
+    pattern: str
+    is_packed: bool
+    method: str
+    title: str
+
+
+SIGNS = (
+    Sign(r"\.quant_state\.bitsandbytes__\w+$", False, "bitsandbytes", "bitsandbytes with 4 bits"),
+    Sign(r"\.(nested_)?(absmax|quant_map)$", False, "bitsandbytes", "bitsandbytes with 4 bits"),
+    Sign(r"\.SCB$", False, "bitsandbytes", "bitsandbytes with 8 bits"),
+    Sign(r"\.g_idx$", True, "gptq", "GPTQ"),
+    Sign(r"\.(qweight|qzeros)$", True, "awq", "AWQ or GPTQ"),
+    Sign(r"[._]weight_scale_inv$", False, "fp8", "FP8 with scales of blocks"),
+    Sign(r"[._]weight_packed$", True, "compressed-tensors", "compressed-tensors"),
+    Sign(r"_qdata$", True, "torchao", "torchao"),
+    Sign(r"_blocks$", True, "mxfp4", "MXFP4"),
+    Sign(r"\.W_q$", True, "hqq", "HQQ"),
+    Sign(r"\._data$", True, "quanto", "quanto"),
+    Sign(r"\.codes$", True, "aqlm", "AQLM"),
+)
+BESIDE = r"[._](\w*_?scales?(_inv|_\d)?|\w*_?zeros?(_points?)?|quant\w*|absmax|shape|offset)$"
+"""How names go on after that of a packed tensor whose values need more than it."""
+LOADED = {
+    "bitsandbytes": "AutoModel.from_pretrained(FOLDER).dequantize()",
+    "fp8": "AutoModel.from_pretrained(FOLDER, quantization_config=FineGrainedFP8Config(dequantize=True))",
+    "mxfp4": "AutoModel.from_pretrained(FOLDER, quantization_config=Mxfp4Config(dequantize=True))",
+    "compressed-tensors": "AutoModel.from_pretrained(FOLDER, quantization_config=CompressedTensorsConfig("
+    "dequantize=True))",
+    "gguf": "AutoModel.from_pretrained(FOLDER, gguf_file=FILE)",
+}
+"""How transformers loads the values of a quantized network."""
+
+
+def require_unquantized(label: str, file: Path, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Refuse a quantized checkpoint by the name of its format.
+
+    Args:
+        label: What the error calls the checkpoint.
+        file: One of its files; a configuration is looked for beside it.
+        dtypes: The dtype of every tensor.
+
+    Raises:
+        ValueError: It is quantized.
+    """
+    packed = [n for n, d in dtypes.items() if d in PACKED or (d.is_floating_point and d not in UNPACKED)]
+    if not packed:
+        return
+    for sign in SIGNS:
+        found = next((name for name in (packed if sign.is_packed else dtypes) if re.search(sign.pattern, name)), None)
+        if found is not None:
+            raise ValueError(refusal(label, f"{sign.title}: it holds {found!r}", sign.method))
+    method = _configured(file.parent)
+    for name in packed:
+        beside = next((n for n in dtypes if n.startswith(name) and re.match(BESIDE, n[len(name) :])), None)
+        if beside is not None or method is not None:
+            more = "" if beside is None else f" and needs {beside!r}"
+            raise ValueError(
+                refusal(label, f"{method or 'codes with scales'}: {name!r} is {dtypes[name]}{more}", method)
+            )
+
+
+def refusal(label: str, found: str, method: str | None) -> str:
+    """The sentence about a quantized checkpoint, and what to do."""
+    how = (
+        f"`{LOADED[method]}`" if method in LOADED else "the tool that made it, or take the network that it was made of"
+    )
+    return (
+        f"{label!r} is quantized ({found}), and codes can be neither moved nor averaged; dequantize it first with "
+        f"{how}, and save the network in bfloat16"
+    )
+
+
+def _configured(folder: Path) -> str | None:
+    """The quantization method that the configurations of a folder name."""
+    for name, method in CONFIGURATIONS.items():
+        if (folder / name).is_file():
+            return method
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    for part in [config, *config.values()] if isinstance(config, dict) else []:
+        for key in ("quantization_config", "compression_config"):
+            if isinstance(part, dict) and isinstance(part.get(key), dict):
+                return str(part[key].get("quant_method") or "a method without a name")
+    return None
