@@ -393,7 +393,7 @@ def test_merge_rules(folder: Path, options: list[str]) -> None:
         (["--rule", "ties"], "--rule ties combines what the checkpoints differ by from a base: give --base"),
         (["--base", "a.safetensors"], "--rule average takes no --base"),
         (["--rule", "greedy"], "--rule greedy chooses by the loss, which needs data: give --data"),
-        (["--density", "0.1"], "--density is for --rule ties and dare-ties"),
+        (["--density", "0.1"], "--density is for --rule ties, dare-ties, della"),
         (["--method", "mixed"], "the method 'mixed' needs data: give --data"),
         (["--weights", "1"], "give one finite weight for each"),
         (["-o", "absent/out.safetensors"], "the folder 'absent' of the output does not exist"),

@@ -177,11 +177,6 @@ def test_a_symmetry_of_folded_networks_is_for_folded_networks(
     assert "'extra' is not" in refused(*_arguments("align", pair, pair[0].parent / "out"))
 
 
-def test_rules_that_look_at_whole_tensors_cannot_stream(pair: tuple[Path, Path], refused: Callable[..., str]) -> None:
-    arguments = _arguments("merge", pair, pair[0].parent / "out", "--rule", "ties", "--base", str(pair[0]))
-    assert "needs the networks in memory" in refused(*arguments)
-
-
 def _merged_in_memory() -> Params:
     return rg.merge([_params(0), _params(1)], SYMMETRY, method=rg.WeightMatching()).params
 

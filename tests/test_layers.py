@@ -49,6 +49,7 @@ PURE = {
 
 BEFORE_PARSING = (
     "alignment/table.py",
+    "merging/table.py",
     "__init__.py",
     "__main__.py",
     "names.py",
@@ -169,6 +170,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge",
                 "regauge.names",
                 "regauge.alignment.table",
+                "regauge.merging.table",
                 "regauge.cli.main",
                 "regauge.cli.options",
                 "regauge.cli.zoo_options",
@@ -205,8 +207,8 @@ def test_merging_imports_no_applications(command: str) -> None:
 def test_public_names_stay_what_they_are() -> None:
     """Importing subpackages replaces no public name."""
     code = (
-        "import regauge.alignment, regauge.discovery, regauge as rg\n"
-        "for package in (rg, rg.alignment, rg.bayes, rg.inr, rg.storage, rg.zoo):\n"
+        "import regauge.alignment, regauge.discovery, regauge.merging, regauge as rg\n"
+        "for package in (rg, rg.alignment, rg.bayes, rg.inr, rg.merging, rg.storage, rg.zoo):\n"
         "    for name in package.__all__:\n        getattr(package, name)\n"
         "    assert dir(package) == sorted(package.__all__)\n"
         "assert callable(rg.align) and callable(rg.discover)\n"

@@ -46,9 +46,16 @@ def test_many_networks_are_aligned_with_one_another() -> None:
     assert not torch.allclose(merged["w"], pairs["w"])
 
 
-def test_one_network_is_copied() -> None:
+def test_one_network_is_no_merge() -> None:
+    with pytest.raises(
+        ValueError, match=r"there is only one network to merge, but Average\(\) combines 2 networks or more"
+    ):
+        rg.merge([network(0)], SYMMETRY)
+
+
+def test_the_result_shares_no_memory() -> None:
     a = network(0)
-    merged = rg.merge([a], SYMMETRY).params
+    merged = rg.merge([a, network(1)], SYMMETRY, weights=[1, 0]).params
     assert all(torch.equal(merged[n], a[n]) and merged[n].data_ptr() != a[n].data_ptr() for n in a)
 
 
@@ -83,4 +90,4 @@ def test_a_broken_network_is_refused() -> None:
     with pytest.raises(ValueError, match="'b' of the second network holds 1 values that are NaN or Inf"):
         rg.merge([network(0), broken], SYMMETRY)
     with pytest.raises(ValueError, match="'b' of the first network holds 1 values that are NaN or Inf"):
-        rg.merge([broken], SYMMETRY)
+        rg.merge([broken, network(0)], SYMMETRY)

@@ -245,7 +245,7 @@ def test_the_record_of_task_vectors_names_the_base() -> None:
     assert result.record.base_metrics == {"loss": 0.0}
     assert result.record.unaligned_metrics is None
     assert "| base | base | 0 | 0 | 0 |" in result.record.card
-    without = rg.merge([near(base, 1)], SYMMETRY).record
+    without = rg.merge([base, near(base, 1)], SYMMETRY).record
     assert without.merged_metrics is None
     assert "loss" not in without.card
 
@@ -269,10 +269,10 @@ def test_what_a_rule_lacks_is_named() -> None:
     base = network(0)
     with pytest.raises(ValueError, match="give it as `base`"):
         rg.merge([base], SYMMETRY, rule=Ties())
-    with pytest.raises(ValueError, match=r"Average\(\) is a mean of the networks and takes no base"):
+    with pytest.raises(ValueError, match=r"Average\(\) takes no base: it combines the networks themselves"):
         rg.merge([base], SYMMETRY, rule=Average(), base=base)
     with pytest.raises(ValueError, match="GreedySoup chooses by the loss of a task"):
-        rg.merge([base], SYMMETRY, rule=GreedySoup())
+        rg.merge([base, base], SYMMETRY, rule=GreedySoup())
     with pytest.raises(ValueError, match=r"drops entries at random; give a torch\.Generator"):
         rg.merge([base], SYMMETRY, rule=Dare(0.5), base=base)
     with pytest.raises(ValueError, match="give one finite weight for each"):

@@ -1,5 +1,7 @@
 """`regauge merge`: one checkpoint out of many, and a model card with the numbers beside it."""
 
+from typing import Any
+
 import torch
 
 import regauge as rg
@@ -9,10 +11,10 @@ from regauge.cli.options import Merge, UsageError
 from regauge.cli.streaming import configure, method_of, read_job, show_plan, show_work
 from regauge.cli.tasks import matching_task
 from regauge.merging.merge_record import card_path
-from regauge.merging.rules import Rule
+from regauge.merging.rule import Rule, draw_seed, require_networks
+from regauge.merging.settings import Number, read_number, read_numbers
 from regauge.merging.streamed import merge_job
-
-NEED_BASE = ("task-arithmetic", "ties", "dare", "dare-ties")
+from regauge.merging.table import RULES
 
 
 def run(options: Merge) -> None:
@@ -29,10 +31,18 @@ def run(options: Merge) -> None:
         show_plan(streamed)
     if options.dry_run:
         return
-    weights = options.weights or None
+    weights: list[Number] | None = [read_number(text) for text in options.weights] or None
+    generator = torch.Generator().manual_seed(options.seed)
     with show_work("aligning and merging", is_streamed=is_streamed) as progress:
         if streamed is not None:
-            result = merge_job(streamed, rule=rule, weights=weights, has_base=bool(bases), progress=progress)
+            result = merge_job(
+                streamed,
+                rule=rule,
+                weights=weights,
+                has_base=bool(bases),
+                seed=draw_seed(rule, generator),
+                progress=progress,
+            )
         else:
             result = rg.merge(
                 found.checkpoints[len(bases) :],
@@ -42,7 +52,7 @@ def run(options: Merge) -> None:
                 rule=rule,
                 base=found.checkpoints[0] if bases else None,
                 task=task,
-                generator=torch.Generator().manual_seed(options.seed),
+                generator=generator,
                 out=job.out,
                 memory=job.limit,
                 overwrite=job.overwrite,
@@ -56,29 +66,39 @@ def run(options: Merge) -> None:
 
 def rule_of(options: Merge) -> Rule:
     """The rule that the options ask for."""
-    if options.rule in NEED_BASE and options.base is None:
+    row = RULES[options.rule]
+    given: dict[str, Any] = {
+        name: read_numbers(texts)
+        for name in ("density", "drop", "epsilon", "gamma")
+        if (texts := getattr(options, name))
+    }
+    if options.scale:
+        given["scale"] = read_number(options.scale)
+    unused = [name for name in given if name not in row.settings]
+    if options.normalize != "auto":
+        given["is_normalized"] = options.normalize == "yes"
+        unused += ["normalize"] * ("is_normalized" not in row.settings)
+    if unused:
+        able = [
+            name
+            for name, other in RULES.items()
+            if {"normalize": "is_normalized"}.get(unused[0], unused[0]) in other.settings
+        ]
+        raise UsageError(f"--{unused[0]} is for --rule {', '.join(able)}; {options.rule} has no use for it")
+    rule, has_base = row.build(**given), options.base is not None
+    if rule.base == "needed" and not has_base:
         raise UsageError(f"--rule {options.rule} combines what the checkpoints differ by from a base: give --base")
-    if options.rule not in NEED_BASE and options.base is not None:
+    if rule.base == "none" and has_base:
         raise UsageError(f"--rule {options.rule} takes no --base; give it as one of the checkpoints, or leave it out")
-    if options.rule == "greedy" and options.data is None:
-        raise UsageError("--rule greedy chooses by the loss, which needs data: give --data")
-    if options.density is not None and "ties" not in options.rule:
-        raise UsageError(f"--density is for --rule ties and dare-ties; {options.rule} trims nothing")
-    match options.rule:
-        case "average":
-            return rg.merging.Average()
-        case "greedy":
-            return rg.merging.GreedySoup()
-        case "task-arithmetic":
-            return rg.merging.TaskArithmetic(options.scale)
-        case "ties":
-            return rg.merging.Ties(0.2 if options.density is None else options.density, options.scale)
-        case "dare":
-            return rg.merging.Dare(options.drop, rg.merging.TaskArithmetic(options.scale))
-        case "dare-ties":
-            return rg.merging.Dare(
-                options.drop, rg.merging.Ties(1.0 if options.density is None else options.density, options.scale)
-            )
+    if rule.needs_task and options.data is None:
+        raise UsageError(f"--rule {options.rule} chooses by the loss, which needs data: give --data")
+    if len(options.checkpoints) == 1 < rule.least:
+        raise UsageError(
+            f"there is only one checkpoint, and --rule {options.rule} combines several: name more of them, or give "
+            "what it was trained from as --base with a rule for task vectors, such as task-arithmetic"
+        )
+    require_networks(rule, len(options.checkpoints), has_base=has_base)
+    return rule
 
 
 def _method(options: Merge, *, is_streamed: bool) -> Method:

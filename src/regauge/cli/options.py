@@ -8,6 +8,7 @@ from tyro.conf import Positional, arg
 from tyro.extras import literal_type_from_choices
 
 from regauge.alignment.table import METHODS
+from regauge.merging.table import RULES
 
 MODEL_HELP = (
     "package.module:factory, file.py:factory, a folder with config.json in Hugging Face style, or a checkpoint that "
@@ -25,8 +26,10 @@ DATA_HELP = BATCHES_HELP + "for networks that are signals also a SIGNAL, as `reg
 
 if TYPE_CHECKING:
     MethodName = str
+    RuleName = str
 else:
     MethodName = literal_type_from_choices(["auto", *(name for name, row in METHODS.items() if row.takes != "joint")])
+    RuleName = literal_type_from_choices(list(RULES))
 
 Model = Annotated[str | None, arg(metavar="MODEL", help=MODEL_HELP)]
 SymmetryFile = Annotated[
@@ -39,6 +42,7 @@ Output = Annotated[Path, arg(aliases=["-o"])]
 MaybeOutput = Annotated[Path | None, arg(aliases=["-o"])]
 Overwrite = Annotated[bool, arg(help="Replace the output if it exists.")]
 OverwriteAll = Annotated[bool, arg(help="Replace the output and what is written beside it if they exist.")]
+Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]
 Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]
 Loss = Literal["cross-entropy", "mse"]
@@ -152,18 +156,29 @@ class Merge(Matching):
     checkpoints: Positional[Checkpoints]
     output: Output
     """Where the merged checkpoint goes, a .safetensors file (the card goes to the same name with .md) or a folder."""
-    rule: Literal["average", "greedy", "task-arithmetic", "ties", "dare", "dare-ties"] = "average"
-    """The weighted mean; a greedy soup (needs data); or sums of task vectors relative to --base."""
-    weights: tuple[float, ...] = ()
-    """One for each checkpoint; equal where left out."""
+    rule: RuleName = "average"
+    """How aligned checkpoints are combined; docs/merging.md has the formulas. Means of networks: average, sum, greedy
+    (needs data), slerp (of two), karcher, multislerp. Rules for task vectors, which need --base: task-arithmetic, ties,
+    dare, dare-ties, della, della-linear, breadcrumbs, breadcrumbs-ties, model-stock. The three on spheres may have
+    one."""
+    weights: Settings = ()
+    """One for each checkpoint; equal where left out. This and the settings below are numbers, gradients over the depth
+    (0,0.5,1), or differ by pieces of names, what holds for all others last (mlp=0.5/attn=0,1/0.3)."""
     base: Annotated[Path | None, arg(metavar="CHECKPOINT")] = None
     """What the checkpoints were trained from; needed for task vectors."""
-    scale: float = 1.0
-    """Factor of the task vectors."""
-    density: float | None = None
-    """Share of the entries of each tensor that ties keeps; 0.2, and all after dare, unless given."""
-    drop: float = 0.5
-    """Probability of an entry of a task vector to be dropped by dare."""
+    scale: Annotated[str, arg(metavar="SETTING")] = ""
+    """Factor of the sum of the task vectors, 1 unless given; of the checkpoint for passthrough."""
+    density: Settings = ()
+    """Share of the entries of each task vector that is kept: 0.2 by ties, all by dare-ties, 0.5 by della, 0.1 by
+    breadcrumbs, unless given. One for all checkpoints, or one for each; so are the following."""
+    drop: Settings = ()
+    """Probability of an entry to be dropped by dare; 0.5 unless given."""
+    epsilon: Settings = ()
+    """How far della's probabilities to keep an entry differ from the density; 0.15 unless given."""
+    gamma: Settings = ()
+    """Share of the largest entries that breadcrumbs drops as outliers; 0.01 unless given."""
+    normalize: Literal["auto", "yes", "no"] = "auto"
+    """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, unless given."""
 
 
 @dataclass(frozen=True)

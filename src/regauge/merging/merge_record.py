@@ -8,6 +8,7 @@ from regauge.core.element import Element
 from regauge.core.markdown import markdown_table
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.merging.settings import Number, Setting
 
 Metrics = Mapping[str, float]
 
@@ -24,7 +25,8 @@ class MergeRecord:
         base: The label of the base, where there is one.
         rule: The rule that combined the aligned networks.
         alignment: The method that aligned them.
-        weights: Weight of each network in the result: shares of a mean, or factors of task vectors.
+        weights: Weight of each network in the result: shares of a mean, or factors of task vectors; settings as given
+            where they differ from tensor to tensor.
         initial: Objective of the alignment at the identities.
         objective: Objective that the alignment reached; larger is better.
         before: Euclidean distance of each network to the base, or else to the first network, over all parameters
@@ -42,7 +44,7 @@ class MergeRecord:
     base: str | None
     rule: str
     alignment: str
-    weights: tuple[float, ...]
+    weights: tuple[Number, ...]
     initial: float
     objective: float
     before: tuple[float, ...]
@@ -68,7 +70,9 @@ class MergeRecord:
         ]
         metrics: list[Metrics | None] = [*self.metrics] if self.metrics else [None] * len(self.networks)
         names = list(dict.fromkeys(name for one in (*metrics, self.merged_metrics) for name in one or ()))
-        cells = [[f"{x:.6g}" for x in one] for one in zip(self.weights, self.before, self.after, strict=True)]
+        shares = [str(one) if isinstance(one, Setting) else f"{one:.6g}" for one in self.weights]
+        spans = [(f"{x:.6g}", f"{y:.6g}") for x, y in zip(self.before, self.after, strict=True)]
+        cells = [[share, *span] for share, span in zip(shares, spans, strict=True)]
         rows = [([label, *own], reached) for label, own, reached in zip(self.networks, cells, metrics, strict=True)]
         if self.base is not None:
             rows.insert(0, ([self.base, "base", "0", "0"], self.base_metrics))

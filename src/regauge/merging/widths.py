@@ -10,9 +10,10 @@ from regauge.core.params import Params
 from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.merging.merge import merge
+from regauge.merging.merge_networks import merge
 from regauge.merging.merge_record import MergeResult
-from regauge.merging.rules import Rule
+from regauge.merging.rule import Rule
+from regauge.merging.settings import Number
 
 
 def merge_widths(
@@ -21,7 +22,7 @@ def merge_widths(
     *,
     regularization: float = 0.0,
     method: Method | None = None,
-    weights: Sequence[float] | None = None,
+    weights: Sequence[Number] | None = None,
     rule: Rule | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,

@@ -25,7 +25,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
-from regauge.storage.checkpoints.memory_limit import MemoryLimit
+from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.storage.checkpoints.provenance import Provenance
 from regauge.storage.checkpoints.staging import Staging, require_place
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, require_writable
@@ -136,6 +136,20 @@ class StreamedJob:
     def source(self) -> Checkpoint:
         """The checkpoint whose names, dtypes and further files the output takes over."""
         return self.job.checkpoints[self.job.source]
+
+    def with_memory(self, nbytes: int, work: str) -> "StreamedJob":
+        """The same with `nbytes` held by what is done after the alignment, `work`, in the plan.
+
+        Raises:
+            ValueError: That is more than is allowed.
+        """
+        limit, peak = self.job.limit.nbytes, nbytes + self.plan.held
+        if peak > limit:
+            raise ValueError(
+                f"{work} holds {size_text(peak)} at once, for the largest tensor of all, more than the "
+                f"{size_text(limit)} that memory allows; allow {size_text(peak)} or more"
+            )
+        return replace(self, plan=replace(self.plan, peak=max(self.plan.peak, peak)))
 
     def begin(self, settings: Mapping[str, Any]) -> Staging:
         """The folder in which the output is made; a run is resumed only from the same inputs and settings.

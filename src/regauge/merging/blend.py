@@ -1,0 +1,199 @@
+"""The loop over tensors that makes one network of many, in memory and of files: the same rule in the same pieces."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.streamed.memory import row_ranges
+from regauge.alignment.streamed.source import move_tensor
+from regauge.core.element import Element
+from regauge.core.interpolation import shares_of
+from regauge.core.movable import VALUES, require_shared
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.merging.rule import Rule, Target, weighted_sum
+from regauge.merging.settings import Number, Setting, find_depths
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+
+MOVING = 3
+"""Copies of a piece while it is read, moved by an element and converted."""
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Networks, the elements that move them next to one another, and the rule that makes one of them.
+
+    Each tensor is read, converted to the working dtype, moved, combined with the others, and rounded once. Running
+    statistics are averaged, by the shares of a mean or else equally. Tensors without values (positions, masks) must be
+    equal; counters are those of the base or the first network.
+
+    Attributes:
+        rule: How tensors are combined.
+        symmetry: With every size known.
+        networks: Parameters by name, or checkpoints.
+        base: The network that task vectors are relative to, where there is one.
+        weights: One for each network; what the rule takes for equal ones unless given.
+        elements: Move the networks; the identity for the one whose coordinates the result has. None moves nothing.
+        seed: Of the random numbers of the rule.
+    """
+
+    rule: Rule
+    symmetry: Symmetry
+    networks: tuple[Mapping[str, Tensor], ...]
+    base: Mapping[str, Tensor] | None = None
+    weights: tuple[Number, ...] | None = None
+    elements: tuple[Element, ...] | None = None
+    seed: int | None = None
+
+    @property
+    def reference(self) -> Mapping[str, Tensor]:
+        """The network whose names, dtypes and counters the result has: the base or else the first one."""
+        return self.networks[0] if self.base is None else self.base
+
+    @property
+    def given(self) -> tuple[Number, ...]:
+        """The weights as they were given, one unless they were."""
+        return (1.0,) * len(self.networks) if self.weights is None else self.weights
+
+    @property
+    def factors(self) -> tuple[Number, ...]:
+        """What the record tells of the weights: the factors of all tensors, or the settings where these differ."""
+        if self.weights is not None and any(isinstance(one, Setting) for one in self.weights):
+            return self.weights
+        return self.rule.factors(self._numbers(Target("")), len(self.networks))
+
+    def check(self) -> None:
+        """Refuse weights and settings that make no sense at some tensor, before any work is done.
+
+        Raises:
+            ValueError: They do not, or a tensor without values differs between the networks.
+        """
+        varies = any(isinstance(one, Setting) for one in self.weights or ())
+        for name, tensor in self._like.items():
+            is_everywhere = all(name in network for network in self.networks)  # else aligning names what is missing
+            if tensor.dtype not in VALUES and name not in self.symmetry.sites and is_everywhere:
+                for rows in row_ranges(self.symmetry, name, tensor.shape):
+                    self._require_shared(name, rows)
+            elif tensor.dtype in VALUES and name not in self.symmetry.buffers:
+                target = self._target(name)
+                self.rule.check(target, len(self.networks))
+                try:
+                    self.rule.factors(self._numbers(target), len(self.networks))
+                except ValueError as error:
+                    raise ValueError(f"at {name!r} {error}" if varies else str(error)) from None
+
+    def only(self, chosen: Sequence[int]) -> "Blend":
+        """The same with some of the networks alone; the others have no weight."""
+        return replace(self, weights=tuple(one if k in chosen else 0.0 for k, one in enumerate(self.given)))
+
+    def unaligned(self) -> "Blend":
+        """The same of the networks as they are."""
+        return replace(self, elements=None)
+
+    @property
+    def params(self) -> Params:
+        """The result in memory."""
+        result: Params = {}
+        for name in self.reference:
+            parts = list(self.pieces(name))
+            result[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return result
+
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """The values of a tensor of the result, in its dtype and in pieces along axis 0."""
+        like, count = self._like[name], len(self.networks)
+        if like.dtype not in VALUES or like.numel() == 0:
+            for rows in row_ranges(self.symmetry, name, like.shape):
+                yield self._require_shared(name, rows)
+            return
+        work, target = work_dtype(like.dtype), self._target(name)
+        factors = self.rule.factors(self._numbers(target), count)
+        is_statistic = name in self.symmetry.buffers
+        if is_statistic and not self.rule.has_shares:
+            factors = shares_of(None, count)
+        alone = next((k for k, one in enumerate(factors) if one == 1), None) if self.rule.has_shares else None
+        if any(one != 0 for k, one in enumerate(factors) if k != alone):
+            alone = None
+        for rows in self._ranges(name):
+            if alone is not None and self.base is None:
+                yield self._moved(alone, name, rows, work).to(like.dtype)
+            elif is_statistic or self.base is None:
+                tensors = (self._moved(k, name, rows, work) for k in range(count))
+                combined = (
+                    weighted_sum(tensors, factors) if is_statistic else self.rule.combine(tensors, factors, target)
+                )
+                yield combined.to(like.dtype)
+            else:
+                start = _read(self.base, name, rows, work)
+                vectors = (self._moved(k, name, rows, work).sub_(start) for k in range(count))
+                yield self.rule.combine(vectors, factors, target).add_(start).to(like.dtype)
+
+    def held(self) -> int:
+        """Bytes that making the largest tensor holds at most."""
+        copies = MOVING + self.rule.held(len(self.networks)) + (self.base is not None)
+        largest = 0
+        for name, tensor in self._like.items():
+            rows = self._ranges(name)[0]
+            share = 1.0 if rows is None else (rows[1] - rows[0]) / tensor.shape[0]
+            largest = max(largest, int(share * tensor.numel() * work_dtype(tensor.dtype).itemsize))
+        return copies * largest
+
+    @cached_property
+    def _like(self) -> Mapping[str, Tensor]:
+        """Names, shapes and dtypes of the result."""
+        return self.reference.on_meta() if isinstance(self.reference, Checkpoint) else self.reference
+
+    @cached_property
+    def _first(self) -> dict[str, str]:
+        """The name that stands for tied ones, so that chance and settings do not tell them apart."""
+        stored = self.reference.stored if isinstance(self.reference, Checkpoint) else self.reference
+        found = {}
+        for names in self.symmetry.tied:
+            first = next((name for name in names if name in stored), names[0])
+            found.update(dict.fromkeys(names, first))
+        return found
+
+    @cached_property
+    def _depths(self) -> dict[str, float]:
+        return find_depths(self._like)
+
+    def _target(self, name: str) -> Target:
+        name = self._first.get(name, name)
+        return Target(name, self._depths.get(name, 0.0), self.seed)
+
+    def _numbers(self, target: Target) -> list[float] | None:
+        return None if self.weights is None else [target.number(one) for one in self.weights]
+
+    def _ranges(self, name: str) -> list[tuple[int, int] | None]:
+        shape = self._like[name].shape
+        return row_ranges(self.symmetry, name, shape) if self.rule.splits(shape) else [None]
+
+    def _require_shared(self, name: str, rows: tuple[int, int] | None) -> Tensor:
+        """A tensor without values of the reference, or a piece; a ValueError if those of the others differ."""
+        dtype = self._like[name].dtype
+        tensors = [self._moved(k, name, rows, dtype) for k in range(len(self.networks))]
+        kept = tensors[0] if self.base is None else _read(self.base, name, rows, dtype)
+        require_shared(name, [kept, *tensors])
+        return kept
+
+    def _moved(self, k: int, name: str, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
+        """A copy of a tensor of network k, or of a piece, next to those of the others."""
+        tensor = _read(self.networks[k], name, rows, work)
+        if self.elements is None or (k == 0 and self.base is None):
+            return tensor
+        return move_tensor(self.symmetry, self.elements[k], name, tensor)
+
+
+def work_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In what sums are taken: in float32 for half precision, in float64 for the others."""
+    return torch.float32 if dtype.itemsize < 4 else torch.float64
+
+
+def _read(network: Mapping[str, Tensor], name: str, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
+    if isinstance(network, Checkpoint):
+        return network.read(name, rows=rows, dtype=dtype)
+    tensor = network[name] if rows is None else network[name][rows[0] : rows[1]]
+    return tensor.to(dtype, copy=True)

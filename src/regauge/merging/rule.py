@@ -1,0 +1,162 @@
+"""What a rule is: how one tensor of the result is made of the same tensor of all networks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from regauge.core.interpolation import shares_of
+from regauge.core.params import Params
+from regauge.core.task import Task
+from regauge.merging.settings import Number, Numbers, Setting
+
+
+class Target:
+    """The tensor of the result that is being made: its name and depth, and random numbers of its own.
+
+    They depend on the seed, the name and the network alone. So networks in memory, streamed ones and resumed runs have
+    the same ones, in whatever pieces and in which order tensors are made.
+
+    Args:
+        name: Its name; for tied tensors the first of their names.
+        depth: See `find_depths`.
+        seed: None for rules without chance.
+    """
+
+    def __init__(self, name: str, depth: float = 0.0, seed: int | None = None) -> None:
+        self.name, self.depth, self._seed = name, depth, seed
+        self._generators: dict[int, torch.Generator] = {}
+
+    def number(self, setting: Number) -> float:
+        """The number that a setting has here."""
+        return setting.at(self.name, self.depth) if isinstance(setting, Setting) else float(setting)
+
+    def numbers(self, setting: Numbers, count: int) -> list[float]:
+        """The numbers that a setting has here, one for each of `count` networks."""
+        if not isinstance(setting, tuple):
+            return [self.number(setting)] * count
+        if len(setting) != count:
+            raise ValueError(f"there are {len(setting)} settings for {count} networks; give one for all, or one each")
+        return [self.number(one) for one in setting]
+
+    def draw(self, k: int, like: Tensor) -> Tensor:
+        """Random numbers in [0, 1) for the next entries of network k, in float64."""
+        if k not in self._generators:
+            key = f"{self._seed}/{k}/{self.name}".encode()
+            seed = int.from_bytes(blake2b(key, digest_size=8).digest()) >> 1
+            self._generators[k] = torch.Generator().manual_seed(seed)
+        noise = torch.rand(like.shape, generator=self._generators[k], dtype=torch.float64)
+        return noise.to(like.device)
+
+
+class Rule(ABC):
+    """How aligned networks are combined, one tensor after the other.
+
+    Attributes:
+        base: Whether a rule is for task vectors, the differences of networks from a base: "needed", or "none", or
+            "optional", where it takes networks or task vectors.
+        least: How few networks it combines.
+        most: How many.
+        needs_task: Whether it chooses between the networks by a task, and so needs them in memory.
+        has_shares: Whether factors are shares that sum to one. Running statistics are averaged with them, else equally.
+    """
+
+    base: ClassVar[Literal["none", "needed", "optional"]] = "none"
+    least: ClassVar[int] = 2
+    most: ClassVar[int | None] = None
+    needs_task: ClassVar[bool] = False
+    has_shares: ClassVar[bool] = True
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws random numbers."""
+        return False
+
+    def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+        """The factor of each network in one tensor, or an error about the weights: shares, equal unless given."""
+        return shares_of(weights, count)
+
+    def choose(
+        self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
+    ) -> Sequence[int]:
+        """Of a rule with a task, the numbers of the networks that are combined; `soup` combines some of them."""
+        return range(len(networks))
+
+    def check(self, target: Target, count: int) -> None:
+        """Raise a ValueError if settings do not fit one another or the networks at some tensor."""
+        return
+
+    def splits(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor may be combined in pieces along its first axis, with the same result."""
+        return True
+
+    def held(self, count: int) -> int:
+        """How many copies of a tensor, or of a piece, `combine` holds at once."""
+        return 2
+
+    @abstractmethod
+    def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
+        """Make one tensor, or a piece of it.
+
+        Args:
+            tensors: That of each network, or its difference from the base, in float32 or float64; they may be written
+                into. They are read when they are asked for, so that a sum holds one at a time.
+            factors: Their factors.
+            target: What is made of them.
+
+        Returns:
+            The tensor of the result, or its difference from the base.
+        """
+
+
+def weighted_sum(tensors: Iterator[Tensor], factors: Sequence[float]) -> Tensor:
+    """The sum of tensors with factors, one read after the other."""
+    total: Tensor | None = None
+    for tensor, factor in zip(tensors, factors, strict=True):
+        weighed = tensor.mul_(factor)
+        total = weighed if total is None else total.add_(weighed)
+    assert total is not None
+    return total
+
+
+def require_networks(rule: Rule, count: int, *, has_base: bool) -> None:
+    """Refuse too few or too many networks for a rule, a base that it has no use for, and one that is missing.
+
+    Raises:
+        ValueError: It is one of these.
+    """
+    if has_base and rule.base == "none":
+        raise ValueError(
+            f"{rule} takes no base: it combines the networks themselves; leave the base out, put it among the "
+            "networks, or use a rule for task vectors"
+        )
+    if not has_base and rule.base == "needed":
+        raise ValueError(
+            f"{rule} combines what networks differ by from a base network and needs a base; give it as `base`"
+        )
+    if count < rule.least:
+        wanted = "two networks" if rule.most == 2 else f"{rule.least} networks or more"
+        given = "there is no network" if count == 0 else "there is only one network"
+        raise ValueError(
+            f"{given} to merge, but {rule} combines {wanted}; give more, or for one network and a base "
+            "a rule for task vectors"
+        )
+    if rule.most is not None and count > rule.most:
+        exactly = "one network" if rule.most == 1 else "two networks"
+        raise ValueError(f"{rule} takes {exactly}, but there are {count}; leave some out, or choose another rule")
+
+
+def draw_seed(rule: Rule, generator: torch.Generator | None) -> int | None:
+    """The seed of a rule's random numbers; None for rules that draw none.
+
+    Raises:
+        ValueError: There is no generator to draw it from.
+    """
+    if not rule.is_random:
+        return None
+    if generator is None:
+        raise ValueError(f"{rule} drops entries at random; give a torch.Generator as `generator`")
+    return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))

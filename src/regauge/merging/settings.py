@@ -1,0 +1,153 @@
+"""Numbers of a rule that may differ from tensor to tensor: by depth, and by what the tensor is called."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, Union
+
+Number: TypeAlias = Union[float, "Setting"]
+"""One number for all tensors, or a setting."""
+Numbers: TypeAlias = Number | tuple[Number, ...]
+"""The same for all networks, or one for each."""
+
+LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+
+
+@dataclass(frozen=True, repr=False)
+class Setting:
+    """A number for each tensor of a network.
+
+    With several `values` it is a gradient over the depth: they hold at equal distances from the first layer to the last
+    one, and between them the number is interpolated linearly. Tensors outside of layers have depth zero, so that they
+    take the first value.
+
+    As text it is `0.5`, a gradient `0,0.5,1`, or `mlp=0.5/attn=0,1/0.3`: pieces of names first, and what holds for all
+    other tensors last.
+
+    Attributes:
+        values: What holds for tensors of no other name, one number at least.
+        where: Pieces of names with their own values. The first that occurs in the name of a tensor counts.
+
+    References:
+        Goddard et al. (2024), mergekit: conditional parameters with filters, and gradients.
+    """
+
+    values: tuple[float, ...]
+    where: tuple[tuple[str, tuple[float, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        for values in (self.values, *(values for _, values in self.where)):
+            if not values or not all(math.isfinite(x) for x in values):
+                raise ValueError(f"the values of a setting are {list(values)}; give one finite number at least")
+        if not all(pattern for pattern, _ in self.where):
+            raise ValueError("a piece of a name in a setting is empty; what holds for all tensors comes last, alone")
+
+    @classmethod
+    def parse(cls, text: str) -> "Setting":
+        """Read the text form.
+
+        Raises:
+            ValueError: It cannot be read, or lacks a value for tensors of no other name.
+        """
+        where: list[tuple[str, tuple[float, ...]]] = []
+        *named, last = text.split("/")
+        for part in named:
+            pattern, equals, values = part.rpartition("=")
+            if not equals:
+                raise ValueError(_unreadable(text))
+            where.append((pattern, _read_values(values, text)))
+        return cls(_read_values(last, text), tuple(where))
+
+    def at(self, name: str, depth: float = 0.0) -> float:
+        """The number for the tensor `name`; its depth in [0, 1] is that of `find_depths`."""
+        values = next((own for pattern, own in self.where if pattern in name), self.values)
+        position = depth * (len(values) - 1)
+        first = min(int(position), len(values) - 1)
+        share = position - first
+        if not share:
+            return values[first]
+        return (1 - share) * values[first] + share * values[first + 1]
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """All values."""
+        return (*self.values, *(x for _, values in self.where for x in values))
+
+    def __str__(self) -> str:
+        parts = [*(f"{pattern}={_text(values)}" for pattern, values in self.where), _text(self.values)]
+        return "/".join(parts)
+
+    def __repr__(self) -> str:
+        return f"Setting.parse({str(self)!r})"
+
+
+def find_depths(names: Iterable[str]) -> dict[str, float]:
+    """How deep each tensor lies: from 0 in the first layer to 1 in the last one, and 0 outside of layers.
+
+    A layer is the first number in a name that stands alone between dots, such as the 7 of `model.layers.7.mlp.up_proj`;
+    layers with the same name before the number are of one stack, in the order of their numbers. So an encoder and a
+    decoder have depths of their own, and experts within a layer lie where the layer does. A stack of one layer has
+    depth 1.
+
+    References:
+        Goddard et al. (2024), mergekit, which interpolates over the layers alike.
+    """
+    found = {name: LAYER.search(name) for name in names}
+    stacks: dict[str, set[int]] = {}
+    for name, match in found.items():
+        if match is not None:
+            stacks.setdefault(name[: match.start()], set()).add(int(match[1]))
+    order = {prefix: {layer: k for k, layer in enumerate(sorted(layers))} for prefix, layers in stacks.items()}
+    depths = {}
+    for name, match in found.items():
+        if match is None:
+            depths[name] = 0.0
+        else:
+            layers = order[name[: match.start()]]
+            depths[name] = layers[int(match[1])] / (len(layers) - 1) if len(layers) > 1 else 1.0
+    return depths
+
+
+def numbers_of(value: Numbers) -> tuple[float, ...]:
+    """Every number that a setting of a rule may take."""
+    if isinstance(value, tuple):
+        return tuple(x for one in value for x in numbers_of(one))
+    return value.numbers if isinstance(value, Setting) else (float(value),)
+
+
+def require_numbers(what: str, value: Numbers, is_valid: Callable[[float], bool], meaning: str) -> None:
+    """Raise a ValueError unless every number of a setting is valid; `meaning` says what it is, and its range."""
+    for x in numbers_of(value):
+        if not is_valid(x):
+            raise ValueError(f"{what} is {x}; it is {meaning}")
+
+
+def read_number(text: str) -> Number:
+    """A number, or a setting in its text form."""
+    found = Setting.parse(text)
+    return found.values[0] if len(found.values) == 1 and not found.where else found
+
+
+def read_numbers(texts: Sequence[str]) -> Numbers:
+    """What holds for all networks, or one for each, from text forms."""
+    found = tuple(read_number(text) for text in texts)
+    return found[0] if len(found) == 1 else found
+
+
+def _read_values(text: str, whole: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(_unreadable(whole)) from None
+
+
+def _unreadable(text: str) -> str:
+    return (
+        f"the setting {text!r} cannot be read; write a number (0.5), a gradient over the depth (0,0.5,1), or pieces of "
+        "names with their values and what holds for all other tensors last (mlp=0.5/attn=0,1/0.3)"
+    )
+
+
+def _text(values: Sequence[float]) -> str:
+    return ",".join(f"{x!r}".removesuffix(".0") for x in values)

@@ -1,0 +1,93 @@
+"""The table of rules, which the command line, recipes, the docs and the tests read. It imports nothing heavy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regauge.merging.rule import Rule
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a rule is, and what it is made of.
+
+    Attributes:
+        module: A file in `merging`.
+        name: The name of its class.
+        then: For rules that keep a part of each task vector, the class of the rule that combines what is kept.
+        defaults: Settings that differ from those of the classes.
+        help: What it does, in a few words.
+    """
+
+    module: str
+    name: str
+    help: str
+    then: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> "tuple[type[Rule], ...]":
+        """The class, and that of the rule that combines what is kept, if that is another one."""
+        names = [(self.module, self.name), *([] if self.then is None else [("vectors", self.then)])]
+        return tuple(getattr(import_module(f"regauge.merging.{module}"), name) for module, name in names)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The names of the settings that `build` takes."""
+        return tuple(dict.fromkeys(name for kind in self.classes for name in _settings(kind)))
+
+    def build(self, **settings: Any) -> "Rule":
+        """The rule with these settings, each of them for the class that has it.
+
+        Raises:
+            ValueError: The rule has no such setting, or a setting makes no sense.
+        """
+        unknown = sorted(set(settings) - set(self.settings))
+        if unknown:
+            known = ", ".join(self.settings) or "none"
+            raise ValueError(f"{self.name} has no setting {', '.join(map(repr, unknown))}; it has: {known}")
+        rest = {**self.defaults, **settings}
+        built: dict[str, Any] = {}
+        for kind in reversed(self.classes):
+            names = [name for name in _settings(kind) if name in rest]
+            built = {"rule": kind(**built, **{name: rest.pop(name) for name in names})}
+        rule: Rule = built["rule"]
+        return rule
+
+
+RULES = {
+    "average": Row("means", "Average", "the weighted mean"),
+    "greedy": Row("means", "GreedySoup", "the mean of those that do not raise the loss"),
+    "sum": Row("means", "WeightedSum", "the sum with the weights as they are"),
+    "passthrough": Row("means", "Passthrough", "one network as it is, or multiplied"),
+    "slerp": Row("spheres", "Slerp", "two networks, or their task vectors, along the arc between them"),
+    "karcher": Row("spheres", "KarcherMean", "the mean of directions and lengths on the sphere"),
+    "multislerp": Row("spheres", "KarcherMean", "the same without iterations", defaults={"steps": 0}),
+    "task-arithmetic": Row("vectors", "TaskArithmetic", "the sum of task vectors"),
+    "ties": Row("vectors", "Ties", "the largest entries, and of these the mean of what agrees in sign"),
+    "dare": Row("vectors", "Dare", "entries dropped at random, summed", then="TaskArithmetic"),
+    "dare-ties": Row(
+        "vectors",
+        "Dare",
+        "entries dropped at random, the mean of what agrees in sign",
+        then="Ties",
+        defaults={"density": 1.0},
+    ),
+    "della": Row("vectors", "Della", "small entries dropped more often, the mean of what agrees", then="ElectedMean"),
+    "della-linear": Row("vectors", "Della", "small entries dropped more often, summed", then="TaskArithmetic"),
+    "breadcrumbs": Row("vectors", "Breadcrumbs", "without the largest and smallest entries", then="TaskArithmetic"),
+    "breadcrumbs-ties": Row(
+        "vectors",
+        "Breadcrumbs",
+        "without the largest and smallest entries, the mean of what agrees",
+        then="ElectedMean",
+    ),
+    "model-stock": Row("vectors", "ModelStock", "a share of the mean that follows from the angles"),
+}
+"""Every rule, by its name on the command line."""
+
+
+def _settings(kind: "type[Rule]") -> list[str]:
+    return [one.name for one in fields(kind) if one.name != "rule"]  # type: ignore[arg-type]  # Rules are dataclasses.
