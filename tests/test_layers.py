@@ -43,7 +43,7 @@ PURE = {
     "alignment": {"jaxtyping", "torch", "scipy", "numpy", "lap", "typing_extensions"},
     "canonical": {"jaxtyping", "torch", "scipy", "numpy"},
     "connect": {"torch", "numpy", "scipy"},
-    "merging": {"torch", "numpy", "scipy", "safetensors"},
+    "merging": {"torch", "numpy", "scipy", "safetensors", "yaml"},
 }
 """The library proper needs little else than torch."""
 

@@ -23,6 +23,7 @@ from regauge.cli.tracing import Traced, trace_once
 from regauge.core.params import require_same_shapes
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.state_dicts import match
+from regauge.storage.checkpoints.vocabularies import require_same_tokens
 from regauge.storage.checkpoints.writing import SUFFIX
 
 MATERIALIZED = 150_000_000
@@ -75,9 +76,15 @@ def read_networks(
     *,
     values: Values = "if small",
     is_streamed: bool = False,
+    source: int = 0,
 ) -> Networks:
-    """Read checkpoints of one architecture, or their headers if they are streamed, and find their symmetry."""
+    """Read checkpoints of one architecture, or their headers if they are streamed, and find their symmetry.
+
+    The files beside the weights are taken from the one with the number `source`; what differs there is told.
+    """
     checkpoints = [Checkpoint.open(path) for path in paths]
+    for note in require_same_tokens(checkpoints, source):
+        print(note, file=sys.stderr)
     name = name_model(options.model, checkpoints[0]) if options.symmetry is None else options.model
     if name is None and options.symmetry is None:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")

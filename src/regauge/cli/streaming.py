@@ -48,7 +48,7 @@ def read_job(
         name = "--refine" if options.data is None else "--data"
         raise UsageError(f"{name} runs the model and needs it in memory; leave it out, or allow more --memory")
     values: Values = "if small" if options.data is None else "always"
-    return job, read_networks(options, job.checkpoints, values=values, is_streamed=is_streamed)
+    return job, read_networks(options, job.checkpoints, values=values, is_streamed=is_streamed, source=source)
 
 
 @contextmanager

@@ -1,0 +1,55 @@
+"""The merge methods that recipes name: which of our rules each is, which parameters it takes, and their defaults."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class RecipeMethod:
+    """A merge method of recipes.
+
+    Attributes:
+        rule: Its name in `merging.table`.
+        base: Whether it needs a base, takes none, or either; "member" if the base is one of the models.
+        own: Parameters of each model with their defaults; None if they must be given.
+        common: Parameters of all models with their defaults.
+        least: How few models it combines, the base not counted unless it is a member.
+        most: How many.
+    """
+
+    rule: str
+    base: Literal["none", "needed", "optional", "member"]
+    own: Mapping[str, float | None] = field(default_factory=dict)
+    common: Mapping[str, float | None] = field(default_factory=dict)
+    least: int = 2
+    most: float = math.inf
+
+
+VECTORS: Mapping[str, float | None] = {"lambda": 1.0, "normalize": 0.0, "int8_mask": 0.0}
+WEIGHT: Mapping[str, float | None] = {"weight": None}
+SPARSE: Mapping[str, float | None] = {"weight": None, "density": 1.0}
+RANDOM: Mapping[str, float | None] = {**VECTORS, "rescale": 1.0}
+
+METHODS: Mapping[str, RecipeMethod] = {
+    "linear": RecipeMethod("sum", "none", WEIGHT, {"normalize": 1.0}, least=1),
+    "slerp": RecipeMethod("slerp", "member", {}, {"t": None}, most=2),
+    "nuslerp": RecipeMethod("slerp", "optional", WEIGHT, {"nuslerp_flatten": 1.0}, most=2),
+    "multislerp": RecipeMethod("multislerp", "optional", WEIGHT, {"normalize_weights": 1.0}),
+    "karcher": RecipeMethod("karcher", "none", {}, {"max_iter": 10.0}),
+    "task_arithmetic": RecipeMethod("task-arithmetic", "needed", WEIGHT, VECTORS, least=1),
+    "ties": RecipeMethod("ties", "needed", SPARSE, {**VECTORS, "normalize": 1.0}, least=1),
+    "dare_linear": RecipeMethod("dare", "needed", SPARSE, RANDOM, least=1),
+    "dare_ties": RecipeMethod("dare-ties", "needed", SPARSE, RANDOM, least=1),
+    "della": RecipeMethod("della", "needed", {**SPARSE, "epsilon": 0.15}, {**RANDOM, "normalize": 1.0}, least=1),
+    "della_linear": RecipeMethod("della-linear", "needed", {**SPARSE, "epsilon": 0.15}, RANDOM, least=1),
+    "breadcrumbs": RecipeMethod("breadcrumbs", "needed", {**SPARSE, "gamma": 0.01}, VECTORS, least=1),
+    "breadcrumbs_ties": RecipeMethod("breadcrumbs-ties", "needed", {**SPARSE, "gamma": 0.01}, VECTORS, least=1),
+    "model_stock": RecipeMethod("model-stock", "needed", {}, {"filter_wise": 0.0}),
+    "passthrough": RecipeMethod("passthrough", "none", {"scale": 1.0}, least=1, most=1),
+}
+"""Every method by mergekit's name for it. Defaults are mergekit's."""
+
+FIXED = {"rescale": 1.0, "normalize_weights": 1.0, "nuslerp_flatten": 1.0}
+"""Parameters that have one value here, with it."""
