@@ -56,7 +56,7 @@ class Pair:
     def plan(self, memory: int, scales: str = "balance") -> Plan:
         dtypes = {name: entry.dtype for name, entry in self.files[0].stored.items()}
         is_balanced = scales == "balance" and any(group.scales for group in self.symmetry.groups)
-        return make_plan(self.symmetry, dtypes, memory=memory, is_balanced=is_balanced)
+        return make_plan(self.symmetry, [dtypes, dtypes], memory=memory, is_balanced=is_balanced)
 
     def smaller(self) -> Plan:
         """The first plan that does not have everything in memory."""
@@ -258,8 +258,8 @@ def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], in
     files = (Checkpoint.open(tmp_path / "a.safetensors"), Checkpoint.open(tmp_path / "b.safetensors"))
     symmetry = symmetry.bind(files[0].on_meta())
     dtypes = {name: entry.dtype for name, entry in files[0].stored.items()}
-    whole = make_plan(symmetry, dtypes, memory=UNLIMITED, is_balanced=False)
-    plan = make_plan(symmetry, dtypes, memory=whole.peak - 1, is_balanced=False)
+    whole = make_plan(symmetry, [dtypes, dtypes], memory=UNLIMITED, is_balanced=False)
+    plan = make_plan(symmetry, [dtypes, dtypes], memory=whole.peak - 1, is_balanced=False)
     assert plan.spread
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")

@@ -21,6 +21,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
+from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
 from regauge.storage.checkpoints.provenance import Provenance, name_networks
 
@@ -44,6 +45,8 @@ class FileSetting(Setting, total=False):
     memory: int | str | MemoryLimit | None
     resume: bool
     overwrite: bool
+    dtype: torch.dtype | None
+    shard_size: int | str | None
     progress: Progress
     provenance: Provenance | None
 
@@ -70,6 +73,8 @@ def align(
     memory: int | str | MemoryLimit | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    dtype: torch.dtype | None = None,
+    shard_size: int | str | None = None,
     progress: Progress = no_progress,
     provenance: Provenance | None = None,
 ) -> Result[Any]:
@@ -95,6 +100,9 @@ def align(
         memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
         resume: Whether to continue what an interrupted run left.
         overwrite: Whether the output may be replaced.
+        dtype: What the floating-point tensors of the output are rounded to, once; values that it cannot hold are
+            refused. As in the network that the output takes over unless given.
+        shard_size: Bytes, or text such as "5GB", of the values in one file of an output folder; as there unless given.
         progress: Shows each pass over streamed files.
         provenance: What the output says about where it comes from; this call, unless given.
 
@@ -105,13 +113,15 @@ def align(
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
             populations; the method needs a task or a generator; or the memory does not suffice.
     """
-    job = None
+    job, form = None, Form.of(dtype, shard_size)
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
         pair = (params_a, params_b)
         if provenance is None:
             seed = None if generator is None else generator.initial_seed()
             networks = name_networks(a=params_a, b=params_b)
-            provenance = Provenance("rg.align", {"method": repr(method)}, networks, seed, alignment_label(out))
+            provenance = Provenance(
+                "rg.align", {"method": repr(method), **form.settings}, networks, seed, alignment_label(out)
+            )
         job = open_job(
             pair,
             1,
@@ -121,6 +131,7 @@ def align(
             resume=resume,
             overwrite=overwrite,
             provenance=provenance,
+            form=form,
         )
     if job is not None:
         job.require_output()

@@ -1,6 +1,7 @@
 """`regauge apply`: a stored alignment on another checkpoint, or undone."""
 
 from regauge.cli.options import Apply
+from regauge.cli.output import form_of
 from regauge.cli.provenance import provenance_of
 from regauge.storage.checkpoints.alignments import alignment_path, load_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint
@@ -11,7 +12,7 @@ def run(options: Apply) -> None:
     """Write the moved checkpoint."""
     require_writable(options.output, overwrite=options.overwrite)
     alignment = load_alignment(alignment_path(options.alignment))
-    checkpoint = Checkpoint.open(options.checkpoint)
+    checkpoint = Checkpoint.open(options.checkpoint).written_as(form_of(options.written))
     symmetry = alignment.symmetry.bind(checkpoint.params)
     element = symmetry.inverse(alignment.element) if options.inverse else alignment.element
     moved = checkpoint.with_params(symmetry.act(element, checkpoint.params))

@@ -3,9 +3,10 @@
 import regauge as rg
 from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize
-from regauge.cli.output import show_status
+from regauge.cli.output import form_of, show_status
 from regauge.cli.provenance import provenance_of
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import require_writable
 
 
@@ -14,8 +15,8 @@ def run(options: Canonicalize) -> None:
     beside = alignment_path(options.output)
     require_writable(options.output, overwrite=options.overwrite)
     require_writable(beside, overwrite=options.overwrite)
-    paths = [options.checkpoint, *([] if options.reference is None else [options.reference])]
-    found = read_networks(options, paths)
+    first = Checkpoint.open(options.checkpoint).written_as(form_of(options.written))
+    found = read_networks(options, [first, *([] if options.reference is None else [options.reference])])
     checkpoint, *references = found.checkpoints
     with show_status("canonicalizing"):
         reference = references[0].params if references else None

@@ -67,6 +67,16 @@ class ExampleInputs:
 
 
 @dataclass(frozen=True)
+class Written:
+    """How the output is written; as in the checkpoint that it takes over where left out."""
+
+    dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, arg(metavar="DTYPE")] = None
+    """What floating-point tensors are rounded to, once: float32, bfloat16, float16 or float64. config.json follows."""
+    shard_size: Annotated[str, arg(metavar="SIZE")] = ""
+    """Bytes in one file of an output folder at most, for example 5GB."""
+
+
+@dataclass(frozen=True)
 class Demo:
     """Train small networks on handwritten digits, align and merge them, and write an HTML report."""
 
@@ -117,6 +127,7 @@ class Matching:
     overwrite: OverwriteAll = False
     seed: Seed = 0
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+    written: Annotated[Written, arg(name="")] = Written()
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
     are read in sweeps over their files: matching looks at weights then, and networks are combined entry by entry."""
@@ -198,6 +209,7 @@ class Canonicalize:
     overwrite: bool = False
     """Replace the output and its element if they exist."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+    written: Annotated[Written, arg(name="")] = Written()
 
 
 @dataclass(frozen=True)
@@ -212,6 +224,7 @@ class Apply:
     inverse: bool = False
     """Undo the alignment instead."""
     overwrite: Overwrite = False
+    written: Annotated[Written, arg(name="")] = Written()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +307,7 @@ class Repair(Judging):
     """Match the weights of the endpoints to the merged checkpoint first, as they were when it was made of them."""
     weights: tuple[float, ...] = ()
     """Share of each endpoint; equal where left out."""
+    written: Annotated[Written, arg(name="")] = Written()
 
 
 @dataclass(frozen=True)

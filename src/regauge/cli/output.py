@@ -11,7 +11,9 @@ from rich import progress as rich
 from rich.console import Console
 from rich.table import Table
 
+from regauge.cli.options import Written
 from regauge.core.progress import Advance, Progress
+from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.writing import require_writable, save_text, whole_file
 
 if TYPE_CHECKING:
@@ -60,6 +62,11 @@ def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Pat
     writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
     table = save_text(text.getvalue(), path.with_suffix(".csv"))
     print(f"written: {path} and {table.name}")
+
+
+def form_of(options: Written) -> Form:
+    """How the options ask for the output to be written."""
+    return Form.of(options.dtype, options.shard_size or None)
 
 
 def show_status(label: str) -> AbstractContextManager[object]:

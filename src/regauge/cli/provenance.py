@@ -6,7 +6,7 @@ from typing import Any
 
 from regauge.storage.checkpoints.provenance import Input, Provenance
 
-WITHOUT_EFFECT = ("output", "memory", "resume", "overwrite", "dry_run")
+WITHOUT_EFFECT = ("output", "memory", "resume", "overwrite", "dry_run", "retrace")
 """Options that leave the values of the output alone."""
 
 
@@ -42,5 +42,6 @@ def _is_input(value: object) -> bool:
 def _plain(value: Any) -> Any:
     """A value ready for JSON."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name.replace("_", "-"): _plain(getattr(value, field.name)) for field in fields(value)}
+        names = [field.name for field in fields(value) if field.name not in WITHOUT_EFFECT]
+        return {name.replace("_", "-"): _plain(getattr(value, name)) for name in names}
     return list(value) if isinstance(value, tuple) else value

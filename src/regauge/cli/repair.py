@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import regauge as rg
 from regauge.cli.options import Repair, UsageError
-from regauge.cli.output import print_table, show_status
+from regauge.cli.output import form_of, print_table, show_status
 from regauge.cli.provenance import provenance_of
 from regauge.cli.tasks import read
 from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import require_writable
 
 FAR = 0.05
@@ -21,7 +22,8 @@ def run(options: Repair) -> None:
     if not options.endpoints and (options.weights or options.align):
         raise UsageError("--weights and --align are for endpoints: name them with --endpoints")
     shares = shares_of(options.weights or None, len(options.endpoints)) if options.endpoints else ()
-    judged = read(options, (options.merged, *options.endpoints))
+    written = Checkpoint.open(options.merged).written_as(form_of(options.written))
+    judged = read(options, (written, *options.endpoints))
     merged, endpoints = judged.networks[0], judged.networks[1:]
     if not endpoints and judged.task.prepare is None:
         raise UsageError(

@@ -11,7 +11,7 @@ from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
 from regauge.cli.models import Networks, Values, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
-from regauge.cli.output import print_table, show_progress, show_status
+from regauge.cli.output import form_of, print_table, show_progress, show_status
 from regauge.cli.provenance import provenance_of
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.alignments import alignment_label, alignment_path
@@ -39,6 +39,7 @@ def read_job(
         resume=resume,
         overwrite=overwrite,
         provenance=provenance,
+        form=form_of(options.written),
     )
     assert job is not None
     if not options.dry_run:

@@ -57,7 +57,7 @@ class Judged:
         return find_symmetry(model, self.task.outputs).bind(self.networks[0])
 
 
-def read(options: Judging, paths: Sequence[Path]) -> Judged:
+def read(options: Judging, paths: Sequence[Path | Checkpoint]) -> Judged:
     """Build the model and read the checkpoints and the data."""
     with show_status("building the model and reading the checkpoints"):
         opened = [Checkpoint.open(path) for path in paths]

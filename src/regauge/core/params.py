@@ -2,11 +2,18 @@
 
 import math
 from collections.abc import Mapping
+from functools import reduce
 
+import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
 """Parameters and buffers by name. A population has one leading model axis on every tensor."""
+
+
+def work_dtype(*dtypes: torch.dtype) -> torch.dtype:
+    """In what tensors of these floating-point dtypes are compared and added up: float32, or wider where one is."""
+    return reduce(torch.promote_types, dtypes, torch.float32)
 
 
 def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:

@@ -98,18 +98,18 @@ class Blend:
         """The result in memory."""
         result: Params = {}
         for name in self.reference:
-            parts = list(self.pieces(name))
-            result[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+            parts, dtype = list(self.pieces(name)), self._like[name].dtype
+            result[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype)
         return result
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """The values of a tensor of the result, in its dtype and in pieces along axis 0."""
+        """The values of a tensor of the result, before they are rounded, in pieces along axis 0."""
         like, count = self._like[name], len(self.networks)
         if like.dtype not in VALUES or like.numel() == 0:
             for rows in row_ranges(self.symmetry, name, like.shape):
                 yield self._require_shared(name, rows)
             return
-        work, target = work_dtype(like.dtype), self._target(name)
+        work, target = self._work_dtype(name), self._target(name)
         factors = self.rule.factors(self._numbers(target), count)
         is_statistic = name in self.symmetry.buffers
         if is_statistic and not self.rule.has_shares:
@@ -119,17 +119,14 @@ class Blend:
             alone = None
         for rows in self._ranges(name):
             if alone is not None and self.base is None:
-                yield self._moved(alone, name, rows, work).to(like.dtype)
+                yield self._moved(alone, name, rows, work)
             elif is_statistic or self.base is None:
                 tensors = (self._moved(k, name, rows, work) for k in range(count))
-                combined = (
-                    weighted_sum(tensors, factors) if is_statistic else self.rule.combine(tensors, factors, target)
-                )
-                yield combined.to(like.dtype)
+                yield weighted_sum(tensors, factors) if is_statistic else self.rule.combine(tensors, factors, target)
             else:
                 start = _read(self.base, name, rows, work)
                 vectors = (self._moved(k, name, rows, work).sub_(start) for k in range(count))
-                yield self.rule.combine(vectors, factors, target).add_(start).to(like.dtype)
+                yield self.rule.combine(vectors, factors, target).add_(start)
 
     def held(self) -> int:
         """Bytes that making the largest tensor holds at most."""
@@ -138,7 +135,7 @@ class Blend:
         for name, tensor in self._like.items():
             rows = self._ranges(name)[0]
             share = 1.0 if rows is None else (rows[1] - rows[0]) / tensor.shape[0]
-            largest = max(largest, int(share * tensor.numel() * work_dtype(tensor.dtype).itemsize))
+            largest = max(largest, int(share * tensor.numel() * self._work_dtype(name).itemsize))
         return copies * largest
 
     @cached_property
@@ -159,6 +156,12 @@ class Blend:
     @cached_property
     def _depths(self) -> dict[str, float]:
         return find_depths(self._like)
+
+    def _work_dtype(self, name: str) -> torch.dtype:
+        """In what sums are taken: in float32 where all is in half precision, else in float64."""
+        networks = [*self.networks, self.reference]
+        widest = max(_dtype_of(network, name).itemsize for network in networks)
+        return torch.float32 if widest < 4 else torch.float64
 
     def _target(self, name: str) -> Target:
         name = self._first.get(name, name)
@@ -187,9 +190,11 @@ class Blend:
         return move_tensor(self.symmetry, self.elements[k], name, tensor)
 
 
-def work_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In what sums are taken: in float32 for half precision, in float64 for the others."""
-    return torch.float32 if dtype.itemsize < 4 else torch.float64
+def _dtype_of(network: Mapping[str, Tensor], name: str) -> torch.dtype:
+    """The dtype of a tensor, or what it is read in."""
+    if isinstance(network, Checkpoint):
+        return network.form.work_dtype(network.stored[name].dtype if name in network.stored else network[name].dtype)
+    return network[name].dtype
 
 
 def _read(network: Mapping[str, Tensor], name: str, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.settings import Number, Setting
 from regauge.merging.streamed import merge_job
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
 from regauge.storage.checkpoints.provenance import Provenance, name_networks
 from regauge.storage.checkpoints.writing import save_text
@@ -39,6 +40,8 @@ def merge(
     memory: int | str | MemoryLimit | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    dtype: torch.dtype | None = None,
+    shard_size: int | str | None = None,
     progress: Progress = no_progress,
     provenance: Provenance | None = None,
 ) -> MergeResult:
@@ -76,6 +79,9 @@ def merge(
         memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
         resume: Whether to continue what an interrupted run left.
         overwrite: Whether the output may be replaced.
+        dtype: What the floating-point tensors of the output are rounded to, once; values that it cannot hold are
+            refused. As in the network that the output takes over unless given.
+        shard_size: Bytes, or text such as "5GB", of the values in one file of an output folder; as there unless given.
         progress: Shows each pass over streamed files.
         provenance: What the output says about where it comes from; this call, unless given.
 
@@ -93,13 +99,22 @@ def merge(
     has_base, start = base is not None, int(base is not None)
     seed = draw_seed(rule, generator)
     given: Sequence[Network] = params if base is None else [base, *params]
+    form = Form.of(dtype, shard_size)
     if provenance is None:
         told = None if weights is None else [str(one) if isinstance(one, Setting) else one for one in weights]
-        settings = {"rule": repr(rule), "weights": told, "method": repr(method)}
+        settings = {"rule": repr(rule), "weights": told, "method": repr(method), **form.settings}
         initial = None if generator is None else generator.initial_seed()
         provenance = Provenance("rg.merge", settings, name_networks(networks=list(params), base=base), initial)
     job = open_job(
-        given, 0, card_path, out=out, memory=memory, resume=resume, overwrite=overwrite, provenance=provenance
+        given,
+        0,
+        card_path,
+        out=out,
+        memory=memory,
+        resume=resume,
+        overwrite=overwrite,
+        provenance=provenance,
+        form=form,
     )
     if job is not None:
         job.require_output()

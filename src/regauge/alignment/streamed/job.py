@@ -25,6 +25,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
+from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.storage.checkpoints.provenance import Provenance
 from regauge.storage.checkpoints.staging import Staging, require_place
@@ -103,8 +104,11 @@ def open_job(
     resume: bool = False,
     overwrite: bool = False,
     provenance: Provenance | None = None,
+    form: Form = AS_STORED,
 ) -> FileJob | None:
     """Open networks that are in files, and read their headers; None if they are dictionaries.
+
+    The result has the form of the checkpoint with the number `source` unless another one is given.
 
     Raises:
         TypeError: Some networks are in files, and others are dictionaries, or all are and the result is to be written.
@@ -112,13 +116,15 @@ def open_job(
         ValueError: A checkpoint is damaged, or the memory cannot be read.
     """
     checkpoints = tuple(Checkpoint.open(one) for one in networks if isinstance(one, str | Path | Checkpoint))
-    if not checkpoints and out is None and memory is None and not resume:
+    if not checkpoints and out is None and memory is None and not resume and form == AS_STORED:
         return None
     if len(checkpoints) < len(networks):
         raise TypeError(
-            "networks with `out`, `memory` or `resume` must all be checkpoints, given by their paths; save the "
-            "dictionaries as .safetensors, or give all networks as dictionaries and save the result yourself"
+            "networks with `out`, `memory`, `resume`, `dtype` or `shard_size` must all be checkpoints, given by their "
+            "paths; save the dictionaries as .safetensors, or give dictionaries only and save the result yourself"
         )
+    if form != AS_STORED:
+        checkpoints = tuple(one.written_as(form) if k == source else one for k, one in enumerate(checkpoints))
     path, limit = None if out is None else Path(out), MemoryLimit.of(memory)
     return FileJob(checkpoints, source, path, beside, limit, resume, overwrite, provenance)
 
@@ -168,7 +174,7 @@ class StreamedJob:
             for file in checkpoint.metadata
         }
         inputs = {"files": files, "symmetry": self.plan.symmetry.to_json(), "method": repr(self.method), **settings}
-        inputs["products"] = library()
+        inputs |= {"products": library(), "form": repr(self.source.form)}
         resume, overwrite, provenance = self.job.resume, self.job.overwrite, self.job.provenance
         return Staging(self.job.out, inputs, resume=resume, overwrite=overwrite, provenance=provenance)
 
@@ -218,7 +224,7 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
         symmetry.require_ones({name: checkpoint[name] for name in symmetry.ones if name in first})
     plan = make_plan(
         symmetry,
-        {name: one.dtype for name, one in first.items()},
+        [{name: one.dtype for name, one in checkpoint.stored.items()} for checkpoint in checkpoints],
         memory=job.limit.nbytes,
         is_balanced=method.scales == "balance" and any(group.scales for group in symmetry.groups),
         held=job.limit.held(),

@@ -15,6 +15,7 @@ from regauge.alignment.streamed.memory import Sizes
 from regauge.core.act import resolve
 from regauge.core.families import Family, families
 from regauge.core.groups import Group
+from regauge.core.params import work_dtype
 from regauge.core.scales import balanced_parts
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.state_dicts import shorten
@@ -81,7 +82,7 @@ class Plan:
 
 def make_plan(
     symmetry: Symmetry,
-    dtypes: Mapping[str, torch.dtype],
+    dtypes: Sequence[Mapping[str, torch.dtype]],
     *,
     memory: int,
     is_balanced: bool,
@@ -91,7 +92,7 @@ def make_plan(
 
     Args:
         symmetry: With every size known.
-        dtypes: The dtype of every tensor, in both checkpoints.
+        dtypes: The dtype of every tensor, in each checkpoint.
         memory: Bytes that may be held.
         is_balanced: Whether the positive scales are balanced first.
         held: Bytes that the process holds already, such as what tracing the model left behind.
@@ -99,11 +100,12 @@ def make_plan(
     Raises:
         ValueError: No plan holds so little.
     """
-    names = [n for n in symmetry.sites if n not in symmetry.buffers and dtypes[n].is_floating_point]
+    names = [n for n in symmetry.sites if n not in symmetry.buffers and dtypes[0][n].is_floating_point]
     waiting = {f.root.name: f for f in families(symmetry.groups, {name: symmetry.sites[name] for name in names})}
     balanced = balanced_parts(symmetry, buffers="keep") if is_balanced else []
-    sizes = Sizes(symmetry, {name: torch.promote_types(dtypes[name], torch.float32).itemsize for name in names})
-    sweep_bytes = sum(2 * dtypes[name].itemsize * sizes.numel(name) for name in names)
+    sizes = Sizes(symmetry, {n: work_dtype(*(own[n] for own in dtypes)).itemsize for n in names})
+    first, *others = ({n: own[n].itemsize * sizes.numel(n) for n in names} for own in dtypes)
+    sweep_bytes = sum(first.values()) + max((sum(other.values()) for other in others), default=0)
     spread: dict[str, Family] = {}
     while True:
         sets = _working_sets(symmetry, waiting, spread, sizes)

@@ -20,7 +20,7 @@ from regauge.core.element import Element, Value
 from regauge.core.families import add_term, barycenter, dot
 from regauge.core.groups import Group
 from regauge.core.interpolation import distance
-from regauge.core.params import Params, require_finite
+from regauge.core.params import Params, require_finite, work_dtype
 from regauge.core.scales import balance, balanced_parts
 from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
@@ -142,7 +142,7 @@ class Source:
         Raises:
             ValueError: A tensor holds NaN or Inf; looked for in the first sweep.
         """
-        state, dtype = self._state, torch.promote_types(self._a.stored[name].dtype, torch.float32)
+        state, dtype = self._state, work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
         x, y = (one.read(name, rows=rows, dtype=dtype) for one in (self._a, self._b))
         if state.initial is None:
             require_finite({name: x}, str(self._a.path))

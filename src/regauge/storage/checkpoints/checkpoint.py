@@ -7,6 +7,7 @@ memory.
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -16,10 +17,11 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.storage.architecture import TensorSpec
+from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.headers import PROVENANCE, StoredTensor, read_header
 from regauge.storage.checkpoints.quantized import GGUF, refusal, require_unquantized
 from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
-from regauge.storage.checkpoints.writing import SUFFIX, Shard, save
+from regauge.storage.checkpoints.writing import SUFFIX, Shard, round_to, save
 
 PIECE = 1 << 20
 """Bytes that are read at once; they stay in the cache until they are converted."""
@@ -51,6 +53,7 @@ class Checkpoint(Mapping[str, Tensor]):
         path: The file, or the index of the shards.
         stored: Where every tensor lies, by name: names, dtypes and order of what `write` writes.
         metadata: The strings in the header of each file, without its provenance.
+        form: How a network that takes over these files is written.
         read_so_far: What was read from the disk.
     """
 
@@ -63,7 +66,7 @@ class Checkpoint(Mapping[str, Tensor]):
         params: Params | None = None,
     ) -> None:
         self.label, self.path, self.stored, self.metadata = label, path, stored, metadata
-        self.read_so_far = Reading()
+        self.read_so_far, self.form = Reading(), AS_STORED
         self._params = params
         self._files: dict[Path, BufferedReader] = {}
         self._buffer = bytearray(PIECE)
@@ -166,31 +169,47 @@ class Checkpoint(Mapping[str, Tensor]):
         """Every tensor without values, on the meta device: names, shapes and dtypes."""
         if self._params is not None:
             return {name: tensor.to("meta") for name, tensor in self._params.items()}
-        return {n: torch.empty(s.shape, dtype=s.dtype, device="meta") for n, s in self.stored.items()}
+        read = self.form.work_dtype
+        return {n: torch.empty(s.shape, dtype=read(s.dtype), device="meta") for n, s in self.stored.items()}
 
     def layout(self, file: str | None = None) -> list[Shard]:
-        """The files of another checkpoint with the same names, dtypes and order.
+        """The files of another checkpoint with the same names, dtypes and order, or those of `form`.
 
         They are as many as here, or one of that name, with wide dtypes first so that values stay aligned.
         """
         by_file: dict[Path, list[TensorSpec]] = {path: [] for path in self.metadata}
         for one in self.stored.values():
             by_file[one.file].append(TensorSpec(one.name, one.shape, one.dtype))
-        if file is None and len(by_file) > 1:
-            return [Shard(path.name, tuple(own), self.metadata[path]) for path, own in by_file.items()]
+        stem = self.path.name.removesuffix(".index.json").removesuffix(SUFFIX) if self.is_safetensors else "model"
+        if file is None and (len(by_file) > 1 or self.form.shard_size is not None):
+            shards = [Shard(path.name, tuple(own), self.metadata[path]) for path, own in by_file.items()]
+            return self.form.layout(shards, stem)
+        if self.form.shard_size is not None:
+            raise ValueError(
+                f"the output is one file, {file!r}, so it has no shard size; name a folder, or leave it out"
+            )
         every = sorted((spec for own in by_file.values() for spec in own), key=lambda spec: -spec.dtype.itemsize)
-        return [Shard(file or "model.safetensors", tuple(every), self.header)]
+        return self.form.layout([Shard(file or "model.safetensors", tuple(every), self.header)], stem)
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
         """The same files with other values; further ones, such as the second name of a tied tensor, are not written."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
-        return Checkpoint(self.label, self.path, self.stored, self.metadata, dict(params))
+        return Checkpoint(self.label, self.path, self.stored, self.metadata, dict(params)).written_as(self.form)
+
+    def written_as(self, form: Form) -> "Checkpoint":
+        """The same, whose result is written in another form; it is read as precisely as that asks for."""
+        result = copy(self)
+        result.form, result._files = form, {}
+        if result._params is not None:
+            result._params = {name: t.to(form.work_dtype(t.dtype)) for name, t in result._params.items()}
+        return result
 
     def write(self, path: str | Path, *, overwrite: bool = False, provenance: str | None = None) -> Path:
-        """Write to one `.safetensors` file, with the names, the dtypes and the header of the files that were read."""
-        params = {name: self[name].to(tensor.dtype) for name, tensor in self.stored.items()}
+        """Write to one `.safetensors` file, with the names and the header of the files that were read, in its form."""
+        (shard,) = self.layout(Path(path).name)
+        params = {name: round_to(self[name], dtype, name) for name, _, dtype in shard.tensors}
         origin = {} if provenance is None else {PROVENANCE: provenance}
         return save(params, path, overwrite=overwrite, metadata={**self.header, **origin})
 
@@ -207,7 +226,7 @@ class Checkpoint(Mapping[str, Tensor]):
             first, end = rows
             row = nbytes // shape[0] if shape[0] else 0
             shape, start, nbytes = (end - first, *shape[1:]), start + first * row, (end - first) * row
-        result = torch.empty(shape, dtype=dtype or stored.dtype)
+        result = torch.empty(shape, dtype=dtype or self.form.work_dtype(stored.dtype))
         flat, size = result.view(-1), stored.dtype.itemsize
         done = 0
         while done < nbytes:
@@ -239,15 +258,15 @@ def load(path: str | Path) -> Params:
 
 
 def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise unless checkpoints have tensors of the same names, shapes and dtypes."""
+    """Raise unless checkpoints have tensors of the same names and shapes, and floating-point numbers in the same."""
     first, *others = checkpoints
     for other in others:
         match(other.on_meta(), first.on_meta(), other.label, first.label)
         for name, tensor in first.stored.items():
-            if other.stored[name].dtype != tensor.dtype:
+            if other.stored[name].dtype.is_floating_point != tensor.dtype.is_floating_point:
                 raise ValueError(
                     f"{name!r} is {tensor.dtype} in {first.label} and {other.stored[name].dtype} in {other.label}; "
-                    "convert one of them, so that the output has one dtype"
+                    "floating-point numbers and integers have no common meaning: convert one of them"
                 )
 
 

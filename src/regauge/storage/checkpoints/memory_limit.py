@@ -32,10 +32,7 @@ class MemoryLimit:
             if not hasattr(os, "sysconf"):
                 raise ValueError("this system does not tell how much memory it has; say how much may be held: --memory")
             return cls(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?", memory.strip().lower())
-        if found is None or found[2] not in UNITS:
-            raise ValueError(f"the memory {memory!r} cannot be read; write for example 3GB or 500MB")
-        return cls(int(float(found[1]) * UNITS[found[2]]))
+        return cls(read_size(memory, "memory"))
 
     def held(self) -> int:
         """Bytes of the limit that the process holds already, such as what tracing the model left behind."""
@@ -43,6 +40,14 @@ class MemoryLimit:
             return 0
         gc.collect()
         return max(0, resident() - self.base)
+
+
+def read_size(size: str, what: str) -> int:
+    """Bytes from text such as "2GB"; `what` is what an error calls it."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?", size.strip().lower())
+    if found is None or found[2] not in UNITS:
+        raise ValueError(f"the {what} {size!r} cannot be read; write for example 3GB or 500MB")
+    return int(float(found[1]) * UNITS[found[2]])
 
 
 def resident() -> int:

@@ -90,18 +90,19 @@ class Staging:
             shards = [replace(shard, metadata={**shard.metadata, PROVENANCE: text}) for shard in shards]
         elif self.provenance is not None:
             save_text(self.provenance.to_json(progress), self.content / IN_FOLDER)
-        kept, advance = [], progress("writing", sum(shard.nbytes for shard in shards))
+        sizes = {shard.file: sum(spec.size for spec in shard.tensors) for shard in shards}
+        kept, advance = [], progress("writing", sum(sizes.values()))
 
         def count(name: str) -> Iterator[Tensor]:
             for piece in pieces(name):
                 yield piece
-                advance(piece.nbytes)
+                advance(piece.numel())
 
         for shard in shards:
             path, known = self.content / shard.file, self._shards.get(shard.file)
             if known is not None and path.exists() and [path.stat().st_size, _crc_of(path)] == known:
                 kept.append(shard.file)
-                advance(shard.nbytes)
+                advance(sizes[shard.file])
             else:
                 self._shards[shard.file] = list(write_shard(shard, self.content, count))
                 self._save()
@@ -121,8 +122,11 @@ class Staging:
                     is_own = path.name == IN_FOLDER or path.name.startswith(".") or path.name.endswith(NOT_COPIED)
                     if path.is_file() and not is_own:
                         shutil.copyfile(path, self.content / path.name)
+                config = self.content / "config.json"
+                save_text(source.form.describe(config.read_text(encoding="utf-8")), config)
             if len(shards) > 1:
-                write_index(shards, self.content, INDEX if source is None else source.path.name)
+                index = INDEX if source is None else source.form.index(shards, source.path.name)
+                write_index(shards, self.content, index)
             for path in self.content.iterdir():
                 flush(path)
             flush(self.content)

@@ -1,6 +1,7 @@
 """Write files whole or not at all; checkpoints as safetensors, piece by piece."""
 
 import json
+import math
 import os
 import secrets
 import zlib
@@ -21,7 +22,7 @@ PARTIAL = ".partial"
 INDEX = "model.safetensors.index.json"
 
 Pieces = Callable[[str], Iterator[Tensor]]
-"""From the name of a tensor to its values in the dtype of the output, in pieces along axis 0."""
+"""From the name of a tensor to its values, in pieces along axis 0; they are rounded to the output's dtype once."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,32 @@ def _encode(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
     for spec in shard.tensors:
         count = 0
         for piece in pieces(spec.name):
-            if piece.dtype != spec.dtype:
+            if piece.dtype != spec.dtype and not (piece.is_floating_point() and spec.dtype.is_floating_point):
                 raise ValueError(f"{spec.name!r} is {spec.dtype} in the layout, but {piece.dtype} was to be written")
+            piece = round_to(piece, spec.dtype, spec.name)
             count += piece.nbytes
             yield bytes_of(piece)
         if count != spec.nbytes:
             raise ValueError(f"{spec.name!r} has {spec.nbytes} bytes in the layout, but {count} were written")
+
+
+def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """A tensor in another dtype.
+
+    Raises:
+        ValueError: A finite value is too large for it.
+    """
+    if tensor.dtype == dtype:
+        return tensor
+    rounded = tensor.to(dtype)
+    lost = 0 if math.isfinite(rounded.sum()) else int((rounded.isinf() & tensor.isfinite()).sum())
+    if lost:
+        kind, largest = str(dtype).removeprefix("torch."), float(tensor.abs().nan_to_num(posinf=0).max())
+        raise ValueError(
+            f"{name!r} holds {lost} values up to {largest:.3g}, but {kind} ends at {torch.finfo(dtype).max:.3g}; write "
+            "it in a wider dtype, for example with --dtype bfloat16"
+        )
+    return rounded
 
 
 def write_index(shards: Sequence[Shard], folder: Path, name: str = INDEX) -> None:
