@@ -1,7 +1,8 @@
 """`regauge discover`: the symmetry of a model as a table, verified, and as JSON."""
 
-from regauge.cli.models import Values, trace_model
+from regauge.cli.models import trace_model
 from regauge.cli.options import Discover
+from regauge.cli.transformers_models import Values
 from regauge.storage.checkpoints.writing import require_writable, save_text
 
 

@@ -2,16 +2,14 @@
 
 import importlib
 import importlib.util
-import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +18,20 @@ import regauge as rg
 from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
 from regauge.cli.output import show_status
 from regauge.cli.tracing import Traced, trace_once
-from regauge.core.params import require_same_shapes
+from regauge.cli.transformers_models import Values, build_folder
+from regauge.cli.user_code import users_code
+from regauge.core.params import Params, require_same_shapes
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.state_dicts import match
+from regauge.storage.checkpoints.state_dicts import has_names, match
+from regauge.storage.checkpoints.transformers_names import expected_of, name_by, name_for
 from regauge.storage.checkpoints.vocabularies import require_same_tokens
 from regauge.storage.checkpoints.writing import SUFFIX
 
-MATERIALIZED = 150_000_000
-"""A folder's model with more parameters than this is built on the meta device, without values."""
 DESCRIBED = {"regauge.inr": "regauge.cli.inr_networks"}
 """Kinds of networks of which checkpoints say in their header that they hold one, and the module that builds them.
 
 Each has `build`, from a checkpoint to a module and example inputs, and `find_task`, for data of that kind.
 """
-TOKENS = 8
-"""Length of the example sentence of a language model."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,8 @@ class Networks:
 
 Outputs = Callable[[Any], Any] | Sequence[str] | None
 """The outputs of a model that must not change; all unless given."""
-Values = Literal["never", "if small", "always"]
-"""Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
+Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor] | None]
+"""A checkpoint under the names of its model, and the tensors that it must have, if they are known."""
 
 
 def read_networks(
@@ -88,26 +85,40 @@ def read_networks(
     name = name_model(options.model, checkpoints[0]) if options.symmetry is None else options.model
     if name is None and options.symmetry is None:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
-    if not is_streamed:
-        with show_status("reading the checkpoints"):
-            checkpoints = [one.with_params(one.params) for one in checkpoints]
     values = "never" if is_streamed else values
     found = None if options.symmetry is None else read_symmetry(options.symmetry)
-    built, state = None, None
+    built, state, module = None, None, None
     if name is not None and (found is not None or values == "always"):
         built = load_model(name, options.inputs, values=values)
-        state = built.module.state_dict()
+        state, module = built.module.state_dict(), built.module
     if found is None:
         assert name is not None
         traced = trace_model(name, options.inputs, values=values, built=built)
-        found, state = traced.symmetry, traced.state
-    if state is not None and is_streamed:
-        match(checkpoints[0].on_meta(), state, checkpoints[0].label)
-    elif state is not None:
-        checkpoints = [one.with_params(match(one.params, state, one.label)) for one in checkpoints]
+        found, state, module = traced.symmetry, traced.state, traced.module
+    if name is None or state is None:
+        named: Sequence[Named] = [(name_by(one, found), None) for one in checkpoints]
+    else:
+        named = _under_names(checkpoints, state, module, name)
+    if is_streamed:
+        checkpoints = [one for one, _ in named]
+        match(checkpoints[0].on_meta(), named[0][1] or checkpoints[0].on_meta(), checkpoints[0].label)
+    else:
+        with show_status("reading the checkpoints"):
+            checkpoints = [one.with_params(match(one.params, own or one.params, one.label)) for one, own in named]
     for other in [] if is_streamed else checkpoints[1:]:
         require_same_shapes(checkpoints[0].params, other.params)
     return Networks(tuple(checkpoints), found.bind(checkpoints[0].on_meta()), built)
+
+
+def _under_names(
+    checkpoints: Sequence[Checkpoint], state: Params, module: nn.Module | None, name: str
+) -> Sequence[Named]:
+    """Checkpoints under the names of the model that `name` names, which is built if it is needed and not there."""
+    if all(has_names(one.on_meta(), state) for one in checkpoints):
+        return [(one, state) for one in checkpoints]
+    owner = load_module(name, values="never").module if module is None else module
+    converted = [name_for(one, owner) for one in checkpoints]
+    return [(one, expected_of(owner, one)) for one in converted]
 
 
 def trace_model(
@@ -120,7 +131,7 @@ def trace_model(
         is_verified = verify and not model.is_meta
         with show_status("tracing the model" + (" and verifying what is found" if is_verified else "")):
             symmetry = find_symmetry(model, options.outputs, verify=is_verified)
-        return Traced(symmetry, model.module.state_dict(), model.is_meta)
+        return Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
 
     found = trace_once(text, options, [values, verify], trace)
     if found.is_known:
@@ -194,17 +205,8 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
     factory = getattr(_module(place, text, what), name, None)
     if not callable(factory):
         raise UsageError(f"{what} {text!r}: {place!r} has no function or class {name!r}")
-    with _users_code(f"{what} {text!r} failed"), context or nullcontext():
+    with users_code(f"{what} {text!r} failed"), context or nullcontext():
         return factory()
-
-
-@contextmanager
-def _users_code(failure: str) -> Iterator[None]:
-    """Code that the user wrote: whatever it raises is the user's to mend, so every error is told in a sentence."""
-    try:
-        yield
-    except Exception as error:
-        raise UsageError(f"{failure}: {type(error).__name__}: {error}") from error
 
 
 def _module(place: str, text: str, what: str) -> ModuleType:
@@ -220,12 +222,12 @@ def _module(place: str, text: str, what: str) -> ModuleType:
         sys.modules[name] = module  # dataclasses look their module up
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
-        with _users_code(f"{what} {text!r} cannot be imported"):
+        with users_code(f"{what} {text!r} cannot be imported"):
             spec.loader.exec_module(module)
         return module
     if "" not in sys.path:
         sys.path.insert(0, "")
-    with _users_code(f"{what} {text!r} cannot be imported"):
+    with users_code(f"{what} {text!r} cannot be imported"):
         return importlib.import_module(place)
 
 
@@ -274,75 +276,5 @@ def described_networks(checkpoint: Checkpoint) -> Any:
 
 
 def _from_folder(folder: Path, values: Values) -> Model:
-    if not (folder / "config.json").is_file():
-        raise UsageError(
-            f"the folder {str(folder)!r} has no config.json, so its model is unknown; name the model as "
-            "package.module:factory or file.py:factory"
-        )
-    try:
-        import transformers
-    except ImportError as error:
-        raise UsageError("a folder with config.json needs transformers: pip install 'regauge[transformers]'") from error
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError, json.JSONDecodeError) as error:
-        raise UsageError(
-            f"{str(folder / 'config.json')!r} is no configuration that transformers knows: {error}"
-        ) from error
-    names = getattr(config, "architectures", None) or []
-    factory = getattr(transformers, names[0], None) if names else None
-    if getattr(config, "use_cache", False):
-        config.use_cache = False  # It is not part of the function of the weights, and tracing it costs a second export.
-
-    automatic: Any = transformers.AutoModel
-    build = partial(factory, config) if factory else partial(automatic.from_config, config)
-    with _users_code(f"transformers cannot build the model of {str(folder)!r}"):
-        with torch.device("meta"):
-            module: nn.Module = build()
-        is_small = sum(p.numel() for p in module.parameters()) <= MATERIALIZED
-        if values == "always" or (values == "if small" and is_small):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)  # What the verification says of the symmetry is the same in every run.
-                module = build()
-    return Model(module.eval(), (), _folder_inputs(module, config))
-
-
-def _folder_inputs(module: nn.Module, config: Any) -> dict[str, Tensor]:
-    """Small inputs for a transformers model, from what its configuration says about them."""
-    device = next(module.parameters()).device
-    generator = torch.Generator().manual_seed(0)
-
-    def tokens() -> Tensor:
-        vocabulary = _setting(config, "vocab_size", 16)
-        return torch.randint(3, max(4, vocabulary), (2, TOKENS), generator=generator).to(device)
-
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
-
-    main = getattr(module, "main_input_name", "input_ids")
-    kwargs: dict[str, Tensor] = {}
-    if main == "pixel_values" or hasattr(config, "vision_config"):
-        size = _setting(config, "image_size", 224)
-        sides = size if isinstance(size, list | tuple) else (size, size)
-        kwargs["pixel_values"] = noise(2, _setting(config, "num_channels", 3), *sides)
-    if main == "input_features":
-        frames = 2 * _setting(config, "max_source_positions", 1500)
-        kwargs["input_features"] = noise(1, _setting(config, "num_mel_bins", 80), frames)
-    if main == "input_values":
-        kwargs["input_values"] = noise(1, 4000)
-    if main == "input_ids":
-        kwargs["input_ids"] = tokens()
-    if not kwargs:
-        raise UsageError(
-            f"{type(module).__name__} takes {main!r}, for which no example is known; write a factory that returns "
-            "(module, (), {...}), or say --input-shape"
-        )
-    if getattr(config, "is_encoder_decoder", False):
-        kwargs["decoder_input_ids"] = tokens()
-    return kwargs
-
-
-def _setting(config: Any, name: str, default: Any) -> Any:
-    """A setting of a configuration, or of the configuration of its vision or text part."""
-    parts = (config, getattr(config, "vision_config", None), getattr(config, "text_config", None))
-    return next((found for part in parts if (found := getattr(part, name, None)) is not None), default)
+    module, kwargs = build_folder(folder, values)
+    return Model(module, (), kwargs)

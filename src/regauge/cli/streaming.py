@@ -9,10 +9,11 @@ from typing import Any
 import regauge as rg
 from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
-from regauge.cli.models import Networks, Values, read_networks
+from regauge.cli.models import Networks, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
 from regauge.cli.output import form_of, print_table, show_progress, show_status
 from regauge.cli.provenance import provenance_of
+from regauge.cli.transformers_models import Values
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.alignments import alignment_label, alignment_path
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
@@ -49,7 +50,8 @@ def read_job(
         name = "--refine" if options.data is None else "--data"
         raise UsageError(f"{name} runs the model and needs it in memory; leave it out, or allow more --memory")
     values: Values = "if small" if options.data is None else "always"
-    return job, read_networks(options, job.checkpoints, values=values, is_streamed=is_streamed, source=source)
+    found = read_networks(options, job.checkpoints, values=values, is_streamed=is_streamed, source=source)
+    return replace(job, checkpoints=found.checkpoints) if is_streamed else job, found
 
 
 @contextmanager

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import regauge as rg
 from regauge.cli.options import ExampleInputs
 from regauge.core.params import Params
 from regauge.storage.cache import keep, recall
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.state_dicts import memory_of
 
 KIND = "symmetries"
@@ -33,12 +35,16 @@ INCOMPLETE = ("auto_map", "quantization_config", "configuration_files")
 
 @dataclass(frozen=True)
 class Traced:
-    """The symmetry of a model, and its `state_dict()`, which has no values where it was built without or is known."""
+    """The symmetry of a model, and its `state_dict()`, which has no values where it was built without or is known.
+
+    `module` is the model where it was traced now.
+    """
 
     symmetry: rg.Symmetry
     state: Params
     was_meta: bool
     is_known: bool = False
+    module: nn.Module | None = None
 
     def to_json(self) -> str:
         """The text form."""
@@ -85,6 +91,7 @@ def _origin_of(folder: Path, options: ExampleInputs, settings: Any) -> dict[str,
     if registry is not None and registry.registered_rules():
         return None
     return {
+        "tensors": _tensors_in(folder),
         "config": {key: value for key, value in config.items() if key not in INERT},
         "inputs": [options.input_shape, options.input_dtype, options.outputs],
         "settings": settings,
@@ -92,6 +99,15 @@ def _origin_of(folder: Path, options: ExampleInputs, settings: Any) -> dict[str,
         "source": _source(),
         "python": sys.version,
     }
+
+
+def _tensors_in(folder: Path) -> str | None:
+    """The SHA-256 of what tensors the folder's own checkpoint has, which says of which class the model is."""
+    try:
+        stored = Checkpoint.open(folder).stored
+    except (OSError, ValueError):
+        return None
+    return hashlib.sha256(repr(sorted((name, one.shape) for name, one in stored.items())).encode()).hexdigest()
 
 
 def _is_released() -> bool:

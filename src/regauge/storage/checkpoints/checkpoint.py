@@ -206,10 +206,19 @@ class Checkpoint(Mapping[str, Tensor]):
             result._params = {name: t.to(form.work_dtype(t.dtype)) for name, t in result._params.items()}
         return result
 
+    def as_stored(self) -> Params:
+        """All tensors under the names that they have in the files."""
+        return {name: self[name] for name in self.stored}
+
+    def view_alike(self, other: "Checkpoint") -> "Checkpoint":
+        """Another checkpoint with the same files, under the names that this one has."""
+        return other
+
     def write(self, path: str | Path, *, overwrite: bool = False, provenance: str | None = None) -> Path:
         """Write to one `.safetensors` file, with the names and the header of the files that were read, in its form."""
         (shard,) = self.layout(Path(path).name)
-        params = {name: round_to(self[name], dtype, name) for name, _, dtype in shard.tensors}
+        values = self.as_stored()
+        params = {name: round_to(values[name], dtype, name) for name, _, dtype in shard.tensors}
         origin = {} if provenance is None else {PROVENANCE: provenance}
         return save(params, path, overwrite=overwrite, metadata={**self.header, **origin})
 

@@ -134,7 +134,8 @@ class Staging:
         flush(self.out.parent)
         shutil.rmtree(self.folder)
         self.close()
-        return Checkpoint.open(self.out)
+        found = Checkpoint.open(self.out)
+        return found if source is None else source.view_alike(found)
 
     def close(self) -> None:
         """Release the lock; partial output is kept for `--resume`."""

@@ -124,6 +124,15 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
     return result
 
 
+def has_names(params: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Whether a checkpoint has exactly the tensors of a model's `state_dict()`; see `match`."""
+    try:
+        match(params, expected, "")
+    except ValueError:
+        return False
+    return True
+
+
 def shorten(names: Sequence[str], limit: int = 4) -> str:
     """Some names for a sentence."""
     listed = ", ".join(repr(name) for name in names[:limit])

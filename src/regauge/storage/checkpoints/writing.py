@@ -27,11 +27,15 @@ Pieces = Callable[[str], Iterator[Tensor]]
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a checkpoint: its name, its tensors in their order, and the strings in its header."""
+    """One file of a checkpoint: its name, its tensors in their order, and the strings in its header.
+
+    `translate` makes pieces of its tensors of those of the module's, where their names differ.
+    """
 
     file: str
     tensors: tuple[TensorSpec, ...]
     metadata: Mapping[str, str]
+    translate: Callable[[Pieces], Pieces] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -112,9 +116,9 @@ def save(
 
 def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
     """Write one file whole or not at all; returns its size and the CRC-32 of its bytes."""
-    crc = 0
+    crc, translated = 0, pieces if shard.translate is None else shard.translate(pieces)
     with whole_file(folder / shard.file) as temporary, open(temporary, "wb") as file:
-        for part in _encode(shard, pieces):
+        for part in _encode(shard, translated):
             file.write(part)
             crc = zlib.crc32(part, crc)
         return file.tell(), crc

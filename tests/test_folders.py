@@ -1,0 +1,52 @@
+"""Folders of many families of transformers through the command line: what is written loads and computes the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+
+from folder_cases import CASES, first_tensor  # noqa: E402
+
+from regauge.cli.main import main  # noqa: E402
+from regauge.cli.models import load_module  # noqa: E402
+from regauge.storage.checkpoints.checkpoint import Checkpoint  # noqa: E402
+
+QUICK = ("vit", "mixtral", "gpt neox")
+"""Tensors that are renamed, stacked and split; the other families are slow together."""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def outputs(model: torch.nn.Module, folder: str) -> Tensor:
+    """What a model computes of the example inputs of a folder."""
+    example = load_module(folder, values="always")
+    with torch.no_grad():
+        return first_tensor(model(*example.inputs, **(example.kwargs or {})))
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+def test_aligned_folders_load_and_compute_the_same(name: str) -> None:
+    """The output has the files, names, shapes and dtypes of B, a clean load report, and B's outputs to rounding."""
+    case = CASES[name]
+    case.save(Path("one"), 0)
+    two = case.save(Path("two"), 1, shard="4KB")
+    main(["align", "one", "two", "-o", "aligned"])
+    loaded, report = type(two).from_pretrained("aligned", output_loading_info=True)
+    assert not any(report.values()), report
+    expected = outputs(two, "two")
+    assert float((outputs(loaded.eval(), "two") - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+    source, written = Checkpoint.open("two"), Checkpoint.open("aligned")
+    assert [(n, t.file.name, t.shape, t.dtype) for n, t in source.stored.items()] == [
+        (n, t.file.name, t.shape, t.dtype) for n, t in written.stored.items()
+    ]
+    assert any(not torch.equal(source.read(n), written.read(n)) for n in source)
+    for file in {t.file for t in written.stored.values()}:
+        with safe_open(file, "pt") as opened:
+            assert opened.metadata()["format"] == "pt"
