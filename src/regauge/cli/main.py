@@ -13,11 +13,13 @@ from regauge.cli.options import Options, UsageError
 from regauge.cli.zoo_options import Zoo
 
 DESCRIPTION = "The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."
+LOG = logging.getLogger("regauge")
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Parse and run; what the user can mend is one sentence on the standard error and exit code 2."""
     options = parse(args)
+    _tell()
     try:
         import_module(f"regauge.cli.{type(options).__name__.lower()}").run(options)  # imports torch
         sys.stdout.flush()
@@ -27,9 +29,24 @@ def main(args: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (UsageError, ValueError, KeyError, OSError, ImportError) as error:  # ImportError: an extra is missing
-        logging.getLogger("regauge").debug("the command failed", exc_info=True)
+        LOG.debug("the command failed", exc_info=True)
         print(f"regauge: {sentence(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+class _Sentences(logging.Handler):
+    """Prints what the library says about files, such as which it replaced."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)
+
+
+def _tell() -> None:
+    """Print what the library says about files, once however many commands this process runs."""
+    storage = logging.getLogger("regauge.storage")
+    if not any(isinstance(handler, _Sentences) for handler in storage.handlers):
+        storage.addHandler(_Sentences(logging.INFO))
+        storage.setLevel(logging.INFO)
 
 
 def parse(args: Sequence[str] | None = None) -> Options | Zoo | Inr:

@@ -14,7 +14,8 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from regauge.storage.checkpoints.writing import PARTIAL, save_text
+from regauge.storage.checkpoints.disk import PARTIAL
+from regauge.storage.checkpoints.writing import save_text
 
 VARIABLE = "REGAUGE_CACHE"
 """Environment variable with the folder of the cache; that of the operating system if not set."""

@@ -25,6 +25,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
+from regauge.storage.checkpoints.disk import require_space
 from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.storage.checkpoints.provenance import Provenance
@@ -75,7 +76,8 @@ class FileJob:
         Raises:
             FileExistsError: It, or what is written beside it, exists and may not be replaced.
             FileNotFoundError: Its folder does not exist.
-            ValueError: The network is written to another kind of file than `.safetensors`.
+            OSError: The disk has no room for it.
+            ValueError: Another process is writing it, or it is another kind of file than `.safetensors`.
         """
         if self.out is None:
             return
@@ -83,6 +85,7 @@ class FileJob:
             require_place(self.out, overwrite=self.overwrite)
         else:
             require_writable(self.out, overwrite=self.overwrite)
+            require_space(self.out, self.checkpoints[self.source].nbytes)
         if not self.resume and self.out.suffix == SUFFIX:
             beside = self.beside(self.out)
             require_writable(beside, overwrite=self.overwrite, suffixes=(beside.suffix,))
@@ -175,8 +178,14 @@ class StreamedJob:
         }
         inputs = {"files": files, "symmetry": self.plan.symmetry.to_json(), "method": repr(self.method), **settings}
         inputs |= {"products": library(), "form": repr(self.source.form)}
-        resume, overwrite, provenance = self.job.resume, self.job.overwrite, self.job.provenance
-        return Staging(self.job.out, inputs, resume=resume, overwrite=overwrite, provenance=provenance)
+        return Staging(
+            self.job.out,
+            inputs,
+            resume=self.job.resume,
+            overwrite=self.job.overwrite,
+            provenance=self.job.provenance,
+            nbytes=sum(shard.nbytes for shard in self.shards),
+        )
 
     def match(self, k: int, staging: Staging, progress: Progress) -> StreamedResult:
         """Align checkpoint k to the first one, from where an earlier run stopped."""

@@ -340,6 +340,14 @@ def shards_of(index: Path) -> dict[str, str]:
     return files
 
 
+def index_metadata(checkpoint: Checkpoint) -> dict[str, object]:
+    """What the index of a sharded checkpoint says about it; empty for other checkpoints."""
+    if not checkpoint.path.name.endswith(".index.json"):
+        return {}
+    found = json.loads(checkpoint.path.read_text(encoding="utf-8")).get("metadata")
+    return found if isinstance(found, dict) else {}
+
+
 def _in_folder(folder: Path) -> Path:
     for name in FOLDER_FILES:
         if (folder / name).exists():

@@ -5,6 +5,7 @@ of the output. The finished shards, and what they were made from, are listed in 
 """
 
 import json
+import logging
 import os
 import shutil
 import zlib
@@ -17,12 +18,15 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from regauge.core.progress import Progress, no_progress
-from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.carrying import carry_files
+from regauge.storage.checkpoints.checkpoint import Checkpoint, index_metadata
+from regauge.storage.checkpoints.disk import PARTIAL, full_disks_told, require_space
 from regauge.storage.checkpoints.headers import PROVENANCE
 from regauge.storage.checkpoints.provenance import IN_FOLDER, Provenance
+from regauge.storage.checkpoints.replacing import finish_replacing, own_files, replace_folder
+from regauge.storage.checkpoints.state_dicts import shorten
 from regauge.storage.checkpoints.writing import (
     INDEX,
-    PARTIAL,
     SUFFIX,
     Pieces,
     Shard,
@@ -33,8 +37,10 @@ from regauge.storage.checkpoints.writing import (
     write_shard,
 )
 
-NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", ".md")
-"""Files of a folder that are not copied beside new weights."""
+REFUSALS = (ValueError, KeyError, TypeError)
+"""Errors about inputs: what such a run left is of no use to a later one."""
+IN_USE = "another process is writing {!r}; wait for it, or end it"
+LOG = logging.getLogger(__name__)
 
 
 class Staging:
@@ -48,40 +54,50 @@ class Staging:
         FileExistsError: The output is there and may not be replaced, or holds files that are not of a checkpoint; or
             an interrupted run left something and neither `resume` nor `overwrite` says what to do with it.
         FileNotFoundError: The folder of the output is not there.
+        OSError: The disk has no room for what is to be written.
         ValueError: What is to be resumed was made from other inputs, or another process is at work on it.
     """
 
     def __init__(
-        self, out: Path, inputs: Any, *, resume: bool, overwrite: bool, provenance: Provenance | None = None
+        self,
+        out: Path,
+        inputs: Any,
+        *,
+        resume: bool,
+        overwrite: bool,
+        provenance: Provenance | None = None,
+        nbytes: int = 0,
     ) -> None:
-        require_place(out, overwrite=overwrite)
-        self.out, self.folder, self.provenance = out, partial_of(out), provenance
+        require_parent(out)
+        self.out = out.resolve() if out.is_symlink() and out.is_dir() else out
+        self.folder, self.provenance = partial_of(self.out), provenance
         self.content, self.progress = self.folder / "output", self.folder / "progress.safetensors"
         self._replaced, self._ledger = self.folder / "replaced", self.folder / "run.json"
         self._inputs = json.loads(json.dumps(inputs))
         self._shards: dict[str, list[int]] = {}
-        if self.folder.exists() and not (resume or overwrite):
-            raise FileExistsError(
-                f"an interrupted run left {str(self.folder)!r}; say --resume to go on with it, or --overwrite to begin "
-                "anew"
-            )
-        self.folder.mkdir(exist_ok=True)
-        self._lock = FileLock(self.folder / "lock", timeout=0)
+        self._lock = _lock(self.out)
+        is_left = self.content.exists() or self._replaced.exists()
         try:
-            self._lock.acquire()
-        except Timeout as error:
-            raise ValueError(f"another process is writing {str(out)!r}; wait for it, or end it") from error
-        try:
+            finish_replacing(self.out, self._replaced)
+            is_left = self.content.exists()
+            _require_name(self.out, overwrite=overwrite)
+            if is_left and not (resume or overwrite):
+                raise FileExistsError(
+                    f"an interrupted run left {str(self.folder)!r}; say --resume to go on with it, or --overwrite to "
+                    "begin anew"
+                )
             self._begin(resume=resume)
-        except ValueError:
-            self.close()
+            finished = sum(path.stat().st_size for path in self.content.iterdir())
+            require_space(self.out, max(0, nbytes - finished))
+        except BaseException:
+            self.close(is_kept=is_left)
             raise
 
     def __enter__(self) -> "Staging":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(is_kept=kind is None or not issubclass(kind, REFUSALS))
 
     def write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress = no_progress) -> list[str]:
         """Write all files of a checkpoint but those that an earlier run finished; these are checked and named."""
@@ -117,37 +133,42 @@ class Staging:
                 flush(self.content / name)
                 os.replace(self.content / name, self.out.parent / name)
         else:
-            if source is not None and (source.path.parent / "config.json").is_file():
-                for path in source.path.parent.iterdir():
-                    is_own = path.name == IN_FOLDER or path.name.startswith(".") or path.name.endswith(NOT_COPIED)
-                    if path.is_file() and not is_own:
-                        shutil.copyfile(path, self.content / path.name)
-                config = self.content / "config.json"
-                save_text(source.form.describe(config.read_text(encoding="utf-8")), config)
-            if len(shards) > 1:
-                index = INDEX if source is None else source.form.index(shards, source.path.name)
-                write_index(shards, self.content, index)
-            for path in self.content.iterdir():
-                flush(path)
-            flush(self.content)
-            replace_folder(self.content, self.out, self._replaced)
+            with full_disks_told(self.out):
+                self._complete(shards, source)
+            replaced, kept = replace_folder(self.content, self.out, self._replaced)
+            if replaced:
+                also = f", kept {shorten(kept)}" if kept else ""
+                LOG.info(f"in {str(self.out)!r}: replaced {shorten(replaced)}{also}")
         flush(self.out.parent)
-        shutil.rmtree(self.folder)
-        self.close()
+        self.close(is_kept=False)
         found = Checkpoint.open(self.out)
         return found if source is None else source.view_alike(found)
 
-    def close(self) -> None:
-        """Release the lock; partial output is kept for `--resume`."""
+    def _complete(self, shards: Sequence[Shard], source: Checkpoint | None) -> None:
+        """Write the index of a folder, and copy what goes along with its weights."""
+        carried, left = ([], []) if source is None else carry_files(source, self.content, self.out)
+        for names, what in ((carried, "copied from"), (left, "left in")):
+            if names and source is not None:
+                LOG.info(f"{what} {str(source.path.parent)!r}: {shorten(names, 12)}")
+        config = self.content / "config.json"
+        if source is not None and config.is_file():
+            save_text(source.form.describe(config.read_text(encoding="utf-8")), config)
+        if len(shards) > 1:
+            name = INDEX if source is None else source.form.index(shards, source.path.name)
+            write_index(shards, self.content, name, {} if source is None else index_metadata(source))
+        for folder, _, files in os.walk(self.content):
+            for file in files:
+                flush(Path(folder, file))
+            flush(Path(folder))
+
+    def close(self, *, is_kept: bool = True) -> None:
+        """Release the lock; keep partial output for `--resume`, or remove it."""
+        if not (is_kept or os.path.lexists(self._replaced)):
+            shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
 
     def _begin(self, *, resume: bool) -> None:
-        """Mend what a run that was killed left, and keep of it what is to be resumed."""
-        if self._replaced.exists():  # A run ended within `replace_folder`, or right after it.
-            if self.out.exists():
-                shutil.rmtree(self._replaced)
-            else:
-                os.rename(self._replaced, self.out)
+        """Keep of what an interrupted run left what is to be resumed."""
         if resume and self._ledger.exists():
             document = json.loads(self._ledger.read_text(encoding="utf-8"))
             if document["inputs"] != self._inputs:
@@ -179,22 +200,48 @@ def partial_of(out: Path) -> Path:
 
 def require_place(out: Path, *, overwrite: bool) -> None:
     """Raise unless an output, a file or a folder, can be written there, before any work is done for it."""
-    if out.suffix == SUFFIX:
-        return require_writable(out, overwrite=overwrite)
+    lock = partial_of(out) / "lock"
+    if lock.exists():
+        try:
+            FileLock(lock, timeout=0).acquire().lock.release()
+        except Timeout as error:
+            raise ValueError(IN_USE.format(str(out))) from error
+    _require_name(out, overwrite=overwrite)
+
+
+def require_parent(out: Path) -> None:
+    """Raise unless the folder of an output is there."""
     if not out.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(out.parent)!r} of the output does not exist; create it first")
-    if out.exists() and not (overwrite and out.is_dir()):
+
+
+def _require_name(out: Path, *, overwrite: bool) -> None:
+    """Raise unless an output may have its name."""
+    if out.suffix == SUFFIX:
+        return require_writable(out, overwrite=overwrite)
+    require_parent(out)
+    if os.path.lexists(out) and not (overwrite and out.is_dir()):
         raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or say --overwrite")
-    if out.exists() and any(out.iterdir()) and not (*out.glob("*.safetensors"), *out.glob("*.index.json")):
+    if out.exists() and any(out.iterdir()) and not own_files(out):
         raise FileExistsError(f"the folder {str(out)!r} holds files but no checkpoint; choose another name")
     return None
 
 
-def replace_folder(new: Path, out: Path, aside: Path) -> None:
-    """Put a folder where another may be, which is moved aside first; between the two steps nothing is there."""
-    if out.exists():
-        os.rename(out, aside)
-    os.rename(new, out)
+def _lock(out: Path) -> FileLock:
+    """A lock on an output, in the folder where it is made."""
+    folder = partial_of(out)
+    while True:
+        folder.mkdir(exist_ok=True)
+        lock = FileLock(folder / "lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise ValueError(IN_USE.format(str(out))) from error
+        except FileNotFoundError:
+            continue
+        if (folder / "lock").exists():
+            return lock
+        lock.release()  # of a process that ended meanwhile and removed its folder
 
 
 def _crc_of(path: Path) -> int:

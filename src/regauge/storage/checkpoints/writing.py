@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from regauge.storage.architecture import TensorSpec, layout_of
+from regauge.storage.checkpoints.disk import PARTIAL, full_disks_told, held, remove_leftovers, require_space
 from regauge.storage.checkpoints.headers import encode_header
 
 SUFFIX = ".safetensors"
-PARTIAL = ".partial"
-"""How the names of files end that are not complete."""
 INDEX = "model.safetensors.index.json"
 
 Pieces = Callable[[str], Iterator[Tensor]]
@@ -44,21 +43,23 @@ class Shard:
 
 
 @contextmanager
-def whole_file(path: str | Path, *, is_new: bool = False) -> Iterator[Path]:
+def whole_file(path: str | Path, *, is_new: bool = False, nbytes: int | None = None) -> Iterator[Path]:
     """The name under which a file is written: it gets its own when the block ends well and all of it is on the disk.
 
     No other writer has that name, on this machine or another one. With `is_new`, a file that is there at the end stays,
-    and FileExistsError is raised; else it is replaced.
+    and FileExistsError is raised; else it is replaced. A full disk is an OSError that says so, with how much the file
+    needs, if that is given.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PARTIAL}")
     try:
-        yield temporary
-        flush(temporary)
-        if is_new:
-            _link(temporary, path)
-        else:
-            os.replace(temporary, path)
+        with full_disks_told(path, nbytes), held(temporary):
+            yield temporary
+            flush(temporary)
+            if is_new:
+                _link(temporary, path)
+            else:
+                os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     flush(path.parent)
@@ -100,16 +101,18 @@ def save(
     Raises:
         FileExistsError: The file exists, and `overwrite` is false.
         FileNotFoundError: Its folder does not exist.
+        OSError: The disk is full.
         ValueError: The name does not end in `.safetensors`, or a tensor holds no values (meta device).
     """
     path = Path(path)
     require_writable(path, overwrite=overwrite)
+    require_space(path, sum(tensor.nbytes for tensor in params.values()))
     for name, tensor in params.items():
         if tensor.is_meta:
             raise ValueError(f"{name!r} is on the meta device and has no values to write; materialize the model first")
     specs = sorted(layout_of(params), key=lambda spec: -spec.dtype.itemsize)  # values stay aligned
     shard = Shard(path.name, tuple(specs), metadata or {})
-    with whole_file(path) as temporary, open(temporary, "wb") as file:
+    with whole_file(path, nbytes=shard.nbytes) as temporary, open(temporary, "wb") as file:
         file.writelines(_encode(shard, lambda name: iter([params[name].detach()])))
     return path
 
@@ -117,7 +120,7 @@ def save(
 def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
     """Write one file whole or not at all; returns its size and the CRC-32 of its bytes."""
     crc, translated = 0, pieces if shard.translate is None else shard.translate(pieces)
-    with whole_file(folder / shard.file) as temporary, open(temporary, "wb") as file:
+    with whole_file(folder / shard.file, nbytes=shard.nbytes) as temporary, open(temporary, "wb") as file:
         for part in _encode(shard, translated):
             file.write(part)
             crc = zlib.crc32(part, crc)
@@ -158,11 +161,13 @@ def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return rounded
 
 
-def write_index(shards: Sequence[Shard], folder: Path, name: str = INDEX) -> None:
-    """Write the index of a sharded checkpoint, as transformers reads it."""
+def write_index(
+    shards: Sequence[Shard], folder: Path, name: str = INDEX, metadata: Mapping[str, object] | None = None
+) -> None:
+    """Write the index of a sharded checkpoint, as transformers reads it, with further entries in its metadata."""
     weight_map = {spec.name: shard.file for shard in shards for spec in shard.tensors}
     total = sum(shard.nbytes for shard in shards)
-    document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    document = {"metadata": {**(metadata or {}), "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
@@ -186,7 +191,10 @@ def save_bytes(content: bytes, path: str | Path) -> Path:
 
 
 def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] = (SUFFIX,)) -> None:
-    """Raise unless a file of that name can be written, before any work is done for it."""
+    """Raise unless a file of that name can be written, before any work is done for it.
+
+    What a killed run left of such a file is removed.
+    """
     path = Path(path)
     if path.suffix not in suffixes:
         raise ValueError(f"the output {str(path)!r} must end in {' or '.join(suffixes)}")
@@ -194,6 +202,7 @@ def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, 
         raise FileNotFoundError(f"the folder {str(path.parent)!r} of the output does not exist; create it first")
     if path.is_dir() or (path.exists() and not overwrite):
         raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or say --overwrite")
+    remove_leftovers(path)
 
 
 def flush(path: Path) -> None:

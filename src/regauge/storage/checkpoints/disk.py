@@ -1,0 +1,73 @@
+"""The disk under an output: room for it, and what killed runs left there."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+
+from regauge.storage.checkpoints.memory_limit import size_text
+
+try:
+    import fcntl
+except ImportError:  # Windows, where files that are open cannot be removed
+    fcntl = None  # type: ignore[assignment]
+
+PARTIAL = ".partial"
+"""How the names of files end that are not complete."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def require_space(path: Path, nbytes: int) -> None:
+    """Raise an OSError unless the disk has room for an output of so many bytes."""
+    if shutil.disk_usage(path.parent).free < nbytes:
+        raise _full(path, nbytes)
+
+
+@contextmanager
+def full_disks_told(path: Path, nbytes: int | None = None) -> Iterator[None]:
+    """A full disk, or a used up quota, within the block is an OSError that names the output and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise _full(path, nbytes) from error
+
+
+def _full(path: Path, nbytes: int | None) -> OSError:
+    needed = "" if nbytes is None else f", which needs {size_text(nbytes)}"
+    free = size_text(shutil.disk_usage(path.parent).free)
+    return OSError(
+        f"the disk is too full to write {str(path)!r}{needed} ({free} are free); make room or write elsewhere"
+    )
+
+
+@contextmanager
+def held(temporary: Path) -> Iterator[None]:
+    """A new file that `remove_leftovers` leaves alone until the block, or this process, ends."""
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+    try:
+        if fcntl is not None:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed runs left of a file, `.NAME.*.partial` beside it; what a living process writes stays."""
+    for leftover in path.parent.glob(f".{escape(path.name)}.*{PARTIAL}"):
+        with suppress(OSError):
+            if fcntl is None:
+                leftover.unlink()
+                continue
+            descriptor = os.open(leftover, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink()
+            finally:
+                os.close(descriptor)
