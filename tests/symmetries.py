@@ -7,7 +7,7 @@ import torch
 
 import regauge as rg
 from regauge import Element, Group, Params, Placement, Symmetry, Value
-from regauge.core.scales import balance
+from regauge.core.balance import balance_alike, has_balance
 
 KINDS = ["permutation", "scaled", "signed", "dihedral", "orthogonal", "centered", "rotation", "linear"]
 PARTS = {
@@ -47,9 +47,9 @@ def drawn(symmetry: Symmetry, seed: int, dtype: torch.dtype = torch.float64) -> 
 
 
 def closeness(symmetry: Symmetry, a: Params, moved: Params, b: Params) -> float:
-    """The objective, written out: of the networks as they are, or of balanced ones where there are scales."""
-    if any(group.scales for group in symmetry.groups):
-        left, right = balance(a, symmetry, buffers="keep"), balance(b, symmetry, buffers="keep")
+    """The objective, written out: of the networks as they are, or of balanced ones where they can be balanced."""
+    if has_balance(symmetry):
+        left, right = (found.element for found in balance_alike([a, b], symmetry, buffers="keep"))
         a, moved, b = symmetry.act(left, a), symmetry.act(left, moved), symmetry.act(right, b)
     total = 0.0
     for name in symmetry.sites:

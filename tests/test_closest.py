@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import regauge as rg
+from regauge.core.balance import balance
 from regauge.core.closest import Cost, ShiftCost, closest
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Kind
-from regauge.core.scales import balance
 from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 

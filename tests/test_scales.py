@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge import Element, Group, Params, Placement, Symmetry, WeightMatching
 from regauge.alignment.engine.frames import Frame
-from regauge.core.scales import balance
+from regauge.core.balance import balance
 from regauge.nets.resnet import resnet20
 
 
@@ -125,7 +125,7 @@ def test_norms_of_what_comes_in_and_goes_out_are_equal_in_a_plain_network() -> N
 
 
 def test_deep_chains_take_few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.core.scales.MAX_SWEEPS", 60)
+    monkeypatch.setattr("regauge.core.balance.MAX_SWEEPS", 60)
     symmetry = mlp_symmetry(3, *[6] * 20, 2, kind="scaled")
     params = symmetry.act(scaled_by(symmetry, 3.0, 0), drawn(symmetry, 0))
     best = symmetry.act(balance(params, symmetry), params)

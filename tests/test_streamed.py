@@ -22,6 +22,7 @@ from regauge.alignment.streamed.source import Total, part_cost
 from regauge.alignment.streamed.state import State, load_state, save_state
 from regauge.cli.main import main
 from regauge.core.act import resolve
+from regauge.core.balance import has_balance
 from regauge.core.families import inner_products
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
@@ -55,7 +56,7 @@ class Pair:
 
     def plan(self, memory: int, scales: str = "balance") -> Plan:
         dtypes = {name: entry.dtype for name, entry in self.files[0].stored.items()}
-        is_balanced = scales == "balance" and any(group.scales for group in self.symmetry.groups)
+        is_balanced = scales == "balance" and has_balance(self.symmetry)
         return make_plan(self.symmetry, [dtypes, dtypes], memory=memory, is_balanced=is_balanced)
 
     def smaller(self) -> Plan:

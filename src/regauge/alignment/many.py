@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, ladder
-from regauge.alignment.engine.frames import rescale
+from regauge.alignment.engine.frames import is_stretched, move_by
 from regauge.alignment.problem import ManyProblem
 from regauge.alignment.result import ManyResult
 from regauge.core import act as _act
+from regauge.core.balance import balance_alike, has_balance
 from regauge.core.element import Element, concatenate, stack
 from regauge.core.families import Tensors, compared, dot
 from regauge.core.interpolation import mean
-from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
 
 
@@ -25,10 +25,10 @@ def best_universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Balance scales, choose between climbs, and fall back to the identity.
+    """Balance scales and matrices, choose between climbs, and fall back to the identity.
 
-    With "balance" the networks are compared at the points of smallest norm on their orbits under positive scales,
-    as `WeightMatching` does; all of them take over the scales of the first network.
+    With "balance" the networks are compared at the points of smallest norm on their orbits under positive scales and
+    invertible matrices, as `WeightMatching` does; all of them take over those of the first network.
 
     Args:
         problem: The networks as given. A task chooses between the climbs that end at or above the identities, by the
@@ -40,10 +40,10 @@ def best_universe(
     networks, symmetry, task = problem.networks, problem.symmetry, problem.task
     tensors = compared(networks, symmetry)
     start, factors = tensors, symmetry.identity((len(tensors),))
-    if scales == "balance" and any(group.scales for group in symmetry.groups):
-        factors = stack([balance(network, symmetry, buffers="keep") for network in networks])
-        start = [rescale(symmetry, factors.item(0), network) for network in tensors]
-        tensors = [rescale(symmetry, factors.item(k), network) for k, network in enumerate(tensors)]
+    if scales == "balance" and has_balance(symmetry):
+        factors = stack([found.element for found in balance_alike(networks, symmetry, buffers="keep")])
+        start = [move_by(symmetry, factors.item(0), network) for network in tensors]
+        tensors = [move_by(symmetry, factors.item(k), network) for k, network in enumerate(tensors)]
 
     def lead_back(found: Climbs, factors: Element) -> Climbs:
         """Elements of scaled networks as elements of the networks as given, the first of which stays where it is."""
@@ -94,8 +94,8 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
         U = sum_{i < j} <x_i, x_j> - (K - 1) / 2 sum_i (|x_i|^2 - |p_i|^2)
 
     Each pair contributes its inner product, or half its negative squared distance up to a constant: the two
-    differ only where shifts and scales change norms. It is summed over networks, not over pairs. `moved` are the
-    networks x_i where they are compared, `networks` the same before they were moved, p_i.
+    differ only where shifts, scales and matrices change norms. It is summed over networks, not over pairs. `moved` are
+    the networks x_i where they are compared, `networks` the same before they were moved, p_i.
     """
     total = 0.0
     for name in moved[0]:
@@ -103,7 +103,7 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
         for network in moved[1:]:
             total += dot(before, network[name])
             before = before + network[name]
-        if any(any((*site.placement.scale, *site.placement.shift)) for site in symmetry.sites[name]):
+        if is_stretched(symmetry, name):
             excess = sum(dot(x[name], x[name]) - dot(p[name], p[name]) for x, p in zip(moved, networks, strict=True))
             total -= (len(networks) - 1) / 2 * excess
     return total

@@ -21,7 +21,7 @@ from regauge.canonical.steps import (
 )
 from regauge.core import element as _element
 from regauge.core.element import Element, Value
-from regauge.core.families import gather, unfold, unit_index
+from regauge.core.families import unit_values
 from regauge.core.groups import Group, Placement
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 from regauge.core.symmetry import Symmetry
@@ -96,11 +96,7 @@ class _Work:
 
     def values(self, place: Place) -> Float[Tensor, "*lead size values"]:
         """The values that each unit owns at a place; leading axes are model axes, then bases."""
-        name, site = place.name, place.site
-        if not site.bases:
-            return unfold(self.tensors[name], site, len(self.lead))
-        values = gather(self.tensors[name], unit_index(self.symmetry, name, site), len(self.symmetry.shapes[name]))
-        return values.reshape(*self.lead, *self._bases(site.group), site.group.size, values.shape[-1])
+        return unit_values(self.symmetry, place.name, place.site, self.tensors[place.name], len(self.lead))
 
     def _bases(self, group: Group) -> tuple[int, ...]:
         return tuple(self.symmetry[base].size for base in group.within)

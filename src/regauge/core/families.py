@@ -217,6 +217,25 @@ def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units 
     return flat.flatten()[owner.flatten().argsort(stable=True)].reshape(count, -1)
 
 
+def unit_values(
+    symmetry: Symmetry, name: str, site: Site, tensor: Num[Tensor, "..."], lead: int = 0
+) -> Num[Tensor, "*lead size values"]:
+    """The values that each unit of each copy of a site's group owns: `[*lead, *bases, size, values]`."""
+    if not site.bases:
+        return unfold(tensor, site, lead)
+    group, before = site.group, tensor.shape[:lead]
+    bases = tuple(symmetry[base].size for base in group.within)
+    if any(other is not None for other, _ in site.bases):
+        values = gather(tensor, unit_index(symmetry, name, site), len(symmetry.shapes[name]))
+        return values.reshape(*before, *bases, group.size, -1)
+    copies = torch.zeros(1, dtype=torch.int64)
+    for size, (_, index) in zip(bases, site.bases, strict=True):
+        copies = copies * size + index
+    order, axis = (copies * group.size + site.units).argsort(stable=True), lead + site.placement.axis
+    values = take(tensor, axis, site.positions[order].to(tensor.device)).movedim(axis, lead)
+    return values.reshape(*before, *bases, group.size, -1)
+
+
 def gather(
     tensor: Num[Tensor, "..."], index: Int[Tensor, "units values"], ndim: int
 ) -> Num[Tensor, "*lead units values"]:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import Method, correspond
+from regauge.core.balance import balance, has_balance
 from regauge.core.params import Params
-from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.merging.merge_networks import merge
@@ -32,8 +32,9 @@ def merge_widths(
 
     Each network is mapped by a soft correspondence of its units to those of the first (`correspond`): units that
     belong to one unit of the first are averaged, and their outgoing weights summed; units that belong to several are
-    split. Positive scales are balanced for that, since transport compares units as they are. A network that has every
-    unit of the first several times, with the outgoing weights divided among the copies, is mapped to the first exactly.
+    split. Scales and matrices are balanced for that, since transport compares units as they are. A network that has
+    every unit of the first several times, with the outgoing weights divided among the copies, is mapped to the first
+    exactly.
 
     Args:
         params: The networks; the first has the widths of the result. Those of the same widths are not mapped.
@@ -76,6 +77,6 @@ def merge_widths(
 
 
 def _balance(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    if not any(group.scales for group in symmetry.groups):
+    if not has_balance(symmetry):
         return dict(params)
     return symmetry.act(balance(params, symmetry, buffers="keep"), params)

@@ -1,71 +1,77 @@
-"""Pairs of networks where they are compared: at the points of smallest norm on their orbits under positive scales."""
+"""Pairs of networks where they are compared: at the points of smallest norm on their orbits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs
 from regauge.alignment.engine.paired_networks import at, dots
 from regauge.core import act as _act
-from regauge.core.element import Element, Value
+from regauge.core.balance import balance_alike, has_balance
+from regauge.core.element import Element, Value, select_parts
 from regauge.core.families import Tensors, compared
-from regauge.core.scales import balance
+from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 Scales = Literal["balance", "keep"]
-"""Whether networks are compared where their positive scales are balanced, or as they are."""
+"""Whether networks are compared where their positive scales and matrices are balanced, or as they are."""
 
 
 @dataclass(frozen=True)
 class Frame:
     """The compared tensors of pairs of networks, balanced or as they are, and the way back.
 
-    The first network stays where it is, so the second one takes over its scales. Straight lines stay what they are,
-    because scales act linearly: `(1 - t) a + t act(element, b)` is the same network, up to scales, as the point of the
-    line between the balanced ones.
+    The first network stays where it is, so the second one takes over its scales and its invertible matrices. What is
+    left of these when both networks are balanced are rotations, which keep every norm. Straight lines stay what they
+    are, because scales and matrices act linearly: `(1 - t) a + t act(element, b)` is the same network, up to them, as
+    the point of the line between the balanced ones.
 
     Attributes:
         symmetry: The symmetry of all networks, with every size known.
         a: The first networks, `[pair, ...]`.
         b: The second networks.
         given: The second networks as they are.
-        scales: What balances the first and the second networks; None where scales are kept.
+        sides: What balances the first and the second networks; None where they are compared as they are.
+        rigid: For groups of invertible matrices, the pairs in which it is rotated only, because its values are
+            singular within rounding in one of the networks.
     """
 
     symmetry: Symmetry
     a: Tensors
     b: Tensors
     given: Tensors
-    scales: tuple[Element, Element] | None
+    sides: tuple[Element, Element] | None
+    rigid: Mapping[str, Bool[Tensor, " pair"]] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], symmetry: Symmetry, scales: Scales
     ) -> "Frame":
-        """Compare networks `[pair, ...]`, balanced by scales that keep their buffers."""
+        """Compare networks `[pair, ...]`, balanced by scales that keep their buffers and by matrices."""
         a, b = compared([params_a, params_b], symmetry)
-        if scales == "keep" or not any(group.scales for group in symmetry.groups):
+        if scales == "keep" or not has_balance(symmetry):
             return cls(symmetry, a, b, b, None)
-        left, right = (balance(params, symmetry, buffers="keep") for params in (params_a, params_b))
-        return cls(symmetry, rescale(symmetry, left, a), rescale(symmetry, right, b), b, (left, right))
+        left, right = balance_alike([params_a, params_b], symmetry, buffers="keep")
+        moved = move_by(symmetry, left.element, a), move_by(symmetry, right.element, b)
+        return cls(symmetry, *moved, b, (left.element, right.element), left.rigid)
 
     def original(self) -> Tensors:
-        """The second networks with the scales of the first, which is where the identity leads."""
-        return self.b if self.scales is None else rescale(self.symmetry, self.scales[0], self.given)
+        """The second networks moved by what balances the first, which is where the identity leads."""
+        return self.b if self.sides is None else move_by(self.symmetry, self.sides[0], self.given)
 
     def identity_objective(self) -> Float64[Tensor, " pair"]:
         """`<a, x> - (|x|^2 - |b|^2) / 2` at x = `original()`: the objective of the identity."""
-        if self.scales is None:
+        if self.sides is None:
             return self.objective(self.b)
-        total = torch.zeros(self.scales[0].batch, dtype=torch.float64)
+        total = torch.zeros(self.sides[0].batch, dtype=torch.float64)
         for name, tensor in self.given.items():
-            x = rescale(self.symmetry, self.scales[0], {name: tensor})[name]
+            x = move_by(self.symmetry, self.sides[0], {name: tensor})[name]
             total += dots(self.a[name], x)
-            if any(any((*site.placement.scale, *site.placement.shift)) for site in self.symmetry.sites[name]):
+            if is_stretched(self.symmetry, name):
                 total -= (dots(x, x) - dots(self.b[name], self.b[name])) / 2
         return total
 
@@ -76,20 +82,39 @@ class Frame:
     def rows(self, rows: Tensor) -> "Frame":
         """The frame of some pairs."""
         a, b, given = ({n: at(t, rows) for n, t in tensors.items()} for tensors in (self.a, self.b, self.given))
-        scales = None if self.scales is None else (self.scales[0].rows(rows), self.scales[1].rows(rows))
-        return Frame(self.symmetry, a, b, given, scales)
+        sides = None if self.sides is None else (self.sides[0].rows(rows), self.sides[1].rows(rows))
+        return Frame(self.symmetry, a, b, given, sides, {name: flags[rows] for name, flags in self.rigid.items()})
+
+    def turnable(self, params_a: Params, params_b: Params) -> tuple[Params, Params]:
+        """Both networks of a single pair with their invertible matrices balanced, and their scales as they are."""
+        if self.sides is None or not _linear(self.symmetry):
+            return params_a, params_b
+        sides = (select_parts(side.item(0), self.symmetry.groups, ("linear",)) for side in self.sides)
+        a, b = (self.symmetry.act(side, params) for side, params in zip(sides, (params_a, params_b), strict=True))
+        return a, b
 
     def lead_back(self, climbs: Climbs, *, is_from_original: bool = False) -> Climbs:
         """Climbs between the networks as they are, from climbs that began at `b` or at `original()`."""
-        if self.scales is None:
+        if self.sides is None:
             return climbs
-        left, right = self.scales
+        left, right = self.sides
         element = self.symmetry.compose(climbs.element, left if is_from_original else right)
         return replace(climbs, element=self.symmetry.compose(self.symmetry.inverse(left), element), moved={})
 
 
-def rescale(symmetry: Symmetry, scales: Element, tensors: Tensors) -> dict[str, Tensor]:
-    """Tensors multiplied by the positive factors of an element."""
-    factors = Element({name: Value(scale=value.scale) for name, value in scales.items()}, scales.batch)
-    sites = {name: symmetry.sites[name] for name in tensors}
-    return _act.act(symmetry.groups, sites, factors, tensors, {name: len(symmetry.shapes[name]) for name in tensors})
+def is_stretched(symmetry: Symmetry, name: str) -> bool:
+    """Whether scales, shifts or invertible matrices change the norm of a tensor."""
+    sites = symmetry.sites[name]
+    return any(s.group.matrix == "linear" or any((*s.placement.scale, *s.placement.shift)) for s in sites)
+
+
+def move_by(symmetry: Symmetry, balance: Element, tensors: Tensors) -> dict[str, Tensor]:
+    """Tensors moved by what balances a network: positive factors and invertible matrices, and nothing else."""
+    linear = _linear(symmetry)
+    values = {n: Value(scale=v.scale, matrix=v.matrix if n in linear else None) for n, v in balance.items()}
+    sites, element = {name: symmetry.sites[name] for name in tensors}, Element(values, balance.batch)
+    return _act.act(symmetry.groups, sites, element, tensors, {name: len(symmetry.shapes[name]) for name in tensors})
+
+
+def _linear(symmetry: Symmetry) -> frozenset[str]:
+    return frozenset(group.name for group in symmetry.groups if group.matrix == "linear")

@@ -73,8 +73,8 @@ class ActivationMatching(Method):
 
     def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
         """Ascent on the mixture, from the best element for the activations alone, or from the identity if better."""
-        weight, costs = self._weight, activation_costs(*problem.pair(0), traces, task, self.statistic)
-        frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales)
+        weight, frame = self._weight, Frame.of(problem.a, problem.b, problem.symmetry, self.scales)
+        costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
         norm = sum(float(frame.a[k].norm()) * float(frame.b[k].norm()) for k in frame.a) or 1.0
         # The parameters keep their units, because shifts of periodic units add constants to them.
         ratio = (1 - weight) / weight * norm / (costs.reach or 1.0)

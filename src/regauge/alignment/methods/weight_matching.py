@@ -23,15 +23,15 @@ class WeightMatching(Method):
     """Coordinate ascent on the inner product of the parameters, over every group of the symmetry.
 
     It maximizes `<a, g b>`, which is to minimize `|a - g b|`, over reorderings, signs, half-period shifts and
-    rotations; an invertible matrix is chosen among the orthogonal ones. Each step is the exact optimum of one
-    group and what is nested in it, given all others. The result is a local optimum; it is global where one group
-    is all there is.
+    rotations. Each step is the exact optimum of one group and what is nested in it, given all others. The result is a
+    local optimum; it is global where one group is all there is.
 
-    Positive scales are no part of that search. Where a symmetry has them, both networks are first brought to the
-    points of smallest norm on their orbits (`regauge.core.scales.balance`), a and b are these points, and the
-    second network takes over the scales of the first. So the outcome does not depend on how either network
-    happens to be scaled. Choosing the scales that minimize the distance instead, jointly with the permutation,
-    makes weights smaller wherever two units agree little, and depends on the scales of the first network.
+    Positive scales and invertible matrices are no part of that search. Where a symmetry has them, both networks are
+    first brought to the points of smallest norm on their orbits (`regauge.core.balance`), a and b are these points,
+    where of a matrix only a rotation is left to choose, and the second network takes over the scales and matrices of
+    the first. So the outcome does not depend on where on its orbit either network happens to be. Choosing the scales
+    that minimize the distance instead, jointly with the permutation, makes weights smaller wherever two units agree
+    little, and depends on the scales of the first network.
 
     Departures from the paper: the first costs use the barycenter of what is not known yet, best anchored group
     first (planted permutations of residual networks are then recovered, which fails from the identity); groups
@@ -50,7 +50,8 @@ class WeightMatching(Method):
             matrix all but its nearest rotation. For `align_pairs` a single element or one for each pair.
         max_sweeps: Most sweeps over the groups in each climb.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
-        scales: "balance" as described; "keep" compares the networks as they are and leaves all factors at one.
+        scales: "balance" as described; "keep" compares the networks as they are, leaves all factors at one, and
+            chooses an invertible matrix among the orthogonal ones.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.
@@ -106,7 +107,7 @@ class WeightMatching(Method):
             return self._climb(part, part.a, second, None, is_from_original=is_from_original)
 
         fallbacks = [Fallback(initial, partial(from_identity, is_from_original=True))]
-        if frame.scales is not None and (is_from_barycenter or init is not None):
+        if frame.sides is not None and (is_from_barycenter or init is not None):
             fallbacks.insert(0, Fallback(frame.objective(frame.b), partial(from_identity, is_from_original=False)))
         losses = None if problem.task is None else (lambda element: problem.midpoint_losses(problem.move(element)))
         best, starts = ladder(climbs, fallbacks, initial, losses)

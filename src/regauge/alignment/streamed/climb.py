@@ -16,6 +16,7 @@ from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.plan import Plan, WorkingSet
 from regauge.alignment.streamed.source import Source, Total, part_cost
 from regauge.alignment.streamed.state import State
+from regauge.core.balance import has_balance
 from regauge.core.element import Element, Value
 from regauge.core.families import Tensors, barycenter
 from regauge.core.params import Params
@@ -115,8 +116,8 @@ class _StreamedAscent:
 
     def run(self) -> None:
         state, is_from_barycenter = self.state, self.method.start == "barycenter"
-        if self.method.scales == "balance" and any(g.scales for g in self._symmetry.groups) and state.left is None:
-            with self._timed("balancing scales"):
+        if self.method.scales == "balance" and has_balance(self._symmetry) and state.left is None:
+            with self._timed("balancing"):
                 state.left, state.right = self.source.balance(self._advance)
             self.keep(state)
         if not state.is_anchored:
@@ -132,7 +133,7 @@ class _StreamedAscent:
         if state.history[-1] < state.initial and is_from_barycenter and not state.is_from_identity:
             state.is_from_identity, state.matched, state.before = True, len(self.plan.sets), None
             state.history, state.quiet, state.element = [], 0, self._symmetry.identity()
-            if state.left is not None and state.right is not None:  # The identity has the scales of the first network.
+            if state.left is not None and state.right is not None:  # The identity leads to what balances the first.
                 state.element = self._symmetry.compose(state.left, self._symmetry.inverse(state.right))
             is_converged = self._climb()
         state.is_converged = is_converged

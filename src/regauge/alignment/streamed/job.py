@@ -17,6 +17,7 @@ from regauge.alignment.streamed.climb import StreamedResult, align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import move_pieces
 from regauge.alignment.streamed.state import load_state, save_state
+from regauge.core.balance import has_balance
 from regauge.core.movable import require_movable
 from regauge.core.params import Params
 from regauge.core.products import library
@@ -235,7 +236,7 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
         symmetry,
         [{name: one.dtype for name, one in checkpoint.stored.items()} for checkpoint in checkpoints],
         memory=job.limit.nbytes,
-        is_balanced=method.scales == "balance" and any(group.scales for group in symmetry.groups),
+        is_balanced=method.scales == "balance" and has_balance(symmetry),
         held=job.limit.held(),
     )
     file = None if job.out is None or job.out.suffix != SUFFIX else job.out.name

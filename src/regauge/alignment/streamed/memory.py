@@ -20,6 +20,8 @@ ASSIGNING = 3.5
 """Matrices that an assignment holds besides its costs."""
 ROTATING = 10.0
 """Matrices that a singular value decomposition holds."""
+MOVED = 5
+"""Copies of a tensor, in float64, that balancing its matrices holds."""
 PAIRED = 8
 """Copies of the blocks of a nested group, for all pairs of blocks, that its exact step holds."""
 
@@ -93,10 +95,23 @@ class Sizes:
         return 6 * piece + self._summing([name])
 
     def balance_peak(self, part: Collection[str]) -> int:
-        """Bytes while the scales of some tensors are balanced: squares in float64, one of them once more."""
-        squares = [8 * self.numel(n) // (self.symmetry.shapes[n][0] if self.is_pieced(n) else 1) for n in part]
+        """Bytes while some tensors are balanced: squares in float64, one of them once more.
+
+        Those that matrices act on are there in float64 too, one of them moved, scaled and unfolded.
+        """
+        mixed = [n for n in part if any(site.group.matrix == "linear" for site in self.symmetry.sites[n])]
+        squares = [8 * self._kept(n) for n in part]
         reading = [2 * min(CHUNK, self.nbytes([n])) if self.is_pieced(n) else 2 * self.nbytes([n]) for n in part]
-        return sum(squares) + 2 * max(squares) + max(reading)
+        moving = sum(12 * self._kept(n) for n in mixed) + MOVED * max((8 * self._kept(n) for n in mixed), default=0)
+        return sum(squares) + 2 * max(squares) + max(reading) + moving
+
+    def _kept(self, name: str) -> int:
+        """How many numbers stand for a tensor that is balanced."""
+        if not self.is_pieced(name):
+            return self.numel(name)
+        values = self.numel(name) // self.symmetry.shapes[name][0]
+        is_mixed = any(site.group.matrix == "linear" for site in self.symmetry.sites[name])
+        return values * (values if is_mixed else 1)
 
     def _summing(self, names: Collection[str], inside: Collection[str] = ()) -> int:
         """Bytes while the costs of a group on some tensors are summed up, of those that are not chosen there."""

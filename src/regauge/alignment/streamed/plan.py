@@ -13,10 +13,10 @@ import torch
 
 from regauge.alignment.streamed.memory import Sizes
 from regauge.core.act import resolve
+from regauge.core.balance import balanced_parts
 from regauge.core.families import Family, families
 from regauge.core.groups import Group
 from regauge.core.params import work_dtype
-from regauge.core.scales import balanced_parts
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.state_dicts import shorten
 
@@ -94,7 +94,7 @@ def make_plan(
         symmetry: With every size known.
         dtypes: The dtype of every tensor, in each checkpoint.
         memory: Bytes that may be held.
-        is_balanced: Whether the positive scales are balanced first.
+        is_balanced: Whether scales and matrices are balanced first.
         held: Bytes that the process holds already, such as what tracing the model left behind.
 
     Raises:

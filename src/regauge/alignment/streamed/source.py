@@ -8,20 +8,21 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.frames import rescale
+from regauge.alignment.engine.frames import is_stretched, move_by
 from regauge.alignment.streamed.memory import CHUNK, row_ranges
 from regauge.alignment.streamed.state import State
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.assignment import assign
+from regauge.core.balance import Balance, agree, balance_but, balanced_parts
 from regauge.core.closest import Character, Cost, ShiftCost, closest, diagonal
 from regauge.core.element import Element, Value
 from regauge.core.families import add_term, barycenter, dot
 from regauge.core.groups import Group
 from regauge.core.interpolation import distance
+from regauge.core.matrices import root_of
 from regauge.core.params import Params, require_finite, work_dtype
-from regauge.core.scales import balance, balanced_parts
 from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
@@ -147,12 +148,12 @@ class Source:
         if state.initial is None:
             require_finite({name: x}, str(self._a.path))
             require_finite({name: y}, str(self._b.path))
-        x, is_first, norm = self._rescale(name, x, state.left), state.initial is None and state.is_anchored, 0.0
+        x, is_first, norm = self._place(name, x, state.left), state.initial is None and state.is_anchored, 0.0
         if is_first or self._is_changing(name):
-            balanced = self._rescale(name, y, state.right)
+            balanced = self._place(name, y, state.right)
             norm = dot(balanced, balanced)
         if is_first:
-            there = self._rescale(name, y, state.left)
+            there = self._place(name, y, state.left)
             self.identity += dot(x, there) - (dot(there, there) - norm) / 2
         self.scale += float(torch.linalg.vector_norm(x)) * float(torch.linalg.vector_norm(y))
         return x, move_tensor(self._symmetry, self._total, name, y), norm
@@ -166,9 +167,24 @@ class Source:
         return sum(one.stored[name].nbytes for one in (self._a, self._b) for name in names)
 
     def balance(self, advance: Callable[[int], object]) -> tuple[Element, Element]:
-        """What balances the positive scales of each network; `advance` is told the bytes that were read."""
-        left, right = (_balance(one, self._symmetry, advance) for one in (self._a, self._b))
-        return left, right
+        """What balances each network, part by part; `advance` is told the bytes that were read.
+
+        Tensors of which the balance depends on one another are read together. Of those on whose first axis nothing
+        acts only sums over that axis are kept.
+        """
+        sides, symmetry = [self._symmetry.identity()] * 2, self._symmetry
+        for part in balanced_parts(symmetry, buffers="keep"):
+            before = self.bytes_and_seconds[0]
+
+            def balance(k: int, rigid: Mapping[str, Tensor], part: frozenset[str] = part) -> Balance:
+                params = _read_part((self._a, self._b)[k], symmetry, part)
+                return balance_but(params, _restrict(symmetry, params), "keep", rigid)
+
+            for k, found in enumerate(agree(2, balance)):
+                for name, value in found.element.items():
+                    sides[k] = sides[k].replace(name, _join(sides[k][name], value))
+            advance(self.bytes_and_seconds[0] - before)
+        return sides[0], sides[1]
 
     @property
     def bytes_and_seconds(self) -> tuple[int, float]:
@@ -176,13 +192,13 @@ class Source:
         readings = (self._a.read_so_far, self._b.read_so_far)
         return sum(r.nbytes for r in readings), sum(r.seconds for r in readings)
 
-    def _rescale(self, name: str, tensor: Tensor, scales: Element | None) -> Tensor:
-        return tensor if scales is None else rescale(self._symmetry, scales, {name: tensor})[name]
+    def _place(self, name: str, tensor: Tensor, scales: Element | None) -> Tensor:
+        return tensor if scales is None else move_by(self._symmetry, scales, {name: tensor})[name]
 
     def _is_changing(self, name: str) -> bool:
-        """Whether moves change the norm of a tensor: shifts, and at the identity the scales of the first network."""
-        places = [site.placement for site in self._symmetry.sites[name]]
-        return any(any(place.shift) or (self._state.is_from_identity and any(place.scale)) for place in places)
+        """Whether moves change the norm of a tensor: shifts, and at the identity what balances the first network."""
+        is_shifted = any(any(site.placement.shift) for site in self._symmetry.sites[name])
+        return is_shifted or (self._state.is_from_identity and is_stretched(self._symmetry, name))
 
 
 def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) -> Pieces:
@@ -218,24 +234,16 @@ def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor)
     return _act.act(symmetry.groups, sites, element, {name: tensor}, {name: tensor.ndim})[name]
 
 
-def _balance(checkpoint: Checkpoint, symmetry: Symmetry, advance: Callable[[int], object]) -> Element:
-    """`balance(params, symmetry, buffers="keep")` of a checkpoint, one part of it after the other.
+def _read_part(checkpoint: Checkpoint, symmetry: Symmetry, part: Collection[str]) -> Params:
+    """What `balance` needs of some tensors, with all running statistics."""
+    params = {name: checkpoint.read(name) for name in sorted(set(symmetry.buffers) & symmetry.sites.keys())}
+    return params | {name: _reduce(checkpoint, symmetry, name) for name in sorted(part)}
 
-    Tensors whose scales depend on one another are read together. Of those on whose first axis nothing acts only the
-    sums of squares over that axis are kept.
-    """
-    element, buffers = symmetry.identity(), set(symmetry.buffers) & symmetry.sites.keys()
-    for part in balanced_parts(symmetry, buffers="keep"):
-        before = checkpoint.read_so_far.nbytes
-        params = {name: checkpoint.read(name) for name in sorted(buffers)}
-        params |= {name: _reduce(checkpoint, symmetry, name) for name in sorted(part)}
-        for name, value in balance(params, _restrict(symmetry, params), buffers="keep").items():
-            if value.scale is not None:
-                known = element[name]
-                assert known.scale is not None
-                element = element.replace(name, replace(known, scale=known.scale * value.scale))
-        advance(checkpoint.read_so_far.nbytes - before)
-    return element
+
+def _join(known: Value, found: Value) -> Value:
+    """The value of a group by two balances, of which each found the identity where the other did not."""
+    scale = None if known.scale is None or found.scale is None else known.scale * found.scale
+    return replace(known, scale=scale, matrix=known.matrix if found.matrix is None else found.matrix)
 
 
 def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
@@ -250,12 +258,20 @@ def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
 
 
 def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
-    """A tensor, or of one that is read in pieces the roots of its sums of squares over the first axis."""
-    ranges, squares = row_ranges(symmetry, name), torch.zeros(())
+    """A tensor, or of one that is read in pieces another one with the same sums over the first axis.
+
+    These are sums of squares, or where matrices act the inner products of all columns.
+    """
+    ranges, sums = row_ranges(symmetry, name), torch.zeros(())
+    is_mixed = any(site.group.matrix == "linear" for site in symmetry.sites[name])
     for rows in ranges:
         piece = checkpoint.read(name, rows=rows, dtype=None if len(ranges) == 1 else torch.float32)
         require_finite({name: piece}, str(checkpoint.path))
         if len(ranges) == 1:
             return piece
-        squares = squares + piece.square_().sum(0, keepdim=True, dtype=torch.float64)
-    return squares.sqrt()
+        if is_mixed:
+            flat = piece.flatten(1).double()
+            sums = sums + flat.mT @ flat
+        else:
+            sums = sums + piece.square_().sum(0, keepdim=True, dtype=torch.float64)
+    return root_of(sums).reshape(len(sums), *symmetry.shapes[name][1:]) if is_mixed else sums.sqrt()

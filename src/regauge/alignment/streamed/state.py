@@ -18,7 +18,7 @@ class State:
 
     Attributes:
         element: The element so far, between the balanced networks.
-        left: The element that balances the first network; None before that, or if scales are kept.
+        left: The element that balances the first network; None before that, or if networks are compared as they are.
         right: The element that balances the second network.
         before: The element before the last step of spread groups, while that has not proved itself.
         is_anchored: Whether the spread groups have their first values.

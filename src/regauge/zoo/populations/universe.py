@@ -8,9 +8,9 @@ from torch import Tensor
 
 from regauge.alignment.methods.merge_many import Gathered, MergeMany, gather
 from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.core.balance import balance, has_balance
 from regauge.core.element import Element
 from regauge.core.params import Params, count_models, require_finite
-from regauge.core.scales import balance
 from regauge.core.symmetry import Symmetry
 
 
@@ -20,10 +20,10 @@ class Universe:
 
     Attributes:
         element: A batch of elements; each moves its network.
-        params: The moved population, `act(element, params)`: all at the smallest norm that positive scales reach.
+        params: The moved population, `act(element, params)`: all at the smallest norm that scales and matrices reach.
         mean: The mean of the moved networks, a single network to which others can be aligned.
         spread: Mean squared distance from the mean, over all parameters.
-        initial: The same before any network was moved, but for its scales; never smaller.
+        initial: The same before any network was moved, but for its scales and matrices; never smaller.
         history: The spread after the networks were placed and after each round; it never rises.
         is_converged: Whether the last round gained less than the tolerance.
     """
@@ -64,8 +64,8 @@ def universe(
     without moving all of them back to where the first one was. The spread 1/n sum_i |x_i - m|^2 of the moved networks
     around their mean m never rises (`regauge.alignment.methods.merge_many.gather`).
 
-    Positive scales are fixed before: every network is moved to the smallest norm on its orbit under them
-    (`regauge.core.scales.balance`), and stays there.
+    Positive scales and invertible matrices are fixed before: every network is moved to the smallest norm on its orbit
+    under them (`regauge.core.balance`), and only rotated from there.
 
     Args:
         params: The population, with one leading model axis on every tensor; unchanged itself.
@@ -86,8 +86,7 @@ def universe(
         raise ValueError(f"rounds={rounds}: at least one round")
     symmetry, count = symmetry.bind(params), count_models(params)
     require_finite(params, "the population")
-    scaled = any(group.scales for group in symmetry.groups)
-    factors = balance(params, symmetry, buffers="keep") if scaled else symmetry.identity((count,))
+    factors = balance(params, symmetry, buffers="keep") if has_balance(symmetry) else symmetry.identity((count,))
     start = symmetry.act(factors, params)
     settings = MergeMany(inner=method or WeightMatching(), max_rounds=rounds, tolerance=tolerance)
     *before, found = gather(start, symmetry, settings, generator=generator)

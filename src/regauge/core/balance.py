@@ -1,0 +1,215 @@
+"""A network balanced: the point of smallest norm on its orbit under positive scales and invertible matrices."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regauge.core.element import Element, Value
+from regauge.core.matrices import Matrices, balanced_matrices
+from regauge.core.scales import Direction, Logs, Squares, descend, directions, jump, squares_of
+from regauge.core.symmetry import Symmetry
+
+TOLERANCE = {torch.float64: 1e-12}
+"""Balancing ends when no factor changes by more than this share; by 1e-7 where parameters have less precision."""
+MAX_SWEEPS = 2000
+"""Most sweeps over all families."""
+PATIENCE = 300
+"""Sweeps after which matrices that still move are given up."""
+MEMORY = 6
+"""Sweeps that an extrapolation looks back on."""
+
+Buffers = Literal["move", "keep"]
+"""Whether balancing may move running statistics."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What balances a network, or each of a population.
+
+    Attributes:
+        element: Scales and symmetric matrices; the identity elsewhere.
+        rigid: For each group of matrices whether it was left at the identity, because it is singular within rounding:
+            a flag for each network.
+    """
+
+    element: Element
+    rigid: Mapping[str, Tensor]
+
+
+def has_balance(symmetry: Symmetry) -> bool:
+    """Whether there is anything to balance."""
+    return any(group.scales or group.matrix == "linear" for group in symmetry.groups)
+
+
+def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffers = "move") -> Element:
+    """The scales and matrices that bring a network to the point of smallest norm that they can reach.
+
+    `act(balance(p), p)` minimizes the sum of squares of all parameters over the positive factors of every unit and the
+    invertible matrices of every linear group. The logarithm of that sum is convex along geodesics of these groups, so
+    that all copies of a network under scales are balanced to the same point, and under matrices to the same up to
+    rotations; the matrices here are symmetric. For a unit of a plain ReLU network it makes the norm of what comes in,
+    bias included, equal to the norm of what goes out; for the queries and keys of a head it makes their Gram matrices
+    equal.
+
+    One family after another takes an exact step, and so do matrices. Where a family has more than two exponents, or
+    acts on two axes of one tensor, the step goes to the minimum of a bound that touches the sum at the current point.
+
+    A unit that has nothing but zeros on one of its two sides has no finite minimum. A linear term in the
+    logarithm of its factor then makes the minimum finite: the sum of squares of what it has, each weighted by
+    its exponent, becomes one. A unit that has only zeros keeps its factors. For what one side of a linear group has
+    and the other annihilates, the Gram matrix becomes the identity. Groups whose Gram matrices are singular within
+    rounding, so that their rank is in doubt, keep their matrices; see `balance_alike`.
+
+    Args:
+        symmetry: The symmetry of the architecture.
+        params: One network, or a population with a leading model axis.
+        buffers: They are never compared; "keep" uses only those combinations of families that leave every buffer as
+            it is. Batch normalization in evaluation mode lets a filter and its gain scale oppositely while the
+            running mean moves along, but that is undone by half when the statistics are computed anew.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        ValueError: Shapes do not match, or the norm of the parameters is not finite.
+
+    References:
+        Stock et al. (2019), Equi-normalization of neural networks, section 3, for plain ReLU networks; Kempf and Ness
+        (1979), The length of vectors in representation spaces, for points of smallest norm on orbits.
+    """
+    return balance_alike([params], symmetry, buffers=buffers)[0].element
+
+
+def balance_alike(
+    networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, *, buffers: Buffers = "move"
+) -> list[Balance]:
+    """`balance` of networks that are to be compared: groups whose matrices one of them keeps all of them keep.
+
+    Networks may be populations, which are compared one by one.
+    """
+    symmetry = symmetry.bind(networks[0])
+    return agree(len(networks), lambda k, rigid: balance_but(networks[k], symmetry, buffers, rigid))
+
+
+def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -> list[Balance]:
+    """The balances of networks, found again until all of them keep the same matrices.
+
+    Args:
+        count: The number of networks.
+        balance: Balances one of them, but for matrices that are to be kept; see `Balance.rigid`.
+    """
+    rigid: dict[str, Tensor] = {}
+    while True:
+        found = [balance(k, rigid) for k in range(count)]
+        joint = {name: torch.stack([one.rigid[name] for one in found]).any(0) for name in found[0].rigid}
+        if not any(bool((flags & ~rigid.get(name, torch.zeros_like(flags))).any()) for name, flags in joint.items()):
+            return found
+        rigid = joint
+
+
+def balance_but(
+    params: Mapping[str, Tensor], symmetry: Symmetry, buffers: Buffers, rigid: Mapping[str, Tensor]
+) -> Balance:
+    """`balance` of a network or a population by a symmetry with every size known, but for some matrices."""
+    leads = (tuple(params[n].shape[: params[n].ndim - len(symmetry.shapes[n])]) for n in symmetry.sites)
+    lead: tuple[int, ...] = next(leads, ())
+    element = symmetry.identity(lead)
+    scaled, linear = directions(symmetry, buffers), balanced_matrices(symmetry)
+    if not scaled and not linear:
+        return Balance(element, {})
+    names = {place.name for direction in scaled for place in direction.places}.union(*linear.values())
+    tensors = {name: params[name] for name in symmetry.sites if name in names}
+    squares = Squares({n: squares_of(tensor, symmetry.sites[n], len(lead)) for n, tensor in tensors.items()}, {})
+    for place in (place for direction in scaled for place in direction.places):
+        tensor, fields = squares.tensors[place.name], squares.fields.setdefault(place.name, {})
+        lengths = (len(tensor), *(tensor.shape[1 + axis] for axis in place.axes))
+        fields.setdefault(place.axes, torch.zeros(lengths, dtype=torch.float64))
+    if not all(bool(tensor.sum().isfinite()) for tensor in squares.tensors.values()):
+        raise ValueError("the squares of the parameters are not finite, so no scales balance them")
+    tolerance = max(TOLERANCE.get(tensor.dtype, 1e-7) for tensor in tensors.values())
+    batch = torch.Size(lead).numel()
+    flat = {name: tensors[name].reshape(batch, *symmetry.shapes[name]) for names in linear.values() for name in names}
+    matrices = Matrices(symmetry, flat, rigid) if linear else None
+    logs = _minimize(scaled, squares, batch, tolerance, matrices)
+    sizes = {group.name: group.size for group in symmetry.groups}
+    for group in symmetry.groups:
+        own = [(d.weights, t) for d, t in zip(scaled, logs, strict=True) if d.group == group.name]
+        if own:
+            shape = (*lead, *(sizes[base] for base in group.within), group.size)
+            rows = torch.stack([torch.tensor(weights, dtype=torch.float64) for weights, _ in own])
+            steps = torch.stack([t.reshape(shape) for _, t in own], dim=-2)
+            scale = (rows.T @ steps).exp()
+            element = element.replace(group.name, replace(element[group.name], scale=scale))
+    if matrices is None:
+        return Balance(element, {})
+    for name, matrix in matrices.found().items():
+        element = element.replace(name, Value(matrix=matrix.reshape(*lead, *matrix.shape[1:])))
+    return Balance(element, matrices.rigid)
+
+
+def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[frozenset[str]]:
+    """The parameters that `balance` looks at, in parts that do not depend on one another; all sizes must be known.
+
+    Balancing the part alone (with all buffers, where they are kept) gives the same factors as balancing everything.
+    """
+    parts: list[frozenset[str]] = []
+    scaled = (frozenset(place.name for place in direction.places) for direction in directions(symmetry, buffers))
+    for names in (*scaled, *balanced_matrices(symmetry).values()):
+        for part in [p for p in parts if p & names]:
+            parts.remove(part)
+            names |= part
+        parts.append(names)
+    return parts
+
+
+def _minimize(
+    directions: Sequence[Direction], squares: Squares, batch: int, tolerance: float, matrices: Matrices | None = None
+) -> list[Logs]:
+    """The logarithms of the factors of every direction.
+
+    Coordinate descent alone is slow in deep chains, where whole layers trade factors with their neighbors. After
+    each sweep a combination of the last ones is tried that would cancel their steps if the sweep were linear
+    (Anderson's acceleration); it is taken back when the next sweep steps further than the last one did. Matrices are
+    at their best for the factors of now, so that they take no part in it.
+    """
+    counts = [direction.count for direction in directions]
+    logs = torch.zeros(batch, sum(counts), dtype=torch.float64)
+    visited: list[tuple[Logs, Logs]] = []  # Points after a sweep, and the steps that led there.
+    leap = torch.zeros_like(logs)
+    for sweep in range(MAX_SWEEPS):
+        if matrices is not None and sweep == PATIENCE:
+            matrices.give_up(tolerance)
+        turned = 0.0 if matrices is None else matrices.step(squares)
+        steps = [descend(direction, squares, batch) for direction in directions]
+        step = torch.cat(steps, dim=1) if steps else logs
+        length = float(step.abs().max()) if step.numel() else 0.0
+        logs = logs + leap + step
+        if max(length, turned) <= tolerance:
+            break
+        if not directions:
+            continue
+        if visited and length > float(visited[-1][1].abs().max()):
+            back, visited = visited[-1][0] - logs, []
+            jump(directions, squares, torch.split(back, counts, dim=1))
+            logs, leap = logs + back, torch.zeros_like(logs)
+            continue
+        visited = [*visited[-MEMORY:], (logs, step)]
+        leap = _extrapolate(visited) - logs
+        jump(directions, squares, torch.split(leap, counts, dim=1))
+    return list(torch.split(logs, counts, dim=1))
+
+
+def _extrapolate(visited: Sequence[tuple[Logs, Logs]]) -> Logs:
+    """The affine combination of the points whose steps cancel best, by least squares."""
+    points = torch.stack([point for point, _ in visited], dim=-1)
+    steps = torch.stack([step for _, step in visited], dim=-1)
+    if len(visited) == 1:
+        return points[..., -1]
+    moves = steps.diff(dim=-1)
+    gram = moves.mT @ moves
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+    ridge = torch.where(trace > 0, 1e-12 * trace, 1.0) * torch.eye(gram.shape[-1]).double()
+    # Not `torch.linalg.lstsq`, whose last bits depend on where its workspace lies in memory.
+    mix: Tensor = torch.linalg.solve(gram + ridge, moves.mT @ steps[..., -1:])
+    return points[..., -1] - (points.diff(dim=-1) @ mix).squeeze(-1)

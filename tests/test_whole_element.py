@@ -1,0 +1,190 @@
+"""A network moved by a random element of its whole group, aligned with itself: nothing is left of the element."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from models import CASES
+from symmetries import generator
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.core.balance import balance, balance_alike
+from regauge.core.matrices import balancing
+from regauge.core.params import Params
+from regauge.core.probe import Probe, perturb, relative_change
+
+LEFT = 1e-6
+"""What may be left of a random element, as a share of the norm."""
+FAMILIES = (
+    *("mlp_relu", "mlp_sine", "cnn_flatten", "glu", "rnn_relu", "lstm", "gru"),
+    *("gpt", "llama", "vit", "hf_bert", "hf_gpt2", "hf_gpt_neox", "hf_llama", "hf_mixtral"),
+    *("hf_t5", "hf_whisper", "hf_vit", "hf_dinov2", "hf_mamba"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("unet", "hf_clip", "hf_distilbert", "torch_transformer")),
+)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A module with parameters away from initialization, and its symmetry."""
+
+    module: nn.Module
+    params: Params
+    symmetry: rg.Symmetry
+    probe: Probe
+
+
+@cache
+def network(name: str) -> Network:
+    case = next(case for case in CASES if case.name == name)
+    torch.manual_seed(0)
+    module = case.module().eval()
+    symmetry = rg.discover(module, case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
+    params = {n: t.detach().double() if t.is_floating_point() else t for n, t in module.state_dict().items()}
+    params = perturb(params, {n for n, _ in module.named_buffers()}, generator(0))
+    return Network(module, params, symmetry.bind(params), Probe(module, case.inputs(), case.kwargs(), case.outputs))
+
+
+def left_of(symmetry: rg.Symmetry, a: Params, b: Params) -> float:
+    """The distance of two networks as a share of the first one's norm, in all that moves."""
+    names = [name for name in symmetry.sites if a[name].is_floating_point()]
+    squares = [sum(float((a[n].double() - b[n].double()).square().sum()) for n in names)]
+    return float((squares[0] / sum(float(a[n].double().square().sum()) for n in names)) ** 0.5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_nothing_is_left_of_a_random_element(name: str) -> None:
+    """In float64 for three elements and in float32, and the merge of a network with its copy is the network."""
+    found = network(name)
+    a, symmetry = found.params, found.symmetry
+    for seed in range(3):
+        b = symmetry.act(symmetry.random(generator(seed)), a)
+        assert left_of(symmetry, a, b) > 0.5
+        result = rg.align(a, b, symmetry)
+        assert left_of(symmetry, a, result.params) <= LEFT
+    single = [{n: t.float() if t.is_floating_point() else t for n, t in params.items()} for params in (a, b)]
+    assert left_of(symmetry, single[0], rg.align(*single, symmetry).params) <= LEFT
+    merged = rg.merge([a, b], symmetry).params
+    assert relative_change(found.probe(a), found.probe(merged)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_more_is_left_than_the_noise(name: str) -> None:
+    found = network(name)
+    a, symmetry, chance = found.params, found.symmetry, generator(1)
+    noisy = dict(a)
+    for name in (name for name in a if name in symmetry.sites and name not in symmetry.buffers):
+        noise = torch.randn(a[name].shape, generator=chance, dtype=torch.float64)
+        noisy[name] = a[name] + 1e-2 * a[name].std(correction=0) * noise
+    for names in symmetry.tied:
+        noisy |= {name: noisy[names[0]] for name in names if name in noisy}
+    b = symmetry.act(symmetry.random(generator(0)), noisy)
+    result = rg.align(a, b, symmetry)
+    assert left_of(symmetry, a, result.params) <= 1.02 * left_of(symmetry, a, noisy)
+    assert relative_change(found.probe(b), found.probe(result.params)) <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["gpt", "hf_llama", "hf_mamba"])
+def test_where_the_second_network_is_on_its_orbit_makes_no_difference(name: str) -> None:
+    """Nor does it where the first one is: its element moves all that is between the two."""
+    found = network(name)
+    a, symmetry = found.params, found.symmetry
+    b = perturb(a, symmetry.buffers, generator(7))
+    expected = rg.align(a, b, symmetry).params
+    for k in range(2):
+        element = symmetry.random(generator(k))
+        moved = rg.align(a, symmetry.act(element, b), symmetry).params
+        assert left_of(symmetry, expected, moved) <= LEFT
+        stretched = symmetry.random(generator(k), ("scale", "linear"))
+        first = rg.align(symmetry.act(stretched, a), b, symmetry).params
+        assert left_of(symmetry, symmetry.act(stretched, expected), first) <= LEFT
+
+
+def linear_mlp(*widths: int, seed: int = 0) -> tuple[rg.Symmetry, Params]:
+    """A bottleneck between two layers, and networks of any rank."""
+    axes = {"0.weight": ("h", None), "0.bias": ("h",), "1.weight": (None, "h")}
+    shapes = {"0.weight": widths[1::-1], "0.bias": widths[1:2], "1.weight": widths[:0:-1]}
+    params = {n: torch.randn(s, generator=generator(seed), dtype=torch.float64) for n, s in shapes.items()}
+    return rg.Symmetry.from_axes(axes, kinds={"h": "linear"}).bind(params), params
+
+
+@pytest.mark.parametrize("widths", [(8, 3, 8), (2, 7, 3), (2, 7, 9), (9, 7, 2), (5, 6, 6), (1, 6, 1)])
+@pytest.mark.parametrize("dead", ["", "0.weight", "1.weight", "0.weight 0.bias", "0.weight 0.bias 1.weight"])
+def test_matrices_of_any_rank_are_found(widths: tuple[int, int, int], dead: str) -> None:
+    symmetry, a = linear_mlp(*widths)
+    a |= {name: torch.zeros_like(a[name]) for name in dead.split()}
+    for seed in range(3):
+        b = symmetry.act(symmetry.random(generator(seed)), a)
+        result = rg.align(a, b, symmetry)
+        assert all(bool(t.isfinite().all()) for t in result.params.values())
+        assert all(torch.allclose(a[n], result.params[n], atol=1e-7) for n in a)
+
+
+def product(params: Params) -> Tensor:
+    return params["1.weight"] @ torch.cat([params["0.weight"], params["0.bias"].unsqueeze(1)], 1)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-5, 1e-7, 1e-9])
+def test_what_is_nearly_singular_keeps_its_function_and_never_falls_below_the_identity(size: float) -> None:
+    symmetry, a = linear_mlp(6, 4, 6)
+    a["0.weight"][0] = a["0.weight"][1] + size * a["0.weight"][0]
+    a["0.bias"][0] = a["0.bias"][1]
+    _, other = linear_mlp(6, 4, 6, seed=5)
+    for b in (symmetry.act(symmetry.random(generator(0)), a), other):
+        for first, second in ((a, b), (b, a)):
+            result = rg.align(first, second, symmetry)
+            assert all(bool(t.isfinite().all()) for t in result.params.values())
+            assert torch.allclose(product(result.params), product(second), atol=1e-5)
+            assert result.objective >= result.initial
+
+
+def test_balanced_matrices_have_equal_and_diagonal_gram_matrices() -> None:
+    x, y = (torch.randn((5, 4, 9), generator=generator(k), dtype=torch.float64) for k in range(2))
+    grams = x @ x.mT, y @ y.mT
+    matrix, is_good = balancing(*grams, 1e-13, 1e-11)
+    back = torch.linalg.inv(matrix)
+    left, right = matrix @ grams[0] @ matrix.mT, back.mT @ grams[1] @ back
+    assert bool(is_good.all())
+    assert torch.allclose(left, right, atol=1e-9)
+    assert torch.allclose(left, torch.diag_embed(left.diagonal(dim1=-2, dim2=-1)), atol=1e-9)
+
+
+def test_the_norm_cannot_be_made_smaller() -> None:
+    found = network("gpt")
+    start = found.symmetry.act(balance(found.params, found.symmetry), found.params)
+
+    def norm(params: Params) -> float:
+        return sum(float(params[n].square().sum()) for n in found.symmetry.sites)
+
+    assert norm(start) < norm(found.params)
+    for seed in range(10):
+        element = found.symmetry.random(generator(seed), ("scale", "linear"))
+        small = rg.Element(
+            {
+                n: v.map(lambda t: t if t.ndim < 2 or t.dtype != torch.float64 else 0.99 * _one(t) + 0.01 * t)
+                for n, v in element.items()
+            }
+        )
+        assert norm(found.symmetry.act(small, start)) > norm(start)
+
+
+def _one(tensor: Tensor) -> Tensor:
+    """The identity: factors of one, or an identity matrix."""
+    is_square = tensor.shape[-1] == tensor.shape[-2]
+    return torch.eye(tensor.shape[-1], dtype=tensor.dtype).expand_as(tensor) if is_square else torch.ones_like(tensor)
+
+
+def test_networks_that_are_compared_keep_the_same_matrices() -> None:
+    """Here one is singular within rounding; of a population only its pair is affected."""
+    symmetry, a = linear_mlp(6, 4, 6)
+    near = {n: t.clone() for n, t in a.items()}
+    near["0.weight"][0] = near["0.weight"][1] * (1 + 1e-6 * torch.arange(6).double())
+    near["0.bias"][0] = near["0.bias"][1]
+    both = {n: torch.stack([near[n], a[n]]) for n in a}
+    first, second = balance_alike([{n: torch.stack([t, t]) for n, t in a.items()}, both], symmetry)
+    assert first.rigid["h"].tolist() == second.rigid["h"].tolist() == [True, False]
+    assert torch.equal(first.element["h"].matrix[0], torch.eye(4, dtype=torch.float64))  # type: ignore[index]
+    alone = balance(a, symmetry)["h"].matrix
+    assert alone is not None
+    assert torch.allclose(first.element["h"].matrix[1], alone)  # type: ignore[index]
