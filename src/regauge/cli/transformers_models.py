@@ -12,6 +12,8 @@ from regauge.storage.checkpoints.transformers_names import find_factory
 
 MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""
+EXPERTS = "batched_mm"
+"""Of the ways in which transformers computes experts, the one whose operators and shapes depend on no values."""
 TOKENS = 8
 """Length of the example sentence of a language model."""
 
@@ -32,13 +34,20 @@ def build_folder(folder: Path, values: Values) -> tuple[nn.Module, dict[str, Ten
         raise UsageError("a folder with config.json needs transformers: pip install 'regauge[transformers]'") from error
     with users_code(f"transformers cannot build the model of {str(folder)!r}"):
         with torch.device("meta"):
-            module = build()
+            module = _traceable(build())
         is_small = sum(p.numel() for p in module.parameters()) <= MATERIALIZED
         if values == "always" or (values == "if small" and is_small):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)  # What the verification says of the symmetry is the same in every run.
-                module = build()
+                module = _traceable(build())
     return module.eval(), example_inputs(module, module.config)
+
+
+def _traceable(module: nn.Module) -> nn.Module:
+    """A model whose experts are computed in the way that can be traced; its weights and its function are the same."""
+    model: Any = module
+    model.set_experts_implementation(EXPERTS)
+    return module
 
 
 def example_inputs(module: nn.Module, config: Any) -> dict[str, Tensor]:

@@ -48,7 +48,8 @@ class Site:
     def is_plain(self) -> bool:
         """Whether unit i owns index i and nothing else."""
         place = self.placement
-        return place.start == 0 and place.stride == 1 and not place.repeats
+        is_dense = place.start == 0 and place.stride == 1 and not place.repeats
+        return is_dense and self.positions.numel() == self.group.size  # Within one block, a unit may own several.
 
     @cached_property
     def axes(self) -> tuple[int, ...]:
