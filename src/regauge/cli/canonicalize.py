@@ -1,7 +1,7 @@
 """`regauge canonicalize`: the canonical form of a checkpoint, and the element that brings it there beside it."""
 
 import regauge as rg
-from regauge.cli.models import read_networks
+from regauge.cli.models import compare_files, read_networks
 from regauge.cli.options import Canonicalize
 from regauge.cli.output import form_of, show_status
 from regauge.cli.provenance import provenance_of
@@ -16,7 +16,9 @@ def run(options: Canonicalize) -> None:
     require_writable(options.output, overwrite=options.overwrite)
     require_writable(beside, overwrite=options.overwrite)
     first = Checkpoint.open(options.checkpoint).written_as(form_of(options.written))
-    found = read_networks(options, [first, *([] if options.reference is None else [options.reference])])
+    others = [] if options.reference is None else [Checkpoint.open(options.reference)]
+    compare_files([first, *others], 0)
+    found = read_networks(options, [first, *others])
     checkpoint, *references = found.checkpoints
     with show_status("canonicalizing"):
         reference = references[0].params if references else None

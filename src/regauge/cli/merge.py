@@ -1,5 +1,7 @@
 """`regauge merge`: one checkpoint out of many, and a model card with the numbers beside it."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,22 +9,33 @@ import torch
 import regauge as rg
 from regauge.alignment import Method
 from regauge.alignment.streamed.job import plan_job
+from regauge.cli.assemble import Request, assemble
 from regauge.cli.options import Merge, UsageError
+from regauge.cli.provenance import provenance_of
+from regauge.cli.recipe import run_recipe
 from regauge.cli.streaming import configure, method_of, read_job, show_plan, show_work
 from regauge.cli.tasks import matching_task
+from regauge.merging.assembly import Part
 from regauge.merging.merge_record import card_path
+from regauge.merging.recipe import Vocabulary
+from regauge.merging.recipe_parts import plan_rule
 from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.settings import Number, read_number, read_numbers
 from regauge.merging.streamed import merge_job
 from regauge.merging.table import RULES
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 
 def run(options: Merge) -> None:
     """Write the merged checkpoint and its card, and print the card."""
+    if options.recipe is not None:
+        return run_recipe(options)
     if not options.checkpoints:
-        raise UsageError("there is nothing to merge: name the checkpoints")
+        raise UsageError("there is nothing to merge: name the checkpoints, or a recipe with --recipe")
     rule = rule_of(options)
     bases = [] if options.base is None else [options.base]
+    if options.tokenizer is not None:
+        return _unite(options, rule, (*bases, *options.checkpoints))
     job, found = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path)
     is_streamed = options.dry_run or job.is_streamed
     method, task = _method(options, is_streamed=is_streamed), matching_task(options, found)
@@ -62,6 +75,33 @@ def run(options: Merge) -> None:
         print(report)
     print(result.record.card)
     print(f"written: {options.output} and {card_path(options.output).name}")
+
+
+def _unite(options: Merge, rule: Rule, folders: tuple[Path, ...]) -> None:
+    """Merge folders with different tokens."""
+    if rule.needs_task:
+        raise UsageError(f"--tokenizer is for rules that look at no data; {options.rule} does")
+    files = [str(folder) for folder in folders if not folder.is_dir()]
+    if files:
+        raise UsageError(f"--tokenizer needs folders with a tokenizer, and {files[0]!r} is none; leave it out")
+    weights: list[Number] | None = [read_number(text) for text in options.weights] or None
+    source = options.tokenizer or ""
+    assert options.tokenizer is not None
+
+    def plan(
+        networks: Sequence[Checkpoint], order: Sequence[str], statistics: frozenset[str], keys: Mapping[str, str]
+    ) -> dict[str, Part]:
+        has_base = options.base is not None
+        return plan_rule(rule, weights, networks, has_base=has_base, statistics=statistics, keys=keys)
+
+    chosen: Any = source if source in ("union", "base") else Path(source)
+    if isinstance(chosen, Path) and chosen not in folders:
+        raise UsageError(f"--tokenizer is {source!r}; there is union, base (the first one), or one of the folders")
+    vocabulary = Vocabulary(chosen)
+    assemble(
+        options,
+        Request(folders, options.base is not None, plan, str(rule), provenance_of(options), vocabulary=vocabulary),
+    )
 
 
 def rule_of(options: Merge) -> Rule:

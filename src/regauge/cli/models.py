@@ -73,15 +73,9 @@ def read_networks(
     *,
     values: Values = "if small",
     is_streamed: bool = False,
-    source: int = 0,
 ) -> Networks:
-    """Read checkpoints of one architecture, or their headers if they are streamed, and find their symmetry.
-
-    The files beside the weights are taken from the one with the number `source`; what differs there is told.
-    """
+    """Read checkpoints of one architecture, or their headers if they are streamed, and find their symmetry."""
     checkpoints = [Checkpoint.open(path) for path in paths]
-    for note in require_same_tokens(checkpoints, source):
-        print(note, file=sys.stderr)
     name = name_model(options.model, checkpoints[0]) if options.symmetry is None else options.model
     if name is None and options.symmetry is None:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
@@ -119,6 +113,18 @@ def _under_names(
     owner = load_module(name, values="never").module if module is None else module
     converted = [name_for(one, owner) for one in checkpoints]
     return [(one, expected_of(owner, one)) for one in converted]
+
+
+def compare_files(checkpoints: Sequence[Checkpoint], source: int, *, remedy: str = "") -> None:
+    """Refuse folders with different tokens, and tell what else differs beside the weights.
+
+    Args:
+        checkpoints: The checkpoints.
+        source: The number of the one whose files the output takes over.
+        remedy: What can be done about different tokens.
+    """
+    for note in require_same_tokens(checkpoints, source, remedy=remedy):
+        print(note, file=sys.stderr)
 
 
 def trace_model(

@@ -190,6 +190,12 @@ class Merge(Matching):
     """Share of the largest entries that breadcrumbs drops as outliers; 0.01 unless given."""
     normalize: Literal["auto", "yes", "no"] = "auto"
     """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, unless given."""
+    tokenizer: Annotated[str | None, arg(metavar="union|base|FOLDER")] = None
+    """The tokens of the result, where those of the folders differ: of all, of the first one, or of this one. Rows that
+    a network lacks are taken from others; docs/recipes.md says which."""
+    recipe: Annotated[Path | None, arg(metavar="FILE")] = None
+    """A mergekit YAML file that says what is merged and how, instead of CHECKPOINTS and the options above; models that
+    differ by more than fine-tuning are aligned first. docs/recipes.md says what is understood."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import regauge as rg
 from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
-from regauge.cli.models import Networks, read_networks
+from regauge.cli.models import Networks, compare_files, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
 from regauge.cli.output import form_of, print_table, show_progress, show_status
 from regauge.cli.provenance import provenance_of
@@ -45,12 +45,14 @@ def read_job(
     assert job is not None
     if not options.dry_run:
         job.require_output()
+    union = "or merge them under one vocabulary: --tokenizer union" if isinstance(options, Merge) else ""
+    compare_files(job.checkpoints, source, remedy=union and f"give checkpoints with one vocabulary, {union}")
     is_streamed = options.dry_run or job.is_streamed
     if is_streamed and (options.data is not None or options.refine):
         name = "--refine" if options.data is None else "--data"
         raise UsageError(f"{name} runs the model and needs it in memory; leave it out, or allow more --memory")
     values: Values = "if small" if options.data is None else "always"
-    found = read_networks(options, job.checkpoints, values=values, is_streamed=is_streamed, source=source)
+    found = read_networks(options, job.checkpoints, values=values, is_streamed=is_streamed)
     return replace(job, checkpoints=found.checkpoints) if is_streamed else job, found
 
 

@@ -17,6 +17,7 @@ from regauge.cli.models import (
     Model,
     Networks,
     call_factory,
+    compare_files,
     described_networks,
     find_symmetry,
     load_module,
@@ -61,6 +62,7 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint]) -> Judged:
     """Build the model and read the checkpoints and the data."""
     with show_status("building the model and reading the checkpoints"):
         opened = [Checkpoint.open(path) for path in paths]
+        compare_files(opened, 0)
         name = name_model(options.model, opened[0])
         if name is None:
             raise UsageError(f"{opened[0].label!r} does not say what network it holds: name the model with --model")

@@ -8,7 +8,7 @@ from regauge.core.element import Element
 from regauge.core.markdown import markdown_table
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.merging.settings import Number, Setting
+from regauge.merging.settings import Number
 
 Metrics = Mapping[str, float]
 
@@ -44,7 +44,7 @@ class MergeRecord:
     base: str | None
     rule: str
     alignment: str
-    weights: tuple[Number, ...]
+    weights: tuple[Number | str, ...]
     initial: float
     objective: float
     before: tuple[float, ...]
@@ -70,7 +70,7 @@ class MergeRecord:
         ]
         metrics: list[Metrics | None] = [*self.metrics] if self.metrics else [None] * len(self.networks)
         names = list(dict.fromkeys(name for one in (*metrics, self.merged_metrics) for name in one or ()))
-        shares = [str(one) if isinstance(one, Setting) else f"{one:.6g}" for one in self.weights]
+        shares = [f"{one:.6g}" if isinstance(one, int | float) else str(one) for one in self.weights]
         spans = [(f"{x:.6g}", f"{y:.6g}") for x, y in zip(self.before, self.after, strict=True)]
         cells = [[share, *span] for share, span in zip(shares, spans, strict=True)]
         rows = [([label, *own], reached) for label, own, reached in zip(self.networks, cells, metrics, strict=True)]

@@ -32,6 +32,7 @@ from regauge.storage.checkpoints.writing import (
     Shard,
     flush,
     require_writable,
+    save_bytes,
     save_text,
     write_index,
     write_shard,
@@ -48,7 +49,8 @@ class Staging:
 
     A run is resumed only with the same inputs: everything that the output depends on, ready for JSON. `content` is
     where the files of the output are written, and `progress` where the caller may keep what it needs to go on. The
-    provenance goes into the header of a file, or is a file of the folder.
+    provenance goes into the header of a file, or is a file of the folder. `beside` holds files of the folder that take
+    the place of those that are copied, or None for those that are left out.
 
     Raises:
         FileExistsError: The output is there and may not be replaced, or holds files that are not of a checkpoint; or
@@ -73,6 +75,7 @@ class Staging:
         self.folder, self.provenance = partial_of(self.out), provenance
         self.content, self.progress = self.folder / "output", self.folder / "progress.safetensors"
         self._replaced, self._ledger = self.folder / "replaced", self.folder / "run.json"
+        self.beside: dict[str, bytes | None] = {}
         self._inputs = json.loads(json.dumps(inputs))
         self._shards: dict[str, list[int]] = {}
         self._lock = _lock(self.out)
@@ -150,6 +153,11 @@ class Staging:
         for names, what in ((carried, "copied from"), (left, "left in")):
             if names and source is not None:
                 LOG.info(f"{what} {str(source.path.parent)!r}: {shorten(names, 12)}")
+        for name, content in self.beside.items():
+            if content is None:
+                (self.content / name).unlink(missing_ok=True)
+            else:
+                save_bytes(content, self.content / name)
         config = self.content / "config.json"
         if source is not None and config.is_file():
             save_text(source.form.describe(config.read_text(encoding="utf-8")), config)

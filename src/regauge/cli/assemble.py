@@ -1,0 +1,282 @@
+"""Merges whose tensors have rules of their own, or whose networks have different tokens: aligned, made, written."""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+
+import regauge as rg
+from regauge.alignment.streamed.job import FileJob, open_job, plan_job
+from regauge.alignment.streamed.source import measure_distances
+from regauge.cli.configs import CONFIG, Configuration
+from regauge.cli.models import compare_files, read_networks
+from regauge.cli.options import Merge, UsageError
+from regauge.cli.output import form_of
+from regauge.cli.streaming import configure, method_of, show_work
+from regauge.cli.vocabulary import choose_template, template_files, unite
+from regauge.core.element import Element
+from regauge.core.progress import Progress
+from regauge.core.symmetry import Symmetry
+from regauge.merging.assembly import Assembly, Part
+from regauge.merging.merge_record import MergeRecord, card_path
+from regauge.merging.need import Need
+from regauge.merging.recipe import Vocabulary
+from regauge.merging.rule import draw_seed
+from regauge.merging.tokens import TokenPlan
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.converted import Converted
+from regauge.storage.checkpoints.form import Form
+from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
+from regauge.storage.checkpoints.provenance import Provenance
+from regauge.storage.checkpoints.staging import Staging, require_place
+from regauge.storage.checkpoints.state_dicts import match
+from regauge.storage.checkpoints.writing import SUFFIX, Shard, require_writable, save_text
+
+Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]
+"""From the networks, the names of the model in their order, those of running statistics and tied ones to the parts."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be merged.
+
+    Attributes:
+        folders: The networks; the first one's coordinates, names and files are those of the result.
+        has_base: Whether the first one is a base.
+        plan: Makes the parts of the result.
+        rule: What the card calls the rule.
+        provenance: What the output says about where it comes from.
+        vocabulary: The tokens of the result; those of all networks, which must be the same, unless given.
+        align: Whether the networks are aligned; "auto" if it is needed.
+        layers: The layers of the first network whose settings those of the result have, if not all are merged.
+        dtype: Of the result; as the options say unless given.
+        template: The chat template of the result.
+        files: Further files of an output folder.
+    """
+
+    folders: tuple[Path, ...]
+    has_base: bool
+    plan: Planner
+    rule: str
+    provenance: Provenance
+    vocabulary: Vocabulary | None = None
+    align: bool | Literal["auto"] = True
+    layers: tuple[int, ...] | None = None
+    dtype: str | None = None
+    template: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """Networks that can be combined, and what their alignment told."""
+
+    networks: tuple[Checkpoint, ...]
+    symmetry: Symmetry
+    elements: tuple[Element | None, ...]
+    initial: float = 0.0
+    objective: float = 0.0
+    reports: tuple[str, ...] = ()
+    spans: tuple[tuple[float, float], ...] = ()
+
+
+def assemble(options: Merge, request: Request) -> None:
+    """Write the merged checkpoint and its card, and print the card."""
+    if options.data is not None or options.refine:
+        raise UsageError("this merge reads tensor after tensor and looks at no data; leave --data and --refine out")
+    form = form_of(options.written)
+    if request.dtype is not None:
+        if form.dtype is not None:
+            raise UsageError("the recipe says the dtype of the result; leave --dtype out, or dtype in the recipe")
+        form = replace(form, dtype=Form.of(request.dtype).dtype)
+    limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
+    resume, overwrite = options.resume, options.overwrite
+    job = open_job(
+        request.folders,
+        0,
+        card_path,
+        out=options.output,
+        memory=limit,
+        resume=resume,
+        overwrite=overwrite,
+        provenance=request.provenance,
+        form=form,
+    )
+    assert job is not None
+    if not options.dry_run:
+        require_place(options.output, overwrite=overwrite)
+        if options.output.suffix == SUFFIX and not resume:
+            require_writable(card_path(options.output), overwrite=overwrite, suffixes=(".md",))
+    config = Configuration(request.folders[0]) if request.vocabulary or request.layers else None
+    beside: dict[str, bytes | None] = dict(request.files)
+    tokens: TokenPlan | None = None
+    if request.vocabulary is None:
+        compare_files(job.checkpoints, 0, remedy="say how they are brought together: --tokenizer union")
+    else:
+        assert config is not None
+        named = dict(zip(request.folders, job.checkpoints, strict=True))
+        base = request.folders[0] if request.has_base else None
+        united = unite(named, request.vocabulary, config, base=base)
+        print("vocabulary: that of all networks" if united is None else united.note, file=sys.stderr)
+        if united is not None:
+            if options.output.suffix == SUFFIX:
+                raise UsageError("the tokenizer of the result needs a place: give a folder as the output")
+            job, tokens = replace(job, checkpoints=united.networks), united.plan
+            beside |= united.files
+    if request.template is not None:
+        template = choose_template(request.template, request.folders)
+        beside |= {} if template is None else template_files(template, beside, request.folders[0])
+    with ExitStack() as stack, show_work("merging", is_streamed=True) as progress:
+        model = stack.enter_context(config.as_folder()) if config is not None and tokens is not None else None
+        order: list[str] = []
+        if config is not None and request.layers:
+            order = [name for names in config.names_in(job.checkpoints[0]).values() for name in names]
+        staging, ready = _align(options, request, job, model, stack, progress)
+        networks, symmetry = ready.networks, ready.symmetry
+        keys = {name: names[0] for names in symmetry.tied for name in names}
+        parts = request.plan(networks, order, frozenset(symmetry.buffers), keys)
+        random = next((part.rule for part in parts.values() if part.rule.is_random), None)
+        seed = None if random is None else draw_seed(random, torch.Generator().manual_seed(options.seed))
+        assembly = Assembly(parts, networks, symmetry, ready.elements, tokens, seed)
+        if assembly.held() > job.limit.nbytes:
+            raise ValueError(
+                f"combining the largest tensor holds {size_text(assembly.held())}, more than the "
+                f"{size_text(job.limit.nbytes)} that memory allows; allow that much or more"
+            )
+        if config is not None:
+            if request.layers:
+                config.keep_layers(request.layers)
+                _require_model(config, parts)
+            beside[CONFIG] = config.content
+        shards = _shards(networks[0], parts, options.output, is_whole=not request.layers)
+        if staging is None:
+            print(f"written: {len(shards)} files of {size_text(sum(one.nbytes for one in shards))}: {options.output}")
+            return
+        staging.beside = beside
+        record = _record(request, ready, parts)
+        record = replace(record, origin=request.provenance.facts(progress))
+        save_text(record.card, staging.content / card_path(staging.out).name)
+        staging.write(shards, assembly.pieces, progress)
+        staging.publish(shards, networks[0])
+    for report in ready.reports:
+        print(report)
+    print(record.card)
+    print(f"written: {options.output} and {card_path(options.output).name}")
+
+
+def _align(
+    options: Merge, request: Request, job: FileJob, model: Path | None, stack: ExitStack, progress: Progress
+) -> tuple[Staging | None, _Ready]:
+    """The networks in one coordinate system, and where the output is made."""
+    first, *others = job.checkpoints
+    labels = [one.label for one in job.checkpoints]
+    alike = all(
+        one.stored.keys() == first.stored.keys()
+        and all(one.stored[name].shape == tensor.shape for name, tensor in first.stored.items())
+        for one in others
+    )
+    if request.align is True and not alike:
+        raise UsageError("models with different tensors cannot be aligned; say align: auto or false in the recipe")
+    if request.align is False or not others or not alike:
+        inputs = {
+            "files": {str(f.resolve()): _stamp(f) for one in job.checkpoints for f in one.metadata},
+            "provenance": [request.provenance.command, request.rule, str(request.provenance.settings)],
+            "parts": [one.path for one in request.provenance.inputs],
+            "form": repr(first.form),
+        }
+        resume, overwrite = job.resume, job.overwrite
+        staging = None
+        if not options.dry_run:
+            assert job.out is not None
+            made = Staging(job.out, inputs, resume=resume, overwrite=overwrite, provenance=job.provenance)
+            staging = stack.enter_context(made)
+        why = () if request.align is False or not others else ("not aligned: the models have different tensors",)
+        return staging, _Ready(job.checkpoints, Symmetry(()), (None,) * len(labels), reports=why)
+    where = options if options.model is not None or model is None else replace(options, model=str(model))
+    found = read_networks(where, job.checkpoints, is_streamed=True)
+    method = method_of(options) if options.method != "auto" else configure(rg.WeightMatching(), options)
+    streamed = plan_job(replace(job, checkpoints=found.checkpoints), found.symmetry, method)
+    symmetry = streamed.plan.symmetry
+    if options.dry_run:
+        return None, _Ready(found.checkpoints, symmetry, (None,) * len(labels))
+    settings = {"command": "merge", "rule": request.rule, "settings": str(request.provenance.settings)}
+    staging = stack.enter_context(streamed.begin(settings))
+    elements: list[Element | None] = [None]
+    distances = [(0.0, 0.0)]
+    reports, initial, objective = [], 0.0, 0.0
+    for k in range(1, len(labels)):
+        result = streamed.match(k, staging, progress)
+        spans = measure_distances(found.checkpoints[0], found.checkpoints[k], symmetry, result.element)
+        need = Need.of(symmetry, result.element, *spans)
+        is_moved = need.is_there or request.align is True
+        elements.append(result.element if is_moved else None)
+        distances.append(spans if is_moved else (spans[0], spans[0]))
+        reports.append(need.explain(labels[k], labels[0]) if request.align == "auto" else f"{labels[k]}: {result}")
+        initial, objective = initial + result.initial, objective + (result.objective if is_moved else result.initial)
+    networks = found.checkpoints
+    if request.layers and isinstance(networks[0], Converted):
+        if any(element is not None for element in elements):
+            raise UsageError(
+                "slices of models that are aligned cannot be written under the names that these files have; align the "
+                "models first, and say align: false in the recipe"
+            )
+        networks, symmetry = job.checkpoints, Symmetry(())
+    return staging, _Ready(networks, symmetry, tuple(elements), initial, objective, tuple(reports), tuple(distances))
+
+
+def _record(request: Request, ready: _Ready, parts: Mapping[str, Part]) -> MergeRecord:
+    """What the card tells."""
+    used: dict[int, set[float]] = {}
+    for part in parts.values():
+        for (k, _), factor in zip(part.sources, part.factors, strict=True):
+            used.setdefault(k, set()).add(factor)
+    networks = [k for k in range(int(request.has_base), len(ready.networks)) if k in used or len(used) == 0]
+    first, unknown = ready.networks[0], (math.nan, math.nan)
+    spans = [ready.spans[k] if ready.spans else unknown if k else (0.0, 0.0) for k in networks]
+    moved = sum(element is not None for element in ready.elements)
+    return MergeRecord(
+        networks=tuple(ready.networks[k].label for k in networks),
+        base=first.label if request.has_base else None,
+        rule=request.rule,
+        alignment=f"weights of {moved} networks, streamed" if moved else "none",
+        weights=tuple(_span(used[k]) for k in networks),
+        initial=ready.initial,
+        objective=ready.objective,
+        before=tuple(before for before, _ in spans),
+        after=tuple(after for _, after in spans),
+        reports=ready.reports,
+    )
+
+
+def _span(factors: set[float]) -> float | str:
+    low, high = min(factors), max(factors)
+    return low if low == high else f"{low:.4g} to {high:.4g}"
+
+
+def _shards(first: Checkpoint, parts: Mapping[str, Part], out: Path, *, is_whole: bool) -> list[Shard]:
+    """The files of the result: those of the first network, or as large as these where its layers differ."""
+    file = out.name if out.suffix == SUFFIX else None
+    known = first.layout(file)
+    if is_whole:
+        return known
+    whole = Shard(file or "model.safetensors", tuple(part.spec for part in parts.values()), first.header)
+    if len(known) == 1:
+        return [replace(whole, tensors=tuple(sorted(whole.tensors, key=lambda spec: -spec.dtype.itemsize)))]
+    return Form(shard_size=first.form.shard_size or max(one.nbytes for one in known)).layout([whole], "model")
+
+
+def _require_model(config: Configuration, parts: Mapping[str, Part]) -> None:
+    """Refuse a result that is not what its configuration says."""
+    state = config.build()
+    if all(name in state for name in parts):
+        blank = {name: torch.empty(part.spec.shape, device="meta") for name, part in parts.items()}
+        match(blank, state, "the result of these slices", "the model of its configuration")
+
+
+def _stamp(file: Path) -> list[int]:
+    return [file.stat().st_size, file.stat().st_mtime_ns]

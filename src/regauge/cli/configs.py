@@ -1,0 +1,150 @@
+"""The configuration of a network that was made of others: how many layers it has, and how many tokens."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from regauge.cli.models import load_module
+from regauge.cli.options import UsageError
+from regauge.core.params import Params
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.converted import Converted
+from regauge.storage.checkpoints.transformers_names import name_for
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+
+
+class Configuration:
+    """A config.json that is edited: its text part, where a network has several."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            from transformers import AutoConfig
+
+            self._config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            self.document: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        except (ImportError, ValueError, KeyError, OSError) as error:
+            raise UsageError(
+                f"{str(folder / CONFIG)!r} is needed to say how many layers and tokens the result has, but is no "
+                f"configuration that transformers knows: {' '.join(str(error).split())}"
+            ) from error
+        self._text = self._config.get_text_config()
+        inside = [name for name in self._config.sub_configs if getattr(self._config, name, None) is self._text]
+        self._part = self.document.get(inside[0], {}) if inside else self.document
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return int(self._text.num_hidden_layers)
+
+    @property
+    def tokens(self) -> int:
+        """The number of rows of embeddings."""
+        return int(self._text.vocab_size)
+
+    def keep_layers(self, kept: Sequence[int]) -> None:
+        """Say that the layers are these of the old ones; what is said of each layer goes along."""
+        count = self.layers
+        for key, value in self._part.items():
+            if "layer" in key and isinstance(value, list) and len(value) == count:
+                self._part[key] = [value[k] if k < count else value[-1] for k in kept]
+        self._set("num_hidden_layers", len(kept))
+
+    def count_tokens(self, count: int) -> None:
+        """Say how many rows embeddings have."""
+        self._set("vocab_size", count)
+
+    def renumber(self, number: Callable[[int], int | None]) -> dict[str, bytes | None]:
+        """Give tokens that configurations name by their numbers their new ones; those that are gone are left out.
+
+        Returns:
+            The configuration of generation, where there is one.
+        """
+        _renumber(self.document, number)
+        path = self.folder / GENERATION
+        if not path.is_file():
+            return {}
+        document = json.loads(path.read_text(encoding="utf-8"))
+        _renumber(document, number)
+        return {GENERATION: _encode(document)}
+
+    @property
+    def content(self) -> bytes:
+        """The file."""
+        return _encode(self.document)
+
+    @contextmanager
+    def as_folder(self) -> Iterator[Path]:
+        """A folder that holds nothing else."""
+        with TemporaryDirectory() as name:
+            (Path(name) / CONFIG).write_bytes(self.content)
+            yield Path(name)
+
+    @property
+    def module(self) -> nn.Module:
+        """Its model, without values."""
+        with self.as_folder() as folder:
+            return load_module(str(folder), values="never").module
+
+    def build(self) -> Params:
+        """The tensors of its model, without values."""
+        return self.module.state_dict()
+
+    def names_in(self, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
+        """The tensors of the model in their order, and the names of those in the files that hold them."""
+        module = self.module
+        view, names = name_for(checkpoint, module), list(module.state_dict())
+        if not isinstance(view, Converted):
+            return {name: (name,) for name in names}
+        renamed, made = view.conversion.renamed, view.conversion.made
+        there = {name: (renamed[name],) if name in renamed else () for name in names}
+        return there | {name: tuple(dict.fromkeys(box.source for box in boxes)) for name, boxes in made.items()}
+
+    def token_axes(self) -> dict[str, int]:
+        """The axis of tokens of every tensor of the model that has one.
+
+        It is found by building the model with one token more: what becomes larger has such an axis.
+        """
+        larger = copy.copy(self)
+        larger.document = copy.deepcopy(self.document)
+        larger._part = larger.document if self._part is self.document else _same_part(self, larger)
+        larger.count_tokens(self.tokens + 1)
+        before, after = self.build(), larger.build()
+        axes = {}
+        for name, tensor in before.items():
+            differing = [k for k, (n, m) in enumerate(zip(tensor.shape, after[name].shape, strict=True)) if n != m]
+            if differing:
+                axes[name] = differing[0]
+        if not axes:
+            raise UsageError(f"no tensor of the model of {str(self.folder)!r} has an axis of tokens")
+        return axes
+
+    def _set(self, name: str, value: int) -> None:
+        self._part[type(self._text).attribute_map.get(name, name)] = value
+
+
+def _same_part(one: Configuration, other: Configuration) -> dict[str, Any]:
+    found: dict[str, Any] = next(other.document[key] for key, value in one.document.items() if value is one._part)
+    return found
+
+
+def _renumber(document: dict[str, Any], number: Callable[[int], int | None]) -> None:
+    for key, value in list(document.items()):
+        if isinstance(value, dict):
+            _renumber(value, number)
+        elif key.endswith(("_token_id", "_token_ids")) and value is not None:
+            several = value if isinstance(value, list) else [value]
+            found = [new for old in several if isinstance(old, int) and (new := number(old)) is not None]
+            document[key] = found if isinstance(value, list) else next(iter(found), None)
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,80 @@
+"""`regauge merge --recipe FILE`: what a mergekit YAML file asks for, with models aligned where they differ."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from regauge.cli.assemble import Request, assemble
+from regauge.cli.options import Matching, Merge, UsageError
+from regauge.cli.provenance import provenance_of
+from regauge.merging.assembly import Part
+from regauge.merging.recipe import Recipe
+from regauge.merging.recipe_parts import plan_parts
+from regauge.merging.recipe_reading import read_recipe
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.provenance import Input
+
+KEPT = "recipe.yml"
+"""The recipe in an output folder."""
+SHARED = ("output", "recipe", *(one.name for one in fields(Matching)))
+SAID = [one.name for one in fields(Merge) if one.name not in SHARED]
+"""Options of `regauge merge` for what a recipe says."""
+
+
+def run_recipe(options: Merge) -> None:
+    """Write what the recipe asks for."""
+    assert options.recipe is not None
+    blank = {one.name: one.default for one in fields(Merge)} | {"checkpoints": ()}
+    given = [name for name in SAID if getattr(options, name) != blank[name]]
+    if given:
+        what = "checkpoints" if given[0] == "checkpoints" else f"--{given[0]}"
+        raise UsageError(f"the recipe says what is merged and how; leave {what} out, or merge without --recipe")
+    recipe = read_recipe(options.recipe)
+    for note in recipe.notes:
+        print(f"note: {note}", file=sys.stderr)
+    folders = _order(recipe)
+
+    def plan(
+        networks: Sequence[Checkpoint], order: Sequence[str], statistics: frozenset[str], keys: Mapping[str, str]
+    ) -> dict[str, Part]:
+        named = dict(zip(folders, networks, strict=True))
+        return plan_parts(recipe, named, order, statistics=statistics, keys=keys)
+
+    provenance = provenance_of(options)
+    settings = {name: value for name, value in provenance.settings.items() if name.replace("-", "_") not in SAID}
+    models = tuple(Input("model", str(folder)) for folder in folders)
+    assemble(
+        options,
+        Request(
+            folders=folders,
+            has_base=recipe.base is not None,
+            plan=plan,
+            rule=f"{recipe.method} of {recipe.path.name}",
+            provenance=replace(provenance, settings=settings, inputs=(*provenance.inputs, *models)),
+            vocabulary=recipe.vocabulary,
+            align=recipe.align,
+            layers=_layers(recipe),
+            dtype=recipe.dtype,
+            template=recipe.chat_template,
+            files={KEPT: recipe.path.read_bytes()},
+        ),
+    )
+
+
+def _order(recipe: Recipe) -> tuple[Path, ...]:
+    """The folders of all models, each once: the base, else the first model, first."""
+    found: dict[Path, Path] = {}
+    for folder in recipe.models:
+        known = found.setdefault(folder.resolve(), folder)
+        if known != folder:
+            raise UsageError(f"{recipe.path} calls one folder {str(known)!r} and {str(folder)!r}; give it one name")
+    return tuple(found.values())
+
+
+def _layers(recipe: Recipe) -> tuple[int, ...] | None:
+    """For each layer of the result the number of the layer whose settings it has."""
+    if recipe.is_whole:
+        return None
+    ranges = [part.sources[0].layers or (0, 0) for part in recipe.slices]
+    return tuple(k for first, end in ranges for k in range(first, end))

@@ -1,0 +1,167 @@
+"""The loop over tensors that makes a network of tensors of several, each with a rule and numbers of its own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.streamed.memory import row_ranges
+from regauge.alignment.streamed.source import move_tensor
+from regauge.core.element import Element
+from regauge.core.movable import VALUES, require_shared
+from regauge.core.symmetry import Symmetry
+from regauge.merging.rule import Rule, Target
+from regauge.merging.tokens import TokenPlan
+from regauge.storage.architecture import TensorSpec
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+
+Place = tuple[int, str]
+"""The number of a network, and the name of a tensor there."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """How one tensor of the result is made.
+
+    Attributes:
+        spec: Its name, shape and dtype.
+        sources: The tensors that it is made of.
+        base: The tensor that task vectors are relative to, where there is one.
+        rule: How they are combined.
+        factors: Of the sources.
+        key: The name that random numbers are drawn for.
+        depth: How deep it lies, for rules with settings.
+    """
+
+    spec: TensorSpec
+    sources: tuple[Place, ...]
+    base: Place | None
+    rule: Rule
+    factors: tuple[float, ...]
+    key: str
+    depth: float = 0.0
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A network that is made of tensors of several.
+
+    Each tensor is read, converted to the working dtype, moved, brought to the vocabulary of the result, combined with
+    the others, and rounded once.
+
+    Attributes:
+        parts: What is made, by name.
+        networks: The checkpoints, under the vocabulary of the result.
+        symmetry: Where their elements act.
+        elements: Move the networks; None for those that stay.
+        tokens: Where vocabularies differ, what rows are taken from others.
+        seed: Of the random numbers of rules.
+    """
+
+    parts: Mapping[str, Part]
+    networks: Sequence[Checkpoint]
+    symmetry: Symmetry
+    elements: Sequence[Element | None]
+    tokens: TokenPlan | None = None
+    seed: int | None = None
+    _means: dict[Place, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """The values of a tensor of the result, in its dtype and in pieces along axis 0."""
+        part = self.parts[name]
+        dtype = part.spec.dtype
+        if dtype not in VALUES or 0 in part.spec.shape:
+            kept, *others = [self._moved(place, None, dtype) for place in part.sources]
+            require_shared(name, [kept, *others])
+            yield kept
+            return
+        work, target = self._work(part), Target(part.key, part.depth, self.seed)
+        for rows in self._ranges(part):
+            tensors = (self._filled(place, rows, work) for place in part.sources)
+            if part.base is None:
+                yield part.rule.combine(tensors, part.factors, target).to(dtype)
+                continue
+            start = self._filled(part.base, rows, work)
+            vectors = (tensor.sub_(start) for tensor in tensors)
+            yield part.rule.combine(vectors, part.factors, target).add_(start).to(dtype)
+
+    def held(self) -> int:
+        """Bytes that making the largest tensor holds at most."""
+        largest = 0
+        for part in self.parts.values():
+            rows = self._ranges(part)[0]
+            share = 1.0 if rows is None else (rows[1] - rows[0]) / part.spec.shape[0]
+            copies = 4 + part.rule.held(len(part.sources)) + (part.base is not None)
+            largest = max(largest, int(copies * share * part.spec.nbytes / part.spec.dtype.itemsize * 8))
+        return largest
+
+    def _work(self, part: Part) -> torch.dtype:
+        """In what sums are taken: float32 where all is in half precision, else float64."""
+        stored = [self.networks[k].stored[name].dtype for k, name in part.sources]
+        return torch.float32 if max(one.itemsize for one in (*stored, part.spec.dtype)) < 4 else torch.float64
+
+    def _ranges(self, part: Part) -> list[tuple[int, int] | None]:
+        """Ranges of the first axis in which a tensor may be made; None for all of it."""
+        shape, places = part.spec.shape, [*part.sources, *([] if part.base is None else [part.base])]
+        if not part.rule.splits(shape) or any(self._axis(place) > 0 for place in places):
+            return [None]
+        moved = [name for k, name in places if self.elements[k] is not None]
+        if any(None in row_ranges(self.symmetry, name, shape) for name in moved):
+            return [None]
+        return row_ranges(Symmetry(()), part.spec.name, shape)
+
+    def _axis(self, place: Place) -> int:
+        """The axis of tokens of a tensor, or -1."""
+        return -1 if self.tokens is None else self.tokens.axes.get(place[1], -1)
+
+    def _moved(self, place: Place, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
+        """A copy of a tensor, or of a piece, next to those of the others."""
+        k, name = place
+        tensor, element = self.networks[k].read(name, rows=rows, dtype=work), self.elements[k]
+        return tensor if element is None else move_tensor(self.symmetry, element, name, tensor)
+
+    def _filled(self, place: Place, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
+        """The same with the rows of tokens that this network takes from others."""
+        tensor, axis, (k, name) = self._moved(place, rows, work), self._axis(place), place
+        if axis < 0:
+            return tensor
+        assert self.tokens is not None
+        first, end = rows if rows is not None and axis == 0 else (0, self.tokens.size)
+        taken = self.tokens.taken[k, first:end].nonzero().flatten()
+        if len(taken):
+            values = torch.zeros_like(tensor.index_select(axis, taken))
+            shares = self.tokens.shares[:, first:end][:, taken]
+            for j in shares.sum(1).nonzero().flatten().tolist():
+                other = self._moved((j, name), rows, work).index_select(axis, taken)
+                values += other * shares[j].to(work).reshape(-1, *[1] * (tensor.ndim - 1 - axis))
+            tensor.index_copy_(axis, taken, values)
+            for row in taken.tolist():
+                if first + row in self.tokens.given:
+                    j, there = self.tokens.given[first + row]
+                    tensor.narrow(axis, row, 1).copy_(self._given(j, name, axis, there, work))
+        blank = self.tokens.blank[first:end].nonzero().flatten()
+        if len(blank):
+            tensor.index_copy_(axis, blank, self._mean(place, axis, work).expand_as(tensor.index_select(axis, blank)))
+        return tensor
+
+    def _given(self, k: int, name: str, axis: int, row: int, work: torch.dtype) -> Tensor:
+        """A row of a network's own tensor, moved."""
+        network = self.networks[k]
+        source = getattr(network, "source", network)
+        if not 0 <= row < source.stored[name].shape[axis]:
+            raise ValueError(f"{network.label} has no row {row} in {name!r}; name another token")
+        own = source.read(name, rows=(row, row + 1), dtype=work) if axis == 0 else source.read(name, dtype=work)
+        own = own if axis == 0 else own.narrow(axis, row, 1)
+        element = self.elements[k]
+        return own if element is None else move_tensor(self.symmetry, element, name, own)
+
+    def _mean(self, place: Place, axis: int, work: torch.dtype) -> Tensor:
+        """The mean of all rows with tokens, for those without."""
+        if place not in self._means:
+            assert self.tokens is not None
+            known = replace(self.tokens, blank=torch.zeros_like(self.tokens.blank))
+            whole = replace(self, tokens=known)._filled(place, None, work)
+            used = (~self.tokens.blank).nonzero().flatten()
+            self._means[place] = whole.index_select(axis, used).mean(axis, keepdim=True)
+        return self._means[place]

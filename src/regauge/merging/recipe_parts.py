@@ -1,0 +1,270 @@
+"""From a recipe to the parts of its result: for every tensor the tensors that it is made of, the rule, the numbers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from regauge.merging.assembly import Part, Place
+from regauge.merging.recipe import Recipe, Slice, Source
+from regauge.merging.recipe_methods import METHODS
+from regauge.merging.rule import Rule, Target
+from regauge.merging.settings import LAYER, Number, find_depths
+from regauge.merging.table import RULES
+from regauge.storage.architecture import TensorSpec
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+
+LEAST = 1e-8
+"""Weights whose sum is smaller cannot be normalized."""
+ELECTING = ("ties", "dare_ties", "della", "breadcrumbs_ties")
+"""Methods that elect a sign for each entry."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Where the layers of a network are: what stands before their numbers, and how many there are."""
+
+    prefix: str
+    count: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "Layers":
+        """Find the layers.
+
+        Raises:
+            ValueError: There are none, or several stacks of them.
+        """
+        stacks: dict[str, set[int]] = {}
+        for name in checkpoint:
+            found = LAYER.search(name)
+            if found is not None:
+                stacks.setdefault(name[: found.start(1)], set()).add(int(found[1]))
+        if len(stacks) != 1:
+            what = "no layers with numbers" if not stacks else f"several stacks of layers ({', '.join(stacks)})"
+            raise ValueError(f"{checkpoint.label} has {what}, so that 'slices' cannot be cut; name whole 'models'")
+        ((prefix, numbers),) = stacks.items()
+        return cls(prefix, max(numbers) + 1)
+
+    def split(self, name: str) -> tuple[int, str] | None:
+        """The number of the layer of a tensor and the rest of its name; None outside of layers."""
+        if not name.startswith(self.prefix):
+            return None
+        number, dot, rest = name.removeprefix(self.prefix).partition(".")
+        return (int(number), dot + rest) if number.isdigit() else None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """One tensor of the result before its numbers are known."""
+
+    name: str
+    like: tuple[int, str]
+    part: Slice
+    sources: tuple[tuple[Source, str], ...]
+    depth: float
+
+
+def plan_parts(
+    recipe: Recipe,
+    networks: Mapping[Path, Checkpoint],
+    order: Sequence[str],
+    *,
+    statistics: frozenset[str] = frozenset(),
+    keys: Mapping[str, str] | None = None,
+) -> dict[str, Part]:
+    """The parts of the result of a recipe.
+
+    Args:
+        recipe: What is made.
+        networks: The checkpoints by their folders, the one first whose names and dtypes the result has.
+        order: Its names in the order of the model: those before the first layer belong to the first slice, those
+            behind the last layer to the last one.
+        statistics: Names of running statistics, which are averaged.
+        keys: The name that stands for tied ones.
+
+    Raises:
+        ValueError: A network lacks a tensor or a layer, or shapes or numbers do not fit.
+    """
+    numbers = {folder: k for k, folder in enumerate(networks)}
+    first = next(iter(networks.values()))
+    parts = {}
+    for made in _tensors(recipe, networks, order):
+        like = list(networks.values())[made.like[0]].stored[made.like[1]]
+        for source, name in made.sources:
+            found = networks[source.model].stored.get(name)
+            if found is None or found.shape != like.shape:
+                shape = "it lacks it" if found is None else f"has shape {tuple(found.shape)}"
+                raise ValueError(
+                    f"{recipe.path}, line {source.line}: {made.name!r} has shape {tuple(like.shape)} in {first.label}, "
+                    f"but in {source.model} {name!r} {shape}; merge models of one architecture"
+                )
+        places: dict[Path, Place] = {source.model: (numbers[source.model], name) for source, name in made.sources}
+        spec = TensorSpec(made.name, tuple(like.shape), first.form.dtype_of(like.dtype))
+        size = max(1, like.nbytes // like.dtype.itemsize)
+        if made.name in statistics:
+            rule, used, factors = RULES["average"].build(), [source.model for source, _ in made.sources], None
+        else:
+            rule, used, factors = _rule(recipe, made, size)
+        method = METHODS[recipe.method]
+        has_base = method.base in ("needed", "optional") and recipe.base is not None and made.name not in statistics
+        base = places.get(recipe.base) if has_base and recipe.base is not None else None
+        if has_base and base is None:
+            assert recipe.base is not None
+            base = (numbers[recipe.base], made.sources[0][1])
+        if not used:  # the base alone
+            assert base is not None
+            rule, used, factors, base = RULES["passthrough"].build(), [recipe.base or Path()], (1.0,), None
+            places.setdefault(used[0], (numbers[used[0]], made.sources[0][1]))
+        shares = tuple(1 / len(used) for _ in used) if factors is None else factors
+        key = (keys or {}).get(made.name, made.name)
+        parts[made.name] = Part(spec, tuple(places[model] for model in used), base, rule, shares, key)
+    return parts
+
+
+def plan_rule(
+    rule: Rule,
+    weights: Sequence[Number] | None,
+    networks: Sequence[Checkpoint],
+    *,
+    has_base: bool,
+    statistics: frozenset[str] = frozenset(),
+    keys: Mapping[str, str] | None = None,
+) -> dict[str, Part]:
+    """The parts of a result that one rule makes of whole networks, the base first where there is one.
+
+    Raises:
+        ValueError: Weights or settings do not fit.
+    """
+    first, start, parts = networks[0], int(has_base), {}
+    depths, count = find_depths(first), len(networks) - start
+    for name, like in first.stored.items():
+        key, own = (keys or {}).get(name, name), rule
+        target = Target(key, depths[name])
+        rule.check(target, count)
+        factors = rule.factors(None if weights is None else [target.number(one) for one in weights], count)
+        if name in statistics and (has_base or not rule.has_shares):
+            own, factors = RULES["average"].build(), tuple(1 / count for _ in range(count))
+        base = (0, name) if has_base and own is rule else None
+        spec = TensorSpec(name, tuple(like.shape), first.form.dtype_of(like.dtype))
+        sources = tuple((k, name) for k in range(start, len(networks)))
+        parts[name] = Part(spec, sources, base, own, factors, key, depths[name])
+    return parts
+
+
+def _tensors(recipe: Recipe, networks: Mapping[Path, Checkpoint], order: Sequence[str]) -> Iterator[_Made]:
+    """Every tensor of the result, with its slice, its sources and its depth there."""
+    first = next(iter(networks.values()))
+    if recipe.is_whole:
+        (part,) = recipe.slices
+        depths = find_depths(first)
+        for name in first.stored:
+            yield _Made(name, (0, name), part, tuple((source, name) for source in part.sources), depths[name])
+        return
+    layers = {folder: Layers.of(one) for folder, one in networks.items()}
+    own = layers[next(iter(networks))]
+    inside = [k for k, name in enumerate(order) if own.split(name) is not None]
+    place = {name: k for k, name in enumerate(order)}
+    for name in first.stored:
+        if own.split(name) is None:
+            is_before = place.get(name, -1) < min(inside, default=0)
+            part = recipe.slices[0] if is_before else recipe.slices[-1]
+            yield _Made(name, (0, name), part, tuple((source, name) for source in part.sources), 0.0)
+    number = 0
+    for part in recipe.slices:
+        ranges = [source.layers or (0, layers[source.model].count) for source in part.sources]
+        for source, (_, end) in zip(part.sources, ranges, strict=True):
+            if end > layers[source.model].count:
+                raise ValueError(
+                    f"{recipe.path}, line {source.line}: the layers end at {end}, but {source.model} has "
+                    f"{layers[source.model].count}"
+                )
+        count = ranges[0][1] - ranges[0][0]
+        for k in range(count):
+            model, start = part.sources[0].model, ranges[0][0] + k
+            for name in networks[model].stored:
+                found = layers[model].split(name)
+                if found is not None and found[0] == start:
+                    sources = tuple(
+                        (source, f"{layers[source.model].prefix}{begin + k}{found[1]}")
+                        for source, (begin, _) in zip(part.sources, ranges, strict=True)
+                    )
+                    like = (list(networks).index(model), name)
+                    depth = k / (count - 1) if count > 1 else 1.0
+                    yield _Made(f"{own.prefix}{number}{found[1]}", like, part, sources, depth)
+            number += 1
+
+
+def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tuple[float, ...]]:
+    """The rule for one tensor with its numbers, the models that it combines, and their factors."""
+    method, where = METHODS[recipe.method], f"{recipe.path}: at {made.name!r}"
+
+    def common(key: str) -> float:
+        found = recipe.number(key, made.part, None, made.name, made.depth)
+        return _given(found, method.common[key], key, where)
+
+    def own(source: Source, name: str, key: str) -> float:
+        found = recipe.number(key, made.part, source, name, made.depth)
+        return _given(found, method.own[key], f"{key} of {source.model}", where)
+
+    is_apart = method.base in ("needed", "optional")
+    chosen = [(source, name) for source, name in made.sources if not (is_apart and source.model == recipe.base)]
+    used = [source.model for source, _ in chosen]
+    numbers = {key: tuple(own(source, name, key) for source, name in chosen) for key in method.own}
+    settings: dict[str, object] = {}
+    weights = numbers.get("weight", (1.0,) * len(used))
+    if recipe.method == "slerp":
+        return _slerp(recipe, made, common("t"))
+    if recipe.method == "nuslerp" and len(used) == 2:
+        total = sum(weights)
+        t = weights[1] / total if abs(total) >= 1e-6 else 0.5
+        return RULES["slerp"].build(), used, (1 - t, t)
+    if recipe.method == "passthrough":
+        return RULES["passthrough"].build(scale=numbers["scale"][0]), used, (1.0,)
+    if recipe.method in ("karcher", "model_stock", "nuslerp"):
+        weights = tuple(1 / len(used) for _ in used)
+    is_normalized = recipe.method == "multislerp" or ("normalize" in method.common and bool(common("normalize")))
+    if recipe.method in ELECTING:
+        settings["is_normalized"] = is_normalized
+        if min(weights, default=0.0) < 0:
+            raise ValueError(f"{where} a weight is negative, but {recipe.method} elects signs by shares of networks")
+    elif is_normalized and used:
+        if abs(sum(weights)) < LEAST:
+            raise ValueError(f"{where} the weights sum to {sum(weights):g} and cannot be normalized; change them")
+        weights = tuple(weight / sum(weights) for weight in weights)
+    if "lambda" in method.common:
+        settings["scale"] = common("lambda")
+    densities = numbers.get("density", ())
+    if "dare" in recipe.method:
+        settings["drop"] = tuple(max(0.0, 1 - density) for density in densities)
+    elif "della" in recipe.method:
+        settings |= {"density": tuple(min(1.0, density) for density in densities), "epsilon": numbers["epsilon"]}
+    elif densities:
+        # mergekit keeps whole numbers of entries, rounded down.
+        settings["density"] = tuple(min(1.0, max(1, int(density * size)) / size) for density in densities)
+    if "gamma" in numbers:
+        settings["gamma"] = tuple(int(gamma * size) / size for gamma in numbers["gamma"])
+    if recipe.method == "karcher":
+        settings["steps"] = int(common("max_iter"))
+    if recipe.method == "model_stock":
+        settings["by_rows"] = bool(common("filter_wise"))
+    if not used:
+        return RULES["passthrough"].build(), used, ()
+    try:
+        return RULES[method.rule].build(**settings), used, weights
+    except ValueError as error:
+        raise ValueError(f"{where} {error}") from error
+
+
+def _slerp(recipe: Recipe, made: _Made, t: float) -> tuple[Rule, list[Path], tuple[float, ...]]:
+    models = [source.model for source, _ in made.sources]
+    if len(models) == 1:
+        return RULES["passthrough"].build(), models, (1.0,)
+    ordered = sorted(models, key=lambda model: model != recipe.base)
+    return RULES["slerp"].build(), ordered, (1 - t, t)
+
+
+def _given(found: float | None, default: float | None, key: str, where: str) -> float:
+    if found is not None:
+        return found
+    if default is None:
+        raise ValueError(f"{where} there is no {key}: no filter names this tensor; add a value without a filter")
+    return default
