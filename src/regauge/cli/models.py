@@ -21,6 +21,7 @@ from regauge.cli.tracing import Traced, trace_once
 from regauge.cli.transformers_models import Values, build_folder
 from regauge.cli.user_code import users_code
 from regauge.core.params import Params, require_same_shapes
+from regauge.storage.checkpoints.adapters import adapter_symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.state_dicts import has_names, match
 from regauge.storage.checkpoints.transformers_names import expected_of, name_by, name_for
@@ -77,10 +78,13 @@ def read_networks(
     """Read checkpoints of one architecture, or their headers if they are streamed, and find their symmetry."""
     checkpoints = [Checkpoint.open(path) for path in paths]
     name = name_model(options.model, checkpoints[0]) if options.symmetry is None else options.model
-    if name is None and options.symmetry is None:
+    is_adapter = checkpoints[0].is_adapter and name is None
+    if name is None and options.symmetry is None and not is_adapter:
         raise UsageError("the symmetry is unknown: name the model with --model, or give --symmetry FILE.json")
     values = "never" if is_streamed else values
     found = None if options.symmetry is None else read_symmetry(options.symmetry)
+    if found is None and is_adapter:
+        found = adapter_symmetry(checkpoints[0].on_meta())
     built, state, module = None, None, None
     if name is not None and (found is not None or values == "always"):
         built = load_model(name, options.inputs, values=values)
@@ -266,8 +270,8 @@ def name_model(text: str | None, first: Checkpoint) -> str | None:
     """MODEL, or the first checkpoint where that says itself what it is; None if the model is unknown."""
     if text is not None:
         return text
-    is_described = (Path(first.label) / "config.json").is_file() or first.header.get("kind") in DESCRIBED
-    return first.label if is_described else None
+    is_described = (Path(first.home) / "config.json").is_file() or first.header.get("kind") in DESCRIBED
+    return first.home if is_described else None
 
 
 def described_networks(checkpoint: Checkpoint) -> Any:

@@ -16,7 +16,8 @@ MODEL_HELP = (
     "(module, example_inputs, example_kwargs). Checkpoints of the last two kinds need no MODEL."
 )
 CHECKPOINT_HELP = (
-    ".safetensors, .index.json of a sharded checkpoint, .pt/.pth/.bin with a state dict, or a folder with one of them."
+    ".safetensors, .index.json of a sharded checkpoint, .pt/.pth/.bin with a state dict, or a folder with one of them; "
+    "BASE+ADAPTER for a network with a LoRA adapter in a folder of PEFT's format, or such folders alone."
 )
 BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "

@@ -24,6 +24,7 @@ from regauge.core.products import library
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
+from regauge.storage.checkpoints.adapters import require_same_adapters
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
 from regauge.storage.checkpoints.disk import require_space
@@ -129,6 +130,14 @@ def open_job(
         )
     if form != AS_STORED:
         checkpoints = tuple(one.written_as(form) if k == source else one for k, one in enumerate(checkpoints))
+    adapters = [one for one in checkpoints if one.is_adapter]
+    if adapters:
+        if len(adapters) < len(checkpoints):
+            raise ValueError(
+                f"{adapters[0].label!r} is an adapter, and others are networks; name a network with its adapter as "
+                "BASE+ADAPTER, or give adapters of one base alone"
+            )
+        require_same_adapters([one.path.parent for one in adapters], adapters)
     path, limit = None if out is None else Path(out), MemoryLimit.of(memory)
     return FileJob(checkpoints, source, path, beside, limit, resume, overwrite, provenance)
 
@@ -175,7 +184,7 @@ class StreamedJob:
         files = {
             str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns]
             for checkpoint in self.job.checkpoints
-            for file in checkpoint.metadata
+            for file in checkpoint.files
         }
         inputs = {"files": files, "symmetry": self.plan.symmetry.to_json(), "method": repr(self.method), **settings}
         inputs |= {"products": library(), "form": repr(self.source.form)}

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from regauge.storage.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.disk import PARTIAL
 from regauge.storage.checkpoints.replacing import OURS
@@ -30,10 +31,12 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> tuple[list[str],
         The names that were copied, and those that were left; the weights, and what regauge wrote, are neither.
     """
     place = source.path.parent
-    if not (place / "config.json").is_file():
+    configs = [name for name in ("config.json", ADAPTER_CONFIG) if (place / name).is_file()]
+    if not configs:
         return [], []
     if out.exists() and out.samefile(place):
-        shutil.copyfile(place / "config.json", folder / "config.json")
+        for name in configs:
+            shutil.copyfile(place / name, folder / name)
         return [], []
     own = {source.path, *source.metadata}
     carried, left = [], []

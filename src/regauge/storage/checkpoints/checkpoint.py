@@ -15,23 +15,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regauge.core.params import Params
+from regauge.core.params import Params, work_dtype
 from regauge.storage.architecture import TensorSpec
+from regauge.storage.checkpoints.adapters import CONFIG, is_adapter, read_changes, require_untied
+from regauge.storage.checkpoints.adapters import FILES as ADAPTER_FILES
+from regauge.storage.checkpoints.changes import Change
 from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.headers import PROVENANCE, StoredTensor, read_header
+from regauge.storage.checkpoints.location import locate, shards_of, split_sum
 from regauge.storage.checkpoints.quantized import GGUF, refusal, require_unquantized
 from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, round_to, save
 
 PIECE = 1 << 20
 """Bytes that are read at once; they stay in the cache until they are converted."""
-FOLDER_FILES = (
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
-)
-"""What a folder is searched for, in this order."""
 
 
 @dataclass
@@ -54,6 +51,7 @@ class Checkpoint(Mapping[str, Tensor]):
         stored: Where every tensor lies, by name: names, dtypes and order of what `write` writes.
         metadata: The strings in the header of each file, without its provenance.
         form: How a network that takes over these files is written.
+        home: The path of the network that is in these files: the label without adapters.
         read_so_far: What was read from the disk.
     """
 
@@ -67,7 +65,10 @@ class Checkpoint(Mapping[str, Tensor]):
     ) -> None:
         self.label, self.path, self.stored, self.metadata = label, path, stored, metadata
         self.read_so_far, self.form = Reading(), AS_STORED
+        self.home = label
         self._params = params
+        self._changes: Mapping[str, tuple[Change, ...]] = {}
+        self._adapters: tuple[Path, ...] = ()
         self._files: dict[Path, BufferedReader] = {}
         self._buffer = bytearray(PIECE)
 
@@ -77,8 +78,9 @@ class Checkpoint(Mapping[str, Tensor]):
 
         Args:
             path: `.safetensors`; `.index.json` of a sharded checkpoint; `.pt`, `.pth` or `.bin` with a state dict, or
-                with a dictionary that holds one under "state_dict" or "model"; or a folder with such a file. What is
-                open already is returned as it is.
+                with a dictionary that holds one under "state_dict" or "model"; or a folder with such a file. With
+                `BASE+ADAPTER` the network is that of a base, changed by the adapter in a folder of PEFT's format. What
+                is open already is returned as it is.
 
         Raises:
             FileNotFoundError: The file, or a shard that its index names, is not there.
@@ -87,6 +89,9 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         if isinstance(path, Checkpoint):
             return path
+        parts = split_sum(str(path))
+        if parts is not None:
+            return cls.open(parts[0])._changed_by(Path(parts[1]))
         file = locate(path)
         index = shards_of(file) if file.name.endswith(".index.json") else {}
         found: dict[str, StoredTensor] = {}
@@ -161,16 +166,32 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._params is None and self.is_safetensors
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is read from."""
+        return (*self.metadata, *self._adapters)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it holds the factors of an adapter, and no network."""
+        return self.path.name in ADAPTER_FILES and is_adapter(self.path.parent)
+
+    @property
     def is_folder(self) -> bool:
         """Whether it was named as a folder or by its index, so that its result may be a folder, too."""
-        return Path(self.label).is_dir() or self.path.name.endswith(".index.json")
+        return Path(self.home).is_dir() or self.path.name.endswith(".index.json")
 
     def on_meta(self) -> Params:
         """Every tensor without values, on the meta device: names, shapes and dtypes."""
         if self._params is not None:
             return {name: tensor.to("meta") for name, tensor in self._params.items()}
-        read = self.form.work_dtype
-        return {n: torch.empty(s.shape, dtype=read(s.dtype), device="meta") for n, s in self.stored.items()}
+        return {n: torch.empty(s.shape, dtype=self.dtype_of(n), device="meta") for n, s in self.stored.items()}
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a tensor is read in: as stored, or as precisely as its changes and `form` ask for."""
+        if self._params is not None:
+            return self._params[name].dtype
+        stored = self.stored[name].dtype
+        return self.form.work_dtype(work_dtype(stored) if name in self._changes else stored)
 
     def layout(self, file: str | None = None) -> list[Shard]:
         """The files of another checkpoint with the same names, dtypes and order, or those of `form`.
@@ -189,14 +210,17 @@ class Checkpoint(Mapping[str, Tensor]):
                 f"the output is one file, {file!r}, so it has no shard size; name a folder, or leave it out"
             )
         every = sorted((spec for own in by_file.values() for spec in own), key=lambda spec: -spec.dtype.itemsize)
-        return self.form.layout([Shard(file or "model.safetensors", tuple(every), self.header)], stem)
+        own = ADAPTER_FILES[0] if self.is_adapter else "model.safetensors"
+        return self.form.layout([Shard(file or own, tuple(every), self.header)], stem)
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
         """The same files with other values; further ones, such as the second name of a tied tensor, are not written."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
-        return Checkpoint(self.label, self.path, self.stored, self.metadata, dict(params)).written_as(self.form)
+        result = copy(self)
+        result._params, result._changes, result._files = dict(params), {}, {}
+        return result
 
     def written_as(self, form: Form) -> "Checkpoint":
         """The same, whose result is written in another form; it is read as precisely as that asks for."""
@@ -228,6 +252,21 @@ class Checkpoint(Mapping[str, Tensor]):
             tensor = self._params[name]
             part = tensor if rows is None else tensor[rows[0] : rows[1]]
             return part.to(dtype or tensor.dtype, copy=True)
+        if name in self._changes:
+            work = work_dtype(dtype or self.dtype_of(name))
+            return self._read_changed(name, self._changes[name], rows, work).to(dtype or self.dtype_of(name))
+        return self._read_stored(name, rows, dtype or self.dtype_of(name))
+
+    def _read_changed(
+        self, name: str, changes: Sequence[Change], rows: tuple[int, int] | None, work: torch.dtype
+    ) -> Tensor:
+        if not changes:
+            return (
+                self._read_stored(name, rows, work) if self._params is None else self.read(name, rows=rows, dtype=work)
+            )
+        return changes[-1].apply(lambda part: self._read_changed(name, changes[:-1], part, work), rows)
+
+    def _read_stored(self, name: str, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
         stored = self.stored[name]
         shape, start, nbytes = stored.shape, stored.start, stored.nbytes
         assert start is not None
@@ -235,7 +274,7 @@ class Checkpoint(Mapping[str, Tensor]):
             first, end = rows
             row = nbytes // shape[0] if shape[0] else 0
             shape, start, nbytes = (end - first, *shape[1:]), start + first * row, (end - first) * row
-        result = torch.empty(shape, dtype=dtype or self.form.work_dtype(stored.dtype))
+        result = torch.empty(shape, dtype=dtype)
         flat, size = result.view(-1), stored.dtype.itemsize
         done = 0
         while done < nbytes:
@@ -244,6 +283,22 @@ class Checkpoint(Mapping[str, Tensor]):
             piece = torch.frombuffer(self._buffer, dtype=stored.dtype, count=length // size)
             flat[done // size : (done + length) // size] = piece
             done += length
+        return result
+
+    def _changed_by(self, folder: Path) -> "Checkpoint":
+        """The network with the changes of an adapter, which are computed when tensors are read."""
+        with Checkpoint.open(folder) as adapter:
+            changes = read_changes(folder, adapter.params, {name: one.shape for name, one in self.stored.items()})
+        require_untied(self.path.parent, folder, {name: self.stored[name].shape for name in changes})
+        result = copy(self)
+        result.label, result._files = f"{self.label}+{folder}", {}
+        result._adapters = (*self._adapters, folder / CONFIG, *adapter.metadata)
+        if self._params is None:
+            result._changes = {**self._changes, **{n: (*self._changes.get(n, ()), *own) for n, own in changes.items()}}
+            return result
+        result._params = dict(self._params)
+        for name, own in changes.items():
+            result._params[name] = self._read_changed(name, own, None, work_dtype(self._params[name].dtype))
         return result
 
     def _fill(self, stored: StoredTensor, start: int, length: int) -> None:
@@ -303,65 +358,9 @@ def _read(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Pa
     return stored, {}, params
 
 
-def locate(path: str | Path) -> Path:
-    """The file that holds a checkpoint, or the index of its shards; in a folder, the one that is read."""
-    path = Path(path)
-    if path.is_dir():
-        path = _in_folder(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no checkpoint {str(path)!r}; check the path")
-    return path
-
-
-def shards_of(index: Path) -> dict[str, str]:
-    """The file that holds each parameter, by the index of a sharded checkpoint.
-
-    Raises:
-        FileNotFoundError: A shard is not there.
-        ValueError: It is no index, or it names files outside its own folder.
-    """
-    try:
-        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        shards = list(dict.fromkeys(files.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{str(index)!r} is not the index of a sharded checkpoint: it lacks a 'weight_map' from parameter names "
-            "to files"
-        ) from error
-    strange = [shard for shard in shards if not isinstance(shard, str) or Path(shard).name != shard]
-    if strange:
-        raise ValueError(f"{str(index)!r} names shards outside its own folder ({shorten(strange)}); they are not read")
-    absent = [shard for shard in shards if not (index.parent / shard).exists()]
-    if absent:
-        raise FileNotFoundError(
-            f"{str(index)!r} names shards that are not there: {shorten(absent)} "
-            f"({len(absent)} of {len(shards)}); put them beside it"
-        )
-    return files
-
-
 def index_metadata(checkpoint: Checkpoint) -> dict[str, object]:
     """What the index of a sharded checkpoint says about it; empty for other checkpoints."""
     if not checkpoint.path.name.endswith(".index.json"):
         return {}
     found = json.loads(checkpoint.path.read_text(encoding="utf-8")).get("metadata")
     return found if isinstance(found, dict) else {}
-
-
-def _in_folder(folder: Path) -> Path:
-    for name in FOLDER_FILES:
-        if (folder / name).exists():
-            return folder / name
-    found = sorted(folder.glob("*.safetensors.index.json")) or sorted(folder.glob("*.safetensors"))
-    found = [file for file in found if not file.name.endswith(".alignment.safetensors")]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ValueError(
-            f"the folder {str(folder)!r} holds several checkpoints ({shorten([f.name for f in found])}); name one"
-        )
-    for file in sorted(folder.glob("*.gguf")):
-        return file
-    raise FileNotFoundError(
-        f"the folder {str(folder)!r} holds no checkpoint ({', '.join(FOLDER_FILES)} or one other .safetensors file)"
-    )

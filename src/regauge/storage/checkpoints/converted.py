@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -34,6 +35,18 @@ class Converted(Checkpoint):
             stored[name] = StoredTensor(name, first.file, blank.dtype, blank.shape, first.start, nbytes)
         super().__init__(source.label, source.path, stored, source.metadata, params)
         self.source, self.conversion, self.read_so_far, self.form = source, conversion, source.read_so_far, source.form
+        self.home = source.home
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is read from."""
+        return self.source.files
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a tensor is read in."""
+        if self._params is None and name in self.conversion.renamed:
+            return self.source.dtype_of(self.conversion.renamed[name])
+        return super().dtype_of(name)
 
     def close(self) -> None:
         """Close the files; a later read opens them again."""

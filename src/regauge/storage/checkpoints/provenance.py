@@ -13,8 +13,9 @@ from typing import Any
 
 from regauge.core.progress import Advance, Progress, no_advance, no_progress
 from regauge.names import VERSION
-from regauge.storage.checkpoints.checkpoint import Checkpoint, locate, shards_of
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.headers import PROVENANCE, read_header
+from regauge.storage.checkpoints.location import locate, shards_of, split_sum
 from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES
 from regauge.storage.checkpoints.writing import SUFFIX
 
@@ -55,7 +56,9 @@ class Input:
     @property
     def files(self) -> list[Path]:
         """The files that it consists of: a checkpoint's weights, and what describes them in a folder."""
-        path = self.source
+        path, parts = self.source, split_sum(self.path)
+        if parts is not None:
+            return [file for part in parts for file in Input(self.role, part).files]
         if path.is_file() and not path.name.endswith(".index.json"):
             return [path]
         if not path.exists():

@@ -1,0 +1,280 @@
+"""Low-rank adapters as PEFT stores them: what they change of a network, and the symmetry of their factors.
+
+An adapter is a folder with `adapter_config.json` and `adapter_model.safetensors`. A matrix W of its network becomes
+`W + s B A`, with a factor s from the configuration. So the factors `(B M^-1, M A)` are the same adapter for every
+invertible M.
+
+References:
+    Hu et al. (2022), LoRA, section 4.1; Kalajdzievski (2023), rsLoRA, definition 3.2; Liu et al. (2024), DoRA,
+    equation 5.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from regauge.core.groups import Group, Placement
+from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.changes import Added, Change, LowRank, Replaced
+from regauge.storage.checkpoints.state_dicts import shorten
+
+CONFIG = "adapter_config.json"
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+PREFIX = "base_model.model."
+FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.default)?(?P<end>\.weight|)")
+MAGNITUDE = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.weight)?")
+OFFSET = re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.bias")
+WRAPPED = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
+"""What PEFT puts around layers of which it stores all values."""
+ORIGINAL = ".original_module."
+"""In the names of values that others take the place of."""
+HEADED = re.compile("LM|ConditionalGeneration|PreTraining")
+"""Architectures with a head over the tokens."""
+INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Ways to initialize factors that leave the network as it was."""
+MERGEABLE = {"use_rslora", "use_dora"}
+"""Variants that are a change of the weights."""
+HARMLESS = ("eva_config", "loftq_config", "runtime_config", "megatron_config", "corda_config", "lora_ga_config")
+"""Settings of training and initialization."""
+ELSEWHERE = ("layer_replication", "target_parameters", "alora_invocation_tokens", "trainable_token_indices")
+"""Settings of variants that are none, or of other tensors than those of layers."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter."""
+    return (folder / CONFIG).is_file()
+
+
+def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
+    """The symmetry of an adapter's factors: an invertible matrix for each module, `(B M^-1, M A)`.
+
+    Everything else that the adapter stores (magnitudes, offsets, whole layers) is fixed.
+
+    Args:
+        params: The tensors of an adapter under the names of its file: factors `lora_A` `[rank, in]` and `lora_B`
+            `[out, rank]`, of convolutions with the axes of their kernels behind, of embeddings `lora_embedding_A`
+            `[rank, tokens]` and `lora_embedding_B` `[width, rank]`.
+
+    Raises:
+        ValueError: A factor is missing, or two of one module have different ranks; or there are none.
+    """
+    groups: list[Group] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    for module, (a, b) in _pair_factors(params).items():
+        places = (Placement(a, 0), Placement(b, 1, is_inverse=True))
+        groups.append(Group(module, params[a].shape[0], places, is_permuted=False, matrix="linear"))
+        shapes |= {name: tuple(params[name].shape) for name in (a, b)}
+    return Symmetry(tuple(groups), shapes)
+
+
+def read_changes(
+    folder: Path, params: Mapping[str, Tensor], expected: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[Change, ...]]:
+    """What an adapter changes of the network with the tensors `expected`, one after the other, by their names.
+
+    Args:
+        folder: The adapter's folder, for its configuration.
+        params: The adapter's tensors.
+        expected: The shapes of the network's tensors.
+
+    Raises:
+        ValueError: The adapter is of another kind, its configuration or tensors cannot be read, or it is of a network
+            with other tensors.
+    """
+    config, pairs = read_config(folder), _pair_factors(params, is_needed=False)
+    magnitudes = {found["module"]: name for name in params if (found := MAGNITUDE.fullmatch(name))}
+    known = set(magnitudes.values()).union(*pairs.values())
+    changes: dict[str, tuple[Change, ...]] = {}
+
+    def add(name: str, change: Change) -> None:
+        changes[name] = (*changes.get(name, ()), change)
+
+    offsets = {name: found["module"] for name in params if (found := OFFSET.fullmatch(name))}
+    for name in [name for name in params if name not in known and name not in offsets and ORIGINAL not in name]:
+        add(WRAPPED.sub("", name).removeprefix(PREFIX), Replaced(params[name]))
+    for module, (a, b) in pairs.items():
+        rank, name = params[a].shape[0], module.removeprefix(PREFIX)
+        magnitude = params[magnitudes[module]].flatten() if module in magnitudes else None
+        is_transposed = config.is_transposed or ".lora_embedding_A" in a
+        factors = params[b].reshape(-1, rank), params[a].flatten(1)
+        add(f"{name}.weight", LowRank(*factors, config.scale(name, rank), is_transposed, magnitude))
+    for name, module in offsets.items():
+        if module not in pairs:
+            raise ValueError(f"the adapter {str(folder)!r} holds {name!r} without its factors; it is not complete")
+        scale = config.scale(module.removeprefix(PREFIX), params[pairs[module][0]].shape[0])
+        add(f"{module.removeprefix(PREFIX)}.bias", Added(params[name], scale))
+    start = _find_prefix(changes, expected)
+    absent = [start + name for name in changes if start + name not in expected]
+    if absent:
+        raise ValueError(
+            f"the adapter {str(folder)!r} changes {shorten(absent)}, which its base lacks; give the base that it was "
+            "trained on"
+        )
+    return {
+        start + name: tuple(_fit(one, start + name, tuple(expected[start + name]), folder) for one in own)
+        for name, own in changes.items()
+    }
+
+
+def require_untied(base: Path, folder: Path, changed: Mapping[str, Sequence[int]]) -> None:
+    """Raise if an adapter changes the embedding of a base alone, whose head is the same tensor.
+
+    Raises:
+        ValueError: It does: the sum is no network of this architecture.
+    """
+    try:
+        config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+        is_tied = config.get("tie_word_embeddings") and any(map(HEADED.search, config.get("architectures") or ()))
+        sizes = {part.get("vocab_size") for part in (config, config.get("text_config") or {})}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return
+    shared = [name for name, shape in changed.items() if is_tied and len(shape) == 2 and shape[0] in sizes]
+    if shared:
+        raise ValueError(
+            f"the adapter {str(folder)!r} changes {shared[0]!r}, which is also the head of its base "
+            "(tie_word_embeddings), and not the head: no network with tied embeddings computes that; untie them first"
+        )
+
+
+def _fit(change: Change, name: str, shape: tuple[int, ...], folder: Path) -> Change:
+    """A change of a tensor of a shape, or an error that it is one of another shape."""
+    if isinstance(change, Replaced | Added):
+        is_fitting = change.value.shape == shape
+    else:
+        sides = (len(change.up), change.down.shape[1])
+        wanted = (shape[0], math.prod(shape[1:]))
+        # The configuration has one setting for all modules, of which some may be stored the other way around.
+        if wanted != (sides[::-1] if change.is_transposed else sides):
+            change = replace(change, is_transposed=not change.is_transposed)
+        is_fitting = wanted == (sides[::-1] if change.is_transposed else sides)
+        is_fitting &= change.magnitude is None or len(change.magnitude) == sides[0]
+    if not is_fitting:
+        raise ValueError(
+            f"the adapter {str(folder)!r} changes {name!r}, which has shape {shape} in the base, by another shape; "
+            "give the base that it was trained on"
+        )
+    return change
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What the configuration of an adapter says about its factors."""
+
+    alpha: float
+    alphas: Mapping[str, float]
+    is_rank_stabilized: bool
+    is_transposed: bool
+
+    def scale(self, module: str, rank: int) -> float:
+        """The factor of `B A` in a module."""
+        alpha = next((one for key, one in self.alphas.items() if _names(key, module)), self.alpha)
+        return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+
+def read_config(folder: Path) -> AdapterConfig:
+    """The configuration of an adapter.
+
+    Raises:
+        ValueError: It is damaged, or of a kind that is no change of the weights.
+    """
+    path = folder / CONFIG
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kind, alphas = config["peft_type"], config.get("alpha_pattern") or {}
+        found = AdapterConfig(
+            float(config.get("lora_alpha", 8)),
+            {str(key): float(one) for key, one in alphas.items()},
+            bool(config.get("use_rslora")),
+            bool(config.get("fan_in_fan_out")),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{str(path)!r} is no configuration of an adapter: {type(error).__name__} {error}") from error
+    if kind != "LORA":
+        raise ValueError(
+            f"the adapter {str(folder)!r} is of type {kind}; only LORA can be read: merge it with peft first"
+        )
+    initial = config.get("init_lora_weights")
+    if initial not in INITIAL:
+        raise ValueError(
+            f"the adapter {str(folder)!r} was begun by {initial!r}, which changed its base: save it with peft's "
+            "path_initial_model_for_weight_conversion, or merge it with peft"
+        )
+    flags = [key for key, value in config.items() if key.startswith("use_") and value and key not in MERGEABLE]
+    configs = [key for key, value in config.items() if key.endswith("_config") and value and key not in HARMLESS]
+    others = [*flags, *configs, *(key for key in ELSEWHERE if config.get(key))]
+    if others:
+        raise ValueError(
+            f"the adapter {str(folder)!r} has {shorten(others)}, which is no change B A of the weights; merge it with "
+            "peft"
+        )
+    return found
+
+
+def require_same_adapters(folders: Sequence[Path], params: Sequence[Mapping[str, Tensor]]) -> None:
+    """Raise unless adapters can be compared factor by factor: of the same modules, ranks, and factors of `B A`.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    first, *others = [_scales(folder, own) for folder, own in zip(folders, params, strict=True)]
+    for folder, other in zip(folders[1:], others, strict=True):
+        only = sorted(first.keys() ^ other.keys())
+        if only:
+            raise ValueError(
+                f"the adapters {str(folders[0])!r} and {str(folder)!r} are of different modules: only one of them has "
+                f"{shorten(only)}; merge each into its base (BASE+ADAPTER) and combine the networks"
+            )
+        for module, (rank, scale) in first.items():
+            if (rank, scale) != other[module]:
+                what = (f"rank {rank}", f"rank {other[module][0]}")
+                if rank == other[module][0]:
+                    what = (f"scale {scale:g}", f"scale {other[module][1]:g}")
+                raise ValueError(
+                    f"{module!r} has {what[0]} in {str(folders[0])!r} and {what[1]} in {str(folder)!r}, so that the "
+                    "factors have no common coordinates; merge each into its base (BASE+ADAPTER) and combine the "
+                    "networks"
+                )
+
+
+def _scales(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[int, float]]:
+    config, pairs = read_config(folder), _pair_factors(params)
+    ranks = {module: params[a].shape[0] for module, (a, _) in pairs.items()}
+    return {module: (rank, config.scale(module.removeprefix(PREFIX), rank)) for module, rank in ranks.items()}
+
+
+def _pair_factors(params: Mapping[str, Tensor], *, is_needed: bool = True) -> dict[str, tuple[str, str]]:
+    """The names of the two factors of each module."""
+    factors: dict[str, dict[str, str]] = {}
+    for name in params:
+        found = FACTOR.fullmatch(name)
+        if found is not None and bool(found["end"]) != bool(found["embedding"]):
+            factors.setdefault(found["module"], {})[found["factor"]] = name
+    if is_needed and not factors:
+        raise ValueError("these parameters hold no factors of an adapter (lora_A and lora_B); give those of an adapter")
+    pairs = {}
+    for module, own in factors.items():
+        if len(own) < 2:
+            raise ValueError(f"the adapter holds one of the two factors of {module!r} only; it is not complete")
+        a, b = params[own["A"]], params[own["B"]]
+        if a.ndim < 2 or b.ndim < 2 or a.shape[0] != b.shape[1] or math.prod(b.shape[2:]) != 1:
+            raise ValueError(f"the factors of {module!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}: no B A")
+        pairs[module] = (own["A"], own["B"])
+    return pairs
+
+
+def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) -> str:
+    """What the base puts before all names of the adapter: the name of a model within one with a head."""
+    first = next(iter(changes), "")
+    starts = [name.removesuffix(first) for name in expected if name.endswith(first)]
+    return next((s for s in starts if all(s + name in expected for name in changes)), "")
+
+
+def _names(pattern: str, module: str) -> bool:
+    """Whether a key of `alpha_pattern`, a regular expression, names a module by the end of its path."""
+    return re.match(rf"(.*\.)?({pattern})$", module) is not None

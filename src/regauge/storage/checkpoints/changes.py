@@ -1,0 +1,70 @@
+"""Changes of single tensors of a network, computed when these are read, as a whole or a range of their first axis."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import work_dtype
+
+Read = Callable[[tuple[int, int] | None], Tensor]
+"""Reads a tensor of the network in the dtype of the computation, or a range of its first axis."""
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The change of a matrix, `W + scale * up @ down`, of which the first axis is that of `up` unless transposed.
+
+    With a magnitude every output of the sum is rescaled to it (DoRA).
+    """
+
+    up: Tensor
+    down: Tensor
+    scale: float
+    is_transposed: bool = False
+    magnitude: Tensor | None = None
+
+    def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
+        """The changed tensor, or a range of its first axis."""
+        if self.magnitude is not None and self.is_transposed and rows is not None:
+            return self.apply(read, None)[rows[0] : rows[1]]
+        part = slice(None) if rows is None else slice(*rows)
+        weight = read(rows)
+        up, down = self.up.to(weight.dtype), self.down.to(weight.dtype)
+        change = (up @ down[:, part]).T if self.is_transposed else up[part] @ down
+        result = weight.add_(change.reshape(weight.shape), alpha=self.scale)
+        if self.magnitude is None:
+            return result
+        if self.is_transposed:
+            return result.mul_(self.magnitude.to(result) / torch.linalg.vector_norm(result, dim=0))
+        norms = torch.linalg.vector_norm(result.flatten(1), dim=1)
+        return result.mul_((self.magnitude[part].to(result) / norms).reshape(-1, *[1] * (result.ndim - 1)))
+
+
+@dataclass(frozen=True)
+class Added:
+    """The change of a tensor by another one, `b + scale * value`."""
+
+    value: Tensor
+    scale: float
+
+    def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
+        """The changed tensor, or a range of its first axis."""
+        weight = read(rows)
+        return weight.add_(self.value[slice(None) if rows is None else slice(*rows)].to(weight), alpha=self.scale)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The change of a tensor that the adapter stores as a whole."""
+
+    value: Tensor
+
+    def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
+        """The changed tensor, or a range of its first axis."""
+        part = self.value[slice(None) if rows is None else slice(*rows)]
+        return part.to(work_dtype(self.value.dtype), copy=True)
+
+
+Change = LowRank | Added | Replaced

@@ -1,0 +1,84 @@
+"""Where checkpoints lie: in a file, in shards with an index, in a folder, or as the sum of a base and an adapter."""
+
+import json
+from pathlib import Path
+
+from regauge.storage.checkpoints.adapters import CONFIG, is_adapter
+from regauge.storage.checkpoints.adapters import FILES as ADAPTER_FILES
+from regauge.storage.checkpoints.state_dicts import shorten
+
+FOLDER_FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+"""What a folder is searched for, in this order, and then for an adapter."""
+
+
+def locate(path: str | Path) -> Path:
+    """The file that holds a checkpoint, or the index of its shards; in a folder, the one that is read."""
+    path = Path(path)
+    if path.is_dir():
+        path = _in_folder(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no checkpoint {str(path)!r}; check the path")
+    return path
+
+
+def shards_of(index: Path) -> dict[str, str]:
+    """The file that holds each parameter, by the index of a sharded checkpoint.
+
+    Raises:
+        FileNotFoundError: A shard is not there.
+        ValueError: It is no index, or it names files outside its own folder.
+    """
+    try:
+        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = list(dict.fromkeys(files.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{str(index)!r} is not the index of a sharded checkpoint: it lacks a 'weight_map' from parameter names "
+            "to files"
+        ) from error
+    strange = [shard for shard in shards if not isinstance(shard, str) or Path(shard).name != shard]
+    if strange:
+        raise ValueError(f"{str(index)!r} names shards outside its own folder ({shorten(strange)}); they are not read")
+    absent = [shard for shard in shards if not (index.parent / shard).exists()]
+    if absent:
+        raise FileNotFoundError(
+            f"{str(index)!r} names shards that are not there: {shorten(absent)} "
+            f"({len(absent)} of {len(shards)}); put them beside it"
+        )
+    return files
+
+
+def split_sum(path: str) -> tuple[str, str] | None:
+    """A base and the folder of an adapter where a path that is not there is `BASE+ADAPTER`."""
+    base, plus, folder = path.rpartition("+")
+    if not plus or Path(path).exists() or not Path(folder).is_dir():
+        return None
+    if not is_adapter(Path(folder)):
+        raise ValueError(
+            f"{folder!r} is no adapter: it lacks {CONFIG}; write BASE+ADAPTER with a folder of PEFT's format"
+        )
+    return base, folder
+
+
+def _in_folder(folder: Path) -> Path:
+    for name in (*FOLDER_FILES, *ADAPTER_FILES):
+        if (folder / name).exists():
+            return folder / name
+    found = sorted(folder.glob("*.safetensors.index.json")) or sorted(folder.glob("*.safetensors"))
+    found = [file for file in found if not file.name.endswith(".alignment.safetensors")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(
+            f"the folder {str(folder)!r} holds several checkpoints ({shorten([f.name for f in found])}); name one"
+        )
+    for file in sorted(folder.glob("*.gguf")):
+        return file
+    raise FileNotFoundError(
+        f"the folder {str(folder)!r} holds no checkpoint ({', '.join(FOLDER_FILES)} or one other .safetensors file)"
+    )
