@@ -73,3 +73,27 @@ def test_what_is_aligned_and_merged_loads_into_the_original_architecture(name: s
     assert change(case, module, found.params, merged) <= 10 * case.tolerance
     naive = {key: (found.params[key] + moved[key]) / 2 for key in merged}
     assert change(case, module, found.params, naive) > 0.05
+
+
+def test_signs_of_rotary_pairs_are_matched_for_all_query_heads_of_a_key() -> None:
+    """With gains on queries and keys a pair has a sign alone, which acts on several query heads at once."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 12,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+    }
+    config = Gemma3TextConfig(vocab_size=24, num_hidden_layers=1, pad_token_id=0, **sizes)
+    torch.manual_seed(0)
+    module = Gemma3ForCausalLM(config).double().eval()
+    symmetry = rg.discover(module, (), {"input_ids": torch.randint(3, 24, (1, 6))}, outputs=["logits"])
+    assert any(group.signs and not group.is_permuted for group in symmetry.groups)
+    chance = generator(0)
+    a = {
+        name: t + 0.1 * torch.randn(t.shape, generator=chance, dtype=t.dtype) for name, t in module.state_dict().items()
+    }
+    moved = symmetry.act(symmetry.random(chance, ("permutation", "sign")), a)
+    assert distance(a, rg.align(a, moved, symmetry).params) <= EXACT
