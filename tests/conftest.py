@@ -55,6 +55,12 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks in files stay on the disk, however small they are."""
+    monkeypatch.setattr("regauge.alignment.streamed.job.HELD", 10**12)
+
+
+@pytest.fixture
 def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command that must be refused and write nothing; returns the sentence."""
     from regauge.cli.main import main

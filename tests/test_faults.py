@@ -157,12 +157,14 @@ def test_damage_is_named_before_anything_is_written(
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (("--restarts", "2"), "restarts and init need the networks in memory"),
-        (("--method", "frank-wolfe"), "streaming matches weights only"),
+        (("--restarts", "2"), "matching with restarts or init needs the networks in memory, which takes"),
+        (("--method", "frank-wolfe"), "streamed networks are matched by WeightMatching()"),
+        (("--rule", "greedy", "--data", "nets.py:batches"), "--data runs the model and needs the networks in memory"),
         (("--memory", "much"), "the memory 'much' cannot be read"),
         (("--memory", "1MB"), "more than the 0.001 GB that memory allows"),
     ],
 )
+@pytest.mark.usefixtures("streamed")
 def test_what_cannot_stream_is_said(
     more: tuple[str, ...], sentence: str, pair: tuple[Path, Path], refused: Callable[..., str]
 ) -> None:
@@ -181,16 +183,27 @@ def _merged_in_memory() -> Params:
     return rg.merge([_params(0), _params(1)], SYMMETRY, method=rg.WeightMatching()).params
 
 
-def test_a_dry_run_writes_nothing(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("where", ["in memory", "streamed"])
+def test_a_dry_run_writes_nothing(
+    where: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    if where == "streamed":
+        request.getfixturevalue("streamed")
     before = sorted(pair[0].parent.iterdir())
     main(_arguments("merge", pair, pair[0].parent / "out", "--dry-run"))
     told = capsys.readouterr().out
-    assert "memory held at once, above the interpreter: at most" in told
+    how = "at most" if where == "streamed" else "about"
+    assert f"memory held at once, above the interpreter: {how}" in told
     assert "written: 6 files" in told
     assert sorted(pair[0].parent.iterdir()) == before
 
 
-def test_a_folder_of_shards_becomes_a_folder_of_shards(pair: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("where", ["in memory", "streamed"])
+def test_a_folder_of_shards_becomes_a_folder_of_shards(
+    where: str, pair: tuple[Path, Path], request: pytest.FixtureRequest
+) -> None:
+    if where == "streamed":
+        request.getfixturevalue("streamed")
     folder = pair[0].parent
     main(_arguments("merge", pair, folder / "merged"))
     main(_arguments("align", pair, folder / "aligned"))
@@ -205,13 +218,15 @@ def test_a_folder_of_shards_becomes_a_folder_of_shards(pair: tuple[Path, Path]) 
     assert not partial_of(folder / "merged").exists()
 
 
+@pytest.mark.usefixtures("streamed")
 def test_a_folder_of_shards_becomes_one_file(pair: tuple[Path, Path]) -> None:
     folder = pair[0].parent
-    main(_arguments("merge", pair, folder / "merged.safetensors", "--memory", "160MB", "--resume"))
+    main(_arguments("merge", pair, folder / "merged.safetensors", "--memory", "160MB"))
     assert _equal(load(folder / "merged.safetensors"), _merged_in_memory())
     assert (folder / "merged.md").read_text().startswith("# Merged network")
 
 
+@pytest.mark.usefixtures("streamed")
 def test_task_arithmetic_streams(pair: tuple[Path, Path]) -> None:
     folder = pair[0].parent
     base = _sharded(_params(2), folder / "base")
@@ -295,6 +310,7 @@ def _run(arguments: list[str], seconds: float | None = None) -> int:
     return os.waitpid(child, 0)[1]
 
 
+@pytest.mark.usefixtures("streamed")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("name", ["out", "out.safetensors"])
 def test_a_kill_leaves_the_old_output_or_the_new_one(name: str, pair: tuple[Path, Path]) -> None:

@@ -57,17 +57,15 @@ def paths(tmp_path: Path) -> list[Path]:
     ]
 
 
-STREAM = {"memory": "150MB", "resume": True}
-"""To resume is to stream, however small the networks are."""
-
-
-@pytest.mark.parametrize("settings", [{}, STREAM], ids=["in memory", "streamed"])
+@pytest.mark.parametrize("where", ["in memory", "streamed"])
 def test_alignment_of_files_is_that_of_their_parameters(
-    settings: dict[str, object], paths: list[Path], tmp_path: Path
+    where: str, paths: list[Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if where == "streamed":
+        request.getfixturevalue("streamed")
     expected = rg.align(_params(0), _params(1), SYMMETRY)
     out = tmp_path / "out.safetensors"
-    found = rg.align(paths[0], paths[1], SYMMETRY, out=out, **settings)  # type: ignore[call-overload]
+    found = rg.align(paths[0], paths[1], SYMMETRY, out=out, memory="150MB")
     assert _equal(load(out), expected.params)
     assert _equal(dict(found.params), expected.params)
     assert found.objective == pytest.approx(expected.objective)
@@ -75,13 +73,15 @@ def test_alignment_of_files_is_that_of_their_parameters(
     stored = load_alignment(tmp_path / "out.alignment.safetensors")
     assert _equal(stored.symmetry.act(stored.element, _params(1)), expected.params)
     with pytest.raises(FileExistsError):
-        rg.align(paths[0], paths[1], SYMMETRY, out=out, **settings)  # type: ignore[call-overload]
+        rg.align(paths[0], paths[1], SYMMETRY, out=out, memory="150MB")
 
 
-@pytest.mark.parametrize("settings", [{}, STREAM], ids=["in memory", "streamed"])
+@pytest.mark.parametrize("where", ["in memory", "streamed"])
 def test_a_merge_of_files_is_that_of_their_parameters(
-    settings: dict[str, object], paths: list[Path], tmp_path: Path
+    where: str, paths: list[Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if where == "streamed":
+        request.getfixturevalue("streamed")
     networks = [_params(k) for k in range(3)]
     expected = rg.merge(networks, SYMMETRY, method=rg.WeightMatching(), weights=[1, 2, 3])
     out = tmp_path / "out.safetensors"
@@ -91,7 +91,7 @@ def test_a_merge_of_files_is_that_of_their_parameters(
         method=rg.WeightMatching(),
         weights=[1, 2, 3],
         out=out,
-        **settings,  # type: ignore[arg-type]
+        memory="150MB",
     )
     assert _equal(load(out), expected.params)
     assert _equal(dict(found.params), expected.params)
@@ -111,24 +111,27 @@ def test_files_need_not_be_written(paths: list[Path]) -> None:
     assert _equal(rg.merge(opened, SYMMETRY).params, rg.merge([_params(k) for k in range(3)], SYMMETRY).params)
 
 
+@pytest.mark.usefixtures("streamed")
 def test_what_does_not_fit_says_what_helps(paths: list[Path], tmp_path: Path) -> None:
     a, b = paths[:2]
     out = tmp_path / "out.safetensors"
     with pytest.raises(ValueError, match="say with `out` where the result is to be written"):
-        rg.align(a, b, SYMMETRY, memory="150MB", resume=True)
+        rg.align(a, b, SYMMETRY, memory="150MB")
     with pytest.raises(ValueError, match=r"GB that memory allows; allow 0\.1.* GB or more"):
         rg.align(a, b, SYMMETRY, memory=1000, out=out)
-    with pytest.raises(ValueError, match="needs the networks in memory; streaming matches weights only"):
+    with pytest.raises(
+        ValueError, match=r"needs the networks in memory, which takes .* GB, more than the 1 kB that are allowed"
+    ):
         rg.align(a, b, SYMMETRY, memory=1000, out=out, method=rg.FrankWolfe())
-    with pytest.raises(ValueError, match="restarts and init need the networks in memory"):
+    with pytest.raises(ValueError, match="matching with restarts or init needs the networks in memory"):
         rg.merge([a, b], SYMMETRY, memory=1000, out=out, method=rg.WeightMatching(restarts=1))
     task = rg.Task(nn.Identity(), [])
-    with pytest.raises(ValueError, match="a task runs the model and needs it in memory"):
+    with pytest.raises(ValueError, match="a task runs the model and needs the networks in memory"):
         rg.merge([a, b], SYMMETRY, memory=1000, out=out, task=task)
     with pytest.raises(TypeError, match="must all be checkpoints, given by their paths"):
         rg.align(a, _params(1), SYMMETRY)
     with pytest.raises(TypeError, match="must all be checkpoints, given by their paths"):
-        rg.merge([_params(0)], SYMMETRY, out=out)
+        rg.merge([_params(0), _params(1)], SYMMETRY, out=out)
     with pytest.raises(ValueError, match="the memory 'much' cannot be read"):
         rg.align(a, b, SYMMETRY, memory="much")
     assert not out.exists()
@@ -140,9 +143,9 @@ def test_torch_files_are_read_as_a_whole(paths: list[Path], tmp_path: Path) -> N
     found = rg.align(paths[0], tmp_path / "b.pt", SYMMETRY, out=tmp_path / "out.safetensors")
     assert _equal(load(tmp_path / "out.safetensors"), expected.params)
     assert _equal(found.params, expected.params)
-    with pytest.raises(ValueError, match=r"b\.pt' cannot be read piece by piece; convert it to \.safetensors"):
-        rg.align(paths[0], tmp_path / "b.pt", SYMMETRY, out=tmp_path / "more.safetensors", resume=True)
-    assert not (tmp_path / "more.safetensors").exists()
+    found = rg.align(paths[0], tmp_path / "b.pt", SYMMETRY, out=tmp_path / "folder", memory=1000)
+    assert _equal(load(tmp_path / "folder"), expected.params)
+    assert _equal(found.params, expected.params)
 
 
 # What the command line writes is what the library returns.
@@ -187,11 +190,14 @@ def test_the_command_writes_the_network_that_merge_returns(folder: Path) -> None
     assert found.record.merged_metrics == task.evaluate(found.params)
 
 
-@pytest.mark.parametrize("more", [[], ["--memory", "3GB", "--resume"]], ids=["in memory", "streamed"])
+@pytest.mark.parametrize("where", ["in memory", "streamed"])
 def test_both_commands_tell_the_same_distance(
-    more: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+    where: str, folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    pair = ["a.safetensors", "b.safetensors", "--model", "normalized_nets.py:normalized", "--method", "weights", *more]
+    if where == "streamed":
+        request.getfixturevalue("streamed")
+    pair = ["a.safetensors", "b.safetensors", "--model", "normalized_nets.py:normalized", "--method", "weights"]
+    pair += ["--memory", "3GB"]
     main(["align", *pair, "-o", "aligned.safetensors"])
     told = capsys.readouterr().out
     main(["merge", *pair, "-o", "merged.safetensors"])
@@ -250,6 +256,7 @@ def test_half_of_the_machine_is_the_limit_unless_given() -> None:
     assert 1 << 26 < MemoryLimit.of(None).nbytes < 1 << 60
 
 
+@pytest.mark.usefixtures("streamed")
 @pytest.mark.skipif(not memory_limit.PAGES.exists(), reason="reads /proc")
 def test_what_is_held_already_counts(paths: list[Path], tmp_path: Path) -> None:
     base = memory_limit.resident()
@@ -258,10 +265,11 @@ def test_what_is_held_already_counts(paths: list[Path], tmp_path: Path) -> None:
     assert limit.held() > 4 * held.numel() - (1 << 24)
     free = MemoryLimit(limit.held() + 10**7, base)
     with pytest.raises(ValueError, match=r"at once, 0\.2.* GB of them already, more than the"):
-        rg.align(*paths[:2], SYMMETRY, out=tmp_path / "out.safetensors", memory=free, resume=True)
+        rg.align(*paths[:2], SYMMETRY, out=tmp_path / "out.safetensors", memory=free)
     del held
 
 
+@pytest.mark.usefixtures("streamed")
 def test_a_dry_run_tells_what_tracing_left(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -272,9 +272,10 @@ def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], in
 COMMAND = """
 import re, sys
 from pathlib import Path
-import regauge.cli.align, regauge.cli.merge
+import regauge.alignment.streamed.job, regauge.cli.align, regauge.cli.merge
 from regauge.cli.main import main
 from regauge.storage.checkpoints.memory_limit import resident
+regauge.alignment.streamed.job.HELD = 10**12
 base = resident()
 main(sys.argv[1:])
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
@@ -301,7 +302,7 @@ def test_a_command_holds_no_more_than_it_tells(command: str, tmp_path: Path) -> 
     for letter in "ab":
         save({n: torch.randn(s, generator=generator) for n, s in shapes.items()}, tmp_path / f"{letter}.safetensors")
     pair = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "larger_nets.py:model"]
-    arguments = [sys.executable, "-c", COMMAND, command, *pair, "--memory", "2GB", "--resume"]
+    arguments = [sys.executable, "-c", COMMAND, command, *pair, "--memory", "2GB"]
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = re.search(r"at most (\d+) MB, (\d+(?:\.\d+)?) MB of them already", done.stdout)

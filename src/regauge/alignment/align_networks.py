@@ -83,8 +83,8 @@ def align(
     The result is never worse than the identity on the method's own objective, and `params` computes the same
     function as `params_b`.
 
-    Networks may be checkpoints on the disk. Those that need more than `memory`, and folders of which the result is a
-    folder, are streamed: weights are matched, and `params` are read from `out` when they are asked for.
+    Networks may be checkpoints on the disk. Those that need more than `memory` are streamed: weights are matched, and
+    `params` are read from `out` when they are asked for.
 
     Args:
         params_a: The network that stays: parameters by name, or the path of a checkpoint; a tuple of dictionaries for
@@ -95,10 +95,10 @@ def align(
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
         out: Where the moved network is written, with the names, dtypes and header of the second one: a `.safetensors`
-            file, or a folder for networks in folders. The alignment is written beside it. For networks on the disk
-            only, as are the following.
+            file, or a folder with its shards and further files. The alignment is written beside it. For networks on
+            the disk only, as are the following.
         memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
-        resume: Whether to continue what an interrupted run left.
+        resume: Whether to continue what an interrupted run left; in memory it is done anew.
         overwrite: Whether the output may be replaced.
         dtype: What the floating-point tensors of the output are rounded to, once; values that it cannot hold are
             refused. As in the network that the output takes over unless given.
@@ -148,10 +148,9 @@ def align(
         element=view.element(found.element),
         params=view.split(found.params, params_b),
     )
-    if job is not None and job.out is not None:
-        job.write(result.params)
+    if job is not None:
         alignment = Alignment(result.symmetry, result.element)
-        save_alignment(alignment, alignment_path(job.out), overwrite=job.overwrite)
+        job.write(result.params, lambda path: save_alignment(alignment, path, overwrite=True), progress)
     return result
 
 

@@ -7,7 +7,7 @@ from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.cli.options import Align
 from regauge.cli.output import print_table, show_status
-from regauge.cli.streaming import method_of, read_job, show_plan, show_work
+from regauge.cli.streaming import method_of, read_job, show_memory, show_plan, show_work
 from regauge.cli.tasks import matching_task
 from regauge.storage.checkpoints.alignments import alignment_path
 
@@ -17,9 +17,11 @@ def run(options: Align) -> None:
     method = method_of(options)
     job, found = read_job(options, (options.a, options.b), source=1, beside=alignment_path)
     task = matching_task(options, found)
-    streamed = plan_job(job, found.symmetry, method, task) if options.dry_run or job.is_streamed else None
+    streamed = plan_job(job, found.symmetry, method, task) if job.is_streamed else None
     if streamed is not None:
         show_plan(streamed)
+    elif options.dry_run:
+        show_memory(job)
     if options.dry_run:
         return
     a, b = found.checkpoints
@@ -36,6 +38,7 @@ def run(options: Align) -> None:
                 generator=torch.Generator().manual_seed(options.seed),
                 out=job.out,
                 memory=job.limit,
+                resume=job.resume,
                 overwrite=job.overwrite,
                 provenance=job.provenance,
             )

@@ -1,21 +1,33 @@
-"""`regauge apply`: a stored alignment on another checkpoint, or undone."""
+"""`regauge apply`: a stored alignment on another checkpoint, or undone; tensor by tensor, however large it is."""
 
+from dataclasses import replace
+
+from regauge.alignment.streamed.job import open_job
+from regauge.alignment.streamed.source import move_pieces
 from regauge.cli.options import Apply
-from regauge.cli.output import form_of
+from regauge.cli.output import form_of, show_progress
 from regauge.cli.provenance import provenance_of
+from regauge.core.movable import require_movable
 from regauge.storage.checkpoints.alignments import alignment_path, load_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import require_writable
+from regauge.storage.checkpoints.transformers_names import name_by
 
 
 def run(options: Apply) -> None:
     """Write the moved checkpoint."""
-    require_writable(options.output, overwrite=options.overwrite)
-    alignment = load_alignment(alignment_path(options.alignment))
-    checkpoint = Checkpoint.open(options.checkpoint).written_as(form_of(options.written))
-    symmetry = alignment.symmetry.bind(checkpoint.params)
+    place, form = alignment_path(options.alignment), form_of(options.written)
+    provenance = provenance_of(options, alignment=place)
+    job = open_job(
+        [options.checkpoint], 0, out=options.output, overwrite=options.overwrite, provenance=provenance, form=form
+    )
+    assert job is not None
+    job.require_output()
+    alignment = load_alignment(place)
+    job = replace(job, checkpoints=(name_by(job.source, alignment.symmetry),))
+    like = job.source.on_meta()
+    symmetry = alignment.symmetry.bind(like)
+    require_movable(symmetry.groups, like, symmetry.buffers)
+    symmetry.require_ones({name: job.source[name] for name in symmetry.ones if name in like})
     element = symmetry.inverse(alignment.element) if options.inverse else alignment.element
-    moved = checkpoint.with_params(symmetry.act(element, checkpoint.params))
-    provenance = provenance_of(options, alignment=alignment_path(options.alignment))
-    moved.write(options.output, overwrite=options.overwrite, provenance=provenance.to_json())
+    with show_progress(is_counted=False) as progress:
+        job.write(move_pieces(job.source, symmetry, element), progress=progress)
     print(f"written: {options.output}")

@@ -1,31 +1,60 @@
 """`regauge canonicalize`: the canonical form of a checkpoint, and the element that brings it there beside it."""
 
+from dataclasses import replace
+
 import regauge as rg
+from regauge.alignment.streamed.job import FileJob, open_job
+from regauge.alignment.streamed.source import move_pieces
 from regauge.cli.models import compare_files, read_networks
-from regauge.cli.options import Canonicalize
+from regauge.cli.options import Canonicalize, UsageError
 from regauge.cli.output import form_of, show_status
 from regauge.cli.provenance import provenance_of
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import require_writable
+from regauge.storage.checkpoints.memory_limit import size_text
+
+HELD = 2
+"""Copies in float64 that canonicalizing holds of each network: its compared values, and what one step makes of them."""
 
 
 def run(options: Canonicalize) -> None:
     """Write the canonical checkpoint and its element, and print the manifold on which it lies."""
-    beside = alignment_path(options.output)
-    require_writable(options.output, overwrite=options.overwrite)
-    require_writable(beside, overwrite=options.overwrite)
-    first = Checkpoint.open(options.checkpoint).written_as(form_of(options.written))
-    others = [] if options.reference is None else [Checkpoint.open(options.reference)]
-    compare_files([first, *others], 0)
-    found = read_networks(options, [first, *others])
+    paths = [options.checkpoint, *([] if options.reference is None else [options.reference])]
+    job = open_job(
+        paths,
+        0,
+        alignment_path,
+        out=options.output,
+        memory=options.memory or None,
+        overwrite=options.overwrite,
+        provenance=provenance_of(options, element=alignment_label(options.output)),
+        form=form_of(options.written),
+    )
+    assert job is not None
+    job.require_output()
+    compare_files(job.checkpoints, 0)
+    _require_memory(job)
+    found = read_networks(options, job.checkpoints)
+    job = replace(job, checkpoints=found.checkpoints)
     checkpoint, *references = found.checkpoints
     with show_status("canonicalizing"):
         reference = references[0].params if references else None
         element = rg.canonical.canonical_element(checkpoint.params, found.symmetry, reference=reference)
-    canonical = checkpoint.with_params(found.symmetry.act(element, checkpoint.params))
-    provenance = provenance_of(options, element=alignment_label(options.output))
-    canonical.write(options.output, overwrite=options.overwrite, provenance=provenance.to_json())
-    save_alignment(Alignment(found.symmetry, element), beside, overwrite=options.overwrite)
+        alignment = Alignment(found.symmetry, element)
+        # What acts goes tensor by tensor, so that the canonical network is never in memory as a whole.
+        pieces = move_pieces(checkpoint, found.symmetry, element)
+        job.write(pieces, lambda path: save_alignment(alignment, path, overwrite=True))
     print(rg.canonical.canonical_manifold(found.symmetry))
-    print(f"written: {options.output} and {beside.name}")
+    print(f"written: {options.output} and {alignment_path(options.output).name}")
+
+
+def _require_memory(job: FileJob) -> None:
+    """Refuse checkpoints whose values do not fit: sorting and scaling need all of them at once."""
+    values = sum(
+        one.nbytes // one.dtype.itemsize for checkpoint in job.checkpoints for one in checkpoint.stored.values()
+    )
+    needed = sum(checkpoint.nbytes for checkpoint in job.checkpoints) + 8 * HELD * values
+    if needed > job.limit.nbytes:
+        raise UsageError(
+            f"canonicalizing needs all values in memory, in float64, which takes {size_text(needed)}, more than the "
+            f"{size_text(job.limit.nbytes)} that are allowed: allow more --memory"
+        )

@@ -13,7 +13,7 @@ from regauge.cli.assemble import Request, assemble
 from regauge.cli.options import Merge, UsageError
 from regauge.cli.provenance import provenance_of
 from regauge.cli.recipe import run_recipe
-from regauge.cli.streaming import configure, method_of, read_job, show_plan, show_work
+from regauge.cli.streaming import configure, method_of, read_job, show_memory, show_plan, show_work
 from regauge.cli.tasks import matching_task
 from regauge.merging.assembly import Part
 from regauge.merging.merge_record import card_path
@@ -21,7 +21,7 @@ from regauge.merging.recipe import Vocabulary
 from regauge.merging.recipe_parts import plan_rule
 from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.settings import Number, read_number, read_numbers
-from regauge.merging.streamed import merge_job
+from regauge.merging.streamed import merge_job, plan_blend
 from regauge.merging.table import RULES
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 
@@ -37,16 +37,18 @@ def run(options: Merge) -> None:
     if options.tokenizer is not None:
         return _unite(options, rule, (*bases, *options.checkpoints))
     job, found = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path)
-    is_streamed = options.dry_run or job.is_streamed
-    method, task = _method(options, is_streamed=is_streamed), matching_task(options, found)
-    streamed = plan_job(job, found.symmetry, method, task) if is_streamed else None
-    if streamed is not None:
+    method, task = _method(options, is_streamed=job.is_streamed), matching_task(options, found)
+    weights: list[Number] | None = [read_number(text) for text in options.weights] or None
+    generator, streamed = torch.Generator().manual_seed(options.seed), None
+    if job.is_streamed:
+        streamed = plan_job(job, found.symmetry, method, task)
+        streamed, _ = plan_blend(streamed, rule=rule, weights=weights, has_base=bool(bases))
         show_plan(streamed)
+    elif options.dry_run:
+        show_memory(job)
     if options.dry_run:
         return
-    weights: list[Number] | None = [read_number(text) for text in options.weights] or None
-    generator = torch.Generator().manual_seed(options.seed)
-    with show_work("aligning and merging", is_streamed=is_streamed) as progress:
+    with show_work("aligning and merging", is_streamed=job.is_streamed) as progress:
         if streamed is not None:
             result = merge_job(
                 streamed,
@@ -68,6 +70,7 @@ def run(options: Merge) -> None:
                 generator=generator,
                 out=job.out,
                 memory=job.limit,
+                resume=job.resume,
                 overwrite=job.overwrite,
                 provenance=job.provenance,
             )

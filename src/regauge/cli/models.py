@@ -20,7 +20,7 @@ from regauge.cli.output import show_status
 from regauge.cli.tracing import Traced, trace_once
 from regauge.cli.transformers_models import Values, build_folder
 from regauge.cli.user_code import users_code
-from regauge.core.params import Params, require_same_shapes
+from regauge.core.params import Params
 from regauge.storage.checkpoints.adapters import adapter_symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.state_dicts import has_names, match
@@ -104,7 +104,7 @@ def read_networks(
         with show_status("reading the checkpoints"):
             checkpoints = [one.with_params(match(one.params, own or one.params, one.label)) for one, own in named]
     for other in [] if is_streamed else checkpoints[1:]:
-        require_same_shapes(checkpoints[0].params, other.params)
+        match(other.on_meta(), checkpoints[0].on_meta(), other.label, checkpoints[0].label)
     return Networks(tuple(checkpoints), found.bind(checkpoints[0].on_meta()), built)
 
 

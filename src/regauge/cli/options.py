@@ -131,11 +131,11 @@ class Matching:
     written: Annotated[Written, arg(name="")] = Written()
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
-    are read in sweeps over their files: matching looks at weights then, and networks are combined entry by entry."""
+    are read in sweeps over their files: matching looks at weights then, and networks are combined tensor by tensor."""
     dry_run: bool = False
     """Print what would be read, held and written, and stop."""
     resume: bool = False
-    """Continue what an interrupted run left in OUT.partial."""
+    """Continue what an interrupted run left in OUT.partial; what is done in memory is done anew."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class Align(Matching):
     """Move checkpoint B along its orbit, next to checkpoint A; the result computes the same function as B.
 
     The alignment is stored beside the output, as OUT.alignment.safetensors, for `regauge apply`. Of folders in Hugging
-    Face style, MODEL is A where left out, and the output may be a folder: the same shards, with B's other files.
+    Face style, MODEL is A where left out, and a folder as output has the shards and the other files of B.
     """
 
     a: Checkpoint
@@ -208,26 +208,32 @@ class Canonicalize:
 
     checkpoint: Checkpoint
     output: Output
-    """Where the canonical checkpoint goes, a .safetensors file."""
+    """Where the canonical checkpoint goes, a .safetensors file or a folder."""
     model: Model = None
     symmetry: SymmetryFile = None
     reference: Annotated[Path | None, arg(metavar="CHECKPOINT")] = None
     """Fix signs and order by alignment to this checkpoint of the same architecture, instead of sums and sorting."""
     overwrite: bool = False
     """Replace the output and its element if they exist."""
+    memory: Annotated[str, arg(metavar="SIZE")] = ""
+    """How much may be held at once, for example 3GB; half of the machine's memory where left out. The values of the
+    checkpoint, in float64, must fit."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
     written: Annotated[Written, arg(name="")] = Written()
 
 
 @dataclass(frozen=True)
 class Apply:
-    """Apply a stored alignment to another checkpoint of the same architecture, or undo it."""
+    """Apply a stored alignment to another checkpoint of the same architecture, or undo it.
+
+    The checkpoint is read, moved and written tensor by tensor, so that it may be larger than memory.
+    """
 
     alignment: Positional[Path]
     """What `regauge align` stored beside its output: OUT.alignment.safetensors, or OUT.safetensors for short."""
     checkpoint: Checkpoint
     output: Output
-    """Where the moved checkpoint goes, a .safetensors file."""
+    """Where the moved checkpoint goes, a .safetensors file or a folder."""
     inverse: bool = False
     """Undo the alignment instead."""
     overwrite: Overwrite = False
@@ -307,7 +313,7 @@ class Repair(Judging):
 
     merged: Checkpoint
     output: Output
-    """Where the repaired checkpoint goes, a .safetensors file."""
+    """Where the repaired checkpoint goes, a .safetensors file or a folder."""
     endpoints: Checkpoints = ()
     """The checkpoints that were merged, aligned with one another; unaligned ones with --align."""
     align: bool = False

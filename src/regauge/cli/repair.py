@@ -1,16 +1,16 @@
 """`regauge repair`: the activations of a merged checkpoint, renormalized."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import regauge as rg
+from regauge.alignment.streamed.job import open_job
 from regauge.cli.options import Repair, UsageError
 from regauge.cli.output import form_of, print_table, show_status
 from regauge.cli.provenance import provenance_of
 from regauge.cli.tasks import read
 from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import require_writable
 
 FAR = 0.05
 """A note is printed if the mean of the endpoints is this share of their distance away from the merged checkpoint."""
@@ -18,12 +18,16 @@ FAR = 0.05
 
 def run(options: Repair) -> None:
     """Write the repaired checkpoint, and print the variances of every layer and the losses, before and after."""
-    require_writable(options.output, overwrite=options.overwrite)
+    paths, form = [options.merged, *options.endpoints], form_of(options.written)
+    provenance = provenance_of(options)
+    job = open_job(paths, 0, out=options.output, overwrite=options.overwrite, provenance=provenance, form=form)
+    assert job is not None
+    job.require_output()
     if not options.endpoints and (options.weights or options.align):
         raise UsageError("--weights and --align are for endpoints: name them with --endpoints")
     shares = shares_of(options.weights or None, len(options.endpoints)) if options.endpoints else ()
-    written = Checkpoint.open(options.merged).written_as(form_of(options.written))
-    judged = read(options, (written, *options.endpoints))
+    judged = read(options, job.checkpoints)
+    job = replace(job, checkpoints=judged.checkpoints)
     merged, endpoints = judged.networks[0], judged.networks[1:]
     if not endpoints and judged.task.prepare is None:
         raise UsageError(
@@ -54,8 +58,7 @@ def run(options: Repair) -> None:
             result = rg.reset_batchnorm(merged, judged.model.module, inputs)
     rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
     print_table([{"": label, **judged.task.evaluate(params)} for label, params in rows])
-    text = provenance_of(options).to_json()
-    judged.checkpoints[0].with_params(result).write(options.output, overwrite=options.overwrite, provenance=text)
+    job.write(result)
     print(f"written: {options.output}")
 
 

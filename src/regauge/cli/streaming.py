@@ -47,13 +47,11 @@ def read_job(
         job.require_output()
     union = "or merge them under one vocabulary: --tokenizer union" if isinstance(options, Merge) else ""
     compare_files(job.checkpoints, source, remedy=union and f"give checkpoints with one vocabulary, {union}")
-    is_streamed = options.dry_run or job.is_streamed
-    if is_streamed and (options.data is not None or options.refine):
-        name = "--refine" if options.data is None else "--data"
-        raise UsageError(f"{name} runs the model and needs it in memory; leave it out, or allow more --memory")
+    if job.is_streamed and options.data is not None:
+        raise UsageError(f"--data runs the model and {job.needs_memory}")
     values: Values = "if small" if options.data is None else "always"
-    found = read_networks(options, job.checkpoints, values=values, is_streamed=is_streamed)
-    return replace(job, checkpoints=found.checkpoints) if is_streamed else job, found
+    found = read_networks(options, job.checkpoints, values=values, is_streamed=job.is_streamed)
+    return replace(job, checkpoints=found.checkpoints), found
 
 
 @contextmanager
@@ -87,8 +85,20 @@ def show_plan(streamed: StreamedJob) -> None:
     print(f"read in each sweep: {size_text(plan.sweep_bytes)}")
     already = f", {size_text(plan.held)} of them already" if plan.held else ""
     print(f"memory held at once, above the interpreter: at most {size_text(plan.peak)}{already}")
-    written, files = sum(shard.nbytes for shard in streamed.shards), len(streamed.shards)
-    print(f"written: {files} file{'s' * (files > 1)} of {size_text(written)} in all: {streamed.job.out}")
+    show_output(streamed.job)
+
+
+def show_memory(job: FileJob) -> None:
+    """Print what will be read, held and written where the networks are read as a whole."""
+    print(f"read, as a whole: {size_text(sum(one.nbytes for one in job.checkpoints))}")
+    print(f"memory held at once, above the interpreter: about {size_text(job.nbytes)}; everything fits")
+    show_output(job)
+
+
+def show_output(job: FileJob) -> None:
+    """Print what will be written."""
+    written, files = sum(shard.nbytes for shard in job.shards), len(job.shards)
+    print(f"written: {files} file{'s' * (files > 1)} of {size_text(written)} in all: {job.out}")
 
 
 def method_of(options: Matching) -> Method:

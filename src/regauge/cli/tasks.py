@@ -29,6 +29,7 @@ from regauge.core.params import Params
 from regauge.core.task import Batch, arguments, cross_entropy
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
 from regauge.storage.checkpoints.state_dicts import match
+from regauge.storage.checkpoints.transformers_names import expected_of, name_for
 
 FILE_SUFFIXES = (".npz", ".safetensors")
 
@@ -67,8 +68,10 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint]) -> Judged:
         if name is None:
             raise UsageError(f"{opened[0].label!r} does not say what network it holds: name the model with --model")
         model = load_module(name, values="always")
-        state = model.module.state_dict()
-        checkpoints = tuple(one.with_params(match(one.params, state, one.label)) for one in opened)
+        named = [name_for(one, model.module) for one in opened]
+        checkpoints = tuple(
+            one.with_params(match(one.params, expected_of(model.module, one), one.label)) for one in named
+        )
         task = task_on(options, model, options.data, dtype_of(checkpoints[0].params))
     return Judged(model, checkpoints, with_reset(task))
 

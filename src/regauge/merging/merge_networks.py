@@ -74,10 +74,10 @@ def merge(
         generator: Source of randomness for methods and rules that use one.
         labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
         out: Where the result is written, with the names, dtypes and header of the base or the first network: a
-            `.safetensors` file, or a folder for networks in folders. The record is written beside it. For networks on
-            the disk only, as are the following.
+            `.safetensors` file, or a folder with its shards and further files. The record is written beside it. For
+            networks on the disk only, as are the following.
         memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
-        resume: Whether to continue what an interrupted run left.
+        resume: Whether to continue what an interrupted run left; in memory it is done anew.
         overwrite: Whether the output may be replaced.
         dtype: What the floating-point tensors of the output are rounded to, once; values that it cannot hold are
             refused. As in the network that the output takes over unless given.
@@ -171,6 +171,5 @@ def merge(
         )
     if job is not None and job.out is not None:
         record = replace(record, origin=() if job.provenance is None else job.provenance.facts())
-        job.write(merged)
-        save_text(record.card, card_path(job.out))
+        job.write(merged, lambda path: save_text(record.card, path), progress)
     return MergeResult(merged, aligned.elements[start:], aligned.symmetry, record)

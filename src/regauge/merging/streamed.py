@@ -24,9 +24,7 @@ def plan_blend(
         ValueError: The rule needs the networks in memory, weights or settings do not fit, or memory does not suffice.
     """
     if rule.needs_task:
-        raise ValueError(
-            f"{rule} runs the model and needs the networks in memory; take another rule, or allow more memory"
-        )
+        raise ValueError(f"{rule} runs the model and {streamed.job.needs_memory}")
     first, *others = streamed.job.checkpoints
     blend = Blend(
         rule=rule,
@@ -91,6 +89,6 @@ def merge_job(
         if staging.provenance is not None:
             record = replace(record, origin=staging.provenance.facts(progress))
         save_text(record.card, staging.content / card_path(staging.out).name)
-        staging.write(streamed.shards, replace(blend, elements=elements).pieces, progress)
-        params = cast(Params, staging.publish(streamed.shards, streamed.source))
+        staging.write(streamed.job.shards, replace(blend, elements=elements).pieces, progress)
+        params = cast(Params, staging.publish(streamed.job.shards, streamed.job.source))
         return MergeResult(params, elements, symmetry, record)

@@ -1,12 +1,12 @@
 """Networks in files: whether they are aligned in memory or streamed, and where the result goes.
 
-In memory, networks are read as a whole and the result is written. Where they need more than the memory that is allowed,
-they stay on the disk: a plan says what will be read and held, everything is made in a folder beside the output, and an
-interrupted run can be resumed.
+In memory, networks are read as a whole. Where they need more than the memory that is allowed, they stay on the disk: a
+plan says what will be read and held, and an interrupted run can be resumed. In both cases the result, one file or a
+folder, is made in a folder beside the output, and takes its place when it is complete.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -32,8 +32,10 @@ from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.storage.checkpoints.provenance import Provenance
 from regauge.storage.checkpoints.staging import Staging, require_place
-from regauge.storage.checkpoints.writing import SUFFIX, Shard, require_writable
+from regauge.storage.checkpoints.writing import SUFFIX, Pieces, Shard, require_writable
 
+NO_OUTPUTS = (".bin", ".pt", ".pth", ".ckpt", ".json", ".gguf", ".onnx", ".npz", ".h5")
+"""How the name of an output does not end: it would be that of a folder."""
 HELD = 5
 """Copies in float32 of one network that aligning in memory holds."""
 
@@ -43,34 +45,54 @@ Network: TypeAlias = Mapping[str, Tensor] | str | Path
 
 @dataclass(frozen=True)
 class FileJob:
-    """Checkpoints that are aligned to the first one, or merged; settings are those of `align`.
+    """Checkpoints of which one is made; settings are those of `align`.
 
     Attributes:
-        source: The number of the checkpoint whose names, dtypes and files the output takes over.
+        number: That of the checkpoint whose names, dtypes and files the output takes over.
         out: Where the result goes, a `.safetensors` file or a folder; None if it is not written.
-        beside: What else is written, by the name of the output: beside a `.safetensors` file or in a folder.
+        beside: What else is written, if anything, by the name of the output: beside a `.safetensors` file or in a
+            folder.
         provenance: What the output says about where it comes from.
     """
 
     checkpoints: tuple[Checkpoint, ...]
-    source: int
+    number: int
     out: Path | None
-    beside: Callable[[Path], Path]
-    limit: MemoryLimit
+    beside: Callable[[Path], Path] | None = None
+    limit: MemoryLimit = field(default_factory=lambda: MemoryLimit.of(None))
     resume: bool = False
     overwrite: bool = False
     provenance: Provenance | None = None
 
     @property
+    def source(self) -> Checkpoint:
+        """The checkpoint whose names, dtypes and further files the output takes over."""
+        return self.checkpoints[self.number]
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The files of weights that are written."""
+        file = None if self.out is None or self.out.suffix != SUFFIX else self.out.name
+        return tuple(self.source.layout(file))
+
+    @property
     def is_streamed(self) -> bool:
-        """Whether the networks stay on the disk: to resume, to make a folder of folders, or because they are large."""
-        is_folder = self.out is not None and self.out.suffix != SUFFIX and all(c.is_folder for c in self.checkpoints)
-        if self.resume or is_folder:
-            return True
-        if not all(checkpoint.is_lazy for checkpoint in self.checkpoints):
-            return False
-        values = sum(one.nbytes // one.dtype.itemsize for one in self.checkpoints[0].stored.values())
-        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + 4 * HELD * values > self.limit.nbytes
+        """Whether the networks stay on the disk, because in memory they would need more than is allowed."""
+        return all(checkpoint.is_lazy for checkpoint in self.checkpoints) and self.nbytes > self.limit.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """What aligning in memory holds at once, in bytes."""
+        values = sum(one.nbytes // one.dtype.itemsize for one in self.source.stored.values())
+        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + 4 * HELD * values
+
+    @property
+    def needs_memory(self) -> str:
+        """The end of a sentence about what cannot be done to streamed networks."""
+        return (
+            f"needs the networks in memory, which takes {size_text(self.nbytes)}, more than the "
+            f"{size_text(self.limit.nbytes)} that are allowed: leave it out, or allow more --memory"
+        )
 
     def require_output(self) -> None:
         """Refuse an output that cannot be written, before any work is done for it.
@@ -83,26 +105,45 @@ class FileJob:
         """
         if self.out is None:
             return
-        if self.is_streamed:
-            require_place(self.out, overwrite=self.overwrite)
-        else:
-            require_writable(self.out, overwrite=self.overwrite)
-            require_space(self.out, self.checkpoints[self.source].nbytes)
-        if not self.resume and self.out.suffix == SUFFIX:
+        if self.out.suffix in NO_OUTPUTS:
+            raise ValueError(f"the output {str(self.out)!r} must end in {SUFFIX}, or be the name of a folder")
+        require_place(self.out, overwrite=self.overwrite)
+        require_space(self.out, sum(shard.nbytes for shard in self.shards))
+        if self.beside is not None and not self.resume and self.out.suffix == SUFFIX:
             beside = self.beside(self.out)
             require_writable(beside, overwrite=self.overwrite, suffixes=(beside.suffix,))
 
-    def write(self, params: Mapping[str, Tensor]) -> None:
-        """Write a result that is in memory, if it is to be written."""
-        if self.out is not None:
-            text = None if self.provenance is None else self.provenance.to_json()
-            self.checkpoints[self.source].with_params(params).write(self.out, overwrite=self.overwrite, provenance=text)
+    def write(
+        self,
+        made: Mapping[str, Tensor] | Pieces,
+        save_beside: Callable[[Path], object] | None = None,
+        progress: Progress = no_progress,
+    ) -> None:
+        """Write a result, whole or not at all, if it is to be written; what an interrupted run left is made anew.
+
+        Args:
+            made: The result in memory, or its tensors piece by piece.
+            save_beside: Writes what belongs beside it, under the name that it is given.
+            progress: Shows how much is written.
+        """
+        if self.out is None:
+            return
+        pieces = made if callable(made) else lambda name: iter([made[name].detach()])
+        shards, overwrite = self.shards, self.overwrite or self.resume
+        nbytes, provenance = sum(shard.nbytes for shard in shards), self.provenance
+        with Staging(
+            self.out, None, resume=False, overwrite=overwrite, provenance=provenance, nbytes=nbytes
+        ) as staging:
+            if save_beside is not None and self.beside is not None:
+                save_beside(staging.content / self.beside(staging.out).name)
+            staging.write(shards, pieces, progress)
+            staging.publish(shards, self.source)
 
 
 def open_job(
     networks: Sequence[Network],
-    source: int,
-    beside: Callable[[Path], Path],
+    number: int,
+    beside: Callable[[Path], Path] | None = None,
     *,
     out: str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
@@ -113,7 +154,7 @@ def open_job(
 ) -> FileJob | None:
     """Open networks that are in files, and read their headers; None if they are dictionaries.
 
-    The result has the form of the checkpoint with the number `source` unless another one is given.
+    The result has the form of the checkpoint with this number unless another one is given.
 
     Raises:
         TypeError: Some networks are in files, and others are dictionaries, or all are and the result is to be written.
@@ -129,7 +170,7 @@ def open_job(
             "paths; save the dictionaries as .safetensors, or give dictionaries only and save the result yourself"
         )
     if form != AS_STORED:
-        checkpoints = tuple(one.written_as(form) if k == source else one for k, one in enumerate(checkpoints))
+        checkpoints = tuple(one.written_as(form) if k == number else one for k, one in enumerate(checkpoints))
     adapters = [one for one in checkpoints if one.is_adapter]
     if adapters:
         if len(adapters) < len(checkpoints):
@@ -139,22 +180,16 @@ def open_job(
             )
         require_same_adapters([one.path.parent for one in adapters], adapters)
     path, limit = None if out is None else Path(out), MemoryLimit.of(memory)
-    return FileJob(checkpoints, source, path, beside, limit, resume, overwrite, provenance)
+    return FileJob(checkpoints, number, path, beside, limit, resume, overwrite, provenance)
 
 
 @dataclass(frozen=True)
 class StreamedJob:
-    """Checkpoints that are aligned to the first one while all of them stay on the disk, in the files `shards`."""
+    """Checkpoints that are aligned to the first one while all of them stay on the disk."""
 
     job: FileJob
     method: WeightMatching
     plan: Plan
-    shards: tuple[Shard, ...]
-
-    @property
-    def source(self) -> Checkpoint:
-        """The checkpoint whose names, dtypes and further files the output takes over."""
-        return self.job.checkpoints[self.job.source]
 
     def with_memory(self, nbytes: int, work: str) -> "StreamedJob":
         """The same with `nbytes` held by what is done after the alignment, `work`, in the plan.
@@ -187,14 +222,14 @@ class StreamedJob:
             for file in checkpoint.files
         }
         inputs = {"files": files, "symmetry": self.plan.symmetry.to_json(), "method": repr(self.method), **settings}
-        inputs |= {"products": library(), "form": repr(self.source.form)}
+        inputs |= {"products": library(), "form": repr(self.job.source.form)}
         return Staging(
             self.job.out,
             inputs,
             resume=self.job.resume,
             overwrite=self.job.overwrite,
             provenance=self.job.provenance,
-            nbytes=sum(shard.nbytes for shard in self.shards),
+            nbytes=sum(shard.nbytes for shard in self.job.shards),
         )
 
     def match(self, k: int, staging: Staging, progress: Progress) -> StreamedResult:
@@ -215,26 +250,17 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
     """Check the checkpoints and plan what is read and held, before anything is written.
 
     Raises:
-        ValueError: The checkpoints are torch files, or differ in their tensors; the method needs networks in memory, or
-            there is a task; or no plan holds as little as is allowed.
+        ValueError: The checkpoints differ in their tensors; the method needs networks in memory, or there is a task; or
+            no plan holds as little as is allowed.
     """
     if task is not None:
-        raise ValueError("a task runs the model and needs it in memory; leave it out, or allow more memory")
+        raise ValueError(f"a task runs the model and {job.needs_memory}")
     method = WeightMatching() if method is None else method
     if not isinstance(method, WeightMatching):
-        raise ValueError(
-            f"{method} needs the networks in memory; streaming matches weights only: take WeightMatching(), or allow "
-            "more memory and write to a .safetensors file"
-        )
+        raise ValueError(f"{method} {job.needs_memory}; streamed networks are matched by WeightMatching()")
     if method.restarts or method.init is not None:
-        raise ValueError("restarts and init need the networks in memory; leave them out, or allow more memory")
+        raise ValueError(f"matching with restarts or init {job.needs_memory}")
     checkpoints = job.checkpoints
-    whole = [checkpoint.label for checkpoint in checkpoints if not checkpoint.is_safetensors]
-    if whole:
-        raise ValueError(
-            f"{whole[0]!r} cannot be read piece by piece; convert it to .safetensors, or allow more memory and write "
-            "to a .safetensors file"
-        )
     require_alike(checkpoints)
     first = checkpoints[0].stored
     symmetry = symmetry.bind(checkpoints[0].on_meta())
@@ -248,8 +274,7 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
         is_balanced=method.scales == "balance" and has_balance(symmetry),
         held=job.limit.held(),
     )
-    file = None if job.out is None or job.out.suffix != SUFFIX else job.out.name
-    return StreamedJob(job, method, plan, tuple(checkpoints[job.source].layout(file)))
+    return StreamedJob(job, method, plan)
 
 
 def align_job(streamed: StreamedJob, progress: Progress = no_progress) -> StreamedResult:
@@ -259,5 +284,5 @@ def align_job(streamed: StreamedJob, progress: Progress = no_progress) -> Stream
         alignment = Alignment(streamed.plan.symmetry, found.element)
         save_alignment(alignment, staging.content / alignment_path(staging.out).name, overwrite=True)
         pieces = move_pieces(streamed.job.checkpoints[1], streamed.plan.symmetry, found.element)
-        staging.write(streamed.shards, pieces, progress)
-        return replace(found, params=cast(Params, staging.publish(streamed.shards, streamed.source)))
+        staging.write(streamed.job.shards, pieces, progress)
+        return replace(found, params=cast(Params, staging.publish(streamed.job.shards, streamed.job.source)))

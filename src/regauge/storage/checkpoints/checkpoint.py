@@ -203,7 +203,8 @@ class Checkpoint(Mapping[str, Tensor]):
             by_file[one.file].append(TensorSpec(one.name, one.shape, one.dtype))
         stem = self.path.name.removesuffix(".index.json").removesuffix(SUFFIX) if self.is_safetensors else "model"
         if file is None and (len(by_file) > 1 or self.form.shard_size is not None):
-            shards = [Shard(path.name, tuple(own), self.metadata[path]) for path, own in by_file.items()]
+            names = {p: p.name if p.suffix == SUFFIX else p.stem.replace("pytorch_", "") + SUFFIX for p in by_file}
+            shards = [Shard(names[path], tuple(own), self.metadata[path]) for path, own in by_file.items()]
             return self.form.layout(shards, stem)
         if self.form.shard_size is not None:
             raise ValueError(

@@ -83,8 +83,9 @@ class Form:
     def index(self, shards: Sequence[Shard], known: str) -> str:
         """The name of the index of these files, where the network that they take over had the one that is known."""
         named = re.fullmatch(r"(.+)-\d{5}-of-\d{5}" + re.escape(SUFFIX), shards[0].file)
-        is_known = known.endswith(INDEX_SUFFIX) and self.shard_size is None
-        return known if is_known or named is None else named[1] + INDEX_SUFFIX
+        if known.endswith(INDEX_SUFFIX) and (self.shard_size is None or named is None):
+            return known
+        return ("model" if named is None else named[1]) + INDEX_SUFFIX
 
     def describe(self, config: str) -> str:
         """The text of a config.json with this dtype wherever it names one."""

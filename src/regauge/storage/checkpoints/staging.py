@@ -47,10 +47,11 @@ LOG = logging.getLogger(__name__)
 class Staging:
     """The folder beside an output, a `.safetensors` file or a folder, in which it is made.
 
-    A run is resumed only with the same inputs: everything that the output depends on, ready for JSON. `content` is
-    where the files of the output are written, and `progress` where the caller may keep what it needs to go on. The
-    provenance goes into the header of a file, or is a file of the folder. `beside` holds files of the folder that take
-    the place of those that are copied, or None for those that are left out.
+    A run is resumed only with the same inputs: everything that the output depends on, ready for JSON. What a run
+    without inputs leaves is of no use to a later one, which removes it. `content` is where the files of the output are
+    written, and `progress` where the caller may keep what it needs to go on. The provenance goes into the header of a
+    file, or is a file of the folder. `beside` holds files of the folder that take the place of those that are copied,
+    or None for those that are left out.
 
     Raises:
         FileExistsError: The output is there and may not be replaced, or holds files that are not of a checkpoint; or
@@ -82,14 +83,14 @@ class Staging:
         is_left = self.content.exists() or self._replaced.exists()
         try:
             finish_replacing(self.out, self._replaced)
-            is_left = self.content.exists()
+            is_left = self.content.exists() and self._is_of_use()
             _require_name(self.out, overwrite=overwrite)
             if is_left and not (resume or overwrite):
                 raise FileExistsError(
                     f"an interrupted run left {str(self.folder)!r}; say --resume to go on with it, or --overwrite to "
                     "begin anew"
                 )
-            self._begin(resume=resume)
+            self._begin(resume=resume and is_left)
             finished = sum(path.stat().st_size for path in self.content.iterdir())
             require_space(self.out, max(0, nbytes - finished))
         except BaseException:
@@ -174,6 +175,10 @@ class Staging:
         if not (is_kept or os.path.lexists(self._replaced)):
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
+
+    def _is_of_use(self) -> bool:
+        """Whether an interrupted run can be resumed."""
+        return not self._ledger.exists() or json.loads(self._ledger.read_text(encoding="utf-8"))["inputs"] is not None
 
     def _begin(self, *, resume: bool) -> None:
         """Keep of what an interrupted run left what is to be resumed."""
