@@ -1,0 +1,355 @@
+"""Recipes: mergekit's files, with every method computed once more here, tensor by tensor."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regauge as rg
+from regauge.cli.main import main
+from regauge.merging.recipe_reading import read_recipe
+from regauge.storage.checkpoints.checkpoint import Checkpoint, load
+from regauge.storage.checkpoints.provenance import hash_file, read_provenance
+
+transformers = pytest.importorskip("transformers")
+
+LAYERS = 3
+SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "max_position_embeddings": 16}
+Params = Mapping[str, Tensor]
+
+
+def build(seed: int, layers: int = LAYERS, **settings: Any) -> Any:
+    """A random Llama."""
+    torch.manual_seed(seed)
+    own = {"vocab_size": 24, "initializer_range": 0.3, "num_hidden_layers": layers, "tie_word_embeddings": False}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | own | settings)).eval()
+
+
+@pytest.fixture(scope="module", name="folders")
+def _folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base, three networks that were fine-tuned from it, and one that was not; one is sharded."""
+    place = tmp_path_factory.mktemp("models")
+    base = build(0)
+    base.save_pretrained(place / "base")
+    common = {name: 0.02 * torch.randn_like(tensor) for name, tensor in base.state_dict().items()}
+    for seed, name in enumerate(("one", "two", "three")):
+        model = build(0)
+        torch.manual_seed(10 + seed)
+        tuned = {n: t + common[n] + 0.03 * torch.randn_like(t) for n, t in base.state_dict().items()}
+        model.load_state_dict(tuned)
+        model.save_pretrained(place / name, max_shard_size="4KB" if name == "two" else "1GB")
+    build(5).save_pretrained(place / "stranger")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _here(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in folders.iterdir():
+        (tmp_path / folder.name).symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+
+
+def merged(text: str, out: str = "out") -> Params:
+    Path("recipe.yml").write_text(text)
+    main(["merge", "--recipe", "recipe.yml", "-o", out])
+    return load(out)
+
+
+def depth(name: str) -> float:
+    parts = name.split(".")
+    return int(parts[2]) / (LAYERS - 1) if parts[1] == "layers" else 0.0
+
+
+def gradient(values: list[float], t: float) -> float:
+    low = min(int(t * (len(values) - 1)), len(values) - 2)
+    share = t * (len(values) - 1) - low
+    return values[low] * (1 - share) + values[low + 1] * share
+
+
+def largest(delta: Tensor, density: float) -> Tensor:
+    kept = torch.zeros_like(delta).flatten()
+    chosen = delta.flatten().abs().argsort(descending=True)[: int(density * delta.numel())]
+    kept[chosen] = delta.flatten()[chosen]
+    return kept.reshape(delta.shape)
+
+
+def between(delta: Tensor, density: float, gamma: float) -> Tensor:
+    order, count = delta.flatten().abs().argsort(), delta.numel()
+    top = int(gamma * count)
+    bottom = count - int(density * count) - top
+    kept = torch.zeros_like(delta).flatten()
+    chosen = order[bottom : count - top]
+    kept[chosen] = delta.flatten()[chosen]
+    return kept.reshape(delta.shape)
+
+
+def elect(deltas: list[Tensor], weights: list[float], *, is_mean: bool) -> Tensor:
+    weighted = torch.stack([w * d for w, d in zip(weights, deltas, strict=True)])
+    agrees = weighted.sign() == weighted.sum(0).sign()
+    masses = sum(w * a for w, a in zip(weights, agrees, strict=True))
+    sums = (weighted * agrees).sum(0)
+    return sums / torch.where(masses == 0, 1.0, masses) if is_mean else sums
+
+
+def arc(a: Tensor, b: Tensor, t: float) -> Tensor:
+    angle = math.acos(min(1.0, float((a * b).sum() / (a.norm() * b.norm()))))
+    return (math.sin((1 - t) * angle) * a + math.sin(t * angle) * b) / math.sin(angle)
+
+
+def direction(tensors: list[Tensor], weights: list[float]) -> Tensor:
+    shares = [w / sum(weights) for w in weights]
+    mean = sum((s * t / t.norm() for s, t in zip(shares, tensors, strict=True)), torch.zeros(()))
+    return mean / mean.norm() * sum(s * t.norm() for s, t in zip(shares, tensors, strict=True))
+
+
+def stock(deltas: list[Tensor]) -> Tensor:
+    pairs = [(a, b) for k, a in enumerate(deltas) for b in deltas[k + 1 :]]
+    cosine = sum(float((a * b).sum() / (a.norm() * b.norm())) for a, b in pairs) / len(pairs)
+    t = max(0.0, len(deltas) * cosine / (1 + (len(deltas) - 1) * cosine))
+    return t * sum(deltas, torch.zeros(())) / len(deltas)
+
+
+MODELS = "models: [{model: one, parameters: {%s}}, {model: two, parameters: {%s}}, {model: three, parameters: {%s}}]\n"
+VECTORS = "base_model: base\n" + MODELS
+WEIGHTS = [0.3, 0.9, 0.5]
+Expected = Callable[[str, Tensor, list[Tensor]], Tensor]
+"""From a name, the base's tensor and those of the three networks, in float64."""
+
+METHODS: dict[str, tuple[str, Expected]] = {
+    "linear": (
+        "merge_method: linear\n" + MODELS % ("weight: 0.3", "weight: [0.9, -0.1]", "weight: 0.5"),
+        lambda name, base, nets: (
+            (0.3 * nets[0] + gradient([0.9, -0.1], depth(name)) * nets[1] + 0.5 * nets[2])
+            / (0.8 + gradient([0.9, -0.1], depth(name)))
+        ),
+    ),
+    "linear with filters, not normalized": (
+        "merge_method: linear\nparameters: {normalize: false, weight: 0.25}\n"
+        + MODELS % ("weight: [{filter: mlp, value: [0, 2]}, {filter: self_attn, value: 1}]", "", "weight: 0"),
+        lambda name, base, nets: (
+            (2 * depth(name) if "mlp" in name else 1 if "self_attn" in name else 0.25) * nets[0] + 0.25 * nets[1]
+        ),
+    ),
+    "slerp": (
+        "merge_method: slerp\nbase_model: two\nmodels: [{model: one}, {model: two}]\n"
+        "parameters:\n  t:\n    - {filter: self_attn, value: [0.1, 0.5, 0.9, 0.2]}\n    - value: 0.3\n",
+        lambda name, base, nets: arc(
+            nets[1], nets[0], gradient([0.1, 0.5, 0.9, 0.2], depth(name)) if "self_attn" in name else 0.3
+        ),
+    ),
+    "nuslerp of task vectors": (
+        "merge_method: nuslerp\nbase_model: base\n"
+        "models: [{model: one, parameters: {weight: 1}}, {model: two, parameters: {weight: 3}}]\n",
+        lambda name, base, nets: base + arc(nets[0] - base, nets[1] - base, 0.75),
+    ),
+    "multislerp": (
+        "merge_method: multislerp\n" + MODELS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: direction(nets, WEIGHTS),
+    ),
+    "task_arithmetic": (
+        "merge_method: task_arithmetic\nparameters: {lambda: 0.7}\n"
+        + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: -0.5"),
+        lambda name, base, nets: (
+            base + 0.7 * (0.3 * (nets[0] - base) + 0.9 * (nets[1] - base) - 0.5 * (nets[2] - base))
+        ),
+    ),
+    "ties": (
+        "merge_method: ties\nparameters: {lambda: 1.2, int8_mask: true}\n"
+        + VECTORS % ("weight: 0.3, density: 0.4", "weight: 0.9, density: [0.9, 0.3]", "weight: 0.5"),
+        lambda name, base, nets: (
+            base
+            + 1.2
+            * elect(
+                [
+                    largest(nets[0] - base, 0.4),
+                    largest(nets[1] - base, gradient([0.9, 0.3], depth(name))),
+                    nets[2] - base,
+                ],
+                WEIGHTS,
+                is_mean=True,
+            )
+        ),
+    ),
+    "breadcrumbs_ties": (
+        "merge_method: breadcrumbs_ties\nparameters: {density: 0.6, gamma: 0.2}\n"
+        + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: base + elect([between(t - base, 0.6, 0.2) for t in nets], WEIGHTS, is_mean=False),
+    ),
+    "dare_ties without drops": (
+        "merge_method: dare_ties\n" + VECTORS % ("weight: 0.3", "weight: 0.9, density: 1.0", "weight: 0.5"),
+        lambda name, base, nets: base + elect([t - base for t in nets], WEIGHTS, is_mean=False),
+    ),
+    "della without drops": (
+        "merge_method: della\n" + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: base + elect([t - base for t in nets], WEIGHTS, is_mean=True),
+    ),
+    "model_stock": (
+        "merge_method: model_stock\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base + stock([t - base for t in nets]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_what_mergekit_defines(name: str) -> None:
+    text, expected = METHODS[name]
+    found = merged(text)
+    networks = {folder: load(folder) for folder in ("base", "one", "two", "three")}
+    for tensor, value in found.items():
+        base, *nets = (networks[folder][tensor].double() for folder in networks)
+        torch.testing.assert_close(value, expected(tensor, base, nets).float(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("method", "seed"), [("dare_linear", 1), ("della_linear", 2)])
+def test_entries_are_dropped_by_the_seed(method: str, seed: int) -> None:
+    text = f"merge_method: {method}\nparameters: {{density: 0.5, epsilon: 0.1}}\n" + VECTORS % (*["weight: 1"] * 3,)
+    text = text if "della" in method else text.replace(", epsilon: 0.1", "")
+    Path("recipe.yml").write_text(text)
+    for out in ("a", "b"):
+        main(["merge", "--recipe", "recipe.yml", "--seed", str(seed), "-o", out])
+    main(["merge", "--recipe", "recipe.yml", "--seed", "9", "-o", "c"])
+    assert Path("a/model.safetensors").read_bytes() == Path("b/model.safetensors").read_bytes()
+    assert Path("a/model.safetensors").read_bytes() != Path("c/model.safetensors").read_bytes()
+
+
+def test_layers_are_stacked_and_the_result_loads() -> None:
+    found = merged(
+        "merge_method: passthrough\nslices:\n"
+        "  - sources: [{model: one, layer_range: [0, 2]}]\n"
+        "  - sources:\n      - model: two\n        layer_range: [1, 3]\n"
+        "        parameters: {scale: [{filter: down_proj, value: 0.5}, {value: 1}]}\n"
+    )
+    one, two = load("one"), load("two")
+    for name, tensor in found.items():
+        if name.startswith("model.layers"):
+            number, _, rest = name.removeprefix("model.layers.").partition(".")
+            source, old = (one, int(number)) if int(number) < 2 else (two, int(number) - 1)
+            factor = 0.5 if "down_proj" in name and int(number) >= 2 else 1.0
+            torch.testing.assert_close(tensor, factor * source[f"model.layers.{old}.{rest}"])
+    assert torch.equal(found["model.embed_tokens.weight"], one["model.embed_tokens.weight"])
+    assert torch.equal(found["lm_head.weight"], two["lm_head.weight"])
+    model, report = transformers.AutoModelForCausalLM.from_pretrained("out", output_loading_info=True)
+    assert not any(report.values())
+    assert model.config.num_hidden_layers == 4
+
+
+def test_slices_are_merged_by_depth_within_the_slice() -> None:
+    found = merged(
+        "merge_method: slerp\nbase_model: one\nparameters: {t: [0, 1]}\nslices:\n"
+        "  - sources: [{model: one, layer_range: [0, 2]}, {model: two, layer_range: [1, 3]}]\n"
+        "  - sources: [{model: one, layer_range: [2, 3]}, {model: two, layer_range: [0, 1]}]\n"
+        "    parameters: {t: 0.5}\n"
+    )
+    one, two = load("one"), load("two")
+    name = "model.layers.{}.mlp.up_proj.weight"
+    torch.testing.assert_close(found[name.format(0)], one[name.format(0)])
+    torch.testing.assert_close(found[name.format(1)], two[name.format(2)])
+    halfway = arc(one[name.format(2)].double(), two[name.format(0)].double(), 0.5).float()
+    torch.testing.assert_close(found[name.format(2)], halfway)
+
+
+def logits(folder: str) -> Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens = torch.randint(3, 24, (2, 6), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found: Tensor = model(tokens).logits
+    return found
+
+
+def move(source: str, out: str) -> None:
+    """A network that was moved along its orbit."""
+    main(["discover", "one", "-o", "symmetry.json"])
+    checkpoint = Checkpoint.open(source)
+    symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text()).bind(checkpoint.params)
+    element = symmetry.random(torch.Generator().manual_seed(0))
+    model = build(0)
+    model.load_state_dict(symmetry.act(element, checkpoint.params))
+    model.save_pretrained(out)
+
+
+MEAN = "merge_method: linear\nparameters: {weight: 1}\nmodels: [{model: one}, {model: %s}]\n"
+
+
+def test_parents_are_aligned_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    move("one", "moved")
+    merged(MEAN % "moved")
+    said = capsys.readouterr().out
+    assert "moved is aligned to one" in said
+    expected = logits("one")
+    assert float((logits("out") - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+    merged(MEAN % "moved" + "regauge: {align: false}\n", "apart")
+    assert float((logits("apart") - expected).abs().max()) > 0.1 * float(expected.abs().max())
+    merged(MEAN % "two", "tuned")
+    assert "alignment is not needed for two: it has the coordinates of one" in capsys.readouterr().out
+    merged(MEAN % "two" + "regauge: {align: false}\n", "same")
+    assert all(torch.equal(tensor, load("same")[name]) for name, tensor in load("tuned").items())
+    merged(MEAN % "stranger", "far")
+    assert "stranger is aligned to one" in capsys.readouterr().out
+
+
+def test_the_output_says_where_it_comes_from() -> None:
+    merged(MEAN % "two" + "dtype: bfloat16\n")
+    assert Path("out/recipe.yml").read_text() == Path("recipe.yml").read_text()
+    found = read_provenance("out")
+    assert found is not None
+    hashes = {one["path"]: one["sha256"] for one in found["inputs"]}
+    assert hashes["recipe.yml"] == {"recipe.yml": hash_file(Path("recipe.yml"))}
+    assert hashes["one"]["model.safetensors"] == hash_file(Path("one/model.safetensors"))
+    assert "weights" not in found["settings"]
+    assert {tensor.dtype for tensor in load("out").values()} == {torch.bfloat16}
+    assert '"dtype": "bfloat16"' in Path("out/config.json").read_text()
+    assert transformers.AutoModelForCausalLM.from_pretrained("out", dtype="auto").dtype == torch.bfloat16
+
+
+LINEAR = "merge_method: linear\nmodels:\n  - model: one\n    parameters: {weight: 1}\n  - model: two\n"
+FAULTS = {
+    "merge_method: magic\nmodels: [{model: one}]": "line 1: the merge method 'magic' is unknown; there are linear",
+    LINEAR: "line 5: linear needs 'weight' for every model",
+    LINEAR + "    parameters: {weight: 1, density: 2}": "line 6: 'density' is not understood",
+    LINEAR + "    parameters: {weight: heavy}": "line 6: 'weight' is 'heavy', but must be a finite number",
+    LINEAR + "parameters: {weight: 1}\nspeed: 3": "line 7: 'speed' is not understood in the recipe; there can be",
+    LINEAR + "parameters: {weight: 1}\ndtype: int4": "line 7: 'dtype' is 'int4'; there are float16",
+    LINEAR + "parameters: {weight: 1}\nregauge: {align: perhaps}": "line 7: 'align' is 'perhaps'",
+    LINEAR + "parameters: {weight: 1}\nchat_template: alpaca": "line 7: 'chat_template' is 'alpaca'",
+    LINEAR + "parameters: {weight: 1}\nmerge_method: linear": "line 7: 'merge_method' is there twice",
+    LINEAR + "parameters: {weight: [{filter: mlp, value: 1}]}": "no filter names this tensor",
+    LINEAR.replace("two", "meta/llama-9"): "not fetched from a hub",
+    LINEAR.replace("two", "one"): "a model is there twice",
+    "merge_method: ties\nmodels: [{model: one}]": "line 1: the method ties needs a 'base_model'",
+    "merge_method: dare_linear\nbase_model: base\nmodels: [{model: one}]\nparameters: {weight: 1, rescale: false}": (
+        "line 4: 'rescale' is 0, but only true is supported"
+    ),
+    "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [0, 9]}]}]": "but one has 3",
+    "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [2, 1]}]}]": "'layer_range' is [2.0",
+    "merge_method: slerp\nbase_model: one\nmodels: [{model: one}, {model: two}]": "slerp needs the parameter 't'",
+    "models: [1, 2": "is no YAML file",
+    "- linear": "the recipe holds a list, but must hold keys and values",
+    "": "is empty",
+}
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_what_is_not_understood_is_refused_by_its_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        merged(text)
+    assert stop.value.code == 2
+    assert FAULTS[text] in capsys.readouterr().err
+    assert not list(Path().glob("out*"))
+
+
+@pytest.mark.parametrize("options", [["one"], ["--weights", "1"], ["--base", "base"], ["--rule", "ties"]])
+def test_a_recipe_leaves_nothing_to_options(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("recipe.yml").write_text(MEAN % "two")
+    with pytest.raises(SystemExit):
+        main(["merge", *options, "--recipe", "recipe.yml", "-o", "out"])
+    assert "the recipe says what is merged and how" in capsys.readouterr().err
+
+
+def test_paths_are_seen_from_the_recipe() -> None:
+    Path("deep").mkdir()
+    Path("deep/r.yml").write_text((MEAN % "two").replace("one", "../one").replace("two", "../two"))
+    assert read_recipe(Path("deep/r.yml")).models == (Path("deep/../one"), Path("deep/../two"))
