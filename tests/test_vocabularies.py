@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+import regauge as rg
 from regauge.cli.main import main
+from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.vocabularies import Difference
 
 transformers = pytest.importorskip("transformers")
@@ -100,3 +102,140 @@ def test_differences_of_vocabularies() -> None:
     assert not Difference.of({"a": 0, "b": 1}, {"b": 1, "a": 0})
     found = Difference.of({"a": 0, "b": 1}, {"b": 0, "c": 1})
     assert (found.first, found.second, found.moved) == (("a",), ("c",), (("b", 1, 0),))
+
+
+OTHER = ["<unk>", "<s>", "</s>", *"bacdxyz", *WORDS[10:], "w"]
+
+
+def rows_of(folder: str, token: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of a token in the embedding and in the head."""
+    tensors = load(folder)
+    row = transformers.AutoTokenizer.from_pretrained(folder).get_vocab()[token]
+    embedding = tensors["model.embed_tokens.weight"]
+    return embedding[row], tensors.get("lm_head.weight", embedding)[row]
+
+
+def open_clean(folder: str) -> Any:
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    return model.eval()
+
+
+@pytest.mark.parametrize("shard", ["1GB", "2KB"])
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("kind", ["WordLevel", "BPE"])
+def test_vocabularies_are_united(kind: str, is_tied: bool, shard: str) -> None:
+    """Tokens of both are averaged; those of one have its row, because the other takes it over."""
+    for seed, (name, words) in enumerate((("a", WORDS), ("b", OTHER))):
+        write_model(name, seed, words, kind, tie_word_embeddings=is_tied).save_pretrained(name, max_shard_size=shard)
+    Path("r.yml").write_text(
+        "merge_method: linear\nmodels: [{model: a, parameters: {weight: 1}}, {model: b, parameters: {weight: 3}}]\n"
+        "tokenizer_source: union\nregauge: {align: false}\n"
+    )
+    main(["merge", "--recipe", "r.yml", "-o", "out"])
+    vocabulary = transformers.AutoTokenizer.from_pretrained("out").get_vocab()
+    assert vocabulary.keys() == {*WORDS, *OTHER}
+    assert [token for token, row in sorted(vocabulary.items(), key=lambda item: item[1])][: len(WORDS)] == WORDS
+    for token in vocabulary:
+        one, two = (rows_of(name, token) if token in words else None for name, words in (("a", WORDS), ("b", OTHER)))
+        for k, row in enumerate(rows_of("out", token)):
+            parts = [(w, rows[k]) for w, rows in ((0.25, one), (0.75, two)) if rows is not None]
+            expected = sum(w * r for w, r in parts) / sum(w for w, _ in parts)
+            torch.testing.assert_close(row, expected)
+    assert open_clean("out").config.vocab_size == len(vocabulary)
+
+
+def test_the_base_gives_tokens_that_a_network_lacks() -> None:
+    for name, words in (("base", WORDS), ("a", OTHER), ("b", OTHER)):
+        write_model(name, 0, words)
+    Path("r.yml").write_text(
+        "merge_method: task_arithmetic\nbase_model: base\nparameters: {weight: 1}\n"
+        "models: [{model: a}, {model: b}]\nregauge: {align: false}\n"
+        "tokenizer: {source: union, pad_to_multiple_of: 16}\n"
+    )
+    main(["merge", "--recipe", "r.yml", "-o", "out"])
+    torch.testing.assert_close(rows_of("out", "e")[0], rows_of("base", "e")[0])
+    torch.testing.assert_close(rows_of("out", "x")[0], rows_of("a", "x")[0])
+    model = open_clean("out")
+    assert model.config.vocab_size == 32
+    known = load("out")["lm_head.weight"]
+    torch.testing.assert_close(known[-1], known[: len({*WORDS, *OTHER})].mean(0))
+
+
+def test_tokens_are_said_one_by_one() -> None:
+    for seed, (name, words) in enumerate((("a", WORDS), ("b", OTHER))):
+        write_model(name, seed, words)
+    Path("r.yml").write_text(
+        "merge_method: linear\nparameters: {weight: 1}\nmodels: [{model: a}, {model: b}]\nregauge: {align: false}\n"
+        "tokenizer:\n  source: a\n  tokens:\n"
+        "    c: {source: b, force: true}\n    <zero>: {source: {kind: zero}}\n"
+        "    <again>: {source: {kind: model_token, model: b, token: x}}\n"
+        "    <fifth>: {source: {kind: model_token, model: a, token_id: 5}}\n"
+    )
+    main(["merge", "--recipe", "r.yml", "-o", "out"])
+    for token, (name, there) in {"c": ("b", "c"), "<again>": ("b", "x"), "<fifth>": ("a", WORDS[5])}.items():
+        torch.testing.assert_close(rows_of("out", token), rows_of(name, there))
+    assert not any(row.any() for row in rows_of("out", "<zero>"))
+    assert "y" not in transformers.AutoTokenizer.from_pretrained("out").get_vocab()
+
+
+def test_moved_networks_with_other_tokens_are_aligned_first() -> None:
+    """Permuted tokens, permuted units: merging is the identity when both are undone."""
+    model = write_model("a", 0, WORDS)
+    main(["discover", "a", "-o", "symmetry.json"])
+    symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text()).bind(load("a"))
+    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(1)), load("a"))
+    order = torch.randperm(len(WORDS), generator=torch.Generator().manual_seed(2))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        moved[name] = moved[name][order]
+    model.load_state_dict(moved)
+    model.save_pretrained("b")
+    write_tokens(Path("b"), [WORDS[k] for k in order])
+    main(["merge", "a", "b", "--tokenizer", "base", "-o", "out"])
+    one, two = load("a"), load("out")
+    assert all(float((two[name] - tensor).abs().max()) < 1e-5 for name, tensor in one.items())
+    assert Path("out/tokenizer.json").read_bytes() == Path("a/tokenizer.json").read_bytes()
+    main(["merge", "a", "b", "--tokenizer", "b", "-o", "other"])
+    embedding = load("other")["model.embed_tokens.weight"]
+    torch.testing.assert_close(embedding, one["model.embed_tokens.weight"][order], rtol=0, atol=1e-5)
+    assert open_clean("other").config.bos_token_id == order.tolist().index(1)
+
+
+def test_padded_rows_and_equal_tokens() -> None:
+    """Rows behind the last token are carried where all have them, and left out where vocabularies are united."""
+    for seed, name in enumerate("ab"):
+        write_model(name, seed, WORDS, vocab_size=32)
+    main(["merge", "a", "b", "--tokenizer", "union", "-o", "same"])
+    assert load("same")["lm_head.weight"].shape == (32, 8)
+    write_tokens(Path("b"), OTHER)
+    main(["merge", "a", "b", "--tokenizer", "union", "-o", "out"])
+    assert load("out")["lm_head.weight"].shape == (len({*WORDS, *OTHER}), 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tokenizer", "union", "-o", "out.safetensors"], "give a folder as the output"),
+        (["--tokenizer", "nowhere", "-o", "out"], "there is union, base (the first one), or one of the folders"),
+        (["-o", "out"], "--tokenizer union"),
+    ],
+)
+def test_a_union_is_asked_for_and_has_a_place(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model("a", 0, WORDS)
+    write_model("b", 1, OTHER)
+    assert said in refused(["merge", "a", "b", *options], capsys)
+
+
+def test_other_families_have_axes_of_tokens() -> None:
+    """Biases of heads, and heads under other names: found by building the model with one token more."""
+    for seed, (name, words) in enumerate((("a", WORDS), ("b", OTHER))):
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+        transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(words), **sizes)).save_pretrained(name)
+        write_tokens(Path(name), words)
+    main(["merge", "a", "b", "--tokenizer", "union", "-o", "out"])
+    _, report = transformers.BertForMaskedLM.from_pretrained("out", output_loading_info=True)
+    assert not any(report.values()), report
+    assert load("out")["cls.predictions.bias"].shape == (len({*WORDS, *OTHER}),)

@@ -112,7 +112,8 @@ def assemble(options: Merge, request: Request) -> None:
         require_place(options.output, overwrite=overwrite)
         if options.output.suffix == SUFFIX and not resume:
             require_writable(card_path(options.output), overwrite=overwrite, suffixes=(".md",))
-    config = Configuration(request.folders[0]) if request.vocabulary or request.layers else None
+    places = [one.path.parent for one in job.checkpoints]
+    config = Configuration(places[0]) if request.vocabulary or request.layers else None
     beside: dict[str, bytes | None] = dict(request.files)
     tokens: TokenPlan | None = None
     if request.vocabulary is None:
@@ -129,8 +130,8 @@ def assemble(options: Merge, request: Request) -> None:
             job, tokens = replace(job, checkpoints=united.networks), united.plan
             beside |= united.files
     if request.template is not None:
-        template = choose_template(request.template, request.folders)
-        beside |= {} if template is None else template_files(template, beside, request.folders[0])
+        template = choose_template(request.template, places)
+        beside |= {} if template is None else template_files(template, beside, places[0])
     with ExitStack() as stack, show_work("merging", is_streamed=True) as progress:
         model = stack.enter_context(config.as_folder()) if config is not None and tokens is not None else None
         order: list[str] = []

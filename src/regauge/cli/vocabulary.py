@@ -54,7 +54,7 @@ def unite(
     for checkpoint in networks.values():
         there = config.names_in(checkpoint)
         axes |= {own: axis for name, axis in named.items() for own in there.get(name, ())}
-    tokenizers = {folder: _tokenizer(folder) for folder in folders}
+    tokenizers = {folder: _tokenizer(one.path.parent) for folder, one in networks.items()}
     rows = {folder: _rows(one, axes) for folder, one in networks.items()}
     known = {
         folder: {token: k for token, k in one.get_vocab().items() if k < rows[folder]}
@@ -62,7 +62,8 @@ def unite(
     }
     first = folders[0]
     source = first if wanted.source in ("union", "base") else Path(wanted.source)
-    tokenizer = load_tokenizer(source)  # A new one, to which tokens are added.
+    place, own = networks[source].path.parent, networks[first].path.parent
+    tokenizer = load_tokenizer(place)  # A new one, to which tokens are added.
     added = _added(tokenizer, [tokenizers[folder] for folder in folders], known) if wanted.source == "union" else []
     added += [token for token in wanted.tokens if token not in tokenizer.get_vocab() and token not in added]
     tokenizer.add_tokens(added)
@@ -87,7 +88,7 @@ def unite(
         multiple=wanted.multiple,
     )
     config.count_tokens(plan.size)
-    files = _files(tokenizer, first, source, is_new=bool(added))
+    files = _files(tokenizer, own, place, is_new=bool(added))
     numbers = {k: token for token, k in known[first].items()}
     if not is_first:
         files |= config.renumber(lambda k: vocabulary.get(numbers.get(k, "")))

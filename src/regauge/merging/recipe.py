@@ -38,7 +38,7 @@ class Source:
     """A model that takes part, or a range of its layers.
 
     Attributes:
-        model: Its folder.
+        model: Its folder, or BASE+ADAPTER.
         layers: The first layer and the one after the last; None for all.
         parameters: Its own numbers.
         line: Where it is in the recipe.

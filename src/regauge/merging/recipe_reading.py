@@ -234,8 +234,10 @@ def _folder(entry: Entry) -> Path:
     folder = entry.path.parent / Path(text).expanduser()
     if folder.is_dir():
         return folder
-    if "+" in text and (entry.path.parent / text.partition("+")[0]).is_dir():
-        raise entry.refuse(f"{text!r} names an adapter; merge it into its model first, and give that folder")
+    base, plus, adapter = text.partition("+")
+    with_adapter = [entry.path.parent / Path(part).expanduser() for part in (base, adapter)]
+    if plus and all(part.is_dir() for part in with_adapter):
+        return Path("+".join(map(str, with_adapter)))
     raise entry.refuse(
         f"there is no folder {str(folder)!r}; models are folders on this machine, seen from the recipe, and are not "
         f"fetched from a hub: fetch {text!r} first, and give its folder"

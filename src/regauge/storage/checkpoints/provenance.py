@@ -104,7 +104,9 @@ class Provenance:
         inputs = []
         for one, own in files.items():
             entry: dict[str, Any] = {"as": one.role, "path": one.path}
-            entry["sha256"] = {path.name: hash_file(path, advance) for path in own}
+            is_one = len({path.parent for path in own}) == 1
+            names = {path: path.name if is_one else f"{path.parent.name}/{path.name}" for path in own}
+            entry["sha256"] = {names[path]: hash_file(path, advance) for path in own}
             known = read_provenance(one.source)
             if known is not None:
                 ancestors |= known.pop("ancestors", {})
