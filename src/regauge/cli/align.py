@@ -6,8 +6,8 @@ import regauge as rg
 from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.cli.options import Align
-from regauge.cli.output import print_table, show_status
-from regauge.cli.streaming import method_of, read_job, show_memory, show_plan, show_work
+from regauge.cli.output import show_status, tell, tell_table, tell_written
+from regauge.cli.streaming import facts_of, method_of, read_job, show_memory, show_plan, show_work
 from regauge.cli.tasks import matching_task
 from regauge.storage.checkpoints.alignments import alignment_path
 
@@ -47,6 +47,6 @@ def run(options: Align) -> None:
     if task is not None:
         losses = (task.midpoint_loss(a.params, network) for network in (b.params, result.params))
         gains["loss halfway"] = (next(losses), next(losses))
-    print_table([{"": name, "before": f"{x:.6g}", "after": f"{y:.6g}"} for name, (x, y) in gains.items()])
-    print(result.report)
-    print(f"written: {options.output} and {alignment_path(options.output).name}")
+    tell_table("gains", [{"": name, "before": x, "after": y} for name, (x, y) in gains.items()], digits=6)
+    tell(result.report, alignment=facts_of(result))
+    tell_written(options.output, alignment_path(options.output))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from regauge.alignment.streamed.job import open_job
 from regauge.alignment.streamed.source import move_pieces
 from regauge.cli.options import Apply
-from regauge.cli.output import form_of, show_progress
+from regauge.cli.output import form_of, show_progress, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.core.movable import require_movable
 from regauge.storage.checkpoints.alignments import alignment_path, load_alignment
@@ -30,4 +30,4 @@ def run(options: Apply) -> None:
     element = symmetry.inverse(alignment.element) if options.inverse else alignment.element
     with show_progress(is_counted=False) as progress:
         job.write(move_pieces(job.source, symmetry, element), progress=progress)
-    print(f"written: {options.output}")
+    tell_written(options.output)

@@ -16,8 +16,8 @@ from regauge.alignment.streamed.source import measure_distances
 from regauge.cli.configs import CONFIG, Configuration
 from regauge.cli.models import compare_files, read_networks
 from regauge.cli.options import Merge, UsageError
-from regauge.cli.output import form_of
-from regauge.cli.streaming import configure, method_of, show_work
+from regauge.cli.output import form_of, tell
+from regauge.cli.streaming import configure, method_of, show_work, tell_merged
 from regauge.cli.vocabulary import choose_template, template_files, unite
 from regauge.core.element import Element
 from regauge.core.progress import Progress
@@ -156,7 +156,9 @@ def assemble(options: Merge, request: Request) -> None:
             beside[CONFIG] = config.content
         shards = _shards(networks[0], parts, options.output, is_whole=not request.layers)
         if staging is None:
-            print(f"written: {len(shards)} files of {size_text(sum(one.nbytes for one in shards))}: {options.output}")
+            files = [{"file": one.file, "bytes": one.nbytes} for one in shards]
+            size = size_text(sum(one.nbytes for one in shards))
+            tell(f"written: {len(shards)} files of {size}: {options.output}", files=files)
             return
         staging.beside = beside
         record = _record(request, ready, parts)
@@ -165,9 +167,8 @@ def assemble(options: Merge, request: Request) -> None:
         staging.write(shards, assembly.pieces, progress)
         staging.publish(shards, networks[0])
     for report in ready.reports:
-        print(report)
-    print(record.card)
-    print(f"written: {options.output} and {card_path(options.output).name}")
+        tell(report, alignments=[report])
+    tell_merged(record, options.output)
 
 
 def _align(

@@ -7,7 +7,7 @@ from regauge.alignment.streamed.job import FileJob, open_job
 from regauge.alignment.streamed.source import move_pieces
 from regauge.cli.models import compare_files, read_networks
 from regauge.cli.options import Canonicalize, UsageError
-from regauge.cli.output import form_of, show_status
+from regauge.cli.output import form_of, show_status, tell, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.storage.checkpoints.memory_limit import size_text
@@ -43,8 +43,10 @@ def run(options: Canonicalize) -> None:
         # What acts goes tensor by tensor, so that the canonical network is never in memory as a whole.
         pieces = move_pieces(checkpoint, found.symmetry, element)
         job.write(pieces, lambda path: save_alignment(alignment, path, overwrite=True))
-    print(rg.canonical.canonical_manifold(found.symmetry))
-    print(f"written: {options.output} and {alignment_path(options.output).name}")
+    manifold = rg.canonical.canonical_manifold(found.symmetry)
+    spheres = [{"count": one.count, "dimension": one.dim, "label": one.label} for one in manifold.spheres]
+    tell(manifold, spheres=spheres, left=list(manifold.left))
+    tell_written(options.output, alignment_path(options.output))
 
 
 def _require_memory(job: FileJob) -> None:

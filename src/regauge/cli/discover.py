@@ -1,7 +1,10 @@
 """`regauge discover`: the symmetry of a model as a table, verified, and as JSON."""
 
+import json
+
 from regauge.cli.models import trace_model
 from regauge.cli.options import Discover
+from regauge.cli.output import tell, tell_written
 from regauge.cli.transformers_models import Values
 from regauge.storage.checkpoints.writing import require_writable, save_text
 
@@ -13,11 +16,12 @@ def run(options: Discover) -> None:
     values: Values = "never" if options.meta else "if small"
     found = trace_model(options.model, options.inputs, values=values, verify=not options.skip_verification)
     symmetry = found.symmetry
-    print(symmetry)
+    order, dimension = symmetry.log10_order, symmetry.dimension
+    tell(symmetry, symmetry=json.loads(symmetry.to_json()), log10_order=order, dimension=dimension)
     if options.skip_verification:
-        print("\nnot verified: --skip-verification")
+        tell("\nnot verified: --skip-verification")
     elif found.was_meta:
-        print("\nnot verified: the model has no values (meta device); verify a smaller one of the same architecture")
+        tell("\nnot verified: the model has no values (meta device); verify a smaller one of the same architecture")
     if options.output is not None:
         save_text(symmetry.to_json() + "\n", options.output)
-        print(f"\nwritten: {options.output}")
+        tell_written(options.output)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.cli.options import Line, UsageError
-from regauge.cli.output import LOSSES, print_table, require_pictures, show_progress, write_picture
+from regauge.cli.output import LOSSES, require_pictures, show_progress, tell, tell_table, write_picture
 from regauge.cli.tasks import Judged, dtype_of, read, task_on, with_reset
 from regauge.connect import Path
 from regauge.core.params import Params
@@ -41,10 +41,10 @@ def run(options: Line) -> None:
             return values
 
         curve = rg.line(a, b, evaluate, points=options.points, path=path, prepare=judged.task.prepare)
-    print_table(curve.table)
-    print(curve)
+    tell_table("table", curve.table)
+    tell(curve, barrier=curve.barrier, raw_barrier=curve.raw_barrier, auc=curve.auc)
     if judged.task.prepare is not None:
-        print("between the ends the statistics of batch normalization were recomputed from these data")
+        tell("between the ends the statistics of batch normalization were recomputed from these data")
     if options.output is not None:
         from regauge.report.figures import line_figure
 
@@ -58,7 +58,7 @@ def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path,
     if options.path == "geodesic":
         symmetry = judged.symmetry
         manifold = rg.canonical.canonical_manifold(symmetry)
-        print(
+        tell(
             f"both networks were brought to scales of one, which changes no function; on the way there are:\n{manifold}"
         )
         return rg.connect.Geodesic(manifold), [rg.canonicalize(p, symmetry, parts=("scale",)) for p in judged.networks]
@@ -95,7 +95,7 @@ def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
     )
     part = max(1, len(losses) // 10)
     data = options.train or "the data that it is judged by"
-    print(
+    tell(
         f"trained for {options.steps} steps on {data}: mean loss of a batch somewhere on the path "
         f"{fmean(losses[:part]):.4g} in the first {part} steps, {fmean(losses[-part:]):.4g} in the last"
     )

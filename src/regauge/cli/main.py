@@ -21,7 +21,11 @@ def main(args: Sequence[str] | None = None) -> None:
     options = parse(args)
     _tell()
     try:
-        import_module(f"regauge.cli.{type(options).__name__.lower()}").run(options)  # imports torch
+        name = type(options).__name__.lower()
+        command = import_module(f"regauge.cli.{name}")  # imports torch
+        as_json = getattr(getattr(options, "command", options), "json", False)
+        with import_module("regauge.cli.output").report(name, as_json=as_json):
+            command.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -13,7 +13,7 @@ from regauge.cli.assemble import Request, assemble
 from regauge.cli.options import Merge, UsageError
 from regauge.cli.provenance import provenance_of
 from regauge.cli.recipe import run_recipe
-from regauge.cli.streaming import configure, method_of, read_job, show_memory, show_plan, show_work
+from regauge.cli.streaming import configure, method_of, read_job, show_memory, show_plan, show_work, tell_merged
 from regauge.cli.tasks import matching_task
 from regauge.merging.assembly import Part
 from regauge.merging.merge_record import card_path
@@ -74,10 +74,7 @@ def run(options: Merge) -> None:
                 overwrite=job.overwrite,
                 provenance=job.provenance,
             )
-    for report in result.record.reports:
-        print(report)
-    print(result.record.card)
-    print(f"written: {options.output} and {card_path(options.output).name}")
+    tell_merged(result.record, options.output)
 
 
 def _unite(options: Merge, rule: Rule, folders: tuple[Path, ...]) -> None:

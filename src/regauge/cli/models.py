@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
-from regauge.cli.output import show_status
+from regauge.cli.output import show_status, tell
 from regauge.cli.tracing import Traced, trace_once
 from regauge.cli.transformers_models import Values, build_folder
 from regauge.cli.user_code import users_code
@@ -145,7 +145,7 @@ def trace_model(
 
     found = trace_once(text, options, [values, verify], trace)
     if found.is_known:
-        print(f"the symmetry of {text} is known from an earlier run (--retrace finds it anew)")
+        tell(f"the symmetry of {text} is known from an earlier run (--retrace finds it anew)")
     return found
 
 

@@ -47,6 +47,7 @@ Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]
 Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]
 Loss = Literal["cross-entropy", "mse"]
+Json = Annotated[bool, arg(help="Print the report as one JSON object, unrounded; docs/interoperation.md describes it.")]
 
 
 class UsageError(Exception):
@@ -103,6 +104,7 @@ class Discover:
     skip_verification: bool = False
     """Do not apply random elements and compare the outputs (in float64)."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+    json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,7 @@ class Matching:
     seed: Seed = 0
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
     written: Annotated[Written, arg(name="")] = Written()
+    json: Json = False
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
     are read in sweeps over their files: matching looks at weights then, and networks are combined tensor by tensor."""
@@ -220,6 +223,7 @@ class Canonicalize:
     checkpoint, in float64, must fit."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
     written: Annotated[Written, arg(name="")] = Written()
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -238,6 +242,7 @@ class Apply:
     """Undo the alignment instead."""
     overwrite: Overwrite = False
     written: Annotated[Written, arg(name="")] = Written()
+    json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +257,7 @@ class Judging:
     outputs: tuple[str, ...] = ()
     """Name of the model's output that is compared with the targets, for example logits; the first where left out."""
     overwrite: OverwriteAll = False
+    json: Json = False
 
 
 @dataclass(frozen=True)

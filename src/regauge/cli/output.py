@@ -1,9 +1,18 @@
-"""What commands show and leave behind: progress on the standard error, tables, and pictures with their numbers."""
+"""What commands show and leave behind: progress on the standard error, reports, and pictures with their numbers.
+
+A command tells sentences and tables together with the facts in them. They are printed as they come, or the facts are
+collected into one JSON object that is printed at the end.
+"""
 
 import csv
 import io
+import json
+import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +35,72 @@ UNLIMITED = 10_000
 ESTIMATE_SECONDS = 600
 """The estimate of the time left looks at the steps of these last seconds."""
 STDERR = Console(stderr=True)
+FORMAT, VERSION = "regauge.report", 1
+_FACTS: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
+"""The facts of a report that becomes JSON."""
 
 
-def print_table(rows: Sequence[Mapping[str, float | str]], title: str | None = None, *, decimals: int = 4) -> None:
-    """Print rows under the names of the first one, texts on the left."""
+@contextmanager
+def report(command: str, *, as_json: bool) -> Iterator[None]:
+    """Print what a command tells until the context ends, or print one JSON object when it ends well.
+
+    With JSON, whatever else is printed goes to the standard error.
+    """
+    if not as_json:
+        yield
+        return
+    facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, "command": command}
+    token = _FACTS.set(facts)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+        print(json.dumps(_plain(facts), indent=1, ensure_ascii=False, allow_nan=False))
+    finally:
+        _FACTS.reset(token)
+
+
+def tell(text: object, /, **facts: Any) -> None:
+    """Print a text, or take its facts into the report: lists of one name are joined, texts without facts are notes."""
+    known = _FACTS.get()
+    if known is None:
+        print(text)
+        return
+    for name, value in (facts or {"notes": [str(text).strip()]}).items():
+        known[name] = [*known[name], *value] if isinstance(known.get(name), list) else value
+
+
+def tell_written(*paths: Path) -> None:
+    """Tell which files or folders a command wrote."""
+    first, *others = paths
+    tell(" and ".join([f"written: {first}", *(path.name for path in others)]), written=[str(path) for path in paths])
+
+
+def tell_table(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    title: str | None = None,
+    *,
+    decimals: int = 4,
+    digits: int | None = None,
+) -> None:
+    """Tell rows under the names of the first one: with so many decimals, or digits in all; unrounded in JSON.
+
+    Args:
+        name: Of the table in JSON.
+        rows: Of equal names; one without a name is the label of its row, `name` in JSON.
+        title: Printed above it.
+        decimals: Of numbers in the printed table.
+        digits: Of numbers in the printed table, instead of decimals.
+    """
+    if _FACTS.get() is not None:
+        tell("", **{name: [{key or "name": value for key, value in row.items()} for row in rows]})
+        return
+    style = f".{decimals}f" if digits is None else f".{digits}g"
     table = Table(box=None, pad_edge=False, title=title)
     for name, value in rows[0].items():
         table.add_column(name, justify="left" if isinstance(value, str) else "right")
     for row in rows:
-        table.add_row(*(f"{value:.{decimals}f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*(_cell(value, style) for value in row.values()))
     show(table)
 
 
@@ -61,7 +127,7 @@ def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Pat
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
     table = save_text(text.getvalue(), path.with_suffix(".csv"))
-    print(f"written: {path} and {table.name}")
+    tell_written(path, table)
 
 
 def form_of(options: Written) -> Form:
@@ -105,3 +171,22 @@ def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Ite
             return advance
 
         yield begin
+
+
+def _cell(value: Any, style: str) -> str:
+    return format(value, style) if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value ready for JSON, without rounding; numbers that JSON does not have are null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return str(value)

@@ -5,7 +5,7 @@ from math import inf
 
 import regauge as rg
 from regauge.cli.options import Plane, UsageError
-from regauge.cli.output import LOSSES, print_table, require_pictures, show_status, write_picture
+from regauge.cli.output import LOSSES, require_pictures, show_status, tell, tell_table, write_picture
 from regauge.cli.tasks import Judged, read
 
 LABELS = ("A", "B", "C")
@@ -29,9 +29,9 @@ def run(options: Plane) -> None:
         for j, x in enumerate(found.xs.tolist())
     ]
     best = grid[int(found.values["loss"].nan_to_num(nan=inf).argmin())]
-    print_table([*networks, best | {"network": f"least of {len(found.ys)} x {len(found.xs)}"}])
+    tell_table("table", [*networks, best | {"network": f"least of {len(found.ys)} x {len(found.xs)}"}])
     if judged.task.prepare is not None:
-        print("everywhere but at the three the statistics of batch normalization were recomputed from these data")
+        tell("everywhere but at the three the statistics of batch normalization were recomputed from these data")
     from regauge.report.figures import plane_figure
 
     values = found.values[options.metric].numpy()

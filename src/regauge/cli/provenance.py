@@ -6,7 +6,7 @@ from typing import Any
 
 from regauge.storage.checkpoints.provenance import Input, Provenance
 
-WITHOUT_EFFECT = ("output", "memory", "resume", "overwrite", "dry_run", "retrace")
+WITHOUT_EFFECT = ("output", "memory", "resume", "overwrite", "dry_run", "retrace", "json")
 """Options that leave the values of the output alone."""
 
 

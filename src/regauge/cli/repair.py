@@ -6,7 +6,7 @@ from dataclasses import replace
 import regauge as rg
 from regauge.alignment.streamed.job import open_job
 from regauge.cli.options import Repair, UsageError
-from regauge.cli.output import form_of, print_table, show_status
+from regauge.cli.output import form_of, show_status, tell, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.tasks import read
 from regauge.core.interpolation import distance, mean, shares_of
@@ -45,7 +45,8 @@ def run(options: Repair) -> None:
             before = rg.connect.variance_collapse(merged, judged.model.module, endpoints, inputs, weights=shares)
             result = rg.repair(merged, judged.model.module, endpoints, inputs, weights=shares).params
             after = rg.connect.variance_collapse(result, judged.model.module, endpoints, inputs, weights=shares)
-        print_table(
+        tell_table(
+            "variances",
             [
                 {"layer": old.layer, "units": old.units, "merged": old.ratio, "repaired": new.ratio}
                 for old, new in zip(before.table, after.table, strict=True)
@@ -57,9 +58,9 @@ def run(options: Repair) -> None:
         with show_status("recomputing statistics"):
             result = rg.reset_batchnorm(merged, judged.model.module, inputs)
     rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
-    print_table([{"": label, **judged.task.evaluate(params)} for label, params in rows])
+    tell_table("networks", [{"": label, **judged.task.evaluate(params)} for label, params in rows])
     job.write(result)
-    print(f"written: {options.output}")
+    tell_written(options.output)
 
 
 def _warn(merged: Params, endpoints: Sequence[Params], shares: Sequence[float]) -> None:
@@ -67,7 +68,7 @@ def _warn(merged: Params, endpoints: Sequence[Params], shares: Sequence[float]) 
     off = distance(merged, mean(endpoints, shares))
     spread = max(distance(endpoints[0], end) for end in endpoints)
     if off > FAR * spread:
-        print(
+        tell(
             f"note: the mean of the endpoints is {off:.4g} away from the merged checkpoint, and they are up to "
             f"{spread:.4g} apart; where they were aligned for merging, give them aligned, or say --align"
         )

@@ -11,10 +11,11 @@ from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
 from regauge.cli.models import Networks, compare_files, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
-from regauge.cli.output import form_of, print_table, show_progress, show_status
+from regauge.cli.output import form_of, show_progress, show_status, tell, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.transformers_models import Values
 from regauge.core.progress import Progress, no_progress
+from regauge.merging.merge_record import MergeRecord, card_path
 from regauge.storage.checkpoints.alignments import alignment_label, alignment_path
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
 
@@ -76,29 +77,58 @@ def show_plan(streamed: StreamedJob) -> None:
     for (tensors, values, groups, signs), (name, *others) in alike.items():
         label = f"{len(others) + 1} like that of {name}" if others else f"that of {name}"
         chosen = f"{groups}" + (f", signs of {signs} spread" if signs else "")
-        rows.append({"working sets": label, "tensors": f"{tensors}", "values": f"{values:,}", "groups chosen": chosen})
-    print_table(rows)
+        rows.append({"working sets": label, "tensors": tensors, "values": values, "groups chosen": chosen})
+    tell_table("working_sets", rows)
     spread = ", ".join(f"{name} ({plan.symmetry[name].size})" for name in plan.spread)
-    print(f"\ngroups chosen after each sweep: {spread or 'none, everything fits'}")
+    tell(f"\ngroups chosen after each sweep: {spread or 'none, everything fits'}", spread=list(plan.spread))
     if plan.loose:
-        print(f"read in pieces: {', '.join(plan.loose[:4])}{' ...' if len(plan.loose) > 4 else ''}")
-    print(f"read in each sweep: {size_text(plan.sweep_bytes)}")
+        names = f"{', '.join(plan.loose[:4])}{' ...' if len(plan.loose) > 4 else ''}"
+        tell(f"read in pieces: {names}", read_in_pieces=list(plan.loose))
+    tell(f"read in each sweep: {size_text(plan.sweep_bytes)}", sweep_bytes=plan.sweep_bytes)
     already = f", {size_text(plan.held)} of them already" if plan.held else ""
-    print(f"memory held at once, above the interpreter: at most {size_text(plan.peak)}{already}")
+    tell(
+        f"memory held at once, above the interpreter: at most {size_text(plan.peak)}{already}",
+        memory_bytes=plan.peak,
+        held_bytes=plan.held,
+    )
     show_output(streamed.job)
 
 
 def show_memory(job: FileJob) -> None:
-    """Print what will be read, held and written where the networks are read as a whole."""
-    print(f"read, as a whole: {size_text(sum(one.nbytes for one in job.checkpoints))}")
-    print(f"memory held at once, above the interpreter: about {size_text(job.nbytes)}; everything fits")
+    """Tell what will be read, held and written where the networks are read as a whole."""
+    nbytes = sum(one.nbytes for one in job.checkpoints)
+    tell(f"read, as a whole: {size_text(nbytes)}", read_bytes=nbytes)
+    held = f"memory held at once, above the interpreter: about {size_text(job.nbytes)}; everything fits"
+    tell(held, memory_bytes=job.nbytes)
     show_output(job)
 
 
 def show_output(job: FileJob) -> None:
-    """Print what will be written."""
-    written, files = sum(shard.nbytes for shard in job.shards), len(job.shards)
-    print(f"written: {files} file{'s' * (files > 1)} of {size_text(written)} in all: {job.out}")
+    """Tell what will be written."""
+    nbytes, count = sum(shard.nbytes for shard in job.shards), len(job.shards)
+    tell(
+        f"written: {count} file{'s' * (count > 1)} of {size_text(nbytes)} in all: {job.out}",
+        files=[{"file": shard.file, "bytes": shard.nbytes} for shard in job.shards],
+    )
+
+
+def tell_merged(record: MergeRecord, out: Path) -> None:
+    """Tell what was merged, and where it is."""
+    for line in record.reports:
+        tell(line, alignments=[line])
+    tell(record.card, record=record)
+    tell_written(out, card_path(out))
+
+
+def facts_of(result: rg.Result[Any]) -> dict[str, Any]:
+    """How an alignment went."""
+    return {
+        "initial": result.initial,
+        "objective": result.objective,
+        "history": result.history,
+        "starts": result.starts,
+        "is_converged": result.is_converged,
+    }
 
 
 def method_of(options: Matching) -> Method:

@@ -13,7 +13,7 @@ import torch
 from regauge.cli import zoo_populations
 from regauge.cli.models import call_factory, describe_inputs
 from regauge.cli.options import ExampleInputs, UsageError
-from regauge.cli.output import print_table, show_progress, show_status
+from regauge.cli.output import show_progress, show_status, tell, tell_table
 from regauge.cli.zoo_options import (
     Zoo,
     ZooAlign,
@@ -73,14 +73,17 @@ def train(options: ZooTrain) -> None:
 def info(options: ZooInfo) -> None:
     """Print what a store holds."""
     store = Store.open(options.store)
-    print(f"{options.store}: {words(store)}")
+    counts = {"networks": len(store), "shards": len(store.shards), "values": store.architecture.size}
+    tell(f"{options.store}: {words(store)}", store=str(options.store), **counts)
     size = sum(shard.size for shard in store.shards)
     kept = store.storage or "as they are"
-    print(f"{len(store.shards)} shards, {size / 2**20:.1f} MiB; {store.architecture.size} values each, kept {kept}")
+    shards = f"{len(store.shards)} shards, {size / 2**20:.1f} MiB"
+    tell(f"{shards}; {store.architecture.size} values each, kept {kept}", bytes=size, kept=kept)
     if store.about:
-        print(f"about: {json.dumps(store.about)}")
-    print_table([{"column": name, "values": text} for name, text in store.rows.summary().items()])
-    print("its symmetry is not known" if store.symmetry is None else store.symmetry)
+        tell(f"about: {json.dumps(store.about)}", about=store.about)
+    tell_table("columns", [{"column": name, "values": text} for name, text in store.rows.summary().items()])
+    known = None if store.symmetry is None else json.loads(store.symmetry.to_json())
+    tell("its symmetry is not known" if store.symmetry is None else store.symmetry, symmetry=known)
 
 
 def import_(options: ZooImport) -> None:

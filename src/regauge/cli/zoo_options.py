@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from regauge.cli.options import BATCHES_HELP, Loss, Output, Seed
+from regauge.cli.options import BATCHES_HELP, Json, Loss, Output, Seed
 
 ON_HELP = (
     "Where the networks are trained: here, in this process; processes or processes:4 of this machine; dask or dask:4, "
@@ -63,6 +63,7 @@ class ZooInfo:
     """Print what a store holds: networks, columns, symmetry, bytes."""
 
     store: StoreFolder
+    json: Json = False
 
 
 @dataclass(frozen=True)
