@@ -86,6 +86,12 @@ def one(names: str, where: str, expected: str) -> None:
         add(where, expected, **{name: partial(_unary, getattr(ops, name))})
 
 
+def _but_four(h: Tensor) -> Tensor:
+    """The four largest of six units, the others masked."""
+    chosen = torch.zeros_like(h).scatter(-1, h.topk(4, -1).indices, 1)
+    return h.masked_fill(~chosen.bool(), -torch.inf)
+
+
 def _unary(op: Any, m: "Between", h: Tensor, g: Tensor) -> Any:
     return op(h)
 
@@ -333,6 +339,10 @@ add(
     argmax_of_all=lambda m, h, g: h.exp().sum(1) * g.argmax(),
     sort=lambda m, h, g: h.sort(-1).values,
     topk=lambda m, h, g: h.topk(2, -1).values,
+    topk_as_a_set=lambda m, h, g: h.topk(3, -1, sorted=False).values.sum(-1),
+    topk_of_those_left=lambda m, h, g: m.p(6, 4)[_but_four(h).topk(3, -1, sorted=False).indices].sum(2),
+    overwritten=lambda m, h, g: m.p(6, 4)[h.scatter(-1, h.argmax(-1, keepdim=True), -torch.inf).argmax(-1)],
+    positions_together=lambda m, h, g: m.p(6, 4)[torch.cat([h.topk(2, -1).indices, h.topk(1, -1).indices], -1)],
     topk_indices=lambda m, h, g: m.p(6, 4)[h.topk(2, -1).indices],
     argsort=lambda m, h, g: m.p(6, 4)[h.argsort(-1)],
     sort_both=lambda m, h, g: torch.gather(g, -1, h.sort(-1).indices) * h.sort(-1, descending=True).values,

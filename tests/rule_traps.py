@@ -229,6 +229,56 @@ def topk_unsorted(m: Any, x: Tensor) -> Any:
     return torch.topk(h, 5, -1, sorted=False).values
 
 
+def set_first(m: Any, x: Tensor) -> Any:
+    return m.table[m.router(x).topk(3, -1, sorted=False).indices[:, 0]]
+
+
+def set_weighted(m: Any, x: Tensor) -> Any:
+    return (m.fc1(x).topk(4, -1, sorted=False).values * m.ph).sum(-1)
+
+
+def set_summed_up(m: Any, x: Tensor) -> Any:
+    return m.fc1(x).topk(5, -1, sorted=False).values.cumsum(-1).relu().sum(-1)
+
+
+def set_of_other_rows(m: Any, x: Tensor) -> Any:
+    return m.fc1(x).topk(5, -1, sorted=False).values.mean(0).exp().sum(-1)
+
+
+def set_halves(m: Any, x: Tensor) -> Any:
+    return m.fc1(x).topk(6, -1, sorted=False).values.unflatten(-1, (2, 3)).sum(-1).exp().sum(-1)
+
+
+def set_crossed(m: Any, x: Tensor) -> Any:
+    one, two = (layer(x).topk(4, -1, sorted=False).values for layer in (m.fc1, m.router))
+    return (one * two).sum(-1)
+
+
+def left(m: Any, x: Tensor, count: int, fill: float) -> Tensor:
+    """Scores of which all but the largest are masked."""
+    h = m.router(x)
+    chosen = torch.zeros_like(h).scatter(-1, h.topk(count, -1).indices, 1)
+    return h.masked_fill(~chosen.bool(), fill)
+
+
+def too_few_left(m: Any, x: Tensor) -> Any:
+    return m.table[left(m, x, 1, -torch.inf).topk(2, -1).indices].sum(1)
+
+
+def filled_between(m: Any, x: Tensor) -> Any:
+    return m.table[left(m, x - 3, 2, 0.0).topk(2, -1).indices].sum(1)
+
+
+def overwritten_too_often(m: Any, x: Tensor) -> Any:
+    h = m.router(x)
+    return m.table[h.scatter(-1, h.topk(2, -1).indices, -torch.inf).topk(3, -1).indices].sum(1)
+
+
+def equal_sums_of_blocks(m: Any, x: Tensor) -> Any:
+    h = m.router(x).relu().view(-1, 2, 2).sum(-1)
+    return m.table.view(2, 2, 3)[h.topk(1, -1).indices[:, 0]].sum(1)
+
+
 def scalar_softmax(m: Any, x: Tensor) -> Any:
     return m.head(m.fc1(x)) * m.scalar.softmax(0) * m.scalar.sum(0)
 
@@ -542,6 +592,25 @@ def expert_topk(m: Any, x: Tensor) -> Any:
         h = torch.einsum("thd,td->th", m.e3[i[:, j]], x).relu()
         y = y + torch.einsum("toh,th->to", m.d3[i[:, j]], h) * w[:, j : j + 1]
     return y
+
+
+def set_attended(m: Any, x: Tensor) -> Any:
+    values = fn.linear(x, m.q).topk(5, -1, sorted=False).values
+    return ((x @ x.mT) @ values).exp().sum(-1)
+
+
+def set_of_experts(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    w, i = fn.linear(x, m.kk).softmax(-1).topk(2, -1, sorted=False)
+    h = torch.einsum("tkhd,td->tkh", m.e3[i], x).relu()
+    return (torch.einsum("tkoh,tkh->tko", m.d3[i], h) * w[..., None]).sum(1)
+
+
+def set_of_experts_and_the_first(m: Any, x: Tensor) -> Any:
+    x = x[:, 0]
+    w, i = fn.linear(x, m.kk).softmax(-1).topk(2, -1, sorted=False)
+    h = torch.einsum("tkhd,td->tkh", m.e3[i], x).relu()
+    return (torch.einsum("tkoh,tkh->tko", m.d3[i], h) * w[:, :1, None]).sum(1)
 
 
 def expert_topk_crossed(m: Any, x: Tensor) -> Any:
@@ -925,6 +994,16 @@ ROWS: tuple[Forward, ...] = (
     copy_int2,
     half,
     topk_unsorted,
+    set_first,
+    set_weighted,
+    set_summed_up,
+    set_of_other_rows,
+    set_halves,
+    set_crossed,
+    too_few_left,
+    filled_between,
+    overwritten_too_often,
+    equal_sums_of_blocks,
     scalar_softmax,
     inf_sin,
     item_input,
@@ -980,6 +1059,9 @@ TOKENS: tuple[Forward, ...] = (
     zero_weights,
     zero_state,
     expert_topk,
+    set_attended,
+    set_of_experts,
+    set_of_experts_and_the_first,
     expert_topk_crossed,
     expert_tokens_mixed,
     expert_tokens_cumsum,

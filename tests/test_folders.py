@@ -1,6 +1,8 @@
 """Folders of many families of transformers through the command line: what is written loads and computes the same."""
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,14 +11,20 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
-from folder_cases import CASES, first_tensor  # noqa: E402
+from folder_cases import CASES, MIXTURES, first_tensor  # noqa: E402
 
+import regauge as rg  # noqa: E402
 from regauge.cli.main import main  # noqa: E402
 from regauge.cli.models import load_module  # noqa: E402
 from regauge.storage.checkpoints.checkpoint import Checkpoint  # noqa: E402
 
-QUICK = ("vit", "mixtral", "gpt neox")
+QUICK = ("vit", "mixtral", "gpt neox", "deepseek v3")
 """Tensors that are renamed, stacked and split; the other families are slow together."""
+
+
+def in_suite(names: Collection[str]) -> list[Any]:
+    """Cases of which all but a few are slow."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +39,7 @@ def outputs(model: torch.nn.Module, folder: str) -> Tensor:
         return first_tensor(model(*example.inputs, **(example.kwargs or {})))
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize("name", in_suite(CASES))
 def test_aligned_folders_load_and_compute_the_same(name: str) -> None:
     """The output has the files, names, shapes and dtypes of B, a clean load report, and B's outputs to rounding."""
     case = CASES[name]
@@ -40,7 +48,7 @@ def test_aligned_folders_load_and_compute_the_same(name: str) -> None:
     main(["align", "one", "two", "-o", "aligned"])
     loaded, report = type(two).from_pretrained("aligned", output_loading_info=True)
     assert not any(report.values()), report
-    expected = outputs(two, "two")
+    expected = outputs(type(two).from_pretrained("two").eval(), "two")
     assert float((outputs(loaded.eval(), "two") - expected).abs().max()) < 1e-5 * float(expected.abs().max())
     source, written = Checkpoint.open("two"), Checkpoint.open("aligned")
     assert [(n, t.file.name, t.shape, t.dtype) for n, t in source.stored.items()] == [
@@ -50,3 +58,17 @@ def test_aligned_folders_load_and_compute_the_same(name: str) -> None:
     for file in {t.file for t in written.stored.values()}:
         with safe_open(file, "pt") as opened:
             assert opened.metadata()["format"] == "pt"
+
+
+@pytest.mark.parametrize("name", in_suite(MIXTURES))
+def test_experts_and_their_hidden_units_are_reordered(name: str) -> None:
+    """A folder's mixture is traced such that nothing of it is frozen: experts move, and units within each of them."""
+    MIXTURES[name].save(Path("one"), 0)
+    config = Path("one/config.json").read_bytes()
+    main(["discover", "one", "-o", "found.json"])
+    found = rg.Symmetry.from_json(Path("found.json").read_text(encoding="utf-8"))
+    assert not found.unknown
+    on_experts = [g for g in found.groups if any("expert" in p.parameter for p in g.placements)]
+    experts = {g.name for g in on_experts if g.is_permuted and any(p.axis == 0 for p in g.placements)}
+    assert any(g.is_permuted and experts & set(g.within) for g in on_experts), str(found)
+    assert Path("one/config.json").read_bytes() == config

@@ -14,6 +14,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.discovery.angles import free_angles
 from regauge.discovery.emit import frozen_axes, groups_of
 from regauge.discovery.interpret import Pass, interpret
+from regauge.discovery.open_orders import find_sensitive
 from regauge.discovery.registry import leaves_as_operators, registered_rules
 from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
@@ -109,11 +110,15 @@ def trace_and_record(
 
 def _run(program: Program) -> Pass:
     unrolled: frozenset[tuple[str, int]] = frozenset()
-    for _ in range(MAX_PASSES):
-        result = interpret(program, unrolled, registered_rules())
-        if result.builder.requests <= unrolled:
+    sensitive: frozenset[str] = frozenset()
+    for k in range(2 * MAX_PASSES):
+        result = interpret(program, unrolled, registered_rules(), sensitive)
+        orders, requests = result.builder.orders, result.builder.requests if k < MAX_PASSES else frozenset()
+        found = find_sensitive(orders, result.builder.records)
+        if requests <= unrolled and not found:
             break
-        unrolled |= result.builder.requests
+        unrolled |= requests
+        sensitive |= found if k < MAX_PASSES else frozenset(one.node for one in orders)
     return result
 
 

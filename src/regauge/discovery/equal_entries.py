@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from regauge.discovery.operators import SAME, VIEWS, operator_name, shape_of, words
+from regauge.discovery.operators import SAME, VIEWS, argument, operator_name, shape_of, words
 
 INJECTIVE = SAME | words(
     "sigmoid tanh log_sigmoid log log2 log10 log1p exp exp2 expm1 softplus elu selu celu leaky_relu silu gelu mish abs "
@@ -45,11 +45,13 @@ class EqualEntries:
         if node.op in ("placeholder", "get_attr"):
             return False
         name, shape = operator_name(node), shape_of(node)
-        if name == "getitem":
-            return self.may_tie(node.args[0], dim if shape_of(node.args[0]) in ((), shape) else None)
         if dim is not None and shape:
             dim %= len(shape)
         is_last = dim is not None and dim == len(shape) - 1
+        if is_last and not self._may_tie_across(node):
+            return False
+        if name == "getitem":
+            return self.may_tie(node.args[0], dim if shape_of(node.args[0]) in ((), shape) else None)
         if name == "linear" or name in LAYERS:
             if is_last:
                 return name == "linear" and self._lacks_bias(node) and self._may_agree(node)
@@ -74,6 +76,28 @@ class EqualEntries:
         if name in MOVES:
             return self.may_tie(node.args[0], _before(node, dim))
         return True
+
+    def _may_tie_across(self, node: Node) -> bool:
+        """Whether what was chosen or summed of blocks of an axis may be equal, the blocks along the last axis."""
+        name = operator_name(node)
+        first = node.args[0] if node.args else None
+        if name == "getitem" and node.args[1] == 0 and isinstance(first, Node) and operator_name(first) == "max":
+            name, node, first = "amax", first, first.args[0]
+        if name not in ("sum", "mean", "amax", "amin") or not isinstance(first, Node) or len(node.args) < 2:
+            return True
+        dims = node.args[1] if isinstance(node.args[1], list | tuple) else [node.args[1]]
+        is_kept = len(shape_of(first)) == len(shape_of(node))
+        if list(dims) not in ([-1], [len(shape_of(first)) - 1]) or argument(node, 2, is_kept):
+            return True
+        if operator_name(first) == "getitem" and first.args[1] == 0:
+            order = first.args[0]
+            if not isinstance(order, Node) or operator_name(order) not in ("topk", "sort"):
+                return True
+            first = order.args[0] if argument(order, 2, -1) in (-1, len(shape_of(first)) - 1) else None
+        if not isinstance(first, Node) or operator_name(first) not in ("view", "reshape", "_unsafe_view"):
+            return True
+        blocks, source = shape_of(first), shape_of(first.args[0])
+        return blocks[:-2] != source[:-1] or self.may_tie(first.args[0], -1)
 
     def _lacks_bias(self, node: Node) -> bool:
         return len(node.args) < 3 or node.args[2] is None or self.may_tie(node.args[2], -1)

@@ -14,10 +14,11 @@ from torch.utils import _pytree as pytree
 
 from regauge.discovery.builder import Builder
 from regauge.discovery.equal_entries import EqualEntries
+from regauge.discovery.largest_entries import may_tie_on_top
 from regauge.discovery.laws import Value
 from regauge.discovery.layout import leaf
 from regauge.discovery.movement import Stacked
-from regauge.discovery.operators import COPIES, INLINED, PIECES, Call, NoRuleError, Rule, operator_name
+from regauge.discovery.operators import COPIES, INLINED, PIECES, Call, NoRuleError, Rule, operator_name, words
 from regauge.discovery.rules import RULES
 from regauge.discovery.rules.reductions import sum_of_squares
 from regauge.discovery.trace import Program, TraceError
@@ -34,7 +35,7 @@ ZEROS = {"zeros", "zeros_like", "new_zeros"}
 CONSTANTS = {"ones", "ones_like", "new_ones", "full", "full_like", "new_full", "scalar_tensor"}
 FILLED = ZEROS | CONSTANTS | {"empty_like", "new_empty", "rand_like", "randn_like"}
 KEEPS_ZERO = COPIES | {"slice", "select", "repeat"}
-READS_POSITIONS = COPIES | PIECES | {"expand_as", "embedding", "index", "index_select", "gather", "scatter", "one_hot"}
+READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
 """Operators that move positions about, or look up what they point to; others would use them as numbers."""
 
 
@@ -58,9 +59,14 @@ class Pass:
     values: dict[Node, Value]
 
 
-def interpret(program: Program, unrolled: frozenset[tuple[str, int]], extra: Mapping[str, Rule]) -> Pass:
-    """One pass over a program."""
-    run = _Run(program, Builder(unrolled), extra)
+def interpret(
+    program: Program,
+    unrolled: frozenset[tuple[str, int]],
+    extra: Mapping[str, Rule],
+    sensitive: frozenset[str] = frozenset(),
+) -> Pass:
+    """One pass over a program; axes that are taken apart, and open orders that matter, are known from earlier ones."""
+    run = _Run(program, Builder(unrolled, sensitive), extra)
     run.graph(program.graph, run.placeholders())
     run.finish()
     values = {n: v for n, v in run.values.items() if n.op == "call_function" and isinstance(v, Value)}
@@ -198,7 +204,14 @@ class _Run:
         """Freeze the axis along which entries are compared if their order decides between equal ones."""
         x, dim = call.x, call.arguments.get("dim", -1)
         uses_positions = call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
-        if call.name in COMPARES and uses_positions and isinstance(x, Value) and self.ties.may_tie(node.args[0], dim):
+        if call.name not in COMPARES or not uses_positions or not isinstance(x, Value):
+            return
+        is_top = dim is not None and (call.name in ("max", "argmax") or (call.name == "topk" and call["largest"]))
+        if (
+            may_tie_on_top(self.ties, node.args[0], dim, call.get("k", 1))
+            if is_top
+            else self.ties.may_tie(node.args[0], dim)
+        ):
             dims = range(x.ndim) if dim is None else [dim % x.ndim]
             self.b.freeze(x, dims, f"{call.name}: the order decides between equal entries")
 

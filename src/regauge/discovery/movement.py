@@ -12,6 +12,7 @@ from regauge.discovery import laws as law
 from regauge.discovery import layout as algebra
 from regauge.discovery.laws import Axis, Law, LawOf, Record, Value
 from regauge.discovery.layout import Layout, leaf
+from regauge.discovery.open_orders import OpenOrder
 
 
 class Stacked:
@@ -38,16 +39,20 @@ Moved = TypeVar("Moved", Value, Stacked)
 
 
 class Movement:
-    """The state of one discovery: records so far, and axes that should be taken apart on the next run.
+    """The state of one discovery: records so far, axes that should be taken apart on the next run, and open orders.
 
     Axes that a record does not mention are frozen, so that a rule which forgets something is still sound.
     """
 
-    def __init__(self, unrolled: frozenset[tuple[str, int]] = frozenset()) -> None:
+    def __init__(
+        self, unrolled: frozenset[tuple[str, int]] = frozenset(), sensitive: frozenset[str] = frozenset()
+    ) -> None:
         self.records: list[Record] = []
         self.unknown: dict[str, None] = {}
         self.unrolled = unrolled
         self.requests: set[tuple[str, int]] = set()
+        self.sensitive = sensitive
+        self.orders: list[OpenOrder] = []
         self.op = ""
         self.node = ""
 
@@ -265,6 +270,15 @@ class Movement:
         """A direct sum along one axis."""
         operands = [x for x in operands if x.ndim > 1 or x.shape != (0,)]
         dim %= operands[0].ndim
+        points = [x.index_of for x in operands]
+        sizes = {None if one is None else algebra.size_of(one) for one in points}
+        if None in sizes or len(sizes) > 1:
+            for x in operands:
+                self.settle(x)
+            index_of = None
+        else:
+            index_of = points[0]
+            self.tie(*(one for one in points if one is not None))
         used = self.distinct([self.use(x) for x in operands])
         shape = list(used[0].shape)
         shape[dim] = sum(x.shape[dim] for x in used)
@@ -276,7 +290,7 @@ class Movement:
             else:
                 self.tie(*(x.layouts[k] for x in live))
                 layouts.append(live[0].layouts[k])
-        result = Value(layouts, shape)
+        result = Value(layouts, shape, index_of=index_of)
         # Zeros among the others scale and rotate along with them, but they do not move along with a translation.
         along = law.same if len(live) == len(used) else law.linear
         laws = [along(*(x.axis(k) for x in live), result.axis(k)) for k in range(len(shape)) if k != dim]

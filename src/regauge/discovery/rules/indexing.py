@@ -65,10 +65,12 @@ def gather(b: Builder, call: Call) -> Value:
 
 
 def scatter(b: Builder, call: Call) -> Value:
-    """zeros with src written at index, along one axis that the indices point into."""
+    """src written at index, along one axis that the indices point into: into zeros, or a number among other values."""
     base, positions = call["self"], as_value(b, call["index"])
     dim = call["dim"] % positions.ndim
     source = call.arguments.get("src", call.arguments.get("value"))
+    if isinstance(base, Value) and not base.is_fixed and isinstance(source, int | float):
+        return _overwrite(b, base, positions, dim)
     is_blank = isinstance(base, Value) and base.is_fixed and len(base.uniform) == base.ndim
     points = _points_into(positions, call.shape[dim])
     if not is_blank or points is None:
@@ -92,6 +94,22 @@ def scatter(b: Builder, call: Call) -> Value:
         algebra.freeze(values.layouts[dim], f"{b.op}: ranks")
         tensors.append(values)
     b.record(*laws, *(law.fixed(*(t.axis(k) for t in tensors), result.axis(k)) for k in others))
+    return result
+
+
+def _overwrite(b: Builder, x: Value, positions: Value, dim: int) -> Value:
+    """x with a number at some positions of one of its own axes."""
+    points = _points_into(positions, x.shape[dim])
+    others = [k for k in range(x.ndim) if k != dim]
+    if points is None or any(x.shape[k] != positions.shape[k] for k in others):
+        raise NoRuleError("a scatter at positions that are no choice of units")
+    b.settle(x)
+    b.tie(x.layouts[dim], points)
+    for k in others:
+        b.tie(x.layouts[k], positions.layouts[k])
+    result = Value(x.layouts, x.shape)
+    laws = [law.fixed(positions.axis(k), x.axis(k), result.axis(k)) for k in others]
+    b.record(law.shared(x.axis(dim), result.axis(dim)), law.mixed(positions.axis(dim)), *laws)
     return result
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder, Over
 from regauge.discovery.laws import LawOf, Value
+from regauge.discovery.open_orders import OpenOrder
 from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, ints, named
 
 
@@ -58,18 +59,23 @@ def extremum(b: Builder, call: Call) -> Any:
 
 
 def order(b: Builder, call: Call) -> list[Value]:
-    """sort and topk: ranks have a fixed meaning, and the indices point into the axis that was sorted."""
+    """sort and topk: ranks have a fixed meaning unless they are left open; indices point into the compared axis."""
     x = as_value(b, call.x)
-    if not call.get("sorted", True):
-        raise NoRuleError("an order that is left open")
+    is_open = not call.get("sorted", True)
+    if is_open and b.node in b.sensitive:
+        raise NoRuleError("an order that is left open, and matters")
     dim = call.get("dim", -1) % x.ndim
     results = []
     for k, shape in enumerate(call.shapes):
         is_index = call.name == "argsort" or k == 1
         along = law.compared if is_index else law.positive
-        result = b.carry(x, _without(x, dim), shape, along, ended=law.shared, reason=f"{b.op}: ranks")
+        reason = None if is_open else f"{b.op}: ranks"
+        result = b.carry(x, _without(x, dim), shape, along, ended=law.shared, reason=reason)
         result.index_of = x.layouts[dim] if is_index else None
         results.append(result)
+    if is_open:
+        b.tie(*(result.layouts[dim] for result in results))
+        b.orders.append(OpenOrder(b.node, results[0], dim))
     return results
 
 

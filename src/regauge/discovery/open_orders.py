@@ -1,0 +1,74 @@
+"""Orders that an operator leaves open: which of them it returns must not matter to anything behind it.
+
+`topk` without sorting returns the largest entries in any order, and another one for every token. Its result stands for
+a set if every operator behind it treats the ranks alike, token by token: then the units that were compared may be
+reordered. If one does not, the operator is treated as one without a rule.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from regauge.discovery.laws import Axis, Law, Record, Value
+from regauge.discovery.layout import Atom, leaves
+
+
+class OpenOrder(NamedTuple):
+    """A result whose entries along one axis come in any order: the name of its node, the result, and that axis."""
+
+    node: str
+    value: Value
+    dim: int
+
+
+def find_sensitive(orders: Iterable[OpenOrder], records: Sequence[Record]) -> frozenset[str]:
+    """The nodes of orders that something depends on, once all axes are refined."""
+    every = list(orders)
+    known = Counter(atom for one in every for atom in leaves(one.value.layouts[one.dim]))
+    return frozenset(one.node for one in every if not _is_free(one, known, records))
+
+
+def _is_free(order: OpenOrder, known: Mapping[Atom, int], records: Sequence[Record]) -> bool:
+    """Whether all that is computed of a result stays as it is if its entries are reordered, token by token.
+
+    By induction over the program: every tensor that has ranks is reordered with them, and every other one stays. An
+    operator passes that on if its ranks may be reordered, and if it treats each token by itself. Nothing else has these
+    ranks: parameters lack tokens, and another order is another one.
+    """
+    size = order.value.shape[order.dim]
+    if size == 1:
+        return True
+    (rank, *more) = leaves(order.value.layouts[order.dim])
+    if more or rank.size != size or rank.frozen is not None or known[rank] > 1:
+        return False
+    others = [layout for dim, layout in enumerate(order.value.layouts) if dim != order.dim]
+    tokens = {atom for layout in others for atom in leaves(layout) if atom.size > 1}
+    return rank not in tokens and all(_treats_alike(record, rank, tokens) for record in records)
+
+
+def _treats_alike(record: Record, rank: Atom, tokens: set[Atom]) -> bool:
+    values = {axis.value for law in record for axis in law.axes}
+    ranked = [value for value in values if any(rank in leaves(layout) for layout in value.layouts)]
+    if not ranked:
+        return True
+    if any(law.is_shared and any(rank in _atoms(axis) for axis in law.axes) for law in record):
+        return False
+    for value in ranked:
+        found = [atom for layout in value.layouts for atom in leaves(layout)]
+        if any(found.count(atom) != 1 for atom in (rank, *tokens)):
+            return False
+    first, *rest = ranked
+    return all(_runs_along(record, first, other, atom) for other in rest for atom in tokens)
+
+
+def _runs_along(record: Record, one: Value, other: Value, token: Atom) -> bool:
+    """Whether an operator has an index over the tokens of both tensors, and treats each of them by itself."""
+    return any(not law.is_mixing and _has(law, one, token) and _has(law, other, token) for law in record)
+
+
+def _has(law: Law, value: Value, atom: Atom) -> bool:
+    return any(axis.value is value and atom in _atoms(axis) for axis in law.axes)
+
+
+def _atoms(axis: Axis) -> list[Atom]:
+    return [atom for dim in axis.dims for atom in leaves(axis.value.layouts[dim])]
