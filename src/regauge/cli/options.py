@@ -23,6 +23,11 @@ BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
     "with the arrays inputs and targets; "
 )
+RULE_HELP = (
+    "How the aligned checkpoints are combined; docs/merging.md has the formulas. "
+    + "; ".join(f"{name}: {row.help}" for name, row in RULES.items())
+    + ". Those for task vectors need --base; slerp, karcher and multislerp may have one."
+)
 DATA_HELP = BATCHES_HELP + "for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
 
 if TYPE_CHECKING:
@@ -171,11 +176,7 @@ class Merge(Matching):
     checkpoints: Positional[Checkpoints]
     output: Output
     """Where the merged checkpoint goes, a .safetensors file (the card goes to the same name with .md) or a folder."""
-    rule: RuleName = "average"
-    """How aligned checkpoints are combined; docs/merging.md has the formulas. Means of networks: average, sum, greedy
-    (needs data), slerp (of two), karcher, multislerp. Rules for task vectors, which need --base: task-arithmetic, ties,
-    dare, dare-ties, della, della-linear, breadcrumbs, breadcrumbs-ties, model-stock. The three on spheres may have
-    one."""
+    rule: Annotated[RuleName, arg(help=RULE_HELP)] = "average"
     weights: Settings = ()
     """One for each checkpoint; equal where left out. This and the settings below are numbers, gradients over the depth
     (0,0.5,1), or differ by pieces of names, what holds for all others last (mlp=0.5/attn=0,1/0.3)."""

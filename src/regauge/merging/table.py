@@ -59,32 +59,42 @@ class Row:
 
 RULES = {
     "average": Row("means", "Average", "the weighted mean"),
-    "greedy": Row("means", "GreedySoup", "the mean of those that do not raise the loss"),
+    "greedy": Row("means", "GreedySoup", "the mean of those that do not raise the loss on DATA"),
     "sum": Row("means", "WeightedSum", "the sum with the weights as they are"),
     "passthrough": Row("means", "Passthrough", "one network as it is, or multiplied"),
     "slerp": Row("spheres", "Slerp", "two networks, or their task vectors, along the arc between them"),
     "karcher": Row("spheres", "KarcherMean", "the mean of directions and lengths on the sphere"),
     "multislerp": Row("spheres", "KarcherMean", "the same without iterations", defaults={"steps": 0}),
     "task-arithmetic": Row("vectors", "TaskArithmetic", "the sum of task vectors"),
-    "ties": Row("vectors", "Ties", "the largest entries, and of these the mean of what agrees in sign"),
-    "dare": Row("vectors", "Dare", "entries dropped at random, summed", then="TaskArithmetic"),
+    "ties": Row("vectors", "Ties", "the largest entries of task vectors, the mean of what agrees in sign"),
+    "dare": Row("vectors", "Dare", "task vectors without entries dropped at random, summed", then="TaskArithmetic"),
     "dare-ties": Row(
         "vectors",
         "Dare",
-        "entries dropped at random, the mean of what agrees in sign",
+        "the same, the mean of what agrees in sign",
         then="Ties",
         defaults={"density": 1.0},
     ),
-    "della": Row("vectors", "Della", "small entries dropped more often, the mean of what agrees", then="ElectedMean"),
-    "della-linear": Row("vectors", "Della", "small entries dropped more often, summed", then="TaskArithmetic"),
-    "breadcrumbs": Row("vectors", "Breadcrumbs", "without the largest and smallest entries", then="TaskArithmetic"),
+    "della": Row(
+        "vectors",
+        "Della",
+        "task vectors without entries dropped at random, small ones more often, the mean of what agrees in sign",
+        then="ElectedMean",
+    ),
+    "della-linear": Row("vectors", "Della", "the same, summed", then="TaskArithmetic"),
+    "breadcrumbs": Row(
+        "vectors",
+        "Breadcrumbs",
+        "task vectors without their largest and smallest entries, summed",
+        then="TaskArithmetic",
+    ),
     "breadcrumbs-ties": Row(
         "vectors",
         "Breadcrumbs",
-        "without the largest and smallest entries, the mean of what agrees",
+        "the same, the mean of what agrees in sign",
         then="ElectedMean",
     ),
-    "model-stock": Row("vectors", "ModelStock", "a share of the mean that follows from the angles"),
+    "model-stock": Row("vectors", "ModelStock", "a share of the mean task vector that follows from their angles"),
 }
 """Every rule, by its name on the command line."""
 

@@ -376,8 +376,9 @@ class Della(SparseRule):
         rows = vector.reshape(vector.shape[0] if vector.ndim > 1 else 1, -1)
         width = rows.shape[1]
         order = rows.abs().argsort(dim=1, stable=True)
-        rising = torch.linspace(density - epsilon, density + epsilon, width) if width > 1 else torch.tensor([density])
-        keep = torch.empty_like(rows).scatter_(1, order, rising.to(rows).expand_as(rows))
+        middle = torch.full((1,), density, dtype=rows.dtype)
+        rising = torch.linspace(density - epsilon, density + epsilon, width, dtype=rows.dtype) if width > 1 else middle
+        keep = torch.empty_like(rows).scatter_(1, order, rising.to(rows.device).expand_as(rows))
         return torch.where(target.draw(k, rows) < keep, rows / keep, 0.0).reshape(vector.shape)
 
 
