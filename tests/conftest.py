@@ -19,6 +19,7 @@ if os.environ.get("REGAUGE_CHECK_SHAPES"):
 
 # Tests read data sets from REGAUGE_DATA alone: what a user once downloaded must not change what they do.
 os.environ["REGAUGE_OFFLINE"] = "1"
+os.environ["REGAUGE_DEBUG"] = "1"  # bugs are raised
 os.environ["REGAUGE_CACHE"] = tempfile.mkdtemp(prefix="regauge-tests-")
 atexit.register(shutil.rmtree, os.environ["REGAUGE_CACHE"], ignore_errors=True)
 

@@ -175,6 +175,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.options",
                 "regauge.cli.zoo_options",
                 "regauge.cli.inr_options",
+                "regauge.storage.plain_files",
             }
 
 

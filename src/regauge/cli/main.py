@@ -2,29 +2,44 @@
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
 
 import tyro
 
 from regauge.cli.inr_options import Inr
 from regauge.cli.options import Options, UsageError
 from regauge.cli.zoo_options import Zoo
+from regauge.storage.plain_files import require_plain
 
 DESCRIPTION = "The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."
+DEBUG = "REGAUGE_DEBUG"
+"""The environment variable with which bugs are raised."""
 LOG = logging.getLogger("regauge")
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Parse and run; what the user can mend is one sentence on the standard error and exit code 2."""
-    options = parse(args)
-    _tell()
+    """Parse and run; what the user can mend is one sentence on the standard error and exit code 2.
+
+    Anything else is a bug: it is told as one, with exit code 1, and with `REGAUGE_DEBUG` set it is raised.
+    """
     try:
+        options = parse(args)
+        _tell()
+        _require_plain(options)
         name = type(options).__name__.lower()
-        command = import_module(f"regauge.cli.{name}")  # imports torch
+        with _ending_at_once():
+            command, output = (import_module(f"regauge.cli.{one}") for one in (name, "output"))  # imports torch
         as_json = getattr(getattr(options, "command", options), "json", False)
-        with import_module("regauge.cli.output").report(name, as_json=as_json):
+        with output.report(name, as_json=as_json):
             command.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -34,8 +49,47 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(141)
     except (UsageError, ValueError, KeyError, OSError, ImportError) as error:  # ImportError: an extra is missing
         LOG.debug("the command failed", exc_info=True)
-        print(f"regauge: {sentence(error)}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(sentence(error))
+    except Exception as error:
+        if _is_out_of_memory(error):
+            _refuse("there is not enough memory for that; allow less with --memory where there is it, or free some")
+        if os.environ.get(DEBUG):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}: {sentence(error)}"
+        _refuse(f"this is a bug, please report it with the command ({where}); {DEBUG}=1 shows more", code=1)
+
+
+@contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """An interrupt ends the process at once: code that is imported may take it for an error of its own."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if is_main else None
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+
+
+def _refuse(text: str, code: int = 2) -> NoReturn:
+    print(f"regauge: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an error is Python's, or torch's, about memory."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)[:300].lower())
+
+
+def _require_plain(options: object) -> None:
+    """Refuse pipes and the like, and names that are not UTF-8, wherever the options name something that is there."""
+    for value in vars(options).values():
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, str | Path):
+                require_plain(one)
+            elif is_dataclass(one):
+                _require_plain(one)
 
 
 class _Sentences(logging.Handler):
@@ -71,6 +125,9 @@ def parse(args: Sequence[str] | None = None) -> Options | Zoo | Inr:
 
 
 def sentence(error: BaseException) -> str:
-    """The message of an error without the quotes that `str(KeyError(...))` adds, on one line."""
+    """The message of an error on one line, without the quotes of `str(KeyError(...))` or the number of an OSError."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        names = [repr(os.fspath(name)) for name in (error.filename, error.filename2) if name is not None]
+        text = f"{' -> '.join(names)} cannot be used: {error.strerror[:1].lower()}{error.strerror[1:]}"
     return " ".join(text.split()) or type(error).__name__

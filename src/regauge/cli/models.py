@@ -161,7 +161,14 @@ def read_symmetry(path: Path) -> rg.Symmetry:
     """The symmetry that `regauge discover -o` wrote."""
     if not path.is_file():
         raise UsageError(f"there is no symmetry {str(path)!r}; `regauge discover MODEL -o {path.name}` writes one")
-    return rg.Symmetry.from_json(path.read_text(encoding="utf-8"))
+    try:
+        return rg.Symmetry.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        reason = "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise UsageError(
+            f"{str(path)!r} is no symmetry ({reason}); `regauge discover MODEL -o {path.with_suffix('.json').name}` "
+            "writes one"
+        ) from error
 
 
 def load_model(text: str, options: ExampleInputs, *, values: Values = "if small") -> Model:

@@ -83,7 +83,7 @@ def _origin_of(folder: Path, options: ExampleInputs, settings: Any) -> dict[str,
     """All that the symmetry of a folder's model depends on; None if that is not known."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     registry = sys.modules.get("regauge.discovery.registry")
     if not isinstance(config, dict) or any(setting in config for setting in INCOMPLETE) or not _is_released():

@@ -21,6 +21,7 @@ from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import Check, away, exact_probe, relative_change
 from regauge.core.symmetry_text import render
+from regauge.core.typed_json import require_fields
 
 
 @dataclass(frozen=True)
@@ -321,6 +322,10 @@ class Symmetry:
             ValueError: The text is not a symmetry, or is of a newer version.
         """
         groups, rest = symmetry_text.read(text)
+        require_fields({name: value for name, value in rest.items() if name != "groups"}, cls, "the symmetry")
+        negative = [name for name, shape in rest.get("shapes", {}).items() if any(length < 0 for length in shape)]
+        if negative:
+            raise ValueError(f"the shape of {negative[0]!r} is {rest['shapes'][negative[0]]}, which is none")
         frozen = tuple(Frozen(*row) for row in rest.get("frozen", ()))
         known = {field.name: rest[field.name] for field in fields(cls)[1:] if field.name in rest}
         return cls(groups, **{**known, "frozen": frozen})

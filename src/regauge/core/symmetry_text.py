@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from regauge.core.groups import Frozen, Group, Placement
+from regauge.core.typed_json import require_fields
 
 
 def render(
@@ -84,13 +85,30 @@ def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
 def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
     """Read what `write` wrote: the groups, and all fields with tuples for lists."""
     document = _tuples(read_versioned(text, FORMAT, VERSION))
+    shapes = document.get("shapes", {})
     try:
         groups = tuple(
             Group(**{**g, "placements": tuple(Placement(**p) for p in g["placements"])}) for g in document["groups"]
         )
-    except (KeyError, TypeError) as error:
+        for group in groups:
+            require_fields({**vars(group), "placements": ()}, Group, f"group {group.name!r}")
+            for place in group.placements:
+                require_fields(vars(place), Placement, f"a placement of group {group.name!r}")
+                _require_place(group, place, shapes)
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a group or placement of this symmetry is malformed: {error}") from error
     return groups, document
+
+
+def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a ValueError unless a placement is on an axis of a parameter with a known shape."""
+    if place.parameter not in shapes:
+        raise ValueError(f"group {group.name!r} acts on {place.parameter!r}, of which 'shapes' has no shape")
+    if not 0 <= place.axis < len(shapes[place.parameter]):
+        raise ValueError(f"group {group.name!r} acts on axis {place.axis} of {place.parameter!r}, which it has not")
+    is_apart = place.stride > 0 or (place.stride == 0 and group.size == 1)
+    if place.start < 0 or group.size < 0 or not is_apart or any(size < 1 for size, _ in place.repeats):
+        raise ValueError(f"group {group.name!r} has a negative size, or no place for its units on {place.parameter!r}")
 
 
 def read_versioned(text: str, form: str, version: int) -> dict[str, Any]:
@@ -102,7 +120,7 @@ def read_versioned(text: str, form: str, version: int) -> dict[str, Any]:
     name = form.rpartition(".")[2]
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"this is not JSON ({error}); give the text that `to_json` wrote") from error
     if not isinstance(document, dict) or document.get("format") != form:
         article = "an" if name[0] in "aeiou" else "a"

@@ -4,7 +4,6 @@ Files are read with plain reads into a small buffer and never mapped, so that no
 memory.
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -26,9 +25,12 @@ from regauge.storage.checkpoints.location import locate, shards_of, split_sum
 from regauge.storage.checkpoints.quantized import GGUF, refusal, require_unquantized
 from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, round_to, save
+from regauge.storage.plain_files import read_json, require_plain
 
 PIECE = 1 << 20
 """Bytes that are read at once; they stay in the cache until they are converted."""
+POINTER = b"version https://git-lfs"
+"""The first bytes of what Git leaves in the place of a large file."""
 
 
 @dataclass
@@ -89,6 +91,7 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         if isinstance(path, Checkpoint):
             return path
+        require_plain(path)
         parts = split_sum(str(path))
         if parts is not None:
             return cls.open(parts[0])._changed_by(Path(parts[1]))
@@ -337,8 +340,12 @@ def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
 
 def _read(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Params | None]:
     """The tensors of one file and the strings in its header; values too where they cannot be read one by one."""
+    require_plain(file)
     with file.open("rb") as stream:
-        if stream.read(len(GGUF)) == GGUF:
+        begin = stream.read(len(POINTER))
+        if begin == POINTER:
+            raise ValueError(f"{str(file)!r} stands for a file in Git LFS; run `git lfs pull` to fetch the file itself")
+        if begin.startswith(GGUF):
             raise ValueError(refusal(str(file), "a GGUF file", "gguf"))
     if file.suffix == SUFFIX:
         try:
@@ -363,5 +370,5 @@ def index_metadata(checkpoint: Checkpoint) -> dict[str, object]:
     """What the index of a sharded checkpoint says about it; empty for other checkpoints."""
     if not checkpoint.path.name.endswith(".index.json"):
         return {}
-    found = json.loads(checkpoint.path.read_text(encoding="utf-8")).get("metadata")
+    found = read_json(checkpoint.path).get("metadata")
     return found if isinstance(found, dict) else {}

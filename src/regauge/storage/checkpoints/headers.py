@@ -33,6 +33,8 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 """Names of dtypes in headers."""
+PACKED = ("F4", "F6_E2M3", "F6_E3M2")
+"""Names of dtypes of which several values share bytes."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PROVENANCE = "regauge"
 """The string that says where a file comes from; it is not copied to files that are made of it."""
@@ -74,15 +76,23 @@ def read_header(file: Path) -> Header:
     try:
         header = json.loads(text)
         metadata = header.pop("__metadata__", {})
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata are not all strings")
         tensors, end = {}, 0
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            if entry["dtype"] in PACKED:
+                raise ValueError(f"{name!r} is {entry['dtype']}, codes of a quantized network: dequantize it first")
             if entry["dtype"] not in DTYPES:
                 raise ValueError(f"{name!r} has dtype {entry['dtype']}, and only {', '.join(DTYPES)} can be read")
             dtype, shape, begin = DTYPES[entry["dtype"]], tuple(entry["shape"]), end
+            if not all(type(length) is int and 0 <= length < 1 << 63 for length in shape):
+                raise ValueError(f"{name!r} has shape {list(shape)}, which is none")
             end += dtype.itemsize * math.prod(shape)
             if entry["data_offsets"] != [begin, end]:
                 raise ValueError(f"the place of {name!r} does not fit its shape")
             tensors[name] = StoredTensor(name, file, dtype, shape, start + begin, end - begin)
+    except RecursionError as error:
+        raise ValueError("its header is malformed: it is nested too deeply") from error
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"its header is malformed: {type(error).__name__} {error}") from error
     if start + end != size:

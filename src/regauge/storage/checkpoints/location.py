@@ -1,11 +1,11 @@
 """Where checkpoints lie: in a file, in shards with an index, in a folder, or as the sum of a base and an adapter."""
 
-import json
 from pathlib import Path
 
 from regauge.storage.checkpoints.adapters import CONFIG, is_adapter
 from regauge.storage.checkpoints.adapters import FILES as ADAPTER_FILES
-from regauge.storage.checkpoints.state_dicts import shorten
+from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES, shorten
+from regauge.storage.plain_files import read_json
 
 FOLDER_FILES = (
     "model.safetensors.index.json",
@@ -34,23 +34,32 @@ def shards_of(index: Path) -> dict[str, str]:
         ValueError: It is no index, or it names files outside its own folder.
     """
     try:
-        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files: dict[str, str] = read_json(index)["weight_map"]
         shards = list(dict.fromkeys(files.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{str(index)!r} is not the index of a sharded checkpoint: it lacks a 'weight_map' from parameter names "
             "to files"
         ) from error
-    strange = [shard for shard in shards if not isinstance(shard, str) or Path(shard).name != shard]
+    if not shards:
+        raise ValueError(f"{str(index)!r} names no tensors; it was cut off, or is of an empty network")
+    strange = [shard for shard in shards if not _is_name(shard)]
     if strange:
         raise ValueError(f"{str(index)!r} names shards outside its own folder ({shorten(strange)}); they are not read")
-    absent = [shard for shard in shards if not (index.parent / shard).exists()]
+    absent = [shard for shard in shards if (index.parent / shard).is_dir() or not (index.parent / shard).exists()]
     if absent:
         raise FileNotFoundError(
             f"{str(index)!r} names shards that are not there: {shorten(absent)} "
             f"({len(absent)} of {len(shards)}); put them beside it"
         )
     return files
+
+
+def _is_name(shard: object) -> bool:
+    """Whether it can be the name of a file of weights beside an index."""
+    if not isinstance(shard, str) or "\0" in shard:
+        return False
+    return Path(shard).name == shard and shard.endswith((".safetensors", *TORCH_SUFFIXES))
 
 
 def split_sum(path: str) -> tuple[str, str] | None:

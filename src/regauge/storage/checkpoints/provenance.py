@@ -156,7 +156,7 @@ def read_provenance(path: str | Path) -> dict[str, Any] | None:
             main = locate(path)
             text = read_header(main).metadata.get(PROVENANCE, "") if main.suffix == SUFFIX else ""
         found = json.loads(text) if text else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and "command" in found else None
 

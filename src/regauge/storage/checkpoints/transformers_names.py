@@ -5,10 +5,10 @@ values, and every entry is followed.
 """
 
 import inspect
-import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from regauge.storage.checkpoints.conversion import Blank, Conversion, conversion
 from regauge.storage.checkpoints.converted import Converted
 from regauge.storage.checkpoints.rearranging import RearrangementError, Rearranging
 from regauge.storage.checkpoints.state_dicts import shorten
+from regauge.storage.plain_files import require_plain
 
 CONFIG = "config.json"
 
@@ -36,25 +37,24 @@ def find_factory(folder: Path) -> Callable[[], Any]:
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: The configuration is none that transformers knows.
+        ValueError: The configuration is none that transformers knows, or no model can be built from it.
     """
     import transformers
 
-    try:
+    require_plain(folder / CONFIG)
+    with _configured(folder, "is no configuration that transformers knows"):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{str(folder / CONFIG)!r} is no configuration that transformers knows: {error}") from error
     if getattr(config, "use_cache", False):
         config.use_cache = False  # It is not part of the function of the weights, and tracing it costs a second export.
     names = getattr(config, "architectures", None) or []
-    named = getattr(transformers, names[0], None) if names else None
+    named = getattr(transformers, str(names[0]), None) if names else None
     automatic: Any = transformers.AutoModel
     first = partial(named, config) if named else partial(automatic.from_config, config)
     try:
         stored = _blanks(Checkpoint.open(folder))
     except (FileNotFoundError, ValueError):
         return first
-    with torch.device("meta"):
+    with _configured(folder, "is a configuration from which no model can be built"), torch.device("meta"):
         module = first()
     if not find_conversion(stored, module)[1]:
         return first
@@ -65,6 +65,15 @@ def find_factory(folder: Path) -> Callable[[], Any]:
         if not strange and not _lacking(conversion, module):
             return partial(other, config)
     return first
+
+
+@contextmanager
+def _configured(folder: Path, what: str) -> Iterator[None]:
+    """Code of transformers that runs on a configuration, whose values may break it anywhere."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{str(folder / CONFIG)!r} {what}: {type(error).__name__}: {error}") from error
 
 
 def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:

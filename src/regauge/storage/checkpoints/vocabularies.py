@@ -13,6 +13,7 @@ from typing import Any
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.provenance import DESCRIBING, IN_FOLDER
 from regauge.storage.checkpoints.state_dicts import shorten
+from regauge.storage.plain_files import read_json
 
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special_tokens_map", "added_tokens")
 """How the names of files begin that say what the tokens are."""
@@ -134,8 +135,8 @@ def _different_settings(first: Path, second: Path) -> list[str]:
     if not ((first / CONFIG).is_file() and (second / CONFIG).is_file()):
         return []
     try:
-        one, two = (json.loads((folder / CONFIG).read_text(encoding="utf-8")) for folder in (first, second))
-    except ValueError:
+        one, two = (dict(read_json(folder / CONFIG)) for folder in (first, second))
+    except (ValueError, TypeError):  # told by who builds the model
         return []
     keys = [key for key in sorted({*one, *two}) if key not in HISTORY and one.get(key) != two.get(key)]
     return [f"{CONFIG} ({', '.join(keys)})"] if keys else []
@@ -169,5 +170,5 @@ def _is_same(first: Path | None, second: Path | None) -> bool:
         return one == two
     try:
         return bool(json.loads(one) == json.loads(two))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
