@@ -90,6 +90,23 @@ def test_a_chain_can_be_followed() -> None:
     assert origin("again.safetensors")["ancestors"][merged["provenance"]] == first
 
 
+def test_info_follows_the_chain(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*MERGE, "-o", "merged.safetensors"])
+    main(["align", "merged.safetensors", "moved.safetensors", "--model", "m.py:model", "-o", "last.safetensors"])
+    capsys.readouterr()
+    main(["info", "last.safetensors", "--tensors"])
+    said = capsys.readouterr().out
+    assert "last.safetensors: 9 tensors of 100 values (1 int64, 99 float32)" in said
+    assert "header: kept = yes" in said
+    digest = hashlib.sha256(Path("a.safetensors").read_bytes()).hexdigest()[:12]
+    assert f"      checkpoints a.safetensors: `a.safetensors` {digest}" in said
+    assert "3.weight" in said
+    main(["info", "last.safetensors", "--provenance"])
+    assert json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""])) == origin("last.safetensors")
+    main(["info", "a.safetensors"])
+    assert "it does not say" in capsys.readouterr().out
+
+
 def test_what_is_no_provenance_is_none() -> None:
     assert read_provenance("a.safetensors") is None
     assert read_provenance("nothing") is None

@@ -17,6 +17,8 @@ from regauge.storage.checkpoints.provenance import hash_file, read_provenance
 
 transformers = pytest.importorskip("transformers")
 
+from folder_cases import CASES  # noqa: E402
+
 LAYERS = 3
 SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "max_position_embeddings": 16}
 Params = Mapping[str, Tensor]
@@ -235,6 +237,22 @@ def test_layers_are_stacked_and_the_result_loads() -> None:
     model, report = transformers.AutoModelForCausalLM.from_pretrained("out", output_loading_info=True)
     assert not any(report.values())
     assert model.config.num_hidden_layers == 4
+
+
+@pytest.mark.parametrize("name", ["deepseek v3", "gpt neox", "mixtral"])
+def test_stacks_of_other_families_are_refused_or_load(name: str) -> None:
+    """Names that files have otherwise than modules; DeepSeek's first layer is of another kind than the others."""
+    model = CASES[name].save(Path("a"), 0, shard="4KB")
+    slices = "".join(f"  - sources: [{{model: a, layer_range: [0, {end}]}}]\n" for end in (1, 2))
+    Path("r.yml").write_text(f"merge_method: passthrough\nslices:\n{slices}")
+    if name == "deepseek v3":
+        with pytest.raises(SystemExit):
+            main(["merge", "--recipe", "r.yml", "-o", "out"])
+        assert not Path("out").exists()
+        return
+    main(["merge", "--recipe", "r.yml", "-o", "out"])
+    _, report = type(model).from_pretrained("out", output_loading_info=True)
+    assert not any(report.values()), report
 
 
 def test_slices_are_merged_by_depth_within_the_slice() -> None:

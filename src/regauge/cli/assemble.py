@@ -31,10 +31,12 @@ from regauge.merging.tokens import TokenPlan
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.converted import Converted
 from regauge.storage.checkpoints.form import Form
+from regauge.storage.checkpoints.headers import StoredTensor
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
 from regauge.storage.checkpoints.provenance import Provenance
 from regauge.storage.checkpoints.staging import Staging, require_place
 from regauge.storage.checkpoints.state_dicts import match
+from regauge.storage.checkpoints.transformers_names import expected_of, name_for
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, require_writable, save_text
 
 Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]
@@ -152,7 +154,7 @@ def assemble(options: Merge, request: Request) -> None:
         if config is not None:
             if request.layers:
                 config.keep_layers(request.layers)
-                _require_model(config, parts)
+                _require_model(config, parts, networks[0])
             beside[CONFIG] = config.content
         shards = _shards(networks[0], parts, options.output, is_whole=not request.layers)
         if staging is None:
@@ -272,12 +274,21 @@ def _shards(first: Checkpoint, parts: Mapping[str, Part], out: Path, *, is_whole
     return Form(shard_size=first.form.shard_size or max(one.nbytes for one in known)).layout([whole], "model")
 
 
-def _require_model(config: Configuration, parts: Mapping[str, Part]) -> None:
+def _require_model(config: Configuration, parts: Mapping[str, Part], like: Checkpoint) -> None:
     """Refuse a result that is not what its configuration says."""
-    state = config.build()
-    if all(name in state for name in parts):
-        blank = {name: torch.empty(part.spec.shape, device="meta") for name, part in parts.items()}
-        match(blank, state, "the result of these slices", "the model of its configuration")
+    stored = {
+        name: StoredTensor(name, like.path, part.spec.dtype, part.spec.shape, 0, part.spec.nbytes)
+        for name, part in parts.items()
+    }
+    module = config.module
+    try:
+        result = name_for(Checkpoint("the result", like.path, stored, {like.path: {}}), module)
+        match(result.on_meta(), expected_of(module, result), "the result", "a model with these layers")
+    except ValueError as error:
+        reason = str(error).partition("; give the checkpoint")[0]
+        raise UsageError(
+            f"these slices are no network of one architecture: {reason}; keep layers of a kind in place"
+        ) from error
 
 
 def _stamp(file: Path) -> list[int]:

@@ -246,6 +246,17 @@ class Apply:
     json: Json = False
 
 
+@dataclass(frozen=True)
+class Info:
+    """Say what a checkpoint is: tensors, dtypes, sizes, the strings in its header, and where it comes from."""
+
+    checkpoint: Checkpoint
+    tensors: bool = False
+    """List every tensor with its shape and dtype."""
+    provenance: bool = False
+    """Print all that is known of where it comes from, as JSON."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judging:
     """How networks are run and judged; shared by the commands that look at what lies between them."""
@@ -347,4 +358,4 @@ class Reproduce:
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
 
 
-Options = Demo | Discover | Align | Merge | Canonicalize | Apply | Line | Plane | Repair | Reproduce
+Options = Demo | Discover | Align | Merge | Canonicalize | Apply | Info | Line | Plane | Repair | Reproduce
