@@ -1,53 +1,57 @@
 """`regauge info`: what a checkpoint is, and where it comes from."""
 
-import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
 from regauge.cli.options import Info
-from regauge.cli.output import print_table
+from regauge.cli.output import tell, tell_table
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.memory_limit import size_text
 from regauge.storage.checkpoints.provenance import read_provenance, summarize
 
 
 def run(options: Info) -> None:
-    """Print a table of the tensors, or of their dtypes, the strings in the header, and the provenance."""
+    """Tell the tensors, or how many values of which dtypes there are, the strings in the header, and the provenance."""
     with Checkpoint.open(options.checkpoint) as checkpoint:
         stored = list(checkpoint.stored.values())
         files = len(checkpoint.metadata)
         header = dict(checkpoint.header)
     if options.tensors:
         rows = [{"tensor": t.name, "shape": str(list(t.shape)), "dtype": _short(t.dtype)} for t in stored]
-        print_table(rows)
-    values = sum(prod(one.shape) for one in stored)
-    dtypes = Counter(dict.fromkeys(dict.fromkeys(_short(one.dtype) for one in stored), 0))
+        tell_table("tensors", rows)
+    counts: Counter[str] = Counter()
     for one in stored:
-        dtypes[_short(one.dtype)] += prod(one.shape)
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in dtypes.items())
-    size = size_text(sum(one.nbytes for one in stored))
-    print(f"{options.checkpoint}: {len(stored)} tensors of {values:,} values ({kinds}), {size} in {files} files")
+        counts[_short(one.dtype)] += prod(one.shape)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+    nbytes = sum(one.nbytes for one in stored)
+    tell(
+        f"{options.checkpoint}: {len(stored)} tensors of {counts.total():,} values ({kinds}), {size_text(nbytes)} in "
+        f"{files} file{'s' * (files > 1)}",
+        checkpoint=str(options.checkpoint),
+        values=dict(counts),
+        nbytes=nbytes,
+        files=files,
+        header=header,
+    )
     for name, text in header.items():
-        print(f"header: {name} = {text if len(text) < 100 else text[:97] + '...'}")
+        tell(f"header: {name} = {text if len(text) < 100 else text[:97] + '...'}", header=header)
     found = read_provenance(options.checkpoint)
     if found is None:
-        print("where it comes from: it does not say")
-    elif options.provenance:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        tell("where it comes from: it does not say", provenance=None)
     else:
-        _show(found, dict(found.get("ancestors", {})), "")
+        tell("\n".join(_lines(found, dict(found.get("ancestors", {})), "")), provenance=found)
 
 
-def _show(document: Mapping[str, Any], ancestors: dict[str, Any], indent: str) -> None:
-    """Print a provenance, and below each input its own, once."""
+def _lines(document: Mapping[str, Any], ancestors: dict[str, Any], indent: str) -> Iterator[str]:
+    """A provenance, and below each input its own, once."""
     (title, _), *facts = summarize(document)
-    print(f"{indent}{title}")
+    yield f"{indent}{title}"
     for (what, hashes), one in zip(facts, document["inputs"], strict=True):
-        print(f"{indent}  {what}: {hashes}")
+        yield f"{indent}  {what}: {hashes}"
         if one.get("provenance") in ancestors:
-            _show(ancestors.pop(one["provenance"]), ancestors, indent + "    ")
+            yield from _lines(ancestors.pop(one["provenance"]), ancestors, indent + "    ")
 
 
 def _short(dtype: object) -> str:

@@ -253,8 +253,7 @@ class Info:
     checkpoint: Checkpoint
     tensors: bool = False
     """List every tensor with its shape and dtype."""
-    provenance: bool = False
-    """Print all that is known of where it comes from, as JSON."""
+    json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
