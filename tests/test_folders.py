@@ -1,6 +1,8 @@
 """Folders of many families of transformers through the command line: what is written loads and computes the same."""
 
-from collections.abc import Collection
+import json
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
-from folder_cases import CASES, MIXTURES, first_tensor  # noqa: E402
+from folder_cases import CASES, MIXTURES, FolderCase, first_tensor  # noqa: E402
 
 import regauge as rg  # noqa: E402
 from regauge.cli.main import main  # noqa: E402
 from regauge.cli.models import load_module  # noqa: E402
-from regauge.storage.checkpoints.checkpoint import Checkpoint  # noqa: E402
+from regauge.core.params import Params  # noqa: E402
+from regauge.storage.checkpoints.checkpoint import Checkpoint, load  # noqa: E402
+from regauge.storage.checkpoints.writing import save  # noqa: E402
 
 QUICK = ("vit", "mixtral", "gpt neox", "deepseek v3")
 """Tensors that are renamed, stacked and split; the other families are slow together."""
@@ -72,3 +76,63 @@ def test_experts_and_their_hidden_units_are_reordered(name: str) -> None:
     experts = {g.name for g in on_experts if g.is_permuted and any(p.axis == 0 for p in g.placements)}
     assert any(g.is_permuted and experts & set(g.within) for g in on_experts), str(found)
     assert Path("one/config.json").read_bytes() == config
+
+
+def old_norms(params: Params) -> Params:
+    names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    return {next((n.replace(a, b) for a, b in names.items() if a in n), n): t for n, t in params.items()}
+
+
+def with_positions(params: Params) -> Params:
+    return {f"bert.{n}": t for n, t in params.items()} | {"bert.embeddings.position_ids": torch.arange(32)[None]}
+
+
+BERT = CASES["bert"]
+OLD: dict[str, tuple[FolderCase, str, Callable[[Params], Params]]] = {
+    "names of norms": (BERT, "BertForMaskedLM", old_norms),
+    "a prefix, and a buffer": (replace(BERT, model="BertModel"), "BertModel", with_positions),
+    "another head": (replace(BERT, model="BertForPreTraining"), "BertForMaskedLM", dict),
+    "tied, stored twice": (
+        CASES["llama tied"],
+        "LlamaForCausalLM",
+        lambda params: params | {"lm_head.weight": params["model.embed_tokens.weight"]},
+    ),
+    "frequencies": (
+        CASES["llama"],
+        "LlamaForCausalLM",
+        lambda params: params | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.rand(2)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_what_from_pretrained_understands_is_understood(name: str) -> None:
+    """B has old names or more tensors than its class; the output has the same, and no head is left behind."""
+    case, used, change = OLD[name]
+    case.save(Path("one"), 0)
+    case.save(Path("two"), 1)
+    for folder in ("one", "two"):
+        config = json.loads(Path(folder, "config.json").read_text())
+        Path(folder, "config.json").write_text(json.dumps(config | {"architectures": [used]}))
+    save(change(load("two")), "two/model.safetensors", overwrite=True, metadata={"format": "pt"})
+    main(["align", "one", "two", "-o", "aligned"])
+    assert list(Checkpoint.open("aligned")) == list(Checkpoint.open("two"))
+    before, after = (getattr(transformers, case.model).from_pretrained(f).eval() for f in ("two", "aligned"))
+    expected = outputs(before, "two")
+    assert float((outputs(after, "two") - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+    main(["apply", "aligned", "two", "-o", "again"])
+    for tensor, other in zip(load("again").values(), load("aligned").values(), strict=True):
+        torch.testing.assert_close(tensor, other)
+
+
+def test_tensors_that_no_class_has_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """They may depend on what is moved, and nothing says how."""
+    case = CASES["llama"]
+    for seed, folder in enumerate(("one", "two")):
+        case.save(Path(folder), seed)
+    strange = {"model.layers.0.adapter.weight": torch.rand(16, 16)}
+    save(load("two") | strange, "two/model.safetensors", overwrite=True, metadata={"format": "pt"})
+    with pytest.raises(SystemExit):
+        main(["align", "one", "two", "-o", "aligned"])
+    assert "two has 'model.layers.0.adapter.weight', which LlamaForCausalLM lacks" in capsys.readouterr().err
+    assert not Path("aligned").exists()

@@ -1,5 +1,7 @@
 """The model of a Hugging Face folder, with inputs on which it can be traced."""
 
+import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,9 @@ EXPERTS = "batched_mm"
 """Of the ways in which transformers computes experts, the one whose operators and shapes depend on no values."""
 TOKENS = 8
 """Length of the example sentence of a language model."""
+
+MARKS = ("image_token_id", "image_token_index")
+"""How configurations name the token in the place of which features of an image are put."""
 
 Values = Literal["never", "if small", "always"]
 """Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
@@ -51,38 +56,79 @@ def _traceable(module: nn.Module) -> nn.Module:
 
 
 def example_inputs(module: nn.Module, config: Any) -> dict[str, Tensor]:
-    """Small inputs for a transformers model, from what its configuration says about them."""
+    """Small inputs for a transformers model, from its configuration and what it is known to read.
+
+    Of several that a model might take, images with their text before text alone, those are chosen that it runs on.
+    """
+    candidates = list(_candidates(module, config))
+    for kwargs in candidates[:-1]:
+        try:
+            with torch.no_grad():
+                module(**kwargs)
+        except Exception:
+            continue
+        return kwargs
+    return candidates[-1]
+
+
+def _candidates(module: nn.Module, config: Any) -> Iterator[dict[str, Tensor]]:
+    """Inputs that a model may take, the ones that reach most of its weights first."""
     device = next(module.parameters()).device
     generator = torch.Generator().manual_seed(0)
+    main, known = getattr(module, "main_input_name", "input_ids"), inspect.signature(module.forward).parameters
 
-    def tokens() -> Tensor:
+    def tokens(count: int = TOKENS) -> Tensor:
         vocabulary = _setting(config, "vocab_size", 16)
-        return torch.randint(3, max(4, vocabulary), (2, TOKENS), generator=generator).to(device)
+        return torch.randint(3, max(4, vocabulary), (2, count), generator=generator)
 
     def noise(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
+        return torch.randn(shape, generator=generator)
 
-    main = getattr(module, "main_input_name", "input_ids")
-    kwargs: dict[str, Tensor] = {}
-    if main == "pixel_values" or hasattr(config, "vision_config"):
-        size = _setting(config, "image_size", 224)
-        sides = size if isinstance(size, list | tuple) else (size, size)
-        kwargs["pixel_values"] = noise(2, _setting(config, "num_channels", 3), *sides)
-    if main == "input_features":
-        frames = 2 * _setting(config, "max_source_positions", 1500)
-        kwargs["input_features"] = noise(1, _setting(config, "num_mel_bins", 80), frames)
-    if main == "input_values":
-        kwargs["input_values"] = noise(1, 4000)
-    if main == "input_ids":
-        kwargs["input_ids"] = tokens()
-    if not kwargs:
+    size, channels = _setting(config, "image_size", 224), _setting(config, "num_channels", 3)
+    sides = size if isinstance(size, list | tuple) else (size, size)
+    bins, positions = _setting(config, "num_mel_bins", 80), _setting(config, "max_source_positions", 1500)
+    length, values = _setting(config, "context_length", 32), _setting(config, "num_input_channels", 1)
+    makers: dict[str, Callable[[], Tensor]] = {
+        "pixel_values": lambda: noise(2, channels, *sides),
+        "pixel_values_videos": lambda: noise(2, _setting(config, "num_frames", 4), channels, *sides),
+        "input_features": lambda: noise(1, bins, 2 * positions),
+        "input_values": lambda: noise(1, 4000),
+        "past_values": lambda: noise(2, length, values),
+        "input_ids": tokens,
+    }
+    if main in known and main not in makers:
         raise UsageError(
             f"{type(module).__name__} takes {main!r}, for which no example is known; write a factory that returns "
             "(module, (), {...}), or say --input-shape"
         )
-    if getattr(config, "is_encoder_decoder", False):
-        kwargs["decoder_input_ids"] = tokens()
-    return kwargs
+    has_images = hasattr(config, "vision_config") and "pixel_values" in known
+    first = ["pixel_values"] * has_images + [main] * (main in known)
+    decoder = ["decoder_input_ids"] * (getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in known)
+    kwargs = {name: makers[name]().to(device) for name in first} | {name: tokens().to(device) for name in decoder}
+    if has_images and "input_ids" in known:
+        marked = _marked_tokens(module, config, kwargs["pixel_values"], tokens())
+        if marked is not None:
+            yield kwargs | {"input_ids": marked.to(device)}
+        yield kwargs | {"input_ids": tokens().to(device)}
+    yield kwargs
+    if has_images and "input_ids" in known:
+        yield {"input_ids": tokens().to(device)}
+
+
+def _marked_tokens(module: nn.Module, config: Any, images: Tensor, text: Tensor) -> Tensor | None:
+    """Text behind as many marks as an image has features, for models that put the features in their places."""
+    mark = next((v for n in MARKS if (v := getattr(config, n, None)) is not None), None)
+    model: Any = module
+    if mark is None or not hasattr(module, "get_image_features"):
+        return None
+    try:
+        with torch.no_grad():
+            found = model.get_image_features(images)
+    except Exception:
+        return None
+    found = getattr(found, "pooler_output", found)
+    shapes = [one.shape for one in found] if isinstance(found, list | tuple) else [found.shape[-2:]]
+    return torch.cat([torch.full((len(text), shapes[0][-2]), int(mark)), text], 1)
 
 
 def _setting(config: Any, name: str, default: Any) -> Any:

@@ -166,7 +166,7 @@ def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> tuple[Con
         else:
             made[target] = (stored[names[0]].shape, whole(names[0], stored[names[0]].numel))
     ignored = _ignored(model)
-    strange = [name for name, target in extra.items() if not ignored(name, target)]
+    strange = [name for name, target in extra.items() if not (_is_inert(stored[name]) or ignored(name, target))]
     return conversion_of(stored, {name: made[name] for name in state if name in made}, tuple(extra)), strange
 
 
@@ -182,6 +182,11 @@ def _run(
     except (RearrangementError, RuntimeError, ValueError, IndexError, AttributeError) as error:
         operations = ", ".join(map(repr, converter.operations))
         raise ValueError(f"{target!r} is made of {shorten(names, 2)} by {operations}: {error}") from error
+
+
+def _is_inert(blank: Blank) -> bool:
+    """Whether a tensor has nothing that can be moved: a number, or a mask."""
+    return not blank.shape or blank.dtype == torch.bool
 
 
 def _ignored(model: Any) -> Callable[[str, str], bool]:
