@@ -10,12 +10,12 @@ from torch import Tensor
 
 from regauge.alignment.joint import Dictionaries, JointView, require_dictionaries
 from regauge.alignment.method import Method
-from regauge.alignment.methods.activation_matching import MixedMatching
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
 from regauge.alignment.streamed.job import Network, align_job, open_job, plan_job
+from regauge.alignment.table import METHODS
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -139,7 +139,8 @@ def align(
             return align_job(plan_job(job, symmetry, method, task), progress)
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     if method is None:
-        method = WeightMatching() if task is None else MixedMatching()
+        # Methods that look at activations import discovery, which takes longer than aligning small networks.
+        method = WeightMatching() if task is None else METHODS["mixed"].load()()
     view, (a, b) = _view(method, (params_a, params_b), symmetry, POPULATIONS)
     found = method.match(Problem(batch_of_one(a), batch_of_one(b), view.symmetry, task, generator)).item(0)
     result = replace(

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 Floats = NDArray[np.float64]
@@ -172,4 +171,6 @@ def _search(reduced: Float[Tensor, "problem target source"]) -> Int[Tensor, "pro
 
 
 def _scipy(cost: Floats) -> NDArray[np.int64]:
+    from scipy.optimize import linear_sum_assignment  # Importing it takes longer than aligning small networks.
+
     return np.asarray(linear_sum_assignment(cost)[1], dtype=np.int64)
