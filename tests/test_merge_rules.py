@@ -15,7 +15,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge import Params, Symmetry
-from regauge.merging import RULES, ElectedMean, Rule, Setting, TaskArithmetic
+from regauge.merging import RULES, Breadcrumbs, Dare, Della, ElectedMean, Rule, Setting, TaskArithmetic, Ties
 from regauge.merging.rule import Target, draw_seed
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save
@@ -409,6 +409,21 @@ def test_settings_of_a_rule_may_differ_from_tensor_to_tensor() -> None:
 def test_settings_that_make_no_sense_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         RULES[name].build(**settings)
+
+
+def test_what_is_kept_and_how_it_is_added_are_two_choices() -> None:
+    networks, base = networks_of(CASES[-1])
+    twice = Breadcrumbs(0.9, 0.05, Ties(0.5))
+    merged = rg.merge(networks, NOTHING, rule=twice, base=base).params
+    assert base is not None
+    for name, start in base.items():
+        vectors = [between((one[name] - start).numpy(), 0.9, 0.05) for one in networks]
+        vectors = [between(vector, 0.5, 0) for vector in vectors]
+        expected = start.numpy() + elected(vectors, [1 / 3] * 3, 1.0, is_normalized=True)
+        np.testing.assert_allclose(merged[name].numpy(), expected, rtol=0, atol=1e-12)
+    for make in (lambda: Dare(0.5, Dare(0.5)), lambda: Della(0.5, 0.1, Dare(0.5))):
+        with pytest.raises(ValueError, match="drops entries at random, as the rule does that it is to follow"):
+            make()
 
 
 def test_what_does_not_fit_a_rule_is_refused() -> None:

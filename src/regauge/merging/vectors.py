@@ -265,6 +265,7 @@ class Breadcrumbs(SparseRule):
         """Densities and shares of outliers are as many as the networks, or one."""
         target.numbers(self.density, count)
         target.numbers(self.gamma, count)
+        self.rule.check(target, count)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
         """The entries between."""
@@ -292,6 +293,7 @@ class Dare(SparseRule):
     def __post_init__(self) -> None:
         meaning = "the probability of an entry to be dropped, in [0, 1)"
         require_numbers("drop", self.drop, lambda x: 0 <= x < 1, meaning)
+        require_certain(self.rule)
 
     @property
     def is_random(self) -> bool:
@@ -343,6 +345,7 @@ class Della(SparseRule):
         require_density(self.density)
         meaning = "how far probabilities differ from the density, and cannot be negative"
         require_numbers("epsilon", self.epsilon, lambda x: 0 <= x < math.inf, meaning)
+        require_certain(self.rule)
 
     @property
     def is_random(self) -> bool:
@@ -359,6 +362,7 @@ class Della(SparseRule):
                     f"{density - epsilon:g} to {density + epsilon:g} at {target.name!r}; keep both above 0 and at most "
                     "1: choose a smaller epsilon"
                 )
+        self.rule.check(target, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
         """Rows are ranked one by one."""
@@ -395,6 +399,12 @@ def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
     if not largest:
         return result
     return result.masked_fill_(magnitudes > flat.kthvalue(count - largest).values, 0.0)
+
+
+def require_certain(rule: VectorRule) -> None:
+    """Raise a ValueError if a rule that combines what was kept at random is random itself."""
+    if rule.is_random:
+        raise ValueError(f"{rule} drops entries at random, as the rule does that it is to follow; drop them once")
 
 
 def require_density(density: Numbers) -> None:
