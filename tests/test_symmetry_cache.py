@@ -17,6 +17,7 @@ from regauge.cli import tracing
 from regauge.cli.main import main
 from regauge.cli.tracing import Traced
 from regauge.storage import cache
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.state_dicts import memory_of
 
 transformers = pytest.importorskip("transformers")
@@ -201,3 +202,30 @@ def test_writers_at_once_leave_a_whole_entry(tmp_path: Path, monkeypatch: pytest
 
 def test_tests_have_a_cache_of_their_own() -> None:
     assert Path(os.environ["REGAUGE_CACHE"]).name.startswith("regauge-tests-")
+
+
+def test_the_names_of_files_are_known_with_the_symmetry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGAUGE_CACHE", str(tmp_path / "cache"))
+    for seed, name in enumerate("ab"):
+        torch.manual_seed(seed)
+        config = transformers.MixtralConfig(
+            vocab_size=16,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            num_local_experts=2,
+        )
+        transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / name)
+    out, written = tmp_path / "out", []
+    for _ in range(2):
+        main(["align", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(out), "--overwrite"])
+        written.append({path.name: path.read_bytes() for path in out.iterdir()})
+        monkeypatch.setattr("regauge.cli.models.load_module", None)
+        monkeypatch.setattr("regauge.cli.models.name_for", None)
+    assert KNOWN in capsys.readouterr().out
+    assert written[0] == written[1]
+    assert any("experts" in name for name in Checkpoint.open(out))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
 from regauge.cli.output import show_status, tell
-from regauge.cli.tracing import Traced, trace_once
+from regauge.cli.tracing import Traced, name_once, trace_once
 from regauge.cli.transformers_models import Values, build_folder
 from regauge.cli.user_code import users_code
 from regauge.core.params import Params
@@ -96,7 +97,7 @@ def read_networks(
     if name is None or state is None:
         named: Sequence[Named] = [(name_by(one, found), None) for one in checkpoints]
     else:
-        named = _under_names(checkpoints, state, module, name)
+        named = _under_names(checkpoints, state, module, name, options.inputs)
     if is_streamed:
         checkpoints = [one for one, _ in named]
         match(checkpoints[0].on_meta(), named[0][1] or checkpoints[0].on_meta(), checkpoints[0].label)
@@ -109,14 +110,18 @@ def read_networks(
 
 
 def _under_names(
-    checkpoints: Sequence[Checkpoint], state: Params, module: nn.Module | None, name: str
+    checkpoints: Sequence[Checkpoint], state: Params, module: nn.Module | None, name: str, inputs: ExampleInputs
 ) -> Sequence[Named]:
     """Checkpoints under the names of the model that `name` names, which is built if it is needed and not there."""
     if all(has_names(one.on_meta(), state) for one in checkpoints):
         return [(one, state) for one in checkpoints]
-    owner = load_module(name, values="never").module if module is None else module
-    converted = [name_for(one, owner) for one in checkpoints]
-    return [(one, expected_of(owner, one)) for one in converted]
+    owner = cache(lambda: load_module(name, values="never").module if module is None else module)
+
+    def find(checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, Tensor]]:
+        named = name_for(checkpoint, owner())
+        return named, expected_of(owner(), named)
+
+    return [name_once(name, inputs, one, state, partial(find, one)) for one in checkpoints]
 
 
 def compare_files(checkpoints: Sequence[Checkpoint], source: int, *, remedy: str = "") -> None:

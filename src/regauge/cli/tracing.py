@@ -9,24 +9,29 @@ configuration does not say everything: it has code of its own, or names quantize
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import regauge as rg
 from regauge.cli.options import ExampleInputs
 from regauge.core.params import Params
 from regauge.storage.cache import keep, recall
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.conversion import Conversion
+from regauge.storage.checkpoints.converted import Converted
 from regauge.storage.checkpoints.state_dicts import memory_of
 
-KIND = "symmetries"
+KIND, NAMES = "symmetries", "names"
+"""What is kept: symmetries, and how files are read that have other names than their model."""
+Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor]]
+"""A checkpoint under the names of its model, and the tensors that it must have."""
 INERT = ("_name_or_path", "transformers_version")
 """Settings of a configuration that say where it comes from."""
 INCOMPLETE = ("auto_map", "quantization_config", "configuration_files")
@@ -77,6 +82,28 @@ def trace_once(text: str, options: ExampleInputs, settings: Any, trace: Callable
     found = trace()
     keep(KIND, origin, found.to_json())
     return found
+
+
+def name_once(
+    text: str, options: ExampleInputs, checkpoint: Checkpoint, state: Params, name: Callable[[], Named]
+) -> Named:
+    """A checkpoint under the names of the model that `text` names, and the tensors of `state` that it must have.
+
+    How its files are read, if they have other names than the model, is known or found now by `name`.
+    """
+    stored = [[one.name, one.shape, str(one.dtype)] for one in checkpoint.stored.values()]
+    origin = _origin_of(Path(text), ExampleInputs(), stored)
+    known = None if origin is None or options.retrace else recall(NAMES, origin)
+    if known is not None:
+        document = json.loads(known)
+        conversion = document["conversion"]
+        named = checkpoint if conversion is None else Converted(checkpoint, Conversion.from_json(conversion))
+        return named, {one: state[one] for one in document["expected"]}
+    named, expected = name()
+    if origin is not None:
+        found = named.conversion.to_json() if isinstance(named, Converted) else None
+        keep(NAMES, origin, json.dumps({"conversion": found, "expected": list(expected)}))
+    return named, expected
 
 
 def _origin_of(folder: Path, options: ExampleInputs, settings: Any) -> dict[str, Any] | None:

@@ -6,16 +6,17 @@ in the files it consists. It is the same in both directions: what is read is bro
 the names and shapes that the files had.
 """
 
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
 
-from regauge.storage.checkpoints.boxes import Boxes, cut, is_whole
+from regauge.storage.checkpoints.boxes import Box, Boxes, cut, is_whole
 
 KEPT = 4
 """Tensors of the module that are kept while files are written that hold parts of several of them."""
@@ -68,6 +69,29 @@ class Conversion:
     def is_identity(self) -> bool:
         """Whether the files have the names and tensors of the module, and no others."""
         return not self.made and not self.extra and all(name == stored for name, stored in self.renamed.items())
+
+    def to_json(self) -> str:
+        """The text form."""
+        made = {name: [astuple(box) for box in boxes] for name, boxes in self.made.items()}
+        document = {"renamed": dict(self.renamed), "made": made, "extra": self.extra}
+        for field_name in ("blanks", "files"):
+            blanks: Mapping[str, Blank] = getattr(self, field_name)
+            document[field_name] = {name: [one.shape, _name(one.dtype)] for name, one in blanks.items()}
+        return json.dumps(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Conversion":
+        """Read the text form."""
+        document = json.loads(text)
+        made = {
+            name: tuple(Box(source, start, there, *map(tuple, axes)) for source, start, there, *axes in boxes)
+            for name, boxes in document["made"].items()
+        }
+        blanks, files = (
+            {name: Blank(tuple(shape), getattr(torch, dtype)) for name, (shape, dtype) in document[key].items()}
+            for key in ("blanks", "files")
+        )
+        return cls(document["renamed"], made, blanks, files, tuple(document["extra"]))
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -129,6 +153,10 @@ class Conversion:
                 if box.source == source:
                     box.copy_back(flat, result.view(-1))
         return result
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def name_as_stored(
