@@ -17,7 +17,7 @@ from regauge.cli.configs import CONFIG, Configuration
 from regauge.cli.models import compare_files, read_networks
 from regauge.cli.options import Merge, UsageError
 from regauge.cli.output import form_of, tell
-from regauge.cli.streaming import configure, method_of, show_work, tell_merged
+from regauge.cli.streaming import configure, method_of, show_plan, show_work, tell_merged
 from regauge.cli.vocabulary import choose_template, template_files, unite
 from regauge.core.element import Element
 from regauge.core.progress import Progress
@@ -160,7 +160,7 @@ def assemble(options: Merge, request: Request) -> None:
         if staging is None:
             files = [{"file": one.file, "bytes": one.nbytes} for one in shards]
             size = size_text(sum(one.nbytes for one in shards))
-            tell(f"written: {len(shards)} files of {size}: {options.output}", files=files)
+            tell(f"to be written: {len(shards)} file{'s' * (len(shards) > 1)} of {size}: {options.output}", files=files)
             return
         staging.beside = beside
         record = _record(request, ready, parts)
@@ -168,8 +168,6 @@ def assemble(options: Merge, request: Request) -> None:
         save_text(record.card, staging.content / card_path(staging.out).name)
         staging.write(shards, assembly.pieces, progress)
         staging.publish(shards, networks[0])
-    for report in ready.reports:
-        tell(report, alignments=[report])
     tell_merged(record, options.output)
 
 
@@ -207,6 +205,8 @@ def _align(
     streamed = plan_job(replace(job, checkpoints=found.checkpoints), found.symmetry, method)
     symmetry = streamed.plan.symmetry
     if options.dry_run:
+        if request.layers is None:
+            show_plan(streamed)
         return None, _Ready(found.checkpoints, symmetry, (None,) * len(labels))
     settings = {"command": "merge", "rule": request.rule, "settings": str(request.provenance.settings)}
     staging = stack.enter_context(streamed.begin(settings))

@@ -234,10 +234,9 @@ def _folder(entry: Entry) -> Path:
     folder = entry.path.parent / Path(text).expanduser()
     if folder.is_dir():
         return folder
-    base, plus, adapter = text.partition("+")
-    with_adapter = [entry.path.parent / Path(part).expanduser() for part in (base, adapter)]
-    if plus and all(part.is_dir() for part in with_adapter):
-        return Path("+".join(map(str, with_adapter)))
+    parts = [entry.path.parent / Path(part).expanduser() for part in text.split("+")]
+    if len(parts) > 1 and all(part.is_dir() for part in parts):  # a base and its adapters
+        return Path("+".join(map(str, parts)))
     raise entry.refuse(
         f"there is no folder {str(folder)!r}; models are folders on this machine, seen from the recipe, and are not "
         f"fetched from a hub: fetch {text!r} first, and give its folder"
