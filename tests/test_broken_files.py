@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -279,6 +280,91 @@ def test_configurations(kind: str, folder: Path, refused: Callable[..., str]) ->
     (folder / "f" / "config.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     refused("align", "f", "f", "-o", "out")
     refused("discover", "f")
+
+
+MODEL = """
+import sys
+import torch
+from torch import nn
+
+
+def model():
+    return nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 2, bias=False)), torch.ones(2, 3)
+
+
+def ends():
+    sys.exit(3)
+
+
+def recurses():
+    return recurses()
+
+
+def narrow():
+    return [(torch.ones(5, 7), torch.zeros(5).long())]
+
+
+def late():
+    return [(torch.ones(5, 3), torch.zeros(5).long()), (torch.ones(5, 3), torch.full((5,), -1))]
+
+
+def halves():
+    return [(torch.ones(5, 3), torch.full((5,), 0.5))]
+
+
+def nothing():
+    return [(torch.ones(0, 3), torch.zeros(0).long())]
+
+
+def infinite():
+    return [(torch.full((5, 3), torch.inf), torch.zeros(5).long())]
+"""
+
+
+@pytest.mark.parametrize("command", ["align", "merge", "line", "repair", "plane"])
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ("net.py:narrow", "the model fails on the data: RuntimeError"),
+        ("net.py:late", "a target is class -1, but the model has 2 outputs"),
+        ("net.py:halves", "the targets are no numbers of classes"),
+        ("net.py:nothing", "has a batch without examples"),
+        ("net.py:infinite", "has examples with NaN or Inf"),
+        ("net.py:ends", "it ended the program with 3"),
+        ("net.py:recurses", "RecursionError"),
+        ("cut.npz", "cannot be read as arrays"),
+        ("text.npz", "cannot be read as arrays"),
+        ("scalar.npz", "are single numbers"),
+        ("large.npz", "a target is class 9, but the model has 2 outputs"),
+        ("objects.npz", "cannot be read as arrays"),
+    ],
+)
+def test_data(data: str, sentence: str, command: str, folder: Path, refused: Callable[..., str]) -> None:
+    (folder / "net.py").write_text(MODEL)
+    generator = torch.Generator().manual_seed(0)
+    for name in "abc":
+        weights = {
+            "0.weight": torch.randn(4, 3, generator=generator),
+            "2.weight": torch.randn(2, 4, generator=generator),
+        }
+        save(weights, folder / f"{name}.safetensors", overwrite=True)
+    arrays = {"inputs": np.ones((5, 3), np.float32), "targets": np.full(5, 9, np.uint64)}
+    np.savez(folder / "large.npz", **arrays)
+    (folder / "cut.npz").write_bytes((folder / "large.npz").read_bytes()[:200])
+    (folder / "text.npz").write_text("hello")
+    np.savez(folder / "scalar.npz", inputs=np.float32(3), targets=np.float32(3))
+    np.savez(folder / "objects.npz", inputs=np.array([{}], dtype=object), targets=np.zeros(1))
+    networks = {"repair": ["c.safetensors", "--endpoints"], "plane": ["c.safetensors"]}.get(command, [])
+    out = {"line": [], "plane": ["-o", "out.svg"]}.get(command, ["-o", "out.safetensors"])
+    pair = ["a.safetensors", "b.safetensors"]
+    assert sentence in refused(command, *networks, *pair, "--model", "net.py:model", "--data", data, *out)
+
+
+def test_a_refused_import_leaves_no_store(folder: Path, refused: Callable[..., str]) -> None:
+    (folder / "zoo").mkdir()
+    torch.save(PARAMS, folder / "zoo" / "1.pt")
+    (folder / "zoo" / "2.pt").write_text("no network")
+    assert "is not a readable torch file" in refused("zoo", "import", "zoo", "-o", "store")
 
 
 def test_a_bug_is_told_as_one(

@@ -5,6 +5,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 import regauge as rg
+from regauge.alignment.streamed.state import State, save_state
 from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.storage.architecture import TensorSpec
@@ -311,6 +314,45 @@ def _run(arguments: list[str], seconds: float | None = None) -> int:
 
 
 @pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize("command", ["align", "merge"])
+def test_equal_runs_write_equal_bytes(command: str, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever one was interrupted, and whatever the seed of Python's hashes is."""
+    folder = pair[0].parent
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    code = [sys.executable, "-m", "regauge", *_arguments(command, pair, folder / "other")]
+    subprocess.run(code, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    monkeypatch.setattr("regauge.alignment.streamed.climb.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("regauge.alignment.streamed.job.HELD", 1 << 40)  # so that they are streamed
+    main(_arguments(command, pair, folder / "whole"))
+    is_over, count = False, 0
+    while not is_over:
+        calls, out = 0, folder / f"out{count}"
+
+        def keep(state: State, path: Path, limit: int = count) -> None:
+            nonlocal calls
+            save_state(state, path)
+            calls += 1
+            if calls > limit:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("regauge.alignment.streamed.job.save_state", keep)
+            try:
+                main(_arguments(command, pair, out))
+                is_over = True
+            except SystemExit:
+                pass
+        if not is_over:
+            main(_arguments(command, pair, out, "--resume"))
+        for path in (folder / "whole").iterdir():
+            assert path.read_bytes() == (out / path.name).read_bytes(), path.name
+        count += 1
+    assert count > 2
+    for path in (folder / "other").iterdir():
+        if path.name != "regauge.md":  # in memory the card says so
+            assert path.read_bytes() == (folder / "whole" / path.name).read_bytes(), path.name
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("name", ["out", "out.safetensors"])
 def test_a_kill_leaves_the_old_output_or_the_new_one(name: str, pair: tuple[Path, Path]) -> None:

@@ -207,7 +207,11 @@ class Beating:
                 time.sleep(0.02)
 
 
-def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("executor", ["processes(2)", pytest.param("dask(workers=2)", marks=pytest.mark.slow)])
+def test_workers_end_with_a_parent_that_is_killed(executor: str, tmp_path: Path) -> None:
+    if executor.startswith("dask"):
+        pytest.importorskip("distributed", reason="needs the extra 'dask'")
+
     def beats() -> list[int]:
         return [path.stat().st_size if path.exists() else 0 for path in (tmp_path / "0", tmp_path / "1")]
 
@@ -217,8 +221,8 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
             "    import sys",
             "    from pathlib import Path",
             "    from test_zoo_jobs import Beating",
-            "    from regauge.zoo.jobs import processes, run_jobs",
-            "    run_jobs(Beating(Path(sys.argv[1])), executor=processes(2))",
+            "    from regauge.zoo.jobs import dask, processes, run_jobs",
+            f"    run_jobs(Beating(Path(sys.argv[1])), executor={executor})",
         )
     )
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -47,9 +48,9 @@ def _is_signal(text: str) -> bool:
     if not is_signal(text) or not text.endswith(".npz") or not Path(text).is_file():
         return is_signal(text)
     try:
-        with np.load(text, allow_pickle=False) as archive:
+        with open(text, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return not {"inputs", "targets"} <= set(archive.files)
-    except (OSError, ValueError):  # told where the file is read
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile):  # told where the file is read
         return False
 
 

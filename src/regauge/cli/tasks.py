@@ -1,10 +1,12 @@
 """What DATA means: batches from a factory or a file, or a signal; the task of a model on them, and networks judged."""
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -25,12 +27,15 @@ from regauge.cli.models import (
 )
 from regauge.cli.options import Judging, Matching, UsageError
 from regauge.cli.output import show_status
+from regauge.cli.user_code import users_code
 from regauge.core.params import Params
 from regauge.core.task import Batch, arguments, cross_entropy
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
 from regauge.storage.checkpoints.state_dicts import match
 from regauge.storage.checkpoints.transformers_names import expected_of, name_for
 
+IGNORED = -100
+"""The class of targets that the cross entropy leaves out."""
 FILE_SUFFIXES = (".npz", ".safetensors")
 
 
@@ -78,6 +83,8 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint]) -> Judged:
 
 def load_batches(text: str, size: int) -> list[Batch]:
     """Load the batches that `text` names: those of a factory, or from a file, of `size` examples each."""
+    if size < 1:
+        raise UsageError(f"--batch is {size}; a batch has at least one example")
     if not text.endswith(FILE_SUFFIXES):
         found = call_factory(text, "DATA")
         if not isinstance(found, Iterable):
@@ -85,14 +92,28 @@ def load_batches(text: str, size: int) -> list[Batch]:
         batches = [_batch(item, text) for item in found]
         if not batches:
             raise UsageError(f"the factory {text!r} returned no batches")
+        _require_values(batches, text)
         return batches
     arrays = _arrays(Path(text))
     if not {"inputs", "targets"} <= arrays.keys():
         raise UsageError(f"{text!r} has the arrays {sorted(arrays)}, but needs 'inputs' and 'targets'")
     inputs, targets = arrays["inputs"], arrays["targets"]
+    if not inputs.ndim or not targets.ndim:
+        raise UsageError(f"the arrays of {text!r} are single numbers; their first axis must count the examples")
     if len(inputs) != len(targets) or len(inputs) == 0:
         raise UsageError(f"{text!r} has {len(inputs)} inputs and {len(targets)} targets; it needs one for each")
+    _require_values([(inputs, targets)], text)
     return list(zip(torch.split(inputs, size), torch.split(targets, size), strict=True))
+
+
+def _require_values(batches: Sequence[Batch], text: str) -> None:
+    """Raise unless there are examples and all their numbers are finite."""
+    for pair in batches:
+        for tensor in pytree.tree_leaves(pair):
+            if isinstance(tensor, Tensor) and tensor.numel() == 0:
+                raise UsageError(f"{text!r} has a batch without examples")
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise UsageError(f"{text!r} has examples with NaN or Inf; leave them out")
 
 
 def task_on(options: Matching | Judging, model: Model, data: str, dtype: torch.dtype) -> rg.Task:
@@ -122,7 +143,12 @@ def task_of(
 ) -> rg.Task:
     """The task of a model on these batches; floating-point inputs are converted to the dtype of its parameters."""
     converted = [(convert(inputs, dtype), targets) for inputs, targets in batches]
-    return rg.Task(module, converted, _squared_error if loss == "mse" else _cross_entropy, outputs or None)
+    task = rg.Task(module, converted, _squared_error if loss == "mse" else _cross_entropy, outputs or None)
+    blank = {name: t.to(dtype) if t.is_floating_point() else t for name, t in module.state_dict().items()}
+    with users_code("the model fails on the data"), torch.no_grad():
+        for batch in converted:  # in whatever batch: later it would be after hours of work
+            task.loss(blank, batch)
+    return task
 
 
 def convert(inputs: Any, dtype: torch.dtype) -> Any:
@@ -149,9 +175,9 @@ def _arrays(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return load(path)
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: torch.from_numpy(np.asarray(archive[name])) for name in archive.files}
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error) as error:
         raise UsageError(f"{str(path)!r} cannot be read as arrays: {error}") from error
 
 
@@ -180,6 +206,10 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
             f"the model's output has shape {tuple(output.shape)}, with {classes} logits in each row, but the "
             f"targets have {tuple(targets.shape)}; choose another output with --outputs, or other data"
         )
-    if int(targets.max()) >= classes:
-        raise UsageError(f"a target is class {int(targets.max())}, but the model has {classes} outputs")
-    return cross_entropy(output.float(), targets.long())
+    chosen = targets.long()
+    if targets.is_floating_point() and not torch.equal(chosen.to(targets), targets):
+        raise UsageError("the targets are no numbers of classes; for values say --loss mse")
+    strange = chosen[((chosen < 0) & (chosen != IGNORED)) | (chosen >= classes)]
+    if len(strange):
+        raise UsageError(f"a target is class {int(strange[0])}, but the model has {classes} outputs")
+    return cross_entropy(output.float(), chosen)

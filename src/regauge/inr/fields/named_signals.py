@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -154,11 +155,11 @@ def _split_tail(text: str) -> tuple[str, str]:
 def _read_shape(path: Path) -> ShapeSignal:
     if path.suffix == ".npz" and path.is_file():
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
                 if {"vertices", "faces"} <= set(archive.files):
                     vertices, faces = archive["vertices"], archive["faces"]
                     return ShapeSignal(torch.from_numpy(vertices).float(), torch.from_numpy(faces).long())
-        except (ValueError, OSError, TypeError) as error:
+        except (ValueError, OSError, TypeError, EOFError, BadZipFile) as error:
             raise ValueError(f"{str(path)!r} cannot be read as arrays: {error}") from error
     if path.suffix in MESH_FORMATS:
         try:

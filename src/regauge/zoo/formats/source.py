@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -221,7 +222,18 @@ def import_zoo(
         )
     if symmetry is None and source.inputs is not None and source.architecture.factory is not None:
         symmetry = discover(source.architecture.module().eval(), source.inputs)
+    is_there = Path(folder).exists()
     store = Store.create(folder, source.architecture, symmetry, storage=storage, about=about)
+    try:
+        return _append(source, store, progress)
+    except ValueError:
+        if not is_there and not len(Store.open(folder)):
+            shutil.rmtree(folder)
+        raise
+
+
+def _append(source: Source, store: Store, progress: Progress) -> Store:
+    """Read what a store lacks of a population."""
     missing = _missing(source, store)
     advance = progress("networks", sum(missing))
     size = max(1, min(BLOCK, BLOCK_BYTES // max(1, 4 * source.architecture.size)))
