@@ -230,20 +230,30 @@ MIXTURES: dict[str, FolderCase] = {
     "hunyuan": causal("HunYuanMoEV1", num_experts=4, moe_topk=2),
     "dots1": causal("Dots1", **ROUTED),
     "minimax": causal("MiniMax", block_size=4, **FOUR),
+}
+
+LOOPS: dict[str, FolderCase] = {
     "dbrx": FolderCase(
         "DbrxForCausalLM",
         "DbrxConfig",
         TEXT
-        | {"d_model": 16, "n_heads": 4, "n_layers": 2, "max_seq_len": 32, "attn_config": {"kv_n_heads": 2}}
+        | {"d_model": 16, "n_heads": 4, "n_layers": 2, "max_seq_len": 32}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0}}
         | {"ffn_config": {"ffn_hidden_size": 12, "moe_num_experts": 4, "moe_top_k": 2}},
     ),
-    "jetmoe": causal("JetMoe", kv_channels=4, **FOUR),
     "switch": FolderCase(
         "SwitchTransformersForConditionalGeneration",
         "SwitchTransformersConfig",
         TEXT
         | {"d_model": 16, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 4, "num_experts": 4}
-        | {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "decoder_start_token_id": 0},
+        | {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_decoder_layers": 2}
+        | {"decoder_start_token_id": 0},
+    ),
+    "nllb": FolderCase(
+        "NllbMoeForConditionalGeneration",
+        "NllbMoeConfig",
+        SEQUENCES | {"num_experts": 4, "encoder_sparse_step": 1, "decoder_sparse_step": 1, "expert_capacity": 64},
     ),
 }
-CASES = DENSE | MIXTURES
+"""Mixtures that are loops over the experts that some token chose."""
+CASES = DENSE | MIXTURES | LOOPS

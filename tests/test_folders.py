@@ -13,7 +13,7 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
-from folder_cases import CASES, MIXTURES, FolderCase, first_tensor  # noqa: E402
+from folder_cases import CASES, LOOPS, MIXTURES, FolderCase, first_tensor  # noqa: E402
 
 import regauge as rg  # noqa: E402
 from regauge.cli.main import main  # noqa: E402
@@ -76,6 +76,17 @@ def test_experts_and_their_hidden_units_are_reordered(name: str) -> None:
     experts = {g.name for g in on_experts if g.is_permuted and any(p.axis == 0 for p in g.placements)}
     assert any(g.is_permuted and experts & set(g.within) for g in on_experts), str(found)
     assert Path("one/config.json").read_bytes() == config
+
+
+@pytest.mark.parametrize("name", in_suite(LOOPS))
+def test_hidden_units_of_experts_in_a_loop_are_reordered(name: str) -> None:
+    """Loops over the experts that were chosen are followed as loops over all: units move in each expert by itself."""
+    LOOPS[name].save(Path("one"), 0)
+    main(["discover", "one", "-o", "found.json"])
+    found = rg.Symmetry.from_json(Path("found.json").read_text(encoding="utf-8"))
+    inside = [g for g in found.groups if g.is_permuted and all("experts" in p.parameter for p in g.placements)]
+    assert inside, str(found)
+    assert len(inside) % 4 == 0, str(found)
 
 
 def old_norms(params: Params) -> Params:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.cli.every_expert import visit_every_expert
 from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
 from regauge.cli.output import show_status, tell
 from regauge.cli.tracing import Traced, name_once, trace_once
-from regauge.cli.transformers_models import Values, build_folder
+from regauge.cli.transformers_models import Values, build_folder, with_masks
 from regauge.cli.user_code import users_code
 from regauge.core.params import Params
 from regauge.storage.checkpoints.adapters import adapter_symmetry
@@ -159,7 +160,14 @@ def find_symmetry(model: Model, outputs: Outputs, *, verify: bool | None = None)
     try:
         return rg.discover(model.module, model.inputs, model.kwargs, outputs=outputs or None, verify=verify)
     except rg.TraceError as error:
-        raise UsageError(str(error)) from error
+        kwargs = with_masks(model.module, dict(model.kwargs or {}))
+        if not visit_every_expert(model.module, model.inputs, kwargs):
+            raise UsageError(str(error)) from error
+        first = error
+    try:
+        return rg.discover(model.module, model.inputs, kwargs, outputs=outputs or None, verify=verify)
+    except rg.TraceError:
+        raise UsageError(str(first)) from first
 
 
 def read_symmetry(path: Path) -> rg.Symmetry:

@@ -1,7 +1,7 @@
 """The model of a Hugging Face folder, with inputs on which it can be traced."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ EXPERTS = "batched_mm"
 TOKENS = 8
 """Length of the example sentence of a language model."""
 
+MASKED = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
+"""Masks, and the tokens that they are of."""
 MARKS = ("image_token_id", "image_token_index")
 """How configurations name the token in the place of which features of an image are put."""
 
@@ -69,6 +71,15 @@ def example_inputs(module: nn.Module, config: Any) -> dict[str, Tensor]:
             continue
         return kwargs
     return candidates[-1]
+
+
+def with_masks(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs with the masks that say that every token counts, for models that do not run without in a trace."""
+    known, masks = inspect.signature(module.forward).parameters, {}
+    for name, tokens in MASKED.items():
+        if name in known and tokens in kwargs:
+            masks[name] = torch.ones_like(kwargs[tokens])
+    return {**kwargs, **masks}
 
 
 def _candidates(module: nn.Module, config: Any) -> Iterator[dict[str, Tensor]]:

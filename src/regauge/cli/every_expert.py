@@ -1,0 +1,84 @@
+"""Loops over the experts that some token chose, computed as loops over all experts and tokens.
+
+Which experts are chosen depends on values, so that such a loop cannot be traced. Every expert on every token, with what
+was not chosen multiplied by zero, is the same function.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+
+class EveryExpert(TorchFunctionMode):
+    """Within this context a loop over chosen experts visits all of them, and all tokens in each.
+
+    Such a loop asks with `nonzero` which experts are chosen, with `where` which tokens chose one of them, and adds what
+    was computed of these tokens with `index_add_`. Nothing else may use what `where` returns. The last `spare` experts
+    of its masks are none: they stand for tokens of other devices.
+    """
+
+    def __init__(self, spare: int = 0) -> None:
+        super().__init__()
+        self._spare = spare
+        self._chosen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.nonzero, torch.nonzero) and args[0].ndim == 1:
+            return [[expert] for expert in range(args[0].shape[0] - self._spare)]
+        if func is torch.where and len(args) == 1 and args[0].ndim == 2:
+            ranks, tokens = args[0].shape
+            rank = torch.arange(ranks, device=args[0].device).repeat_interleave(tokens)
+            token = torch.arange(tokens, device=args[0].device).repeat(ranks)
+            self._chosen[id(token)] = (token, args[0])
+            return rank, token
+        if func is Tensor.index_add_ and id(args[2]) in self._chosen:
+            total, dim, token, states = args
+            _, mask = self._chosen.pop(id(token))
+            masked = states * mask.reshape(-1, 1).to(states.dtype)
+            return total.add_(masked.unflatten(dim, tuple(mask.shape)).sum(dim))
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if error[0] is None and self._chosen:
+            raise ValueError("the model uses in another way which tokens chose an expert")
+
+
+def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Let a module compute loops over its experts in this way from now on, if it then computes what it did.
+
+    A module without values is only run, and trusted to be one of the loops that `EveryExpert` knows.
+    """
+    forward = module.forward
+    is_meta = any(tensor.is_meta for tensor in module.state_dict().values())
+    with torch.no_grad():
+        before = None if is_meta else _tensors(module(*inputs, **kwargs))
+    for spare in (0, 1):
+        module.forward = _visiting(forward, spare)
+        try:
+            with torch.no_grad():
+                after = _tensors(module(*inputs, **kwargs))
+        except (IndexError, TypeError, ValueError, RuntimeError, NotImplementedError):
+            continue
+        if before is None or all(torch.allclose(a, b, atol=1e-5) for a, b in zip(before, after, strict=True)):
+            return True
+    module.forward = forward
+    return False
+
+
+def _visiting(forward: Callable[..., Any], spare: int) -> Callable[..., Any]:
+    def visiting(*args: Any, **kwargs: Any) -> Any:
+        with EveryExpert(spare), patch.object(nn.Module, "to", lambda module, *_, **__: module):
+            return forward(*args, **kwargs)  # Routers convert their own weights, which a trace cannot.
+
+    return visiting
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    found = pytree.tree_leaves(dict(output) if isinstance(output, Mapping) else output)
+    return [tensor for tensor in found if isinstance(tensor, Tensor)]
