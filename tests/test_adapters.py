@@ -195,6 +195,7 @@ def test_sums_are_rounded_once_and_adapters_add_up(write: Callable[..., Path], t
         (_linear("model.fc1", 8, 6), {"target_parameters": ["x"]}, "has 'target_parameters'"),
         (_linear("model.fc1", 8, 6), {"arrow_config": {"k": 1}}, "has 'arrow_config'"),
         (_linear("model.fc1", 8, 6), {"lora_alpha": "much"}, "is no configuration of an adapter"),
+        ({}, {}, "holds no tensors"),
         (_linear("model.fc2", 8, 6), {}, "changes 'model.fc2.weight', which its base lacks"),
         (_linear("model.fc1", 8, 7), {}, r"changes 'model.fc1.weight', which has shape \(8, 6\)"),
         (_linear("model.fc1", 8, 6) | {f"{PREFIX}model.fc1.strange": torch.ones(2)}, {}, "which its base lacks"),

@@ -109,6 +109,8 @@ def read_changes(
             raise ValueError(f"the adapter {str(folder)!r} holds {name!r} without its factors; it is not complete")
         scale = config.scale(module.removeprefix(PREFIX), params[pairs[module][0]].shape[0])
         add(f"{module.removeprefix(PREFIX)}.bias", Added(params[name], scale))
+    if not changes:
+        raise ValueError(f"the adapter {str(folder)!r} holds no tensors; save it again")
     start = _find_prefix(changes, expected)
     absent = [start + name for name in changes if start + name not in expected]
     if absent:
@@ -271,7 +273,7 @@ def _pair_factors(params: Mapping[str, Tensor], *, is_needed: bool = True) -> di
 def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) -> str:
     """What the base puts before all names of the adapter: the name of a model within one with a head."""
     first = next(iter(changes), "")
-    starts = [name.removesuffix(first) for name in expected if name.endswith(first)]
+    starts = sorted((name.removesuffix(first) for name in expected if name.endswith(first)), key=len)
     return next((s for s in starts if all(s + name in expected for name in changes)), "")
 
 
