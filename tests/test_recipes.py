@@ -345,6 +345,7 @@ FAULTS = {
     "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [2, 1]}]}]": "'layer_range' is [2.0",
     "merge_method: slerp\nbase_model: one\nmodels: [{model: one}, {model: two}]": "slerp needs the parameter 't'",
     "models: [1, 2": "is no YAML file",
+    "merge_method: linear\nmodels: [{model: &x {model: *x}}]": "refers to itself",
     "- linear": "'the recipe' holds a list, but must hold keys and values",
     "": "is empty",
 }

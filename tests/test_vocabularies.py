@@ -239,3 +239,46 @@ def test_other_families_have_axes_of_tokens() -> None:
     _, report = transformers.BertForMaskedLM.from_pretrained("out", output_loading_info=True)
     assert not any(report.values()), report
     assert load("out")["cls.predictions.bias"].shape == (len({*WORDS, *OTHER}),)
+
+
+@pytest.mark.parametrize(("wanted", "found"), [("auto", "{{ b }}"), ("'{{ mine }}'", "{{ mine }}")])
+def test_chat_templates_are_chosen(wanted: str, found: str) -> None:
+    for seed, (name, template) in enumerate((("a", "{{ a }}"), ("b", "{{ b }}"), ("c", "{{ b }}"))):
+        write_model(name, seed, WORDS)
+        Path(name, "chat_template.jinja").write_text(template)
+    models = "models: [{model: a}, {model: b}, {model: c}]\nparameters: {weight: 1}\nregauge: {align: false}\n"
+    Path("r.yml").write_text(f"merge_method: linear\n{models}chat_template: {wanted}\n")
+    main(["merge", "--recipe", "r.yml", "-o", "out"])
+    assert transformers.AutoTokenizer.from_pretrained("out").chat_template == found
+
+
+def test_trained_subwords_are_united() -> None:
+    """Every token of the union has its row, and special tokens stay special."""
+    texts = {"a": "low lower lowest new newer", "b": "wide wider widest new now"}
+    for seed, (name, text) in enumerate(texts.items()):
+        made = tokenizers.Tokenizer(tokenizers.models.BPE())
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        special = ["<s>", "</s>", f"<{name}>"]
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=40, special_tokens=special, show_progress=False)
+        made.train_from_iterator([text] * 3, trainer)
+        write_model(name, seed, list(made.get_vocab()))
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+        fast.save_pretrained(name)
+    main(["merge", "a", "b", "--tokenizer", "union", "-o", "out"])
+    one, two, out = (transformers.AutoTokenizer.from_pretrained(name) for name in ("a", "b", "out"))
+    assert out.get_vocab().keys() == one.get_vocab().keys() | two.get_vocab().keys()
+    assert all(out.get_vocab()[token] == row for token, row in one.get_vocab().items())
+    assert out("<b>")["input_ids"] == [out.get_vocab()["<b>"]]
+    assert out.get_added_vocab().keys() >= {"<a>", "<b>"}
+    torch.testing.assert_close(rows_of("out", "<a>"), rows_of("a", "<a>"))
+    assert open_clean("out").config.vocab_size == len(out)
+
+
+def test_networks_without_tokens_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, name in enumerate("ab"):
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = transformers.ViTConfig(image_size=8, patch_size=4, **sizes)
+        transformers.ViTForImageClassification(config).save_pretrained(name)
+    assert "does not say how many tokens" in refused(["merge", "a", "b", "--tokenizer", "union", "-o", "out"], capsys)

@@ -43,12 +43,12 @@ class Configuration:
     @property
     def layers(self) -> int:
         """The number of layers."""
-        return int(self._text.num_hidden_layers)
+        return self._count("num_hidden_layers", "layers")
 
     @property
     def tokens(self) -> int:
         """The number of rows of embeddings."""
-        return int(self._text.vocab_size)
+        return self._count("vocab_size", "tokens")
 
     def keep_layers(self, kept: Sequence[int]) -> None:
         """Say that the layers are these of the old ones; what is said of each layer goes along."""
@@ -126,6 +126,12 @@ class Configuration:
         if not axes:
             raise UsageError(f"no tensor of the model of {str(self.folder)!r} has an axis of tokens")
         return axes
+
+    def _count(self, name: str, what: str) -> int:
+        found = getattr(self._text, name, None)
+        if not isinstance(found, int):
+            raise UsageError(f"{str(self.folder / CONFIG)!r} does not say how many {what} there are ({name!r})")
+        return found
 
     def _set(self, name: str, value: int) -> None:
         self._part[type(self._text).attribute_map.get(name, name)] = value

@@ -100,12 +100,12 @@ def plan_parts(
         places: dict[Path, Place] = {source.model: (numbers[source.model], name) for source, name in made.sources}
         spec = TensorSpec(made.name, tuple(like.shape), first.form.dtype_of(like.dtype))
         size = max(1, like.nbytes // like.dtype.itemsize)
-        if made.name in statistics:
-            rule, used, factors = RULES["average"].build(), [source.model for source, _ in made.sources], None
-        else:
-            rule, used, factors = _rule(recipe, made, size)
-        method = METHODS[recipe.method]
-        has_base = method.base in ("needed", "optional") and recipe.base is not None and made.name not in statistics
+        rule, used, factors = _rule(recipe, made, size)
+        has_base = METHODS[recipe.method].base in ("needed", "optional") and recipe.base is not None
+        if made.name in statistics and used:
+            # Running statistics are averaged: by the shares of a mean, or equally.
+            rule, factors = RULES["sum"].build(), tuple(1 / len(used) for _ in used) if has_base else factors
+            has_base = False
         base = places.get(recipe.base) if has_base and recipe.base is not None else None
         if has_base and base is None:
             assert recipe.base is not None
@@ -114,9 +114,8 @@ def plan_parts(
             assert base is not None
             rule, used, factors, base = RULES["passthrough"].build(), [recipe.base or Path()], (1.0,), None
             places.setdefault(used[0], (numbers[used[0]], made.sources[0][1]))
-        shares = tuple(1 / len(used) for _ in used) if factors is None else factors
         key = (keys or {}).get(made.name, made.name)
-        parts[made.name] = Part(spec, tuple(places[model] for model in used), base, rule, shares, key)
+        parts[made.name] = Part(spec, tuple(places[model] for model in used), base, rule, factors, key)
     return parts
 
 

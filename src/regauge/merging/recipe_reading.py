@@ -131,7 +131,14 @@ def read_recipe(path: Path) -> Recipe:
         raise RecipeError(f"{str(path)!r} is no YAML file: {' '.join(str(error).split())}") from error
     if node is None:
         raise RecipeError(f"{str(path)!r} is empty; give a YAML file as mergekit reads it")
-    whole = Entry(path, "the recipe", node)
+    try:
+        return _recipe(Entry(path, "the recipe", node))
+    except RecursionError as error:
+        raise RecipeError(f"{str(path)!r} refers to itself without end; write it out") from error
+
+
+def _recipe(whole: Entry) -> Recipe:
+    """What the entries say."""
     top = whole.mapping(KEYS, ["merge_method"])
     name = top["merge_method"].text
     if name not in METHODS:
@@ -147,7 +154,7 @@ def read_recipe(path: Path) -> Recipe:
     else:
         slices = tuple(_slice(one, method, name) for one in top["slices"].items)
     recipe = Recipe(
-        path=path,
+        path=whole.path,
         method=name,
         slices=slices,
         base=base,
