@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from regauge.alignment.engine.family_costs import FamilyCost
+from regauge.alignment.engine.joint_signs import find_sign_pairs
 from regauge.alignment.engine.paired_networks import PairedNetworks, act_on, at
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, unit_signs
@@ -86,6 +87,7 @@ class Ascent:
         self._costs = {
             k: FamilyCost(self.networks, family) for k, family in enumerate(self._families) if not family.is_nested
         }
+        self._sign_pairs = find_sign_pairs(self._families)
         self._others = [self._other_sites(k) for k in range(len(self._families))]
         self._near = [{number for others in own.values() for number in others} for own in self._others]
         self._shares: dict[tuple[int, tuple[int, ...]], Tensor] = {}
@@ -110,7 +112,10 @@ class Ascent:
         """Sweep until nothing moves: the pairs that still moved in the last sweep, and `gained` after each sweep."""
         gained: list[Tensor] = []
         while len(rows) and len(gained) < max_sweeps:
-            rows = rows[self.sweep(rows)]
+            is_moving = self.sweep(rows)
+            if self._sign_pairs and not bool(is_moving.all()):
+                is_moving[~is_moving] = self._join_signs(rows[~is_moving])
+            rows = rows[is_moving]
             gained.append(self.gained.clone())
         return rows, gained
 
@@ -223,6 +228,31 @@ class Ascent:
             self.networks.compose(family, rows[better], relative.rows(better), moved)
             self.gained[rows[better]] += gain[better]
             self._soil(k, rows[better])
+
+    def _join_signs(self, rows: Rows) -> Bool[Tensor, " row"]:
+        """Choose the signs of two families together where both share an axis; which of the pairs gained by it."""
+        before = self.gained[rows]
+        for pair in self._sign_pairs:
+            names = list(pair.sites)
+            a, b = {name: at(self.networks.a[name], rows) for name in names}, self.networks.moved(names, rows)
+            *signs, gain = pair.closest(a, b)
+            better = gain > self._scale[rows] * max(self._tolerance, ROUNDING * self._eps)
+            if bool(better.any()):
+                for k, sign in zip((pair.first, pair.second), signs, strict=True):
+                    self._multiply(k, rows[better], sign.movedim(0, 1)[better])
+                self.gained[rows[better]] += gain[better]
+        return self.gained[rows] > before
+
+    def _multiply(self, k: int, rows: Rows, sign: Tensor) -> None:
+        """Multiply the signs of a family's root where it is."""
+        family, current = self._families[k], self.networks.value(self._families[k].root.name, rows)
+        if k in self._costs:
+            assert current.sign is not None
+            self._write(k, rows, replace(current, sign=current.sign * sign))
+            return
+        step = complete(family, {family.root.name: Value(sign=sign)}, (len(rows),))
+        self.networks.compose(family, rows, step, {})
+        self._soil(k, rows)
 
     def _whole(self, family: Family, step: Element) -> Element:
         """A step with the identity for the family's groups of which it says nothing."""

@@ -1,0 +1,176 @@
+"""Signs of two groups whose units share the entries of one axis, such as heads and the rotary pairs within them.
+
+An entry of head h and pair j is multiplied by `s_h t_j`. Given all s every t is known and the other way around, but
+taking turns ends in a local optimum: as long as the signs of the heads are wrong, their evidence about the pairs
+cancels. What one head says about the pairs does not cancel, so the turns begin once from each head alone; where there
+are few heads, from all of their signs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import torch
+from jaxtyping import Float64, Int8
+from torch import Tensor
+
+from regauge.core.act import Site
+from regauge.core.closest import Character, character, unit_signs
+from regauge.core.element import Value
+from regauge.core.families import Family, Tensors
+from regauge.core.groups import Group
+from regauge.core.signs import SignCode
+
+MOST_UNITS = 64
+"""The smaller of the two groups has at most this many units, each of which the turns begin from."""
+MOST_VALUES = 1 << 21
+"""All signs of the smaller group are tried, which is exact, as long as what they are tried on has no more values."""
+TURNS = 8
+"""Most turns from each start."""
+
+Signs = Int8[Tensor, "family row unit"]
+
+
+@dataclass(frozen=True)
+class SignPair:
+    """Two families whose roots have signs on one axis of a tensor: their numbers, the one with fewer units first."""
+
+    first: int
+    second: int
+    groups: tuple[Group, Group]
+    sites: Mapping[str, Sequence[Site]]
+
+    def closest(self, a: Tensors, b: Tensors) -> tuple[Signs, Signs, Float64[Tensor, " row"]]:
+        """The best signs of both relative to `b`, and what they gain; `b` is moved by what is chosen already."""
+        terms = self._terms(a, b)
+        total = torch.stack([term.sum((-1, -2)) for term in terms.values()]).sum(0)
+        rows, (left, right) = len(total), self.groups
+        bits = left.signs * left.size
+        if rows * left.size * right.size << bits <= MOST_VALUES:
+            patterns = 1 - 2 * torch.tensor(list(product((0, 1), repeat=bits)), dtype=torch.int8)
+            start = patterns.reshape(-1, left.signs, left.size).movedim(1, 0).unsqueeze(2).expand(-1, -1, rows, -1)
+            t = self._second(terms, start, torch.ones(()))
+        else:
+            start = torch.ones(left.signs, left.size, rows, left.size, dtype=torch.int8)
+            t = self._second(terms, start, torch.eye(left.size).reshape(left.size, 1, left.size))
+        best, signs = (
+            total,
+            (
+                torch.ones(left.signs, rows, left.size, dtype=torch.int8),
+                torch.ones(right.signs, rows, right.size, dtype=torch.int8),
+            ),
+        )
+        for _ in range(TURNS):
+            s = self._first(terms, t)
+            changed = self._second(terms, s, torch.ones(()))
+            if torch.equal(changed, t):
+                break
+            t = changed
+        reached = self._objective(terms, s, t)
+        value, which = reached.max(0)
+        each = torch.arange(rows)
+        is_better = (value > best)[:, None]
+        signs = (
+            torch.where(is_better, s[:, which, each], signs[0]),
+            torch.where(is_better, t[:, which, each], signs[1]),
+        )
+        return *signs, torch.maximum(value - best, torch.zeros_like(best))
+
+    def _terms(self, a: Tensors, b: Tensors) -> dict[tuple[Character, Character], Float64[Tensor, "row first second"]]:
+        """What the signs multiply, by both characters; where a group does not act its first unit stands for it."""
+        left, right = self.groups
+        terms: dict[tuple[Character, Character], Tensor] = {}
+        for name, local in self.sites.items():
+            for axis in sorted({site.placement.axis for site in local}):
+                here = [site for site in local if site.placement.axis == axis]
+                entries = (a[name].double() * b[name].double()).movedim(1 + axis, 1)
+                length = entries.shape[1]
+                products = entries.reshape(len(entries), length, -1).sum(-1).cpu()
+                keys: list[list[tuple[Character, Tensor, Tensor]]] = []
+                for group in (left, right):
+                    free = torch.ones(length, dtype=torch.bool)
+                    own = []
+                    for site in here:
+                        if site.group.name == group.name:
+                            free[site.positions] = False
+                            own.append((character(site.placement), site.positions, site.units))
+                    blank = free.nonzero().flatten()
+                    keys.append([*own, ((0,) * group.signs, blank, torch.zeros_like(blank))])
+                for key_left, at_left, of_left in keys[0]:
+                    unit = torch.full((length,), -1).index_copy(0, at_left, of_left)
+                    for key_right, at_right, of_right in keys[1]:
+                        is_both = unit[at_right] >= 0
+                        if not bool(is_both.any()) or not any((*key_left, *key_right)):
+                            continue
+                        flat = unit[at_right[is_both]] * right.size + of_right[is_both]
+                        grid = products.new_zeros(len(products), left.size * right.size)
+                        grid.index_add_(1, flat, products[:, at_right[is_both]])
+                        key = (key_left, key_right)
+                        grid = grid.reshape(-1, left.size, right.size)
+                        terms[key] = terms[key] + grid if key in terms else grid
+        return terms
+
+    def _second(self, terms: Mapping[tuple[Character, Character], Tensor], s: Signs, share: Tensor) -> Signs:
+        """The best signs of the second group, `[family, start, row, unit]`, from a share of the first group's units."""
+        costs: dict[Character, Tensor] = {}
+        for (left, right), term in terms.items():
+            weight = share * _factor(left, s) if any(left) else _factor(left, s)
+            cost = (weight.unsqueeze(-1) * term).sum(-2)
+            costs[right] = costs[right] + cost if right in costs else cost
+        return SignCode(list(costs)).signs(list(costs.values()), self.groups[1].signs)
+
+    def _first(self, terms: Mapping[tuple[Character, Character], Tensor], t: Signs) -> Signs:
+        costs: dict[Character, Tensor] = {}
+        for (left, right), term in terms.items():
+            cost = (_factor(right, t).unsqueeze(-2) * term).sum(-1)
+            costs[left] = costs[left] + cost if left in costs else cost
+        return SignCode(list(costs)).signs(list(costs.values()), self.groups[0].signs)
+
+    def _objective(self, terms: Mapping[tuple[Character, Character], Tensor], s: Signs, t: Signs) -> Tensor:
+        parts = [
+            (_factor(left, s).unsqueeze(-1) * _factor(right, t).unsqueeze(-2) * term).sum((-1, -2))
+            for (left, right), term in terms.items()
+        ]
+        return torch.stack(parts).sum(0)
+
+
+def find_sign_pairs(families: Sequence[Family]) -> list[SignPair]:
+    """The pairs of families whose roots have signs for the same entries of an axis."""
+    pairs = []
+    signed = [k for k, one in enumerate(families) if one.root.signs and not one.root.shifts]
+    for k, other in combinations(signed, 2):
+        first, second = sorted((k, other), key=lambda number: families[number].root.size)
+        if families[first].root.size > MOST_UNITS or not _meet(families[k], families[other]):
+            continue
+        sites: dict[str, list[Site]] = {}
+        for number in (first, second):
+            for name, local in families[number].sites.items():
+                own = [site for site in local if site.group.name == families[number].root.name]
+                sites.setdefault(name, []).extend(own)
+        if not any(_acts_across(local) for local in sites.values()):
+            pairs.append(SignPair(first, second, (families[first].root, families[second].root), sites))
+    return pairs
+
+
+def _meet(one: Family, other: Family) -> bool:
+    """Whether their roots multiply the same entries of an axis by signs."""
+    for name in one.sites.keys() & other.sites.keys():
+        left, right = (
+            [s for s in f.sites[name] if s.group.name == f.root.name and any(s.placement.sign)] for f in (one, other)
+        )
+        for x in left:
+            for y in right:
+                if x.placement.axis == y.placement.axis and bool(torch.isin(x.positions, y.positions).any()):
+                    return True
+    return False
+
+
+def _acts_across(sites: Sequence[Site]) -> bool:
+    """Whether a tensor is multiplied along several axes, which sums along one of them cannot tell."""
+    return len({site.placement.axis for site in sites if any(site.placement.sign)}) > 1
+
+
+def _factor(key: Character, signs: Signs) -> Tensor:
+    """What a character multiplies each unit by, `[..., unit]`."""
+    factor = unit_signs(key, Value(sign=signs.movedim(0, -2)))
+    return torch.ones(signs.shape[1:], dtype=torch.float64) if factor is None else factor
