@@ -47,7 +47,13 @@ Checkpoints = Annotated[tuple[Path, ...], arg(metavar="A B [C ...]", help=CHECKP
 Output = Annotated[Path, arg(aliases=["-o"])]
 MaybeOutput = Annotated[Path | None, arg(aliases=["-o"])]
 Overwrite = Annotated[bool, arg(help="Replace the output if it exists.")]
-OverwriteAll = Annotated[bool, arg(help="Replace the output and what is written beside it if they exist.")]
+OverwriteAll = Annotated[
+    bool,
+    arg(
+        help="Replace the output and what is written beside it if they exist; of a folder only the checkpoint, and "
+        "other files in it stay."
+    ),
+]
 Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]
 Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]

@@ -97,7 +97,7 @@ def load_batches(text: str, size: int) -> list[Batch]:
     arrays = _arrays(Path(text))
     if not {"inputs", "targets"} <= arrays.keys():
         raise UsageError(f"{text!r} has the arrays {sorted(arrays)}, but needs 'inputs' and 'targets'")
-    inputs, targets = arrays["inputs"], arrays["targets"]
+    inputs, targets = arrays["inputs"], _signed(arrays["targets"])
     if not inputs.ndim or not targets.ndim:
         raise UsageError(f"the arrays of {text!r} are single numbers; their first axis must count the examples")
     if len(inputs) != len(targets) or len(inputs) == 0:
@@ -181,9 +181,14 @@ def _arrays(path: Path) -> dict[str, Tensor]:
         raise UsageError(f"{str(path)!r} cannot be read as arrays: {error}") from error
 
 
+def _signed(targets: Tensor) -> Tensor:
+    """Targets in a dtype in which torch can compare them; what is too large becomes negative, which is no class."""
+    return targets.long() if targets.dtype in (torch.uint16, torch.uint32, torch.uint64) else targets
+
+
 def _batch(item: Any, text: str) -> Batch:
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Tensor):
-        return item[0], item[1]
+        return item[0], _signed(item[1])
     raise UsageError(
         f"the factory {text!r} returned a {type(item).__name__} as a batch; a batch is (inputs, targets), where "
         "targets is a tensor"
