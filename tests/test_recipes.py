@@ -11,6 +11,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.cli.main import main
+from regauge.merging.assembly import Assembly
 from regauge.merging.recipe_reading import read_recipe
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
 from regauge.storage.checkpoints.provenance import hash_file, read_provenance
@@ -366,6 +367,39 @@ def test_a_recipe_leaves_nothing_to_options(options: list[str], capsys: pytest.C
     with pytest.raises(SystemExit):
         main(["merge", *options, "--recipe", "recipe.yml", "-o", "out"])
     assert "the recipe says what is merged and how" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("align", ["false", "auto"])
+def test_an_interrupted_run_goes_on_with_the_same_recipe_alone(
+    align: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"merge_method: linear\nparameters: {{weight: 1}}\nregauge: {{align: {align}}}\n"
+    text += "models: [{model: two}, {model: one}]\n"
+    expected = merged(text, "whole")
+    written = []
+
+    def stop(self: Assembly, name: str) -> Any:
+        if len(written) == 20:
+            raise KeyboardInterrupt
+        written.append(name)
+        return pieces(self, name)
+
+    pieces = Assembly.pieces
+    monkeypatch.setattr(Assembly, "pieces", stop)
+    with pytest.raises(SystemExit):
+        merged(text)
+    monkeypatch.setattr(Assembly, "pieces", pieces)
+    assert Path("out.partial").exists()
+    Path("recipe.yml").write_text(text.replace("weight: 1", "weight: [1, 2]"))
+    with pytest.raises(SystemExit):
+        main(["merge", "--recipe", "recipe.yml", "-o", "out", "--resume"])
+    assert "had other inputs or settings (recipe)" in capsys.readouterr().err
+    Path("recipe.yml").write_text(text)
+    main(["merge", "--recipe", "recipe.yml", "-o", "out", "--resume"])
+    assert all(torch.equal(tensor, load("out")[name]) for name, tensor in expected.items())
+    files = {path.name for path in Path("whole").iterdir()}
+    assert {path.name for path in Path("out").iterdir()} == files
+    assert all(Path("whole", name).read_bytes() == Path("out", name).read_bytes() for name in files)
 
 
 def test_paths_are_seen_from_the_recipe() -> None:

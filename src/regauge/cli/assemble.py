@@ -187,8 +187,7 @@ def _align(
     if request.align is False or not others or not alike:
         inputs = {
             "files": {str(f.resolve()): _stamp(f) for one in job.checkpoints for f in one.metadata},
-            "provenance": [request.provenance.command, request.rule, str(request.provenance.settings)],
-            "parts": [one.path for one in request.provenance.inputs],
+            "recipe": request.provenance.to_json(progress),
             "form": repr(first.form),
         }
         resume, overwrite = job.resume, job.overwrite
@@ -208,7 +207,7 @@ def _align(
         if request.layers is None:
             show_plan(streamed)
         return None, _Ready(found.checkpoints, symmetry, (None,) * len(labels))
-    settings = {"command": "merge", "rule": request.rule, "settings": str(request.provenance.settings)}
+    settings = {"command": "merge", "recipe": request.provenance.to_json(progress)}
     staging = stack.enter_context(streamed.begin(settings))
     elements: list[Element | None] = [None]
     distances = [(0.0, 0.0)]
