@@ -49,7 +49,7 @@ def drawn(symmetry: Symmetry, seed: int, dtype: torch.dtype = torch.float64) -> 
 def closeness(symmetry: Symmetry, a: Params, moved: Params, b: Params) -> float:
     """The objective, written out: of the networks as they are, or of balanced ones where they can be balanced."""
     if has_balance(symmetry):
-        left, right = (found.element for found in balance_alike([a, b], symmetry, buffers="keep"))
+        left, right = (found.element for found in balance_alike([a, b], symmetry))
         a, moved, b = symmetry.act(left, a), symmetry.act(left, moved), symmetry.act(right, b)
     total = 0.0
     for name in symmetry.sites:

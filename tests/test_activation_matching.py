@@ -210,7 +210,7 @@ def test_scales_are_balanced_or_kept() -> None:
         assert all(torch.allclose(moved[name], a[name]) for name in a)
     kept = rg.align(a, b, symmetry, method=rg.MixedMatching(scales="keep"), task=task)
     assert torch.equal(kept.params["0.bias"].sort().values, b["0.bias"].sort().values)
-    with pytest.raises(ValueError, match="choose 'balance' or 'keep'"):
+    with pytest.raises(ValueError, match="choose 'balance', 'recompute' or 'keep'"):
         rg.MixedMatching(scales="match")  # type: ignore[arg-type]
 
 

@@ -194,7 +194,7 @@ def test_settings_are_checked() -> None:
         rg.align(a, a, symmetry, method=FrankWolfe(restarts=2))
     with pytest.raises(ValueError, match="start is 'middle'; choose 'barycenter' or 'identity'"):
         FrankWolfe(start="middle")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="scales is 'none'; choose 'balance' or 'keep'"):
+    with pytest.raises(ValueError, match="scales is 'none'; choose 'balance', 'recompute' or 'keep'"):
         FrankWolfe(scales="none")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one step is needed"):
         FrankWolfe(max_steps=0)

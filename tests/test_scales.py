@@ -200,7 +200,9 @@ def test_where_nothing_scales_or_buffers_forbid_it_the_identity_is_left() -> Non
     a, b = drawn(frozen, 0), drawn(frozen, 1)
     assert bool((balance(a, frozen, buffers="keep")["h"].scale == 1).all())  # type: ignore[union-attr]
     assert bool((balance(a, frozen)["h"].scale != 1).all())  # type: ignore[union-attr]
-    assert bool((rg.align(a, b, frozen).element["h"].scale == 1).all())  # type: ignore[union-attr]
+    assert bool((rg.align(a, b, frozen).element["h"].scale != 1).all())  # type: ignore[union-attr]
+    recomputed = rg.align(a, b, frozen, method=WeightMatching(scales="recompute"))
+    assert bool((recomputed.element["h"].scale == 1).all())  # type: ignore[union-attr]
 
 
 # --- matching --------------------------------------------------------------------------------------------------
@@ -256,5 +258,5 @@ def test_it_is_never_worse_than_the_identity() -> None:
 
 
 def test_the_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match="choose 'balance' or 'keep'"):
+    with pytest.raises(ValueError, match="choose 'balance', 'recompute' or 'keep'"):
         WeightMatching(scales="match")  # type: ignore[arg-type]

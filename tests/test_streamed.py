@@ -22,7 +22,7 @@ from regauge.alignment.streamed.source import Total, part_cost
 from regauge.alignment.streamed.state import State, load_state, save_state
 from regauge.cli.main import main
 from regauge.core.act import resolve
-from regauge.core.balance import has_balance
+from regauge.core.balance import Buffers, has_balance
 from regauge.core.families import inner_products
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
@@ -54,10 +54,10 @@ class Pair:
     params: tuple[Params, Params]
     files: tuple[Checkpoint, Checkpoint]
 
-    def plan(self, memory: int, scales: str = "balance") -> Plan:
+    def plan(self, memory: int, scales: str = "recompute") -> Plan:
         dtypes = {name: entry.dtype for name, entry in self.files[0].stored.items()}
-        is_balanced = scales == "balance" and has_balance(self.symmetry)
-        return make_plan(self.symmetry, [dtypes, dtypes], memory=memory, is_balanced=is_balanced)
+        buffers: Buffers | None = "keep" if scales == "recompute" and has_balance(self.symmetry) else None
+        return make_plan(self.symmetry, [dtypes, dtypes], memory=memory, buffers=buffers)
 
     def smaller(self) -> Plan:
         """The first plan that does not have everything in memory."""
@@ -101,7 +101,7 @@ def _require_same(left: rg.Element, right: rg.Element) -> None:
                 torch.testing.assert_close(getattr(value, field), getattr(right[name], field), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("scales", ["balance", "keep"])
+@pytest.mark.parametrize("scales", ["recompute", "keep"])
 @pytest.mark.parametrize("name", STREAMED)
 def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, tmp_path: Path) -> None:
     pair, method = _pair(name, tmp_path), rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
@@ -117,6 +117,19 @@ def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, t
         assert found.is_converged
         assert found.objective == pytest.approx(expected.objective, rel=1e-7)
         assert found.initial == pytest.approx(expected.initial, abs=1e-7 * abs(expected.objective))
+
+
+@pytest.mark.parametrize("name", ["resnet20_batch_B", "torch_transformer", "mlp_relu"])
+def test_streaming_leaves_nothing_of_a_random_element(name: str, tmp_path: Path) -> None:
+    """With the scales that move running statistics, too."""
+    pair = _pair(name, tmp_path)
+    a, symmetry = pair.params[0], pair.symmetry
+    save(symmetry.act(symmetry.random(torch.Generator().manual_seed(3)), a), tmp_path / "moved.safetensors")
+    with Checkpoint.open(tmp_path / "moved.safetensors") as moved:
+        found = align_streamed(pair.files[0], moved, pair.smaller(), rg.WeightMatching())
+        result = symmetry.act(found.element, moved.params)
+    for n in (n for n in symmetry.sites if n not in symmetry.buffers):
+        assert float((result[n] - a[n]).norm()) <= 1e-6 * float(a[n].norm())
 
 
 @pytest.mark.parametrize("name", ["mlp_relu", "mlp_sine", "siren", "torch_transformer", "resnet20_layer_B", "rnn_relu"])
@@ -259,8 +272,8 @@ def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], in
     files = (Checkpoint.open(tmp_path / "a.safetensors"), Checkpoint.open(tmp_path / "b.safetensors"))
     symmetry = symmetry.bind(files[0].on_meta())
     dtypes = {name: entry.dtype for name, entry in files[0].stored.items()}
-    whole = make_plan(symmetry, [dtypes, dtypes], memory=UNLIMITED, is_balanced=False)
-    plan = make_plan(symmetry, [dtypes, dtypes], memory=whole.peak - 1, is_balanced=False)
+    whole = make_plan(symmetry, [dtypes, dtypes], memory=UNLIMITED, buffers=None)
+    plan = make_plan(symmetry, [dtypes, dtypes], memory=whole.peak - 1, buffers=None)
     assert plan.spread
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")

@@ -20,7 +20,7 @@ LEFT = 1e-6
 FAMILIES = (
     *("mlp_relu", "mlp_sine", "cnn_flatten", "glu", "rnn_relu", "lstm", "gru"),
     *("gpt", "llama", "vit", "hf_bert", "hf_gpt2", "hf_gpt_neox", "hf_llama", "hf_mixtral"),
-    *("hf_t5", "hf_whisper", "hf_vit", "hf_dinov2", "hf_mamba"),
+    *("hf_t5", "hf_whisper", "hf_vit", "hf_dinov2", "hf_mamba", "densenet"),
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("unet", "hf_clip", "hf_distilbert", "torch_transformer")),
 )
 
@@ -53,7 +53,7 @@ def left_of(symmetry: rg.Symmetry, a: Params, b: Params) -> float:
     return float((squares[0] / sum(float(a[n].double().square().sum()) for n in names)) ** 0.5)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "mobilenet_v2"])
 def test_nothing_is_left_of_a_random_element(name: str) -> None:
     """In float64 for three elements and in float32, and the merge of a network with its copy is the network."""
     found = network(name)
@@ -83,6 +83,44 @@ def test_no_more_is_left_than_the_noise(name: str) -> None:
     result = rg.align(a, b, symmetry)
     assert left_of(symmetry, a, result.params) <= 1.02 * left_of(symmetry, a, noisy)
     assert relative_change(found.probe(b), found.probe(result.params)) <= 1e-6
+
+
+@pytest.mark.parametrize("method", [rg.WeightMatching(), rg.MixedMatching(), rg.FrankWolfe(), rg.MergeMany()])
+def test_scales_that_move_statistics_stay_where_these_are_computed_anew(method: rg.alignment.Method) -> None:
+    """By a task that prepares averages, or as the setting says: filters are then reordered and flipped only."""
+    torch.manual_seed(0)
+    module = (
+        nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2)).double().eval()
+    )
+    images = torch.randn((20, 1, 4, 4), generator=generator(0), dtype=torch.float64)
+    symmetry = rg.discover(module, (images[:2],), verify=False)
+    a = perturb(
+        {n: t.detach() for n, t in module.state_dict().items()}, {"1.running_mean", "1.running_var"}, generator(0)
+    )
+    b = symmetry.act(symmetry.random(generator(1)), a)
+    task = rg.Task(module, [(images, torch.zeros(20, dtype=torch.int64))])
+    again = rg.Task(task.module, task.batches, prepare=lambda p: rg.reset_batchnorm(p, module, [images]))
+
+    def norms(params: Params) -> Tensor:
+        return torch.linalg.vector_norm(params["0.weight"].flatten(1), dim=1).sort().values
+
+    assert left_of(symmetry, a, rg.align(a, b, symmetry, method=method, task=task).params) <= LEFT
+    kept = rg.align(a, b, symmetry, method=method, task=again).params
+    assert torch.allclose(norms(kept), norms(b))
+    assert not torch.allclose(norms(kept), norms(a), rtol=0.1)
+    merged = rg.merge([a, b], symmetry, method=method, task=task).params
+    assert torch.allclose(norms(merged), norms(a))
+
+
+def test_a_setting_keeps_the_scales_that_move_statistics() -> None:
+    found = network("resnet20_batch_A")
+    symmetry, method = found.symmetry, rg.WeightMatching(scales="recompute")
+    b = symmetry.act(symmetry.random(generator(1), ("scale",)), found.params)
+    kept = rg.align(found.params, b, symmetry, method=method).params
+    assert left_of(symmetry, found.params, kept) > 0.1
+    assert relative_change(found.probe(found.params), found.probe(kept)) <= 1e-6
+    for name in (name for name in b if name.endswith("running_mean")):
+        assert torch.allclose(kept[name].abs().sort().values, b[name].abs().sort().values)
 
 
 @pytest.mark.parametrize("name", ["gpt", "hf_llama", "hf_mamba"])
@@ -185,6 +223,10 @@ def test_networks_that_are_compared_keep_the_same_matrices() -> None:
     first, second = balance_alike([{n: torch.stack([t, t]) for n, t in a.items()}, both], symmetry)
     assert first.rigid["h"].tolist() == second.rigid["h"].tolist() == [True, False]
     assert torch.equal(first.element["h"].matrix[0], torch.eye(4, dtype=torch.float64))  # type: ignore[index]
+    pairs = rg.align_pairs({n: torch.stack([t, t]) for n, t in a.items()}, both, symmetry)
+    assert "group 'h' was only rotated in 1 of 2 pairs" in pairs.report
+    assert "group 'h' was only rotated" in rg.align(a, near, symmetry).report
+    assert "rotated" not in rg.align(a, a, symmetry).report
     alone = balance(a, symmetry)["h"].matrix
     assert alone is not None
     assert torch.allclose(first.element["h"].matrix[1], alone)  # type: ignore[index]

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, ladder
-from regauge.alignment.engine.frames import is_stretched, move_by
+from regauge.alignment.engine.frames import CLOSER, Scales, buffers_of, is_stretched, move_by, notes_on, sides_of
 from regauge.alignment.problem import ManyProblem
 from regauge.alignment.result import ManyResult
 from regauge.core import act as _act
-from regauge.core.balance import balance_alike, has_balance
+from regauge.core.balance import has_balance
 from regauge.core.element import Element, concatenate, stack
 from regauge.core.families import Tensors, compared, dot
 from regauge.core.interpolation import mean
@@ -21,27 +20,55 @@ from regauge.core.symmetry import Symmetry
 
 def best_universe(
     problem: ManyProblem,
-    scales: Literal["balance", "keep"],
+    scales: Scales,
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
     """Balance scales and matrices, choose between climbs, and fall back to the identity.
 
-    With "balance" the networks are compared at the points of smallest norm on their orbits under positive scales and
-    invertible matrices, as `WeightMatching` does; all of them take over those of the first network.
+    Unless scales are kept the networks are compared at the points of smallest norm on their orbits under positive
+    scales and invertible matrices, as `WeightMatching` does; all of them take over those of the first network.
 
     Args:
         problem: The networks as given. A task chooses between the climbs that end at or above the identities, by the
             loss of the plain mean.
-        scales: Whether to balance.
+        scales: As in `WeightMatching`.
         climbs_from: Climbs between the compared tensors of networks; see `one_climb`.
         climb_from_identity: One more climb, from the identities; it never falls below where it begins.
     """
+    networks, symmetry = problem.networks, problem.symmetry
+    if scales == "keep" or not has_balance(symmetry):
+        blank = symmetry.identity((len(networks),))
+        return _universe(problem, blank, blank, climbs_from, climb_from_identity)
+    found = sides_of(networks, symmetry, buffers_of(scales, problem.task))
+    sides, ends = (stack([one.element for one in balanced]) for balanced in found)
+    notes = notes_on({name: flags.reshape(-1)[:1] for name, flags in found[1][0].rigid.items()})
+    first = replace(_universe(problem, sides, ends, climbs_from, climb_from_identity), notes=notes)
+    if found[0] is found[1]:
+        return first
+    # As in `WeightMatching`: copies are found for certain only where all scales are balanced.
+    other = replace(_universe(problem, ends, ends, climbs_from, climb_from_identity), notes=notes)
+    return other if _spread(other, symmetry) < CLOSER * _spread(first, symmetry) else first
+
+
+def _spread(found: ManyResult, symmetry: Symmetry) -> float:
+    """The sum of squared distances of the moved networks from the first one."""
+    first, *others = compared(found.params, symmetry)
+    squares = (dot(first[n] - other[n], first[n] - other[n]) for other in others for n in first)
+    return sum(squares)
+
+
+def _universe(
+    problem: ManyProblem,
+    factors: Element,
+    ends: Element,
+    climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
+    climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
+) -> ManyResult:
+    """`best_universe` of networks that are compared where `factors` move them, and end where `ends` do."""
     networks, symmetry, task = problem.networks, problem.symmetry, problem.task
-    tensors = compared(networks, symmetry)
-    start, factors = tensors, symmetry.identity((len(tensors),))
-    if scales == "balance" and has_balance(symmetry):
-        factors = stack([found.element for found in balance_alike(networks, symmetry, buffers="keep")])
+    start = tensors = compared(networks, symmetry)
+    if has_balance(symmetry):
         start = [move_by(symmetry, factors.item(0), network) for network in tensors]
         tensors = [move_by(symmetry, factors.item(k), network) for k, network in enumerate(tensors)]
 
@@ -54,7 +81,7 @@ def best_universe(
         )
 
     def from_identity(rows: Tensor) -> Climbs:
-        return lead_back(climb_from_identity(start), factors.rows(torch.zeros(len(networks), dtype=torch.int64)))
+        return lead_back(climb_from_identity(start), ends.rows(torch.zeros(len(networks), dtype=torch.int64)))
 
     def mean_loss(elements: Element) -> Tensor:
         moved = [symmetry.act(elements.item(0, k), network) for k, network in enumerate(networks)]
@@ -62,7 +89,7 @@ def best_universe(
         return torch.tensor([task.evaluate(mean(moved))["loss"]], dtype=torch.float64)
 
     initial = torch.tensor([universe_objective(start, tensors, symmetry)], dtype=torch.float64)
-    climbs = [lead_back(found, factors) for found in climbs_from(tensors)]
+    climbs = [lead_back(found, ends) for found in climbs_from(tensors)]
     best, starts = ladder(climbs, [Fallback(initial, from_identity)], initial, None if task is None else mean_loss)
     return problem.result(
         [best.element.item(0, k) for k in range(len(networks))],

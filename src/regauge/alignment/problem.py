@@ -104,6 +104,7 @@ class Problem(_Setting):
         starts: Tensor | Sequence[float] = (),
         is_converged: Tensor | bool | None = None,
         moved: Mapping[str, Tensor] = NOTHING,
+        notes: tuple[str, ...] = (),
     ) -> Results:
         """The result with these elements, which moves the second networks; for the other arguments see `Result`.
 
@@ -112,6 +113,7 @@ class Problem(_Setting):
         Args:
             element: One element for each pair, or the same for all.
             moved: Tensors of the second networks that are moved already, bit for bit as the action would.
+            notes: What could not be taken over.
         """
 
         def numbers(values: Tensor | Sequence[float] | float) -> Tensor:
@@ -129,6 +131,7 @@ class Problem(_Setting):
             starts=numbers(starts).reshape(-1, self.pairs),
             is_converged=None if is_converged is None else torch.as_tensor(is_converged).reshape(self.pairs),
             is_judged=self.task is not None,
+            notes=notes,
         )
 
 
@@ -158,6 +161,7 @@ class ManyProblem(_Setting):
         starts: Sequence[float] = (),
         is_converged: bool | None = None,
         params: Sequence[Params] = (),
+        notes: tuple[str, ...] = (),
     ) -> ManyResult:
         """The result with one element for each network, the first of them the identity; see `Problem.result`.
 
@@ -175,6 +179,7 @@ class ManyProblem(_Setting):
             starts=tuple(starts),
             is_converged=is_converged,
             is_judged=self.task is not None,
+            notes=notes,
         )
 
 

@@ -43,6 +43,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
             NaN for pairs that did not need that climb.
         is_converged: Whether the method ended by itself, because no single step could improve the objective.
         is_judged: Whether there was a task to judge by; weights alone do not tell how high the barrier is.
+        notes: Sentences about what could not be taken over from the first network.
     """
 
     symmetry: Symmetry
@@ -54,6 +55,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
     starts: Numbers
     is_converged: Flag | None
     is_judged: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def elements(self) -> tuple[Element, ...]:
@@ -79,11 +81,38 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
             starts=tuple(value for value in self.starts[:, k].tolist() if value == value),
             is_converged=None if self.is_converged is None else bool(self.is_converged[k]),
             is_judged=self.is_judged,
+            notes=self.notes,
+        )
+
+    def but(self: "Results", rows: Tensor, other: "Results") -> "Results":
+        """These results of a batch, with those of another where `rows` is true."""
+        if not bool(rows.any()):
+            return self
+        steps, tries = max(len(self.history), len(other.history)), max(len(self.starts), len(other.starts))
+        ends = (self.is_converged, other.is_converged)
+
+        def choose(here: Tensor, there: Tensor) -> Tensor:
+            shape = (-1, *[1] * (here.ndim - 1))
+            return torch.where(rows.to(here.device).reshape(shape), there, here)
+
+        return replace(
+            self,
+            element=other.element.where(rows, self.element),
+            params={name: choose(tensor, other.params[name]) for name, tensor in self.params.items()},
+            objective=choose(self.objective, other.objective),
+            initial=choose(self.initial, other.initial),
+            history=torch.where(rows, extend(other.history, steps), extend(self.history, steps)),
+            starts=torch.where(rows, extend(other.starts, tries, torch.nan), extend(self.starts, tries, torch.nan)),
+            is_converged=None if ends[0] is None or ends[1] is None else choose(ends[0], ends[1]),
         )
 
     @property
     def report(self) -> str:
-        """How it went, and what to try for more."""
+        """How it went, what to try for more, and what could not be taken over."""
+        return "\n".join([self._outcome, *self.notes])
+
+    @property
+    def _outcome(self) -> str:
         initial, objective = (torch.as_tensor(value, dtype=torch.float64) for value in (self.initial, self.objective))
         gained = f"objective {float(initial.mean()):.6g} -> {float(objective.mean()):.6g}"
         if objective.ndim:
@@ -133,6 +162,7 @@ def join(parts: Sequence[Results]) -> Results:
         history=torch.cat([extend(part.history, steps) for part in parts], 1),
         starts=torch.cat([extend(part.starts, tries, torch.nan) for part in parts], 1),
         is_converged=torch.cat(ends) if len(ends) == len(parts) else None,
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
 
 

@@ -131,9 +131,10 @@ class Matching:
     """Continue from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
     restarts: int = 0
     """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
-    scales: Literal["balance", "keep"] = "balance"
-    """Match weights where the positive scales of the networks are balanced, so that all take over those of A; or keep
-    all scales, so that values are moved and never multiplied (but by signs)."""
+    scales: Literal["balance", "recompute", "keep"] = "balance"
+    """Match weights where the positive scales and invertible matrices of the networks are balanced, so that all take
+    over those of A; the same but for scales that move running statistics, to compute these anew (with data that is so
+    by itself); or keep all, so that values are moved and never multiplied (but by signs and rotations)."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
     loss: Loss = "cross-entropy"
     """The loss on the data."""

@@ -36,8 +36,8 @@ def run(options: Repair) -> None:
         )
     if options.align:
         with show_status("aligning the endpoints"):
-            symmetry = judged.symmetry
-            endpoints = tuple(rg.align(merged, end, symmetry, method=rg.WeightMatching()).params for end in endpoints)
+            symmetry, method = judged.symmetry, rg.WeightMatching(scales="recompute")
+            endpoints = tuple(rg.align(merged, end, symmetry, method=method).params for end in endpoints)
     inputs = [inputs for inputs, _ in judged.task.batches]
     if endpoints:
         _warn(merged, endpoints, shares)

@@ -187,7 +187,8 @@ def together(params: Params, symmetry: rg.Symmetry, options: ZooCompare, matrix_
         return universe(params, symmetry).params, "in one universe"
     distances = matrix_of("distances of orbits", params, OrbitDistances(symmetry, seed=options.seed))
     center = select(params, int(distances.sum(1).argmin()))
-    return rg.align_pairs(center, params, symmetry).params, "aligned to the medoid"
+    method = rg.WeightMatching(scales="recompute")  # With data, statistics are computed anew between networks.
+    return rg.align_pairs(center, params, symmetry, method=method).params, "aligned to the medoid"
 
 
 def task_on(options: ZooCompare, store: Store) -> rg.Task:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regauge.core.element import Element, Value
 from regauge.core.matrices import Matrices, balanced_matrices
-from regauge.core.scales import Direction, Logs, Squares, descend, directions, jump, squares_of
+from regauge.core.scales import Direction, Logs, Squares, descend, directions, jump, normalize, normalizers, squares_of
 from regauge.core.symmetry import Symmetry
 
 TOLERANCE = {torch.float64: 1e-12}
@@ -66,9 +66,11 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
     Args:
         symmetry: The symmetry of the architecture.
         params: One network, or a population with a leading model axis.
-        buffers: They are never compared; "keep" uses only those combinations of families that leave every buffer as
-            it is. Batch normalization in evaluation mode lets a filter and its gain scale oppositely while the
-            running mean moves along, but that is undone by half when the statistics are computed anew.
+        buffers: They are never compared. Batch normalization in evaluation mode lets a filter and its gain scale
+            oppositely while the running mean moves along. With "move" such filters have norm one in the end: where
+            networks are compared they keep the weight that they have in training, which does not depend on that norm.
+            "keep" uses only those combinations of families that leave every buffer as it is, because a part of such
+            a move is undone when the statistics are computed anew.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
@@ -132,6 +134,9 @@ def balance_but(
     flat = {name: tensors[name].reshape(batch, *symmetry.shapes[name]) for names in linear.values() for name in names}
     matrices = Matrices(symmetry, flat, rigid) if linear else None
     logs = _minimize(scaled, squares, batch, tolerance, matrices)
+    filters = normalizers(symmetry) if buffers == "move" else []
+    logs += [normalize(direction, squares, batch) for direction in filters]
+    scaled += filters
     sizes = {group.name: group.size for group in symmetry.groups}
     for group in symmetry.groups:
         own = [(d.weights, t) for d, t in zip(scaled, logs, strict=True) if d.group == group.name]

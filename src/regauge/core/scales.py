@@ -1,7 +1,7 @@
 """Positive scales of a network balanced: squares of its parameters, and steps that make their sum smaller."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import lcm
 from typing import Literal
@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from regauge.core.act import Site
+from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 Logs = Float64[Tensor, "batch _"]
@@ -83,31 +84,65 @@ class Squares:
 
 @dataclass(frozen=True)
 class Direction:
-    """A combination of the families of one group that is balanced as one: how much each moves, and where."""
+    """A combination of the families of one group that is balanced as one: how much each moves, and where.
+
+    `own` has the places of a normalizer whose values it alone moves.
+    """
 
     group: str
     weights: tuple[int, ...]
     count: int
     places: tuple[Place, ...]
+    own: tuple[Place, ...] = ()
 
 
 def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> list[Direction]:
     """The families of every group, or the combinations of them that keep the buffers."""
     result = []
     for group in symmetry.groups:
-        count = group.size * symmetry.count_copies(group.name)
-        rows = {p.scale for p in group.placements if p.parameter in symmetry.buffers} if buffers == "keep" else set()
-        for weights in _null_space(sorted(rows), group.scales):
-            places: list[Place] = []
-            for name, local in symmetry.sites.items():
-                if name in symmetry.buffers:
-                    continue
-                here = [site for site in local if site.group.name == group.name and _exponent(site, weights)]
-                shared = len({site.placement.axis for site in here})
-                places.extend(_place(symmetry, name, site, _exponent(site, weights), shared) for site in here)
-            if places:
-                result.append(Direction(group.name, weights, count, tuple(places)))
+        rows = _moving(symmetry, group) if buffers == "keep" else []
+        for weights in _null_space(rows, group.scales):
+            sites = _sites_moved(symmetry, group, weights)
+            if sites:
+                result.append(_direction(symmetry, group, weights, sites))
     return result
+
+
+def normalizers(symmetry: Symmetry) -> list[Direction]:
+    """The combinations of families that move buffers, on the values that nothing else scales.
+
+    These are the filters before batch normalization, for each layer its own. See `normalize`.
+    """
+    result = []
+    for group in symmetry.groups:
+        rows = _moving(symmetry, group)
+        kept = _null_space(rows, group.scales)
+        for weights in _duals(rows, kept):
+            sites = _sites_moved(symmetry, group, weights)
+            own = [(name, site) for name, site in sites if not any(_exponent(site, other) for other in kept)]
+            if own:
+                own_places = _direction(symmetry, group, weights, own).places
+                result.append(replace(_direction(symmetry, group, weights, sites), own=own_places))
+    return result
+
+
+def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
+    """How the families of a group move buffers."""
+    return sorted({p.scale for p in group.placements if p.parameter in symmetry.buffers})
+
+
+def _sites_moved(symmetry: Symmetry, group: Group, weights: Sequence[int]) -> list[tuple[str, Site]]:
+    """The sites on compared parameters that a combination of families moves."""
+    every = ((name, site) for name, local in symmetry.sites.items() if name not in symmetry.buffers for site in local)
+    return [(name, site) for name, site in every if site.group.name == group.name and _exponent(site, weights)]
+
+
+def _direction(
+    symmetry: Symmetry, group: Group, weights: tuple[int, ...], sites: Sequence[tuple[str, Site]]
+) -> Direction:
+    axes = {name: {site.placement.axis for other, site in sites if other == name} for name, _ in sites}
+    places = (_place(symmetry, n, site, _exponent(site, weights), len(axes[n])) for n, site in sites)
+    return Direction(group.name, weights, group.size * symmetry.count_copies(group.name), tuple(places))
 
 
 def _exponent(site: Site, weights: Sequence[int]) -> int:
@@ -136,6 +171,13 @@ def squares_of(tensor: Tensor, sites: Sequence[Site], lead: int) -> Float64[Tens
 def descend(direction: Direction, squares: Squares, batch: int) -> Logs:
     """Take the step of one direction."""
     step = _step(direction, squares, batch)
+    jump([direction], squares, [step])
+    return step
+
+
+def normalize(direction: Direction, squares: Squares, batch: int) -> Logs:
+    """Give the values of a normalizer that it alone moves norm one, up to a constant."""
+    step = _step(replace(direction, places=direction.own), squares, batch)
     jump([direction], squares, [step])
     return step
 
@@ -192,3 +234,17 @@ def _null_space(rows: Sequence[Sequence[int]], count: int) -> list[tuple[int, ..
         scale = lcm(*(x.denominator for x in vector))
         result.append(tuple(int(x * scale) for x in vector))
     return result
+
+
+def _duals(rows: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Integer vectors orthogonal to `kept`, each to all but one of a largest independent set of the rows."""
+    chosen: list[Sequence[int]] = []
+    for row in rows:
+        if any(_dot(row, free) for free in _null_space(chosen, len(row))):
+            chosen.append(row)
+    duals = [_null_space([*(other for other in chosen if other is not row), *kept], len(row))[0] for row in chosen]
+    return [tuple(x if _dot(row, dual) > 0 else -x for x in dual) for row, dual in zip(chosen, duals, strict=True)]
+
+
+def _dot(x: Sequence[int], y: Sequence[int]) -> int:
+    return sum(a * b for a, b in zip(x, y, strict=True))

@@ -20,7 +20,11 @@ from regauge.training.optimizers import AdamW
 BATCH = 250
 """Images in one evaluation."""
 QUANTITIES = (BARRIER, AREA, Quantity("accuracy halfway", of=halfway("accuracy")))
-METHODS = {"as trained": None, "weight matching": rg.WeightMatching(), "mixed matching": rg.MixedMatching()}
+METHODS = {
+    "as trained": None,
+    "weight matching": rg.WeightMatching(scales="recompute"),
+    "mixed matching": rg.MixedMatching(scales="recompute"),
+}
 Resnets = dict[int, Comparison]
 """Pairs of networks by their width, a multiplier of the 16, 32 and 64 channels."""
 

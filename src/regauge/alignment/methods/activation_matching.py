@@ -43,7 +43,8 @@ class ActivationMatching(Method):
             by how much they vary.
         max_sweeps: Most sweeps over the groups.
         outputs: Which outputs of the module count, as it was given to `discover`.
-        scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first; "keep" moves
+        scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first, "recompute"
+            all but those that move running statistics; "keep" moves
             values and never multiplies them, but by signs.
 
     References:
@@ -73,7 +74,7 @@ class ActivationMatching(Method):
 
     def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
         """Ascent on the mixture, from the best element for the activations alone, or from the identity if better."""
-        weight, frame = self._weight, Frame.of(problem.a, problem.b, problem.symmetry, self.scales)
+        weight, frame = self._weight, Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
         costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
         norm = sum(float(frame.a[k].norm()) * float(frame.b[k].norm()) for k in frame.a) or 1.0
         # The parameters keep their units, because shifts of periodic units add constants to them.
@@ -99,6 +100,7 @@ class ActivationMatching(Method):
             history=unit * best.history,
             starts=unit * starts,
             is_converged=best.is_converged,
+            notes=frame.notes,
         )
 
 

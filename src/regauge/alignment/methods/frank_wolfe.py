@@ -48,7 +48,7 @@ class FrankWolfe(ManyMethod):
             largest objective is kept or, given a task, the one whose mean network has the smallest loss.
         max_steps: Most steps in each climb.
         tolerance: A step must gain more than this share of the sum of `|a| |b|` over pairs.
-        scales: "balance" or "keep", as in `WeightMatching`.
+        scales: "balance", "recompute" or "keep", as in `WeightMatching`.
 
     References:
         Crisostomi et al. (2024), C2M3: Cycle-consistent multi-model merging, sections 3.1 and 3.2.

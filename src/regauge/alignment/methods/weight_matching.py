@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder, portions, side_by_side
-from regauge.alignment.engine.frames import Frame, Scales
+from regauge.alignment.engine.frames import CLOSER, Frame, Scales
+from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
 from regauge.core.element import Element, concatenate, materialize
-from regauge.core.families import Tensors
+from regauge.core.families import Tensors, compared
 from regauge.core.symmetry import Symmetry
 
 
@@ -50,7 +51,10 @@ class WeightMatching(Method):
             matrix all but its nearest rotation. For `align_pairs` a single element or one for each pair.
         max_sweeps: Most sweeps over the groups in each climb.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
-        scales: "balance" as described; "keep" compares the networks as they are, leaves all factors at one, and
+        scales: "balance" as described. Among the scales are those of filters before batch normalization in evaluation
+            mode, which move running statistics along; "recompute" leaves these alone, because to compute the
+            statistics anew undoes a part of that move and changes the function. Given a task that does it
+            (`prepare`), "balance" does so too. "keep" compares the networks as they are, leaves all factors at one, and
             chooses an invertible matrix among the orthogonal ones.
 
     References:
@@ -90,7 +94,16 @@ class WeightMatching(Method):
         return join(side_by_side(match, parts) if problem.task is None else [match(part) for part in parts])
 
     def _match(self, problem: Problem, init: Element | None, restarts: Sequence[Element]) -> Results:
-        frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales)
+        frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
+        found = self._match_in(frame, problem, init, restarts)
+        if frame.sides is frame.ends or not frame.a:
+            return found
+        # A copy with other scales before batch normalization is found for certain only where these are balanced.
+        other = self._match_in(frame.at_ends(problem.a), problem, init, restarts)
+        before, after = (_distances(problem, one) for one in (found, other))
+        return found.but(after < CLOSER * before, other)
+
+    def _match_in(self, frame: Frame, problem: Problem, init: Element | None, restarts: Sequence[Element]) -> Results:
         if not frame.a:
             zeros, identity = torch.zeros(1, problem.pairs), problem.symmetry.identity()
             ended = torch.ones(problem.pairs, dtype=torch.bool)
@@ -119,6 +132,7 @@ class WeightMatching(Method):
             starts=starts,
             is_converged=best.is_converged,
             moved=best.moved,
+            notes=frame.notes,
         )
 
     def _climbs(self, frame: Frame, starts: Sequence[Element]) -> list[Climbs]:
@@ -162,6 +176,12 @@ def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple
         if group.matrix == "linear":
             element = element.replace(group.name, blank[group.name])
     return element
+
+
+def _distances(problem: Problem, found: Results) -> Tensor:
+    """The squared distance of each first network from what its second one becomes."""
+    a, b = compared([problem.a, found.params], problem.symmetry)
+    return torch.stack([dots(a[name] - b[name], a[name] - b[name]) for name in a]).sum(0)
 
 
 def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:

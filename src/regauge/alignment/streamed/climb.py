@@ -9,6 +9,7 @@ import torch
 
 from regauge.alignment.engine.ascent import Ascent
 from regauge.alignment.engine.blocks import solve_family
+from regauge.alignment.engine.frames import buffers_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
 from regauge.alignment.result import Result
@@ -35,14 +36,14 @@ class StreamedResult(Result[Params]):
     Until the moved network is written `params` is empty, then a mapping that reads tensors when they are asked for.
     """
 
-    timings: tuple[str, ...]
+    timings: tuple[str, ...] = ()
 
     @property
     def report(self) -> str:
         """How it went, and how fast the files were read."""
         moving = "" if self.is_converged else "; it was still moving when it stopped"
         gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {len(self.history)} sweeps{moving}"
-        return "\n".join([gained, *self.timings])
+        return "\n".join([gained, *self.notes, *self.timings])
 
 
 def align_streamed(
@@ -96,6 +97,7 @@ def align_streamed(
         starts=(),
         is_converged=state.is_converged,
         is_judged=False,
+        notes=tuple(state.notes),
         timings=tuple(state.timings),
     )
 
@@ -116,9 +118,9 @@ class _StreamedAscent:
 
     def run(self) -> None:
         state, is_from_barycenter = self.state, self.method.start == "barycenter"
-        if self.method.scales == "balance" and has_balance(self._symmetry) and state.left is None:
+        if self.method.scales != "keep" and has_balance(self._symmetry) and state.left is None:
             with self._timed("balancing"):
-                state.left, state.right = self.source.balance(self._advance)
+                state.left, state.right = self.source.balance(buffers_of(self.method.scales, None), self._advance)
             self.keep(state)
         if not state.is_anchored:
             if is_from_barycenter:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from torch import Tensor
 
+from regauge.alignment.engine.frames import buffers_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.streamed.climb import StreamedResult, align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
@@ -271,7 +272,7 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
         symmetry,
         [{name: one.dtype for name, one in checkpoint.stored.items()} for checkpoint in checkpoints],
         memory=job.limit.nbytes,
-        is_balanced=method.scales == "balance" and has_balance(symmetry),
+        buffers=buffers_of(method.scales, None) if method.scales != "keep" and has_balance(symmetry) else None,
         held=job.limit.held(),
     )
     return StreamedJob(job, method, plan)

@@ -13,7 +13,7 @@ import torch
 
 from regauge.alignment.streamed.memory import Sizes
 from regauge.core.act import resolve
-from regauge.core.balance import balanced_parts
+from regauge.core.balance import Buffers, balanced_parts
 from regauge.core.families import Family, families
 from regauge.core.groups import Group
 from regauge.core.params import work_dtype
@@ -85,7 +85,7 @@ def make_plan(
     dtypes: Sequence[Mapping[str, torch.dtype]],
     *,
     memory: int,
-    is_balanced: bool,
+    buffers: Buffers | None,
     held: int = 0,
 ) -> Plan:
     """The plan that holds at most `memory` bytes at once.
@@ -94,7 +94,7 @@ def make_plan(
         symmetry: With every size known.
         dtypes: The dtype of every tensor, in each checkpoint.
         memory: Bytes that may be held.
-        is_balanced: Whether scales and matrices are balanced first.
+        buffers: Whether scales that are balanced first may move running statistics; None if nothing is balanced.
         held: Bytes that the process holds already, such as what tracing the model left behind.
 
     Raises:
@@ -102,7 +102,7 @@ def make_plan(
     """
     names = [n for n in symmetry.sites if n not in symmetry.buffers and dtypes[0][n].is_floating_point]
     waiting = {f.root.name: f for f in families(symmetry.groups, {name: symmetry.sites[name] for name in names})}
-    balanced = balanced_parts(symmetry, buffers="keep") if is_balanced else []
+    balanced = balanced_parts(symmetry, buffers=buffers) if buffers else []
     sizes = Sizes(symmetry, {n: work_dtype(*(own[n] for own in dtypes)).itemsize for n in names})
     first, *others = ({n: own[n].itemsize * sizes.numel(n) for n in names} for own in dtypes)
     sweep_bytes = sum(first.values()) + max((sum(other.values()) for other in others), default=0)

@@ -8,14 +8,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.frames import is_stretched, move_by
+from regauge.alignment.engine.frames import is_stretched, move_by, notes_on
 from regauge.alignment.streamed.memory import CHUNK, row_ranges
 from regauge.alignment.streamed.state import State
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.assignment import assign
-from regauge.core.balance import Balance, agree, balance_but, balanced_parts
+from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts
 from regauge.core.closest import Character, Cost, ShiftCost, closest, diagonal
 from regauge.core.element import Element, Value
 from regauge.core.families import add_term, barycenter, dot
@@ -166,21 +166,22 @@ class Source:
         """Bytes of some tensors in both files."""
         return sum(one.stored[name].nbytes for one in (self._a, self._b) for name in names)
 
-    def balance(self, advance: Callable[[int], object]) -> tuple[Element, Element]:
+    def balance(self, buffers: Buffers, advance: Callable[[int], object]) -> tuple[Element, Element]:
         """What balances each network, part by part; `advance` is told the bytes that were read.
 
         Tensors of which the balance depends on one another are read together. Of those on whose first axis nothing
         acts only sums over that axis are kept.
         """
         sides, symmetry = [self._symmetry.identity()] * 2, self._symmetry
-        for part in balanced_parts(symmetry, buffers="keep"):
+        for part in balanced_parts(symmetry, buffers=buffers):
             before = self.bytes_and_seconds[0]
 
             def balance(k: int, rigid: Mapping[str, Tensor], part: frozenset[str] = part) -> Balance:
                 params = _read_part((self._a, self._b)[k], symmetry, part)
-                return balance_but(params, _restrict(symmetry, params), "keep", rigid)
+                return balance_but(params, _restrict(symmetry, params), buffers, rigid)
 
             for k, found in enumerate(agree(2, balance)):
+                self._state.notes += notes_on(found.rigid) if k else ()
                 for name, value in found.element.items():
                     sides[k] = sides[k].replace(name, _join(sides[k][name], value))
             advance(self.bytes_and_seconds[0] - before)

@@ -28,6 +28,7 @@ class State:
         initial: Objective of the identity.
         quiet: Rounds of spread groups in a row that could not be improved.
         is_converged: Whether the climb ended by itself; None before it ends.
+        notes: A sentence about each group of matrices that is only rotated.
         timings: A sentence about each pass over the files: how long it took, and how much was read how fast.
     """
 
@@ -42,6 +43,7 @@ class State:
     initial: float | None = None
     quiet: int = 0
     is_converged: bool | None = None
+    notes: list[str] = field(default_factory=list)
     timings: list[str] = field(default_factory=list)
 
 

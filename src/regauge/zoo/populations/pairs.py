@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment import align_pairs
+from regauge.alignment.engine.frames import Scales
 from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.canonical.canonicalize import canonicalize, match_canonical
@@ -138,7 +139,8 @@ class Barriers:
         task: Model, data and loss; its `prepare` is applied to every network between the ends.
         symmetry: The symmetry of the architecture; the networks are taken as they are unless given.
         points: Networks on each line, ends included; three are the midpoint alone, as in the paper's figure.
-        method: The method that aligns pairs; `WeightMatching()` unless given.
+        method: The method that aligns pairs; `WeightMatching()` unless given, with `scales="recompute"` if the task
+            prepares networks.
         seed: The seed of the method's generator.
         at_once: Networks that are evaluated together; the activations of all are in memory.
 
@@ -172,11 +174,13 @@ class Barriers:
         ends_first = self._losses(first)
         ends_second = ends_first if first is second else self._losses(second)
         generator = torch.Generator().manual_seed(self.seed)
+        scales: Scales = "balance" if self.task.prepare is None else "recompute"
+        method = WeightMatching(scales=scales) if self.method is None else self.method
 
         def compare(pairs: PairBlock) -> Tensor:
             a, b = pairs.first, pairs.second
             if self.symmetry is not None:
-                a, b = _align_both_ways(pairs, self.symmetry, self.method, generator)
+                a, b = _align_both_ways(pairs, self.symmetry, method, generator)
             excess = torch.zeros(len(pairs.i), dtype=torch.float64)
             for k in range(1, self.points - 1):
                 t = k / (self.points - 1)
