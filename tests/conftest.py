@@ -58,7 +58,8 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks in files stay on the disk, however small they are."""
-    monkeypatch.setattr("regauge.alignment.streamed.job.HELD", 10**12)
+    for name in ("HELD", "MERGING"):
+        monkeypatch.setattr(f"regauge.alignment.streamed.job.{name}", 10**12)
 
 
 @pytest.fixture

@@ -288,7 +288,7 @@ from pathlib import Path
 import regauge.alignment.streamed.job, regauge.cli.align, regauge.cli.merge
 from regauge.cli.main import main
 from regauge.storage.checkpoints.memory_limit import resident
-regauge.alignment.streamed.job.HELD = 10**12
+regauge.alignment.streamed.job.HELD = regauge.alignment.streamed.job.MERGING = 10**12
 base = resident()
 main(sys.argv[1:])
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())

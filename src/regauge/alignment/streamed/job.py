@@ -15,6 +15,7 @@ from torch import Tensor
 from regauge.alignment.engine.frames import buffers_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.streamed.climb import StreamedResult, align_streamed
+from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import move_pieces
 from regauge.alignment.streamed.state import load_state, save_state
@@ -38,7 +39,9 @@ from regauge.storage.checkpoints.writing import SUFFIX, Pieces, Shard, require_w
 NO_OUTPUTS = (".bin", ".pt", ".pth", ".ckpt", ".json", ".gguf", ".onnx", ".npz", ".h5")
 """How the name of an output does not end: it would be that of a folder."""
 HELD = 5
-"""Copies in float32 of one network that aligning in memory holds."""
+"""Copies in float32 of one network that aligning two in memory holds."""
+MERGING = 8
+"""Copies of each network that merging holds, which aligns them with one another; measured with two and five."""
 
 Network: TypeAlias = Mapping[str, Tensor] | str | Path
 """Parameters by name, or a checkpoint: its path, or opened (which is a mapping, too)."""
@@ -83,9 +86,10 @@ class FileJob:
 
     @property
     def nbytes(self) -> int:
-        """What aligning in memory holds at once, in bytes."""
+        """What aligning in memory holds at once, in bytes; or merging, whose result is like the first network."""
         values = sum(one.nbytes // one.dtype.itemsize for one in self.source.stored.values())
-        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + 4 * HELD * values
+        copies = HELD if self.number else MERGING * len(self.checkpoints)
+        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + 4 * copies * values
 
     @property
     def needs_memory(self) -> str:
@@ -198,7 +202,7 @@ class StreamedJob:
         Raises:
             ValueError: That is more than is allowed.
         """
-        limit, peak = self.job.limit.nbytes, nbytes + self.plan.held
+        limit, peak = self.job.limit.nbytes, int(SLACK * nbytes) + BASE + self.plan.held
         if peak > limit:
             raise ValueError(
                 f"{work} holds {size_text(peak)} at once, for the largest tensor of all, more than the "
