@@ -28,7 +28,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.storage.checkpoints.adapters import require_same_adapters
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike
+from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike, require_same_kinds
 from regauge.storage.checkpoints.disk import require_space
 from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
@@ -176,6 +176,7 @@ def open_job(
         )
     if form != AS_STORED:
         checkpoints = tuple(one.written_as(form) if k == number else one for k, one in enumerate(checkpoints))
+    require_same_kinds(checkpoints)
     adapters = [one for one in checkpoints if one.is_adapter]
     if adapters:
         if len(adapters) < len(checkpoints):

@@ -326,11 +326,18 @@ def load(path: str | Path) -> Params:
 
 
 def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise unless checkpoints have tensors of the same names and shapes, and floating-point numbers in the same."""
+    """Raise unless checkpoints have tensors of the same names and shapes."""
     first, *others = checkpoints
     for other in others:
         match(other.on_meta(), first.on_meta(), other.label, first.label)
-        for name, tensor in first.stored.items():
+
+
+def require_same_kinds(checkpoints: Sequence[Checkpoint]) -> None:
+    """Raise if a tensor holds floating-point numbers in one checkpoint and integers in another."""
+    first, *others = checkpoints
+    for other in others:
+        for name in [name for name in first.stored if name in other.stored]:
+            tensor = first.stored[name]
             if other.stored[name].dtype.is_floating_point != tensor.dtype.is_floating_point:
                 raise ValueError(
                     f"{name!r} is {tensor.dtype} in {first.label} and {other.stored[name].dtype} in {other.label}; "
