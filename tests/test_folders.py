@@ -20,6 +20,7 @@ from regauge.cli.main import main  # noqa: E402
 from regauge.cli.models import load_module  # noqa: E402
 from regauge.core.params import Params  # noqa: E402
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load  # noqa: E402
+from regauge.storage.checkpoints.transformers_names import name_by  # noqa: E402
 from regauge.storage.checkpoints.writing import save  # noqa: E402
 
 QUICK = ("vit", "mixtral", "gpt neox", "deepseek v3")
@@ -134,6 +135,22 @@ def test_what_from_pretrained_understands_is_understood(name: str) -> None:
     main(["apply", "aligned", "two", "-o", "again"])
     for tensor, other in zip(load("again").values(), load("aligned").values(), strict=True):
         torch.testing.assert_close(tensor, other)
+
+
+def test_paths_of_folders_are_named_by_the_symmetry() -> None:
+    """From Python, too: the symmetry speaks of stacked experts, the files hold each by itself."""
+    for seed, folder in enumerate(("one", "two")):
+        CASES["mixtral"].save(Path(folder), seed)
+    model = load_module("one", values="never")
+    symmetry = rg.discover(model.module, model.inputs, model.kwargs)
+    found = rg.align("one", "two", symmetry, out="aligned")
+    assert list(Checkpoint.open("aligned")) == list(Checkpoint.open("two"))
+    moved = symmetry.act(found.element, name_by(Checkpoint.open("two"), symmetry).params)
+    for name, tensor in moved.items():
+        torch.testing.assert_close(found.params[name], tensor)
+    merged = rg.merge(["one", "two"], symmetry, out="merged.safetensors")
+    assert load("merged.safetensors").keys() == load("two").keys()
+    assert set(merged.params) >= set(symmetry.sites)
 
 
 def test_tensors_that_no_class_has_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,6 +135,7 @@ def align(
         )
     if job is not None:
         job.require_output()
+        job = job.named_by(symmetry)
         if job.is_streamed:
             return align_job(plan_job(job, symmetry, method, task), progress)
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)

@@ -56,8 +56,11 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
     """
     forward = module.forward
     is_meta = any(tensor.is_meta for tensor in module.state_dict().values())
-    with torch.no_grad():
-        before = None if is_meta else _tensors(module(*inputs, **kwargs))
+    try:
+        with torch.no_grad():
+            before = None if is_meta else _tensors(module(*inputs, **kwargs))
+    except Exception:  # These are not its inputs, which the trace has said.
+        return False
     for spare in (0, 1):
         module.forward = _visiting(forward, spare)
         try:

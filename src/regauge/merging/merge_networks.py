@@ -118,6 +118,7 @@ def merge(
     )
     if job is not None:
         job.require_output()
+        job = job.named_by(symmetry)
         if job.is_streamed:
             streamed = plan_job(job, symmetry, method, task)
             return merge_job(

@@ -34,6 +34,7 @@ from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.storage.checkpoints.provenance import Provenance
 from regauge.storage.checkpoints.staging import Staging, require_place
+from regauge.storage.checkpoints.transformers_names import name_by
 from regauge.storage.checkpoints.writing import SUFFIX, Pieces, Shard, require_writable
 
 NO_OUTPUTS = (".bin", ".pt", ".pth", ".ckpt", ".json", ".gguf", ".onnx", ".npz", ".h5")
@@ -98,6 +99,10 @@ class FileJob:
             f"needs the networks in memory, which takes {size_text(self.nbytes)}, more than the "
             f"{size_text(self.limit.nbytes)} that are allowed: leave it out, or allow more --memory"
         )
+
+    def named_by(self, symmetry: Symmetry) -> "FileJob":
+        """The same checkpoints under the names of a symmetry, where their files have others than their models."""
+        return replace(self, checkpoints=tuple(name_by(one, symmetry) for one in self.checkpoints))
 
     def require_output(self) -> None:
         """Refuse an output that cannot be written, before any work is done for it.

@@ -83,7 +83,10 @@ def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
     folder = checkpoint.path.parent
     if names - tied <= checkpoint.stored.keys() or not (folder / CONFIG).is_file():
         return checkpoint
-    build = find_factory(folder)
+    try:
+        build = find_factory(folder)
+    except ImportError:
+        return checkpoint
     with torch.device("meta"):
         return name_for(checkpoint, build())
 
