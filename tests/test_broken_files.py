@@ -193,7 +193,6 @@ def _changed(change: Callable[[dict[str, object]], object]) -> bytes:
         lambda d: d.update(frozen=[[1]]),
         lambda d: d.update(notes=3),
     ],
-    ids=str,
 )
 def test_changed_symmetries(
     change: Callable[[dict[str, object]], object], folder: Path, refused: Callable[..., str]
