@@ -85,6 +85,36 @@ def test_no_more_is_left_than_the_noise(name: str) -> None:
     assert relative_change(found.probe(b), found.probe(result.params)) <= 1e-6
 
 
+class Scaled(nn.Module):
+    """Residual blocks whose branches are multiplied by small gains, one for each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 12), nn.Linear(12, 3)
+        self.up, self.down = nn.Linear(12, 20), nn.Linear(20, 12)
+        self.gain = nn.Parameter(torch.linspace(-0.2, 0.2, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.stem(x))
+        result: Tensor = self.head(torch.tanh(x + self.gain * self.down(self.up(x).relu())))
+        return result
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gains_near_zero_do_not_enlarge_noise(seed: int) -> None:
+    """What balancing knows about a unit with such a gain is noise, so its scale is fitted to the first network."""
+    torch.manual_seed(seed)
+    module, chance = Scaled().double().eval(), generator(seed)
+    symmetry = rg.discover(module, (torch.randn(3, 4, dtype=torch.float64),), verify=False)
+    a = {name: t.detach() for name, t in module.state_dict().items()}
+    noisy = {n: t + 1e-2 * t.std() * torch.randn(t.shape, generator=chance, dtype=t.dtype) for n, t in a.items()}
+    b = symmetry.act(symmetry.random(chance), noisy)
+    result = rg.align(a, b, symmetry)
+    assert left_of(symmetry, a, result.params) <= 1.02 * left_of(symmetry, a, noisy)
+    keep = rg.align(a, b, symmetry, method=rg.WeightMatching(scales="keep"))
+    assert left_of(symmetry, a, result.params) < 0.1 * left_of(symmetry, a, keep.params)
+
+
 @pytest.mark.parametrize("method", [rg.WeightMatching(), rg.MixedMatching(), rg.FrankWolfe(), rg.MergeMany()])
 def test_scales_that_move_statistics_stay_where_these_are_computed_anew(method: rg.alignment.Method) -> None:
     """By a task that prepares averages, or as the setting says: filters are then reordered and flipped only."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder, portions, side_by_side
-from regauge.alignment.engine.frames import CLOSER, Frame, Scales
+from regauge.alignment.engine.frames import CLOSER, Frame, Scales, buffers_of
 from regauge.alignment.engine.paired_networks import dots
+from regauge.alignment.engine.refit import refit_near_copies
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
@@ -32,7 +33,8 @@ class WeightMatching(Method):
     where of a matrix only a rotation is left to choose, and the second network takes over the scales and matrices of
     the first. So the outcome does not depend on where on its orbit either network happens to be. Choosing the scales
     that minimize the distance instead, jointly with the permutation, makes weights smaller wherever two units agree
-    little, and depends on the scales of the first network.
+    little, and depends on the scales of the first network. Where the two turn out to be nearly the same network, their
+    scales are fitted once more, if that brings them closer: a gain near zero says little about its unit's scale.
 
     Departures from the paper: the first costs use the barycenter of what is not known yet, best anchored group
     first (planted permutations of residual networks are then recovered, which fails from the identity); groups
@@ -96,7 +98,15 @@ class WeightMatching(Method):
     def _match(self, problem: Problem, init: Element | None, restarts: Sequence[Element]) -> Results:
         frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
         found = self._match_in(frame, problem, init, restarts)
-        if frame.sides is frame.ends or not frame.a:
+        if frame.sides is None or not frame.a:
+            return found
+        found = self._with_ends(frame, found, problem, init, restarts)
+        return refit_near_copies(problem, found, buffers_of(self.scales, problem.task))
+
+    def _with_ends(
+        self, frame: Frame, found: Results, problem: Problem, init: Element | None, restarts: Sequence[Element]
+    ) -> Results:
+        if frame.sides is frame.ends:
             return found
         # A copy with other scales before batch normalization is found for certain only where these are balanced.
         other = self._match_in(frame.at_ends(problem.a), problem, init, restarts)
