@@ -265,7 +265,7 @@ def test_weight_matching_of_one_hidden_layer_is_exact(kind: Kind, n: int, seed: 
     a, b = ({name: drawn(*shape, seed=seed + k) for name, shape in symmetry.shapes.items()} for k in (0, 50))
     found = rg.align(a, b, symmetry)
     x, start, reached = a, b, found.params
-    if kind == "scaled":
+    if kind in ("scaled", "linear"):
         frame = balance(a, symmetry)
         x, reached = symmetry.act(frame, a), symmetry.act(frame, reached)
         start = symmetry.act(balance(b, symmetry), b)

@@ -136,7 +136,7 @@ def _reshape(folder: Path) -> str:
 def _retype(folder: Path) -> str:
     shutil.rmtree(folder)
     _sharded(_params(1, dtype=torch.int64), folder)
-    return "'down.bias' is torch.int64 in"
+    return "and torch.int64 in"
 
 
 def _drop(folder: Path) -> str:

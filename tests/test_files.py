@@ -184,7 +184,7 @@ def test_the_command_writes_the_network_that_merge_returns(folder: Path) -> None
     symmetry = rg.discover(module, (torch.ones(2, 4),))
     found = rg.merge(networks, symmetry, method=rg.MixedMatching(), task=task)
     assert _equal(load("out.safetensors"), found.params)
-    plain = rg.merge(networks, symmetry, method=rg.MixedMatching(), task=rg.Task(module, batches))
+    plain = rg.merge(networks, symmetry, method=rg.MixedMatching(scales="recompute"), task=rg.Task(module, batches))
     assert not torch.equal(plain.params["1.running_mean"], found.params["1.running_mean"])
     assert _equal(prepare(plain.params), found.params)
     assert found.record.merged_metrics == task.evaluate(found.params)

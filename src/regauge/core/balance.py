@@ -18,6 +18,8 @@ MAX_SWEEPS = 2000
 """Most sweeps over all families."""
 PATIENCE = 300
 """Sweeps after which matrices that still move are given up."""
+LARGEST = 30.0
+"""Where the logarithm of a factor is beyond this, the sum of squares has no minimum."""
 MEMORY = 6
 """Sweeps that an extrapolation looks back on."""
 
@@ -134,6 +136,9 @@ def balance_but(
     flat = {name: tensors[name].reshape(batch, *symmetry.shapes[name]) for names in linear.values() for name in names}
     matrices = Matrices(symmetry, flat, rigid) if linear else None
     logs = _minimize(scaled, squares, batch, tolerance, matrices)
+    if buffers == "move" and not all(bool((found.abs() <= LARGEST).all()) for found in logs):
+        # Filters between normalizations whose gains are buffers, too, have no finite minimum.
+        return balance_but(params, symmetry, "keep", rigid)
     filters = normalizers(symmetry) if buffers == "move" else []
     logs += [normalize(direction, squares, batch) for direction in filters]
     scaled += filters

@@ -18,7 +18,7 @@ from regauge.core.symmetry import Symmetry
 ZERO = {torch.float64: 1e-13}
 """Eigenvalues of a Gram matrix below this share of the largest one are zero; 1e-11 for less precision."""
 CERTAIN = {torch.float64: 1e-11}
-"""Those above this share are not; 1e-8 for less precision. Between the two nothing can be said."""
+"""Those above this share are not; 1e-6 for less precision. Between the two nothing can be said."""
 
 Gram = Float64[Tensor, "*lead n n"]
 
@@ -187,7 +187,7 @@ class Matrices:
         return {name: root_of(matrix.mT @ matrix) for name, matrix in self._found.items() if matrix is not None}
 
 
-_LIMITS = ((ZERO, 1e-11), (CERTAIN, 1e-8))
+_LIMITS = ((ZERO, 1e-11), (CERTAIN, 1e-6))
 
 
 def root_of(product: Gram) -> Gram:

@@ -27,8 +27,10 @@ NEAR = 0.05
 """Squared distance of nearly equal networks, as a share of the squared norm."""
 EXACT = 1e-12
 """Below this share nothing is left to fit."""
-SWEEPS = 4
-"""Rounds over all groups."""
+SWEEPS = 100
+"""Most rounds over all groups."""
+SETTLED = 1e-10
+"""A round that changes no logarithm of a factor by more is the last one."""
 
 
 def refit_near_copies(problem: Problem, found: Results, buffers: Buffers) -> Results:
@@ -65,12 +67,16 @@ def fit_scales(symmetry: Symmetry, groups: list[Group], a: Tensors, b: Tensors) 
     pairs = len(next(iter(a.values())))
     total, moved = symmetry.identity((pairs,)), dict(b)
     for _ in range(SWEEPS):
+        largest = 0.0
         for group in groups:
-            step = Element({group.name: Value(scale=_fit(symmetry, group, a, moved))}, (pairs,))
-            step = step.fill(symmetry.identity((pairs,)))
+            factors = _fit(symmetry, group, a, moved)
+            largest = max(largest, float(factors.log().abs().max()))
+            step = Element({group.name: Value(scale=factors)}, (pairs,)).fill(symmetry.identity((pairs,)))
             touched = {name for name in moved if any(site.group.name == group.name for site in symmetry.sites[name])}
             moved |= move_by(symmetry, step, {name: moved[name] for name in touched})
             total = symmetry.compose(step, total)
+        if largest <= SETTLED:
+            break
     return total
 
 
