@@ -125,7 +125,7 @@ def assemble(options: Merge, request: Request) -> None:
         named = dict(zip(request.folders, job.checkpoints, strict=True))
         base = request.folders[0] if request.has_base else None
         united = unite(named, request.vocabulary, config, base=base)
-        print("vocabulary: that of all networks" if united is None else united.note, file=sys.stderr)
+        print("all networks have the same vocabulary" if united is None else united.note, file=sys.stderr)
         if united is not None:
             if options.output.suffix == SUFFIX:
                 raise UsageError("the tokenizer of the result needs a place: give a folder as the output")

@@ -67,7 +67,7 @@ def example_inputs(module: nn.Module, config: Any) -> dict[str, Tensor]:
         try:
             with torch.no_grad():
                 module(**kwargs)
-        except Exception:
+        except Exception:  # A model can fail in any way on inputs that are not its own.
             continue
         return kwargs
     return candidates[-1]
@@ -135,7 +135,7 @@ def _marked_tokens(module: nn.Module, config: Any, images: Tensor, text: Tensor)
     try:
         with torch.no_grad():
             found = model.get_image_features(images)
-    except Exception:
+    except Exception:  # A model can fail in any way on images that it does not take alone.
         return None
     found = getattr(found, "pooler_output", found)
     shapes = [one.shape for one in found] if isinstance(found, list | tuple) else [found.shape[-2:]]

@@ -143,7 +143,7 @@ class Frame:
 def sides_of(
     networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, buffers: Buffers
 ) -> tuple[list[Balance], list[Balance]]:
-    """What balances networks where they are compared, and where they end.
+    """The balances of networks for comparing them, and for the result.
 
     Scales that move running statistics are taken over at the end only. Weights of networks that were trained
     independently are compared best as they were trained, which fixes the norms of filters before batch normalization.

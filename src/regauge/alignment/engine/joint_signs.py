@@ -77,7 +77,7 @@ class SignPair:
         return *signs, torch.maximum(value - best, torch.zeros_like(best))
 
     def _terms(self, a: Tensors, b: Tensors) -> dict[tuple[Character, Character], Float64[Tensor, "row first second"]]:
-        """What the signs multiply, by both characters; where a group does not act its first unit stands for it."""
+        """Inner products by the characters of both groups; entries outside a group are added to its first unit."""
         left, right = self.groups
         terms: dict[tuple[Character, Character], Tensor] = {}
         for name, local in self.sites.items():

@@ -40,7 +40,7 @@ def refit_near_copies(problem: Problem, found: Results, buffers: Buffers) -> Res
     if not groups:
         return found
     a, b = compared([problem.a, found.params], symmetry)
-    before, norm = _squared_distance(a, b), torch.stack([dots(t, t) for t in a.values()]).sum(0)
+    before, norm = squared_distances(a, b), torch.stack([dots(t, t) for t in a.values()]).sum(0)
     is_near = (before < NEAR * norm) & (before > EXACT * norm)
     if not bool(is_near.any()):
         return found
@@ -53,7 +53,7 @@ def refit_near_copies(problem: Problem, found: Results, buffers: Buffers) -> Res
         element = symmetry.compose(step(b), found.element)
         other = replace(found, element=element, params=problem.move(element))
         _, closer = compared([problem.a, other.params], symmetry)
-        found = found.but(is_near & (_squared_distance(a, closer) < _squared_distance(a, b)), other)
+        found = found.but(is_near & (squared_distances(a, closer) < squared_distances(a, b)), other)
         _, b = compared([problem.a, found.params], symmetry)
     return found
 
@@ -108,5 +108,6 @@ def _moves(symmetry: Symmetry, group: Group) -> bool:
     return any(place.parameter in symmetry.buffers and any(place.scale) for place in group.placements)
 
 
-def _squared_distance(a: Tensors, b: Tensors) -> Tensor:
+def squared_distances(a: Tensors, b: Tensors) -> Tensor:
+    """The squared distance of both networks of each pair, float64 `[pairs]`."""
     return torch.stack([dots(a[name] - b[name], a[name] - b[name]) for name in a]).sum(0)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder, portions, side_by_side
 from regauge.alignment.engine.frames import CLOSER, Frame, Scales, buffers_of
-from regauge.alignment.engine.paired_networks import dots
-from regauge.alignment.engine.refit import refit_near_copies
+from regauge.alignment.engine.refit import refit_near_copies, squared_distances
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
@@ -191,7 +190,7 @@ def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple
 def _distances(problem: Problem, found: Results) -> Tensor:
     """The squared distance of each first network from what its second one becomes."""
     a, b = compared([problem.a, found.params], problem.symmetry)
-    return torch.stack([dots(a[name] - b[name], a[name] - b[name]) for name in a]).sum(0)
+    return squared_distances(a, b)
 
 
 def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:
