@@ -12,8 +12,8 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.cli.main import main
-from regauge.storage.checkpoints.adapters import adapter_symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
+from regauge.storage.checkpoints.formats.adapters import adapter_symmetry
 from regauge.storage.checkpoints.writing import save
 
 BASE = {

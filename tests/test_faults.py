@@ -22,7 +22,7 @@ from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.staging import Staging, partial_of
+from regauge.storage.checkpoints.outputs.staging import Staging, partial_of
 from regauge.storage.checkpoints.writing import Shard, save, write_index, write_shard
 
 INDEX = "model.safetensors.index.json"

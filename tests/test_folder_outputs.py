@@ -215,7 +215,7 @@ def test_settings_per_layer_and_module_on_the_command_line() -> None:
 
 
 def test_an_interrupted_run_in_memory_leaves_nothing_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regauge.storage.checkpoints import staging
+    from regauge.storage.checkpoints.outputs import staging
 
     def stop(*args: object) -> None:
         raise KeyboardInterrupt

@@ -20,7 +20,7 @@ from regauge.cli.main import main  # noqa: E402
 from regauge.cli.models import load_module  # noqa: E402
 from regauge.core.params import Params  # noqa: E402
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load  # noqa: E402
-from regauge.storage.checkpoints.transformers_names import name_by  # noqa: E402
+from regauge.storage.checkpoints.names.from_transformers import name_by  # noqa: E402
 from regauge.storage.checkpoints.writing import save  # noqa: E402
 
 QUICK = ("vit", "mixtral", "gpt neox", "deepseek v3")

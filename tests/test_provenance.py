@@ -11,7 +11,7 @@ from torch import nn
 
 from regauge.cli.main import main
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.provenance import read_provenance
+from regauge.storage.checkpoints.outputs.provenance import read_provenance
 from regauge.storage.checkpoints.writing import save
 
 MODEL = """

@@ -14,7 +14,7 @@ from regauge.cli.main import main
 from regauge.merging.assembly import Assembly
 from regauge.merging.recipe_reading import read_recipe
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.provenance import hash_file, read_provenance
+from regauge.storage.checkpoints.outputs.provenance import hash_file, read_provenance
 
 transformers = pytest.importorskip("transformers")
 

@@ -18,8 +18,8 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.replacing import own_files
-from regauge.storage.checkpoints.staging import Staging, partial_of
+from regauge.storage.checkpoints.outputs.replacing import own_files
+from regauge.storage.checkpoints.outputs.staging import Staging, partial_of
 from regauge.storage.checkpoints.writing import Shard, save, whole_file, write_index, write_shard
 
 INDEX = "model.safetensors.index.json"

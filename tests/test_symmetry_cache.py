@@ -18,7 +18,7 @@ from regauge.cli.main import main
 from regauge.cli.tracing import Traced
 from regauge.storage import cache
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.state_dicts import memory_of
+from regauge.storage.checkpoints.formats.state_dicts import memory_of
 
 transformers = pytest.importorskip("transformers")
 KNOWN = "is known from an earlier run"

@@ -23,7 +23,7 @@ from regauge.core.task import Task
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
-from regauge.storage.checkpoints.provenance import Provenance, name_networks
+from regauge.storage.checkpoints.outputs.provenance import Provenance, name_networks
 
 Joined = TypeVar("Joined", bound=Dictionaries)
 POPULATIONS = "these are populations; align them with `regauge.align_pairs`, all pairs at once"

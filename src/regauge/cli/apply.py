@@ -9,7 +9,7 @@ from regauge.cli.output import form_of, show_progress, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.core.movable import require_movable
 from regauge.storage.checkpoints.alignments import alignment_path, load_alignment
-from regauge.storage.checkpoints.transformers_names import name_by
+from regauge.storage.checkpoints.names.from_transformers import name_by
 
 
 def run(options: Apply) -> None:

@@ -29,14 +29,14 @@ from regauge.merging.recipe import Vocabulary
 from regauge.merging.rule import draw_seed
 from regauge.merging.tokens import TokenPlan
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.converted import Converted
 from regauge.storage.checkpoints.form import Form
-from regauge.storage.checkpoints.headers import StoredTensor
+from regauge.storage.checkpoints.formats.headers import StoredTensor
+from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
-from regauge.storage.checkpoints.provenance import Provenance
-from regauge.storage.checkpoints.staging import Staging, require_place
-from regauge.storage.checkpoints.state_dicts import match
-from regauge.storage.checkpoints.transformers_names import expected_of, name_for
+from regauge.storage.checkpoints.names.converted import Converted
+from regauge.storage.checkpoints.names.from_transformers import expected_of, name_for
+from regauge.storage.checkpoints.outputs.provenance import Provenance
+from regauge.storage.checkpoints.outputs.staging import Staging, require_place
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, require_writable, save_text
 
 Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]

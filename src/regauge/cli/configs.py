@@ -14,8 +14,8 @@ from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.converted import Converted
-from regauge.storage.checkpoints.transformers_names import name_for
+from regauge.storage.checkpoints.names.converted import Converted
+from regauge.storage.checkpoints.names.from_transformers import name_for
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"

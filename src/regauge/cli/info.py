@@ -9,7 +9,7 @@ from regauge.cli.options import Info
 from regauge.cli.output import tell, tell_table
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.memory_limit import size_text
-from regauge.storage.checkpoints.provenance import read_provenance, summarize
+from regauge.storage.checkpoints.outputs.provenance import read_provenance, summarize
 
 
 def run(options: Info) -> None:

@@ -23,10 +23,10 @@ from regauge.cli.tracing import Traced, name_once, trace_once
 from regauge.cli.transformers_models import Values, build_folder, with_masks
 from regauge.cli.user_code import users_code
 from regauge.core.params import Params
-from regauge.storage.checkpoints.adapters import adapter_symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.state_dicts import has_names, match
-from regauge.storage.checkpoints.transformers_names import expected_of, name_by, name_for
+from regauge.storage.checkpoints.formats.adapters import adapter_symmetry
+from regauge.storage.checkpoints.formats.state_dicts import has_names, match
+from regauge.storage.checkpoints.names.from_transformers import expected_of, name_by, name_for
 from regauge.storage.checkpoints.vocabularies import require_same_tokens
 from regauge.storage.checkpoints.writing import SUFFIX
 

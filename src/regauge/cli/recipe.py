@@ -13,7 +13,7 @@ from regauge.merging.recipe import Recipe
 from regauge.merging.recipe_parts import plan_parts
 from regauge.merging.recipe_reading import read_recipe
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.provenance import Input
+from regauge.storage.checkpoints.outputs.provenance import Input
 
 KEPT = "recipe.yml"
 """The recipe in an output folder."""

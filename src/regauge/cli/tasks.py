@@ -31,8 +31,8 @@ from regauge.cli.user_code import users_code
 from regauge.core.params import Params
 from regauge.core.task import Batch, arguments, cross_entropy
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.state_dicts import match
-from regauge.storage.checkpoints.transformers_names import expected_of, name_for
+from regauge.storage.checkpoints.formats.state_dicts import match
+from regauge.storage.checkpoints.names.from_transformers import expected_of, name_for
 
 IGNORED = -100
 """The class of targets that the cross entropy leaves out."""

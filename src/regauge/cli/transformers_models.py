@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regauge.cli.options import UsageError
 from regauge.cli.user_code import users_code
-from regauge.storage.checkpoints.transformers_names import find_factory
+from regauge.storage.checkpoints.names.from_transformers import find_factory
 
 MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""

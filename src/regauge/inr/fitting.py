@@ -17,7 +17,7 @@ from regauge.inr.fields.signal_samples import Samples, image_samples
 from regauge.inr.rendering.field_values import evaluate
 from regauge.inr.representation import Inr, blank
 from regauge.nets.siren import Bias
-from regauge.storage.checkpoints.state_dicts import match
+from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.training import Adam, Descent, Minimum, Optimizer, minimize
 from regauge.training.chains.steps import ACTIVATIONS
 from regauge.zoo.jobs.executors import one_thread

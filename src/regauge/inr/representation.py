@@ -17,7 +17,7 @@ from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.state_dicts import match
+from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.storage.checkpoints.writing import save
 
 FORMAT = "regauge.inr"

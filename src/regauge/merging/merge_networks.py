@@ -21,7 +21,7 @@ from regauge.merging.streamed import merge_job
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
-from regauge.storage.checkpoints.provenance import Provenance, name_networks
+from regauge.storage.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.storage.checkpoints.writing import save_text
 
 

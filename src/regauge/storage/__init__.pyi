@@ -1,5 +1,5 @@
 from .architecture import Architecture as Architecture
-from .checkpoints.adapters import adapter_symmetry as adapter_symmetry
+from .checkpoints.formats.adapters import adapter_symmetry as adapter_symmetry
 from .loader import Batch as Batch
 from .loader import Loader as Loader
 from .loader import Statistics as Statistics

@@ -26,15 +26,15 @@ from regauge.core.products import library
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.storage.checkpoints.adapters import require_same_adapters
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike, require_same_kinds
 from regauge.storage.checkpoints.disk import require_space
 from regauge.storage.checkpoints.form import AS_STORED, Form
+from regauge.storage.checkpoints.formats.adapters import require_same_adapters
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
-from regauge.storage.checkpoints.provenance import Provenance
-from regauge.storage.checkpoints.staging import Staging, require_place
-from regauge.storage.checkpoints.transformers_names import name_by
+from regauge.storage.checkpoints.names.from_transformers import name_by
+from regauge.storage.checkpoints.outputs.provenance import Provenance
+from regauge.storage.checkpoints.outputs.staging import Staging, require_place
 from regauge.storage.checkpoints.writing import SUFFIX, Pieces, Shard, require_writable
 
 NO_OUTPUTS = (".bin", ".pt", ".pth", ".ckpt", ".json", ".gguf", ".onnx", ".npz", ".h5")

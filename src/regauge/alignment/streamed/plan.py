@@ -18,7 +18,7 @@ from regauge.core.families import Family, families
 from regauge.core.groups import Group
 from regauge.core.params import work_dtype
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.state_dicts import shorten
+from regauge.storage.checkpoints.formats.state_dicts import shorten
 
 MAX_SHARED = 4
 """How many of the families of signs that act in several working sets are chosen; the others keep their signs."""

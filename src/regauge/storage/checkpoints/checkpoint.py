@@ -16,14 +16,14 @@ from torch import Tensor
 
 from regauge.core.params import Params, work_dtype
 from regauge.storage.architecture import TensorSpec
-from regauge.storage.checkpoints.adapters import CONFIG, is_adapter, read_changes, require_untied
-from regauge.storage.checkpoints.adapters import FILES as ADAPTER_FILES
-from regauge.storage.checkpoints.changes import Change
 from regauge.storage.checkpoints.form import AS_STORED, Form
-from regauge.storage.checkpoints.headers import PROVENANCE, StoredTensor, read_header
-from regauge.storage.checkpoints.location import locate, shards_of, split_sum
-from regauge.storage.checkpoints.quantized import GGUF, refusal, require_unquantized
-from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
+from regauge.storage.checkpoints.formats.adapters import CONFIG, is_adapter, read_changes, require_untied
+from regauge.storage.checkpoints.formats.adapters import FILES as ADAPTER_FILES
+from regauge.storage.checkpoints.formats.changes import Change
+from regauge.storage.checkpoints.formats.headers import PROVENANCE, StoredTensor, read_header
+from regauge.storage.checkpoints.formats.location import locate, shards_of, split_sum
+from regauge.storage.checkpoints.formats.quantized import GGUF, refusal, require_unquantized
+from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, round_to, save
 from regauge.storage.plain_files import read_json, require_plain
 

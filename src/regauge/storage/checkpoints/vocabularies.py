@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.provenance import DESCRIBING, IN_FOLDER
-from regauge.storage.checkpoints.state_dicts import shorten
+from regauge.storage.checkpoints.formats.state_dicts import shorten
+from regauge.storage.checkpoints.outputs.provenance import DESCRIBING, IN_FOLDER
 from regauge.storage.plain_files import read_json
 
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special_tokens_map", "added_tokens")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regauge.storage.architecture import TensorSpec, layout_of
 from regauge.storage.checkpoints.disk import PARTIAL, full_disks_told, held, remove_leftovers, require_space
-from regauge.storage.checkpoints.headers import encode_header
+from regauge.storage.checkpoints.formats.headers import encode_header
 
 SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"

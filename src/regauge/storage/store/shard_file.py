@@ -21,7 +21,7 @@ from torch import Tensor
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.architecture import layout_of
 from regauge.storage.checkpoints.disk import PARTIAL
-from regauge.storage.checkpoints.headers import StoredTensor, encode_header, read_header
+from regauge.storage.checkpoints.formats.headers import StoredTensor, encode_header, read_header
 from regauge.storage.checkpoints.writing import SUFFIX, bytes_of, whole_file
 from regauge.storage.store.columns import Array, Column, describe, narrow
 from regauge.storage.store.manifest import FOLDER, require_manifest

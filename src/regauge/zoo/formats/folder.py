@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture, layout_of
-from regauge.storage.checkpoints.state_dicts import match
+from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.zoo.formats.modules import examples
 from regauge.zoo.formats.source import Source, Tree
 

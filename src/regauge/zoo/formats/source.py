@@ -23,7 +23,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
 from regauge.storage.architecture import Architecture, TensorSpec, layout_of
-from regauge.storage.checkpoints.state_dicts import read_torch_file
+from regauge.storage.checkpoints.formats.state_dicts import read_torch_file
 from regauge.storage.store import Store
 
 ROW = "row"

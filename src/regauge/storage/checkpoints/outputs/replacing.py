@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from regauge.storage.checkpoints.location import FOLDER_FILES, locate, shards_of
+from regauge.storage.checkpoints.formats.location import FOLDER_FILES, locate, shards_of
 from regauge.storage.checkpoints.writing import SUFFIX
 
 OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.changes import Added, Change, LowRank, Replaced
-from regauge.storage.checkpoints.state_dicts import shorten
+from regauge.storage.checkpoints.formats.changes import Added, Change, LowRank, Replaced
+from regauge.storage.checkpoints.formats.state_dicts import shorten
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")

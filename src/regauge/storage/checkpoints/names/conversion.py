@@ -16,7 +16,7 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 
-from regauge.storage.checkpoints.boxes import Box, Boxes, cut, is_whole
+from regauge.storage.checkpoints.names.boxes import Box, Boxes, cut, is_whole
 
 KEPT = 4
 """Tensors of the module that are kept while files are written that hold parts of several of them."""

@@ -3,11 +3,11 @@
 import shutil
 from pathlib import Path
 
-from regauge.storage.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.disk import PARTIAL
-from regauge.storage.checkpoints.replacing import OURS
-from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES
+from regauge.storage.checkpoints.formats.adapters import CONFIG as ADAPTER_CONFIG
+from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES
+from regauge.storage.checkpoints.outputs.replacing import OURS
 from regauge.storage.checkpoints.writing import SUFFIX
 
 WEIGHTS = (SUFFIX, *TORCH_SUFFIXES, ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".npz", ".pkl", ".index.json")

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regauge.storage.checkpoints.boxes import Boxes, concatenate, permute, select, whole
-from regauge.storage.checkpoints.conversion import Blank
+from regauge.storage.checkpoints.names.boxes import Boxes, concatenate, permute, select, whole
+from regauge.storage.checkpoints.names.conversion import Blank
 
 aten = torch.ops.aten
 

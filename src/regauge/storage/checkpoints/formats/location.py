@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from regauge.storage.checkpoints.adapters import CONFIG, is_adapter
-from regauge.storage.checkpoints.adapters import FILES as ADAPTER_FILES
-from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES, shorten
+from regauge.storage.checkpoints.formats.adapters import CONFIG, is_adapter
+from regauge.storage.checkpoints.formats.adapters import FILES as ADAPTER_FILES
+from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES, shorten
 from regauge.storage.plain_files import read_json
 
 FOLDER_FILES = (

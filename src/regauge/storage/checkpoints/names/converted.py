@@ -10,10 +10,10 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.conversion import Conversion, join, name_as_stored
 from regauge.storage.checkpoints.form import Form
-from regauge.storage.checkpoints.headers import StoredTensor
-from regauge.storage.checkpoints.state_dicts import shorten
+from regauge.storage.checkpoints.formats.headers import StoredTensor
+from regauge.storage.checkpoints.formats.state_dicts import shorten
+from regauge.storage.checkpoints.names.conversion import Conversion, join, name_as_stored
 from regauge.storage.checkpoints.writing import Pieces, Shard
 
 

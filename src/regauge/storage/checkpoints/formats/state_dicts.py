@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regauge.core.movable import VALUES
 from regauge.core.params import Params
-from regauge.storage.checkpoints.quantized import refusal
+from regauge.storage.checkpoints.formats.quantized import refusal
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 WRAPPERS = ("state_dict", "model")

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.boxes import Boxes, whole
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.conversion import Blank, Conversion, conversion_of
-from regauge.storage.checkpoints.converted import Converted
-from regauge.storage.checkpoints.rearranging import RearrangementError, Rearranging
-from regauge.storage.checkpoints.state_dicts import shorten
+from regauge.storage.checkpoints.formats.state_dicts import shorten
+from regauge.storage.checkpoints.names.boxes import Boxes, whole
+from regauge.storage.checkpoints.names.conversion import Blank, Conversion, conversion_of
+from regauge.storage.checkpoints.names.converted import Converted
+from regauge.storage.checkpoints.names.rearranging import RearrangementError, Rearranging
 from regauge.storage.plain_files import require_plain
 
 CONFIG = "config.json"

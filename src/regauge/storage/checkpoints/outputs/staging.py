@@ -18,13 +18,13 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from regauge.core.progress import Progress, no_progress
-from regauge.storage.checkpoints.carrying import carry_files
 from regauge.storage.checkpoints.checkpoint import Checkpoint, index_metadata
 from regauge.storage.checkpoints.disk import PARTIAL, full_disks_told, require_space
-from regauge.storage.checkpoints.headers import PROVENANCE
-from regauge.storage.checkpoints.provenance import IN_FOLDER, Provenance
-from regauge.storage.checkpoints.replacing import finish_replacing, own_files, replace_folder
-from regauge.storage.checkpoints.state_dicts import shorten
+from regauge.storage.checkpoints.formats.headers import PROVENANCE
+from regauge.storage.checkpoints.formats.state_dicts import shorten
+from regauge.storage.checkpoints.outputs.carrying import carry_files
+from regauge.storage.checkpoints.outputs.provenance import IN_FOLDER, Provenance
+from regauge.storage.checkpoints.outputs.replacing import finish_replacing, own_files, replace_folder
 from regauge.storage.checkpoints.writing import (
     INDEX,
     SUFFIX,

@@ -14,9 +14,9 @@ from typing import Any
 from regauge.core.progress import Advance, Progress, no_advance, no_progress
 from regauge.names import VERSION
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.headers import PROVENANCE, read_header
-from regauge.storage.checkpoints.location import locate, shards_of, split_sum
-from regauge.storage.checkpoints.state_dicts import TORCH_SUFFIXES
+from regauge.storage.checkpoints.formats.headers import PROVENANCE, read_header
+from regauge.storage.checkpoints.formats.location import locate, shards_of, split_sum
+from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES
 from regauge.storage.checkpoints.writing import SUFFIX
 
 IN_FOLDER = "regauge.json"
