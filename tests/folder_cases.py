@@ -42,6 +42,17 @@ LATENT = {"kv_lora_rank": 6, "q_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_h
 ROUTED = {"moe_intermediate_size": 12, "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1}
 ROUTED |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
+SMALL = {"vocab_size": 24, "initializer_range": 0.3}
+SMALL_LLAMA = SMALL | {
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,21 @@ class FolderCase:
         model: Any = self.build(seed)
         model.save_pretrained(folder, max_shard_size=shard)
         return model
+
+
+def open_clean(folder: str | Path, kind: Any = transformers.AutoModelForCausalLM) -> Any:
+    """The model that transformers reads from a folder, which must find every parameter and no other."""
+    model, report = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    return model.eval()
+
+
+def logits(model: nn.Module) -> Tensor:
+    """What a small language model says of some tokens."""
+    tokens = torch.randint(3, 24, (2, 6), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found: Tensor = model(tokens).logits
+    return found
 
 
 def first_tensor(output: Any) -> Tensor:

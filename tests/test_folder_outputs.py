@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from regauge.cli.main import main
 from regauge.merging import RULES
@@ -14,19 +13,8 @@ from regauge.storage.checkpoints.checkpoint import Checkpoint, load
 
 transformers = pytest.importorskip("transformers")
 
-CONFIG = {
-    "vocab_size": 24,
-    "initializer_range": 0.3,
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 16,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "tie_word_embeddings": False,
-}
+from folder_cases import SMALL_LLAMA, logits, open_clean  # noqa: E402
+
 BATCHES = """
 import torch
 
@@ -39,7 +27,7 @@ def batches():
 
 def model(seed: int) -> Any:
     torch.manual_seed(seed)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG)).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL_LLAMA, tie_word_embeddings=False)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +52,6 @@ def _here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).symlink_to(made / name)
     shutil.copy(made / "mydata.py", tmp_path)
     monkeypatch.chdir(tmp_path)
-
-
-def logits(network: Any) -> Tensor:
-    tokens = torch.randint(3, 24, (2, 6), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        found: Tensor = network(tokens).logits
-    return found
-
-
-def loaded(folder: str) -> Any:
-    """What transformers reads, which must find every parameter and no other."""
-    network, report = transformers.LlamaForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values()), report
-    return network.eval()
 
 
 def require_same_form(folder: str, source: str) -> None:
@@ -107,7 +81,7 @@ def test_every_rule_writes_a_folder(rule: str, where: str, request: pytest.Fixtu
     main(["merge", *networks, *options_of(rule), "-o", "merged"])
     require_same_form("merged", "base" if kind.base == "needed" else "one")
     assert (Path("merged") / "regauge.md").read_text().startswith("# Merged network")
-    parts, state, one = load("merged"), loaded("merged").state_dict(), load("one")
+    parts, state, one = load("merged"), open_clean("merged").state_dict(), load("one")
     assert all(torch.equal(tensor, state[name]) for name, tensor in parts.items())
     changed = any(not torch.equal(tensor, one[name]) for name, tensor in parts.items())
     assert changed or rule in ("passthrough", "greedy")
@@ -120,14 +94,14 @@ def test_every_rule_writes_a_folder(rule: str, where: str, request: pytest.Fixtu
 def test_moved_folders_compute_what_they_computed(where: str, request: pytest.FixtureRequest) -> None:
     if where == "streamed":
         request.getfixturevalue("streamed")
-    expected = logits(loaded("two"))
+    expected = logits(open_clean("two"))
     main(["align", "one", "two", "-o", "aligned"])
     main(["apply", "aligned", "two", "-o", "applied"])
     main(["apply", "aligned", "applied", "--inverse", "-o", "back"])
     main(["canonicalize", "two", "-o", "canonical"])
     for folder in ("aligned", "applied", "back", "canonical"):
         require_same_form(folder, "two")
-        torch.testing.assert_close(logits(loaded(folder)), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits(open_clean(folder)), expected, rtol=0, atol=1e-5)
     for name, tensor in load("applied").items():
         torch.testing.assert_close(tensor, load("aligned")[name])
         torch.testing.assert_close(load("back")[name], load("two")[name])
@@ -142,12 +116,12 @@ def test_a_repaired_folder_loads() -> None:
     data = ["--data", "mydata.py:batches", "--outputs", "logits"]
     main(["repair", "merged", "--endpoints", "one", "two", "--align", *data, "-o", "repaired"])
     require_same_form("repaired", "merged")
-    assert not torch.equal(logits(loaded("repaired")), logits(loaded("merged")))
+    assert not torch.equal(logits(open_clean("repaired")), logits(open_clean("merged")))
 
 
 def test_files_become_folders_and_folders_files() -> None:
     """A file beside a configuration takes its files along; torch files in shards get names of safetensors."""
-    network = loaded("two")
+    network = open_clean("two")
     Path("plain").mkdir()
     shutil.copy("two/config.json", "plain")
     state = network.state_dict()
@@ -156,9 +130,9 @@ def test_files_become_folders_and_folders_files() -> None:
     assert {p.name for p in Path("aligned").iterdir()} == {
         "config.json", "model.safetensors", "regauge.alignment.safetensors", "regauge.json"
     }  # fmt: skip
-    torch.testing.assert_close(logits(loaded("aligned")), logits(network), rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(open_clean("aligned")), logits(network), rtol=0, atol=1e-5)
     main(["apply", "aligned", "aligned/model.safetensors", "--inverse", "-o", "back"])
-    torch.testing.assert_close(logits(loaded("back")), logits(network), rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(open_clean("back")), logits(network), rtol=0, atol=1e-5)
     main(["canonicalize", "two", "-o", "one.safetensors"])
     assert load("one.safetensors").keys() == load("two").keys()
 
@@ -166,7 +140,7 @@ def test_files_become_folders_and_folders_files() -> None:
 def test_sharded_torch_files_become_a_folder_of_safetensors() -> None:
     import json
 
-    state = loaded("two").state_dict()
+    state = open_clean("two").state_dict()
     Path("plain").mkdir()
     shutil.copy("two/config.json", "plain")
     names = list(state)
@@ -179,7 +153,7 @@ def test_sharded_torch_files_become_a_folder_of_safetensors() -> None:
     main(["merge", "plain", "one", "-o", "merged"])
     found = {p.name for p in Path("merged").iterdir() if "safetensors" in p.name or p.suffix == ".bin"}
     assert found == {"model.safetensors.index.json", *(f"model-0000{k}-of-00002.safetensors" for k in (1, 2))}
-    loaded("merged")
+    open_clean("merged")
 
 
 @pytest.mark.parametrize(
@@ -226,5 +200,5 @@ def test_an_interrupted_run_in_memory_leaves_nothing_in_the_way(monkeypatch: pyt
             main(["canonicalize", "two", "-o", "canonical"])
     assert not Path("canonical").exists()
     main(["canonicalize", "two", "-o", "canonical"])
-    loaded("canonical")
+    open_clean("canonical")
     assert not Path("canonical.partial").exists()

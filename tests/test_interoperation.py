@@ -7,27 +7,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from torch import Tensor
 
 from regauge.cli.main import main
 from regauge.storage.checkpoints.checkpoint import load
 
 transformers = pytest.importorskip("transformers")
 
-SMALL = {"vocab_size": 24, "initializer_range": 0.3}
-LLAMA = SMALL | {
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 16,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+from folder_cases import SMALL, SMALL_LLAMA, logits, open_clean  # noqa: E402
+
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", LLAMA | {"tie_word_embeddings": False}),
-    "llama, tied": ("Llama", LLAMA | {"tie_word_embeddings": True}),
+    "llama": ("Llama", SMALL_LLAMA | {"tie_word_embeddings": False}),
+    "llama, tied": ("Llama", SMALL_LLAMA | {"tie_word_embeddings": True}),
     "gpt2": (
         "GPT2",
         SMALL | {"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 1},
@@ -56,13 +46,6 @@ def make(kind: str, folder: Path, seed: int, *, dtype: torch.dtype = torch.float
     return model
 
 
-def logits(model: Any) -> Tensor:
-    tokens = torch.randint(3, 24, (2, 6), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        found: Tensor = model(tokens).logits
-    return found
-
-
 def folder_for(name: str) -> str:
     """A folder with the configuration of `two`; returns what -o is told."""
     Path(name).mkdir()
@@ -71,13 +54,12 @@ def folder_for(name: str) -> str:
 
 
 def loaded(folder: str, like: Any) -> Any:
-    """What transformers reads, which must find every parameter and no other."""
-    model, report = type(like).from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values()), report
+    """The model that transformers reads, in the dtypes of another one."""
+    model = open_clean(folder, type(like))
     assert {name: t.dtype for name, t in model.state_dict().items()} == {
         name: t.dtype for name, t in like.state_dict().items()
     }
-    return model.eval()
+    return model
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from regauge.storage.checkpoints.outputs.provenance import hash_file, read_prove
 
 transformers = pytest.importorskip("transformers")
 
-from folder_cases import CASES  # noqa: E402
+from folder_cases import CASES, open_clean  # noqa: E402
 
 LAYERS = 3
 SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "max_position_embeddings": 16}
@@ -235,9 +235,7 @@ def test_layers_are_stacked_and_the_result_loads() -> None:
             torch.testing.assert_close(tensor, factor * source[f"model.layers.{old}.{rest}"])
     assert torch.equal(found["model.embed_tokens.weight"], one["model.embed_tokens.weight"])
     assert torch.equal(found["lm_head.weight"], two["lm_head.weight"])
-    model, report = transformers.AutoModelForCausalLM.from_pretrained("out", output_loading_info=True)
-    assert not any(report.values())
-    assert model.config.num_hidden_layers == 4
+    assert open_clean("out").config.num_hidden_layers == 4
 
 
 @pytest.mark.parametrize("name", ["deepseek v3", "gpt neox", "mixtral"])
@@ -252,8 +250,7 @@ def test_stacks_of_other_families_are_refused_or_load(name: str) -> None:
         assert not Path("out").exists()
         return
     main(["merge", "--recipe", "r.yml", "-o", "out"])
-    _, report = type(model).from_pretrained("out", output_loading_info=True)
-    assert not any(report.values()), report
+    open_clean("out", type(model))
 
 
 def test_slices_are_merged_by_depth_within_the_slice() -> None:

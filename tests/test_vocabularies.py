@@ -15,6 +15,8 @@ from regauge.storage.checkpoints.vocabularies import Difference
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
+from folder_cases import open_clean  # noqa: E402
+
 WORDS = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstu"]
 
 
@@ -113,12 +115,6 @@ def rows_of(folder: str, token: str) -> tuple[torch.Tensor, torch.Tensor]:
     row = transformers.AutoTokenizer.from_pretrained(folder).get_vocab()[token]
     embedding = tensors["model.embed_tokens.weight"]
     return embedding[row], tensors.get("lm_head.weight", embedding)[row]
-
-
-def open_clean(folder: str) -> Any:
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values()), report
-    return model.eval()
 
 
 @pytest.mark.parametrize("shard", ["1GB", "2KB"])
@@ -236,8 +232,7 @@ def test_other_families_have_axes_of_tokens() -> None:
         transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(words), **sizes)).save_pretrained(name)
         write_tokens(Path(name), words)
     main(["merge", "a", "b", "--tokenizer", "union", "-o", "out"])
-    _, report = transformers.BertForMaskedLM.from_pretrained("out", output_loading_info=True)
-    assert not any(report.values()), report
+    open_clean("out", transformers.BertForMaskedLM)
     assert load("out")["cls.predictions.bias"].shape == (len({*WORDS, *OTHER}),)
 
 

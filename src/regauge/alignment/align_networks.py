@@ -14,7 +14,7 @@ from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
-from regauge.alignment.streamed.job import Network, align_job, open_job, plan_job
+from regauge.alignment.streamed.job import Network, align_job, open_call, plan_job
 from regauge.alignment.table import METHODS
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
@@ -23,7 +23,7 @@ from regauge.core.task import Task
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
-from regauge.storage.checkpoints.outputs.provenance import Provenance, name_networks
+from regauge.storage.checkpoints.outputs.provenance import Provenance
 
 Joined = TypeVar("Joined", bound=Dictionaries)
 POPULATIONS = "these are populations; align them with `regauge.align_pairs`, all pairs at once"
@@ -113,29 +113,26 @@ def align(
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
             populations; the method needs a task or a generator; or the memory does not suffice.
     """
-    job, form = None, Form.of(dtype, shard_size)
+    job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
-        pair = (params_a, params_b)
-        if provenance is None:
-            seed = None if generator is None else generator.initial_seed()
-            networks = name_networks(a=params_a, b=params_b)
-            provenance = Provenance(
-                "rg.align", {"method": repr(method), **form.settings}, networks, seed, alignment_label(out)
-            )
-        job = open_job(
-            pair,
+        job = open_call(
+            "rg.align",
+            {"method": repr(method)},
+            {"a": params_a, "b": params_b},
+            (params_a, params_b),
             1,
             alignment_path,
+            symmetry=symmetry,
+            generator=generator,
+            element=alignment_label(out),
+            provenance=provenance,
+            form=Form.of(dtype, shard_size),
             out=out,
             memory=memory,
             resume=resume,
             overwrite=overwrite,
-            provenance=provenance,
-            form=form,
         )
     if job is not None:
-        job.require_output()
-        job = job.named_by(symmetry)
         if job.is_streamed:
             return align_job(plan_job(job, symmetry, method, task), progress)
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)

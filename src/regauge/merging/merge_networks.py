@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
-from regauge.alignment.streamed.job import Network, open_job, plan_job
+from regauge.alignment.streamed.job import Network, open_call, plan_job
 from regauge.core.interpolation import distance
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -21,7 +21,7 @@ from regauge.merging.streamed import merge_job
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
-from regauge.storage.checkpoints.outputs.provenance import Provenance, name_networks
+from regauge.storage.checkpoints.outputs.provenance import Provenance
 from regauge.storage.checkpoints.writing import save_text
 
 
@@ -99,26 +99,24 @@ def merge(
     has_base, start = base is not None, int(base is not None)
     seed = draw_seed(rule, generator)
     given: Sequence[Network] = params if base is None else [base, *params]
-    form = Form.of(dtype, shard_size)
-    if provenance is None:
-        told = None if weights is None else [str(one) if isinstance(one, Setting) else one for one in weights]
-        settings = {"rule": repr(rule), "weights": told, "method": repr(method), **form.settings}
-        initial = None if generator is None else generator.initial_seed()
-        provenance = Provenance("rg.merge", settings, name_networks(networks=list(params), base=base), initial)
-    job = open_job(
+    told = None if weights is None else [str(one) if isinstance(one, Setting) else one for one in weights]
+    job = open_call(
+        "rg.merge",
+        {"rule": repr(rule), "weights": told, "method": repr(method)},
+        {"networks": list(params), "base": base},
         given,
         0,
         card_path,
+        symmetry=symmetry,
+        generator=generator,
+        provenance=provenance,
+        form=Form.of(dtype, shard_size),
         out=out,
         memory=memory,
         resume=resume,
         overwrite=overwrite,
-        provenance=provenance,
-        form=form,
     )
     if job is not None:
-        job.require_output()
-        job = job.named_by(symmetry)
         if job.is_streamed:
             streamed = plan_job(job, symmetry, method, task)
             return merge_job(

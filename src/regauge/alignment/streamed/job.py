@@ -8,8 +8,9 @@ folder, is made in a folder beside the output, and takes its place when it is co
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypedDict, Unpack, cast
 
+import torch
 from torch import Tensor
 
 from regauge.alignment.engine.frames import buffers_of
@@ -33,7 +34,7 @@ from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.formats.adapters import require_same_adapters
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.storage.checkpoints.names.from_transformers import name_by
-from regauge.storage.checkpoints.outputs.provenance import Provenance
+from regauge.storage.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.storage.checkpoints.outputs.staging import Staging, require_place
 from regauge.storage.checkpoints.writing import SUFFIX, Pieces, Shard, require_writable
 
@@ -46,6 +47,15 @@ MERGING = 8
 
 Network: TypeAlias = Mapping[str, Tensor] | str | Path
 """Parameters by name, or a checkpoint: its path, or opened (which is a mapping, too)."""
+
+
+class Outcome(TypedDict):
+    """Where a result goes, how much may be held for it, and what becomes of an earlier one; see `align`."""
+
+    out: str | Path | None
+    memory: int | str | MemoryLimit | None
+    resume: bool
+    overwrite: bool
 
 
 @dataclass(frozen=True)
@@ -192,6 +202,38 @@ def open_job(
         require_same_adapters([one.path.parent for one in adapters], adapters)
     path, limit = None if out is None else Path(out), MemoryLimit.of(memory)
     return FileJob(checkpoints, number, path, beside, limit, resume, overwrite, provenance)
+
+
+def open_call(
+    command: str,
+    settings: Mapping[str, Any],
+    named: Mapping[str, object],
+    networks: Sequence[Network],
+    number: int,
+    beside: Callable[[Path], Path],
+    *,
+    symmetry: Symmetry,
+    generator: torch.Generator | None,
+    element: str | None = None,
+    provenance: Provenance | None,
+    form: Form,
+    **outcome: Unpack[Outcome],
+) -> FileJob | None:
+    """Open the networks of a call from Python under the names of its symmetry; see `open_job`.
+
+    Unless it is given, the provenance is made of the call: its settings, and the networks by what they are for.
+
+    Raises:
+        FileExistsError: The output exists, and may not be replaced.
+    """
+    if provenance is None:
+        seed = None if generator is None else generator.initial_seed()
+        provenance = Provenance(command, {**settings, **form.settings}, name_networks(**named), seed, element)
+    job = open_job(networks, number, beside, provenance=provenance, form=form, **outcome)
+    if job is None:
+        return None
+    job.require_output()
+    return job.named_by(symmetry)
 
 
 @dataclass(frozen=True)
