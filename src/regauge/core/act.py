@@ -364,7 +364,10 @@ def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, 
         index = [base[order].reshape(n, copies)[0] if axis is None else base for (axis, _), base in pairs]
         key: tuple[EllipsisType | Tensor | slice, ...] = (..., *index, slice(None), slice(None))
         matrix = matrix[key]
-    blocks = matrix.to(device=tensor.device, dtype=tensor.dtype)
+    # One side of a product gets the matrix and the other its inverse, which cancel only as far as both were computed.
+    is_precise = site.group.matrix == "linear" and tensor.device.type != "mps"  # That has no float64.
+    picked = picked.double() if is_precise else picked
+    blocks = matrix.to(device=tensor.device, dtype=picked.dtype)
     if not site.bases:
         # All copies have one matrix: a single product instead of one for every vector.
         whole = blocks.reshape(*blocks.shape[:-2], *ones, n, n)
@@ -383,5 +386,5 @@ def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, 
         blocks = blocks.reshape(*blocks.shape[:batch], *ones, *wanted, *blocks.shape[-3:])
         product = (blocks @ picked.unsqueeze(-1)).squeeze(-1)
     result = last.clone()
-    result[..., positions] = product
+    result[..., positions] = product.to(result.dtype)
     return result.movedim(-1, lead + axis)
