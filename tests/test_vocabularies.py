@@ -277,3 +277,90 @@ def test_networks_without_tokens_are_refused(capsys: pytest.CaptureFixture[str])
         config = transformers.ViTConfig(image_size=8, patch_size=4, **sizes)
         transformers.ViTForImageClassification(config).save_pretrained(name)
     assert "does not say how many tokens" in refused(["merge", "a", "b", "--tokenizer", "union", "-o", "out"], capsys)
+
+
+def logits_of(folder: str, tokens: list[str], cls: Any = None) -> torch.Tensor:
+    """What a network computes for a text, for the tokens in their own order."""
+    known = transformers.AutoTokenizer.from_pretrained(folder).get_vocab()
+    model = (cls or transformers.AutoModelForCausalLM).from_pretrained(folder).eval()
+    with torch.no_grad():
+        found = model(torch.tensor([[known[token] for token in tokens]])).logits
+    return found[..., [known[token] for token in sorted(known)]]
+
+
+def write_moved(order: torch.Tensor, **settings: Any) -> None:
+    """Network a, and b: a moved along its orbit, with a little noise, and its tokens in another order."""
+    model = write_model("a", 0, WORDS, **settings)
+    main(["discover", "a", "-o", "symmetry.json", "--overwrite"])
+    params = dict(model.state_dict())
+    symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text()).bind(params)
+    torch.manual_seed(3)
+    near = {name: tensor + 1e-3 * torch.randn_like(tensor) for name, tensor in params.items()}
+    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(1)), near)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        moved[name] = torch.cat([moved[name][order], moved[name][len(order) :]])
+    model.load_state_dict(moved)
+    model.save_pretrained("b", max_shard_size="2KB")
+    write_tokens(Path("b"), [WORDS[k] for k in order])
+    for name in ("config.json", "generation_config.json"):
+        path = Path("b", name)
+        document = json.loads(path.read_text()) | {"bos_token_id": order.tolist().index(1), "suppress_tokens": [0, 3]}
+        path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"vocab_size": 40}], ids=["", "padded"])
+def test_tokens_in_another_order_are_brought_to_the_first(
+    settings: dict[str, Any], is_streamed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aligned network has the tokens of A, computes what B computes of every text, and lies next to A."""
+    order = torch.randperm(len(WORDS), generator=torch.Generator().manual_seed(2))
+    write_moved(order, **settings)
+    if is_streamed:
+        monkeypatch.setattr("regauge.alignment.streamed.job.FileJob.is_streamed", True)
+    main(["align", "a", "b", "-o", "out"])
+    count = int((order != torch.arange(len(order))).sum())
+    assert f"tokens that have other numbers than in a are brought to them: {count} of b" in capsys.readouterr().err
+    one, two = load("a"), load("out")
+    assert one.keys() == two.keys()
+    assert all(float((two[name] - tensor).abs().max()) < 2e-2 for name, tensor in one.items())
+    text = ["<s>", "c", "a", "u", "b"]
+    torch.testing.assert_close(logits_of("out", text), logits_of("b", text), rtol=1e-4, atol=1e-5)
+    assert Path("out/tokenizer.json").read_bytes() == Path("a/tokenizer.json").read_bytes()
+    for name in ("config.json", "generation_config.json"):
+        found = json.loads(Path("out", name).read_text())
+        assert (found["bos_token_id"], found["suppress_tokens"]) == (1, [int(order[0]), int(order[3])])
+    main(["merge", "a", "b", "-o", "merged.safetensors"])
+    assert all(float((load("merged.safetensors")[name] - t).abs().max()) < 1e-2 for name, t in one.items())
+    main(["align", "a", "b", "--tokenizer", "b", "-o", "own"])
+    torch.testing.assert_close(logits_of("own", text), logits_of("b", text), rtol=1e-4, atol=1e-5)
+    assert Path("own/tokenizer.json").read_bytes() == Path("b/tokenizer.json").read_bytes()
+    main(["canonicalize", "b", "--reference", "a", "-o", "canonical"])
+    torch.testing.assert_close(logits_of("canonical", text), logits_of("b", text), rtol=1e-4, atol=1e-5)
+
+
+def test_a_new_order_of_tokens_has_a_place(capsys: pytest.CaptureFixture[str]) -> None:
+    write_model("a", 0, WORDS)
+    write_model("b", 1, [*WORDS[:3], *reversed(WORDS[3:])])
+    said = refused(["align", "a", "b", "-o", "out.safetensors"], capsys)
+    assert "the tokenizer of the result needs a place: give a folder" in said
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_networks_are_aligned_under_a_union(is_tied: bool, is_streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of tokens that B lacks are those of A, and all others compute what B computes."""
+    write_model("a", 0, WORDS, tie_word_embeddings=is_tied)
+    write_model("b", 1, OTHER, tie_word_embeddings=is_tied)
+    if is_streamed:
+        monkeypatch.setattr("regauge.alignment.streamed.job.FileJob.is_streamed", True)
+    main(["align", "a", "b", "--tokenizer", "union", "-o", "out"])
+    for row, own in zip(rows_of("out", "e"), rows_of("a", "e"), strict=True):
+        torch.testing.assert_close(row, own)
+    known = sorted(transformers.AutoTokenizer.from_pretrained("out").get_vocab())
+    assert known == sorted({*WORDS, *OTHER})
+    there = [token in OTHER for token in known]
+    text = ["<s>", "x", "a", "u", "b"]
+    torch.testing.assert_close(logits_of("out", text)[..., there], logits_of("b", text), rtol=1e-4, atol=1e-5)
+    main(["merge", "a", "out", "--tokenizer", "union", "-o", "merged"])
+    assert open_clean("merged").config.vocab_size == len(known)

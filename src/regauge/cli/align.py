@@ -9,13 +9,15 @@ from regauge.cli.options import Align
 from regauge.cli.output import show_status, tell, tell_table, tell_written
 from regauge.cli.streaming import facts_of, method_of, read_job, show_memory, show_plan, show_work
 from regauge.cli.tasks import matching_task
-from regauge.storage.checkpoints.alignments import alignment_path
+from regauge.merging.assembly import Assembly, take_over
+from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.storage.checkpoints.writing import Pieces
 
 
 def run(options: Align) -> None:
     """Write the aligned checkpoint and its alignment, and print what they gained."""
     method = method_of(options)
-    job, found = read_job(options, (options.a, options.b), source=1, beside=alignment_path)
+    job, found, tokens = read_job(options, (options.a, options.b), source=1, beside=alignment_path)
     task = matching_task(options, found)
     streamed = plan_job(job, found.symmetry, method, task) if job.is_streamed else None
     if streamed is not None:
@@ -25,23 +27,21 @@ def run(options: Align) -> None:
     if options.dry_run:
         return
     a, b = found.checkpoints
+
+    def make(element: rg.Element) -> Pieces:
+        """The second network, moved, with rows of tokens that it lacks."""
+        return Assembly(take_over(b, 1), (a, b), found.symmetry, (None, element), tokens).pieces
+
+    is_made = tokens is not None and not tokens.is_complete
     with show_work("aligning", is_streamed=job.is_streamed) as progress:
         if streamed is not None:
-            result: rg.Result[rg.Params] = align_job(streamed, progress)
+            result: rg.Result[rg.Params] = align_job(streamed, progress, make=make if is_made else None)
         else:
-            result = rg.align(
-                a,
-                b,
-                found.symmetry,
-                method=method,
-                task=task,
-                generator=torch.Generator().manual_seed(options.seed),
-                out=job.out,
-                memory=job.limit,
-                resume=job.resume,
-                overwrite=job.overwrite,
-                provenance=job.provenance,
-            )
+            generator = torch.Generator().manual_seed(options.seed)
+            result = rg.align(a.params, b.params, found.symmetry, method=method, task=task, generator=generator)
+            alignment = Alignment(result.symmetry, result.element)
+            made = make(result.element) if is_made else result.params
+            job.write(made, lambda path: save_alignment(alignment, path, overwrite=True), progress)
     with show_status("measuring distances"):
         gains = {"distance between A and B": measure_distances(a, b, found.symmetry, result.element)}
     if task is not None:

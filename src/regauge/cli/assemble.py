@@ -14,11 +14,11 @@ import regauge as rg
 from regauge.alignment.streamed.job import FileJob, open_job, plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.cli.configs import CONFIG, Configuration
-from regauge.cli.models import compare_files, read_networks
+from regauge.cli.models import read_networks
 from regauge.cli.options import Merge, UsageError
 from regauge.cli.output import form_of, tell
 from regauge.cli.streaming import configure, method_of, show_plan, show_work, tell_merged
-from regauge.cli.vocabulary import choose_template, template_files, unite
+from regauge.cli.vocabulary import bring_together, choose_template, template_files, unite
 from regauge.core.element import Element
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
@@ -119,16 +119,15 @@ def assemble(options: Merge, request: Request) -> None:
     beside: dict[str, bytes | None] = dict(request.files)
     tokens: TokenPlan | None = None
     if request.vocabulary is None:
-        compare_files(job.checkpoints, 0, remedy="say how they are brought together: --tokenizer union")
+        found = bring_together(job.checkpoints, remedy="say how they are brought together: --tokenizer union")
+        job, tokens = replace(job, checkpoints=found.networks), found.plan
     else:
         assert config is not None
-        named = dict(zip(request.folders, job.checkpoints, strict=True))
-        base = request.folders[0] if request.has_base else None
-        united = unite(named, request.vocabulary, config, base=base)
+        base = 0 if request.has_base else None
+        united = unite(job.checkpoints, request.vocabulary, config, base=base)
         print("all networks have the same vocabulary" if united is None else united.note, file=sys.stderr)
         if united is not None:
-            if options.output.suffix == SUFFIX:
-                raise UsageError("the tokenizer of the result needs a place: give a folder as the output")
+            united.require_place(options.output)
             job, tokens = replace(job, checkpoints=united.networks), united.plan
             beside |= united.files
     if request.template is not None:
@@ -186,7 +185,7 @@ def _align(
         raise UsageError("models with different tensors cannot be aligned; say align: auto or false in the recipe")
     if request.align is False or not others or not alike:
         inputs = {
-            "files": {str(f.resolve()): _stamp(f) for one in job.checkpoints for f in one.metadata},
+            "files": {str(f.resolve()): _stamp(f) for one in job.checkpoints for f in one.files},
             "recipe": request.provenance.to_json(progress),
             "form": repr(first.form),
         }

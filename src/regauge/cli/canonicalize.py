@@ -5,10 +5,11 @@ from dataclasses import replace
 import regauge as rg
 from regauge.alignment.streamed.job import FileJob, open_job
 from regauge.alignment.streamed.source import move_pieces
-from regauge.cli.models import compare_files, read_networks
+from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize, UsageError
 from regauge.cli.output import form_of, show_status, tell, tell_written
 from regauge.cli.provenance import provenance_of
+from regauge.cli.vocabulary import bring_together
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.storage.checkpoints.memory_limit import size_text
 
@@ -31,7 +32,7 @@ def run(options: Canonicalize) -> None:
     )
     assert job is not None
     job.require_output()
-    compare_files(job.checkpoints, 0)
+    job = replace(job, checkpoints=bring_together(job.checkpoints).networks)
     _require_memory(job)
     found = read_networks(options, job.checkpoints)
     job = replace(job, checkpoints=found.checkpoints)

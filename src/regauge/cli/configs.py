@@ -16,6 +16,7 @@ from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names.converted import Converted
 from regauge.storage.checkpoints.names.from_transformers import name_for
+from regauge.storage.checkpoints.vocabularies import holds_tokens
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -144,12 +145,22 @@ def _same_part(one: Configuration, other: Configuration) -> dict[str, Any]:
 
 def _renumber(document: dict[str, Any], number: Callable[[int], int | None]) -> None:
     for key, value in list(document.items()):
-        if isinstance(value, dict):
+        if key.endswith("forced_decoder_ids") and isinstance(value, list):  # pairs of a position and a token
+            pairs = [(pair[0], _renumbered(pair[1], number)) for pair in value if isinstance(pair, list)]
+            document[key] = [list(pair) for pair in pairs if pair[1] is not None]
+        elif holds_tokens(key) and value is not None:
+            document[key] = _renumbered(value, number)
+        elif isinstance(value, dict):
             _renumber(value, number)
-        elif key.endswith(("_token_id", "_token_ids")) and value is not None:
-            several = value if isinstance(value, list) else [value]
-            found = [new for old in several if isinstance(old, int) and (new := number(old)) is not None]
-            document[key] = found if isinstance(value, list) else next(iter(found), None)
+
+
+def _renumbered(value: Any, number: Callable[[int], int | None]) -> Any:
+    """A token's number, or a list or dictionary of them, without those that are gone."""
+    if isinstance(value, list):
+        return [new for old in value if (new := _renumbered(old, number)) not in (None, [])]
+    if isinstance(value, dict):
+        return {key: new for key, old in value.items() if (new := _renumbered(old, number)) is not None}
+    return number(value) if isinstance(value, int) and value >= 0 else value
 
 
 def _encode(document: dict[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ from regauge.cli.provenance import provenance_of
 from regauge.cli.recipe import run_recipe
 from regauge.cli.streaming import configure, method_of, read_job, show_memory, show_plan, show_work, tell_merged
 from regauge.cli.tasks import matching_task
+from regauge.cli.vocabulary import read_choice
 from regauge.merging.assembly import Part
 from regauge.merging.merge_record import card_path
 from regauge.merging.recipe import Vocabulary
@@ -36,7 +37,7 @@ def run(options: Merge) -> None:
     bases = [] if options.base is None else [options.base]
     if options.tokenizer is not None:
         return _unite(options, rule, (*bases, *options.checkpoints))
-    job, found = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path)
+    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path)
     method, task = _method(options, is_streamed=job.is_streamed), matching_task(options, found)
     weights: list[Number] | None = [read_number(text) for text in options.weights] or None
     generator, streamed = torch.Generator().manual_seed(options.seed), None
@@ -81,12 +82,9 @@ def _unite(options: Merge, rule: Rule, folders: tuple[Path, ...]) -> None:
     """Merge folders with different tokens."""
     if rule.needs_task:
         raise UsageError(f"--tokenizer is for rules that look at no data; {options.rule} does")
-    files = [str(folder) for folder in folders if not folder.is_dir()]
-    if files:
-        raise UsageError(f"--tokenizer needs folders with a tokenizer, and {files[0]!r} is none; leave it out")
     weights: list[Number] | None = [read_number(text) for text in options.weights] or None
-    source = options.tokenizer or ""
     assert options.tokenizer is not None
+    vocabulary = Vocabulary(read_choice(options.tokenizer, folders))
 
     def plan(
         networks: Sequence[Checkpoint], order: Sequence[str], statistics: frozenset[str], keys: Mapping[str, str]
@@ -94,10 +92,6 @@ def _unite(options: Merge, rule: Rule, folders: tuple[Path, ...]) -> None:
         has_base = options.base is not None
         return plan_rule(rule, weights, networks, has_base=has_base, statistics=statistics, keys=keys)
 
-    chosen: Any = source if source in ("union", "base") else Path(source)
-    if isinstance(chosen, Path) and chosen not in folders:
-        raise UsageError(f"--tokenizer is {source!r}; there is union, base (the first one), or one of the folders")
-    vocabulary = Vocabulary(chosen)
     assemble(
         options,
         Request(folders, options.base is not None, plan, str(rule), provenance_of(options), vocabulary=vocabulary),

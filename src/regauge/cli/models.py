@@ -27,7 +27,6 @@ from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.adapters import adapter_symmetry
 from regauge.storage.checkpoints.formats.state_dicts import has_names, match
 from regauge.storage.checkpoints.names.from_transformers import expected_of, name_by, name_for
-from regauge.storage.checkpoints.vocabularies import require_same_tokens
 from regauge.storage.checkpoints.writing import SUFFIX
 
 DESCRIBED = {"regauge.inr": "regauge.cli.inr_networks"}
@@ -123,18 +122,6 @@ def _under_names(
         return named, expected_of(owner(), named)
 
     return [name_once(name, inputs, one, state, partial(find, one)) for one in checkpoints]
-
-
-def compare_files(checkpoints: Sequence[Checkpoint], source: int, *, remedy: str = "") -> None:
-    """Refuse folders with different tokens, and tell what else differs beside the weights.
-
-    Args:
-        checkpoints: The checkpoints.
-        source: The number of the one whose files the output takes over.
-        remedy: What can be done about different tokens.
-    """
-    for note in require_same_tokens(checkpoints, source, remedy=remedy):
-        print(note, file=sys.stderr)
 
 
 def trace_model(

@@ -54,6 +54,7 @@ OverwriteAll = Annotated[
         "other files in it stay."
     ),
 ]
+Tokenizer = Annotated[str | None, arg(metavar="union|base|FOLDER")]
 Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]
 Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]
@@ -170,6 +171,9 @@ class Align(Matching):
     b: Checkpoint
     output: Output
     """Where the aligned B goes, a .safetensors file or a folder."""
+    tokenizer: Tokenizer = None
+    """The tokens of the aligned B and of A while they are compared: those of both, of A (base), or of one of the
+    folders. Where B has the tokens of A with other numbers, it gets those of A by itself."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,7 @@ class Merge(Matching):
     """Share of the largest entries that breadcrumbs drops as outliers; 0.01 unless given."""
     normalize: Literal["auto", "yes", "no"] = "auto"
     """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, unless given."""
-    tokenizer: Annotated[str | None, arg(metavar="union|base|FOLDER")] = None
+    tokenizer: Tokenizer = None
     """The tokens of the result, where those of the folders differ: of all, of the first one, or of this one. Rows that
     a network lacks are taken from others; docs/recipes.md says which."""
     recipe: Annotated[Path | None, arg(metavar="FILE")] = None

@@ -9,21 +9,25 @@ from typing import Any
 import regauge as rg
 from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
-from regauge.cli.models import Networks, compare_files, read_networks
+from regauge.cli.models import Networks, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
 from regauge.cli.output import form_of, show_progress, show_status, tell, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.transformers_models import Values
+from regauge.cli.vocabulary import bring_together, model_with
 from regauge.core.progress import Progress, no_progress
 from regauge.merging.merge_record import MergeRecord, card_path
+from regauge.merging.tokens import TokenPlan
 from regauge.storage.checkpoints.alignments import alignment_label, alignment_path
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
 
 
 def read_job(
     options: Align | Merge, paths: Sequence[Path], *, source: int, beside: Callable[[Path], Path]
-) -> tuple[FileJob, Networks]:
+) -> tuple[FileJob, Networks, TokenPlan | None]:
     """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
+
+    With them comes, where their tokens differ, which rows are taken from where.
 
     Networks that are streamed stay on the disk. What is imported and traced from here on counts as memory. The first
     checkpoint stays; the output takes over names, dtypes and files of the one with the number `source`, and what else
@@ -46,13 +50,18 @@ def read_job(
     assert job is not None
     if not options.dry_run:
         job.require_output()
-    union = "or merge them under one vocabulary: --tokenizer union" if isinstance(options, Merge) else ""
-    compare_files(job.checkpoints, source, remedy=union and f"give checkpoints with one vocabulary, {union}")
+    remedy = "give checkpoints with one vocabulary, or say how they are brought together: --tokenizer union"
+    tokenizer = options.tokenizer if isinstance(options, Align) else None
+    united = bring_together(job.checkpoints, source, tokenizer=tokenizer, remedy=remedy)
+    united.require_place(options.output)
+    job = replace(job, checkpoints=united.networks, files=united.files)
     if job.is_streamed and options.data is not None:
         raise UsageError(f"--data runs the model and {job.needs_memory}")
     values: Values = "if small" if options.data is None else "always"
-    found = read_networks(options, job.checkpoints, values=values, is_streamed=job.is_streamed)
-    return replace(job, checkpoints=found.checkpoints), found
+    with model_with(options.model, united) as model:
+        where = replace(options, model=model)
+        found = read_networks(where, job.checkpoints, values=values, is_streamed=job.is_streamed)
+    return replace(job, checkpoints=found.checkpoints), found, united.plan
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from regauge.cli.models import (
     Model,
     Networks,
     call_factory,
-    compare_files,
     described_networks,
     find_symmetry,
     load_module,
@@ -28,6 +27,7 @@ from regauge.cli.models import (
 from regauge.cli.options import Judging, Matching, UsageError
 from regauge.cli.output import show_status
 from regauge.cli.user_code import users_code
+from regauge.cli.vocabulary import bring_together
 from regauge.core.params import Params
 from regauge.core.task import Batch, arguments, cross_entropy
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
@@ -67,8 +67,7 @@ class Judged:
 def read(options: Judging, paths: Sequence[Path | Checkpoint]) -> Judged:
     """Build the model and read the checkpoints and the data."""
     with show_status("building the model and reading the checkpoints"):
-        opened = [Checkpoint.open(path) for path in paths]
-        compare_files(opened, 0)
+        opened = bring_together([Checkpoint.open(path) for path in paths]).networks
         name = name_model(options.model, opened[0])
         if name is None:
             raise UsageError(f"{opened[0].label!r} does not say what network it holds: name the model with --model")

@@ -1,21 +1,31 @@
 """Networks with different tokens under one vocabulary, as `--tokenizer` and recipes ask for it."""
 
 import json
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from regauge.cli.configs import Configuration
+from regauge.cli.configs import CONFIG, Configuration
 from regauge.cli.options import UsageError
 from regauge.merging.recipe import Vocabulary
 from regauge.merging.tokens import Retokenized, TokenPlan
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.vocabularies import Difference, has_tokenizer, is_tokenizer, load_tokenizer
-
-TEMPLATE = "chat_template.jinja"
+from regauge.storage.checkpoints.vocabularies import (
+    TEMPLATE,
+    Difference,
+    compare_tokens,
+    has_tokenizer,
+    is_tokenizer,
+    load_tokenizer,
+    note_files,
+    tokenizer_files,
+)
+from regauge.storage.checkpoints.writing import SUFFIX
 
 
 @dataclass(frozen=True)
@@ -24,75 +34,160 @@ class United:
 
     Attributes:
         networks: The checkpoints.
-        plan: Which rows are taken from where.
-        files: The files of the tokenizer that take the place of those of the first network; None for those that go.
+        plan: Which rows are taken from where; None if none of the networks is changed.
+        files: Files that take the place of those of the network whose files the output takes over; None for those that
+            go.
         note: What was done, in a sentence.
     """
 
     networks: tuple[Checkpoint, ...]
-    plan: TokenPlan
-    files: Mapping[str, bytes | None]
-    note: str
+    plan: TokenPlan | None = None
+    files: Mapping[str, bytes | None] = field(default_factory=dict)
+    note: str = ""
+
+    def require_place(self, out: Path) -> None:
+        """Raise if the output is no folder, although it has tokens of its own."""
+        if self.files and out.suffix == SUFFIX:
+            raise UsageError(
+                "the tokenizer of the result needs a place: give a folder as the output, or with --tokenizer FOLDER "
+                "the tokens of the network whose files it takes over"
+            )
+
+
+def bring_together(
+    checkpoints: Sequence[Checkpoint], source: int = 0, *, tokenizer: str | None = None, remedy: str = ""
+) -> United:
+    """Networks under one vocabulary: the one that is asked for, or that of the first where only the order differs.
+
+    What else differs beside the weights is told.
+
+    Args:
+        checkpoints: Networks in folders or files; what is no folder says nothing about tokens.
+        source: The number of the one whose files the output takes over.
+        tokenizer: What `--tokenizer` says.
+        remedy: What can be done about different tokens.
+
+    Raises:
+        UsageError: A network has no tokenizer, or names its embeddings otherwise than its model.
+        ValueError: Tokens differ, and no vocabulary is asked for.
+    """
+    first, networks = checkpoints[0].label, tuple(checkpoints)
+    differences = {} if tokenizer is not None else compare_tokens(checkpoints)
+    for label, one in differences.items():
+        if not one.is_order:
+            raise ValueError(
+                f"the tokens of {first} and {label} differ: {one.explain(first, label)}; "
+                f"{remedy or 'give checkpoints with one vocabulary'}"
+            )
+    united = [one.label for one in networks] if tokenizer is not None else [*differences]
+    for note in note_files(networks, source, united=united):
+        print(note, file=sys.stderr)
+    if tokenizer is None and not differences:
+        return United(networks)
+    folders = [Path(one.label) for one in networks]
+    wanted = Vocabulary("base" if tokenizer is None else read_choice(tokenizer, folders))
+    config = Configuration(networks[source].path.parent)
+    found = unite(networks, wanted, config, base=None, source=source)
+    if found is None:
+        print("all networks have the same vocabulary", file=sys.stderr)
+        return United(networks)
+    if differences:
+        moved = ", ".join(f"{len(one.moved)} of {label}" for label, one in differences.items())
+        found = replace(found, note=f"tokens that have other numbers than in {first} are brought to them: {moved}")
+    print(found.note, file=sys.stderr)
+    return found
+
+
+@contextmanager
+def model_with(model: str | None, united: United) -> Iterator[str | None]:
+    """MODEL, or where it is not given and the number of tokens is another one: a folder with the new configuration."""
+    content = united.files.get(CONFIG)
+    if model is not None or content is None:
+        yield model
+        return
+    with TemporaryDirectory() as name:
+        (Path(name) / CONFIG).write_bytes(content)
+        yield name
+
+
+def read_choice(text: str, folders: Sequence[Path]) -> Any:
+    """The source of a vocabulary by what `--tokenizer` says.
+
+    Raises:
+        UsageError: It is none, or a network is no folder.
+    """
+    files = [str(folder) for folder in folders if not Path(str(folder).partition("+")[0]).is_dir()]
+    if files:
+        raise UsageError(f"--tokenizer needs folders with a tokenizer, and {files[0]!r} is none; leave it out")
+    if text in ("union", "base"):
+        return text
+    if Path(text) not in folders:
+        raise UsageError(f"--tokenizer is {text!r}; there is union, base (the first one), or one of the folders")
+    return Path(text)
 
 
 def unite(
-    networks: Mapping[Path, Checkpoint], wanted: Vocabulary, config: Configuration, *, base: Path | None
+    networks: Sequence[Checkpoint], wanted: Vocabulary, config: Configuration, *, base: int | None, source: int = 0
 ) -> United | None:
     """Bring networks under the vocabulary that is wanted; None if they are under it already.
 
     Args:
-        networks: By their folders; the first one's files are those of the result.
+        networks: The networks; paths in `wanted` are their labels.
         wanted: The vocabulary.
-        config: The configuration of the first one; the number of tokens is set in it.
-        base: The folder of the base, where there is one.
+        config: The configuration of the one whose files the output takes over; the number of tokens is set in it.
+        base: The number of the base, where there is one.
+        source: The number of the one whose files the output takes over.
 
     Raises:
         UsageError: A network has no tokenizer, or names its embeddings otherwise than its model.
     """
-    folders, named = list(networks), config.token_axes()
+    folders, named = [Path(one.label) for one in networks], config.token_axes()
+    places = [one.path.parent for one in networks]
     axes = dict(named)
-    for checkpoint in networks.values():
+    for checkpoint in networks:
         there = config.names_in(checkpoint)
         axes |= {own: axis for name, axis in named.items() for own in there.get(name, ())}
-    tokenizers = {folder: _tokenizer(one.path.parent) for folder, one in networks.items()}
-    rows = {folder: _rows(one, axes) for folder, one in networks.items()}
-    known = {
-        folder: {token: k for token, k in one.get_vocab().items() if k < rows[folder]}
-        for folder, one in tokenizers.items()
-    }
-    first = folders[0]
-    source = first if wanted.source in ("union", "base") else Path(wanted.source)
-    place, own = networks[source].path.parent, networks[first].path.parent
+    tokenizers, rows = [_tokenizer(place) for place in places], [_rows(one, axes) for one in networks]
+    known = [
+        {token: k for token, k in one.get_vocab().items() if k < count}
+        for one, count in zip(tokenizers, rows, strict=True)
+    ]
+    place = places[0] if isinstance(wanted.source, str) else places[folders.index(wanted.source)]
     tokenizer = load_tokenizer(place)  # A new one, to which tokens are added.
-    added = _added(tokenizer, [tokenizers[folder] for folder in folders], known) if wanted.source == "union" else []
+    added = _added(tokenizer, tokenizers, known) if wanted.source == "union" else []
     added += [token for token in wanted.tokens if token not in tokenizer.get_vocab() and token not in added]
     tokenizer.add_tokens(added)
     vocabulary = tokenizer.get_vocab()
     if wanted.source == "base":
-        vocabulary = {token: k for token, k in vocabulary.items() if k < rows[first] or token in wanted.tokens}
+        vocabulary = {token: k for token, k in vocabulary.items() if k < rows[0] or token in wanted.tokens}
     size = -(-(max(vocabulary.values()) + 1) // wanted.multiple) * wanted.multiple
-    are_alike = not any(Difference.of(known[first], other) for other in known.values())
-    is_first = not Difference.of(known[first], vocabulary)
-    is_sized = wanted.multiple == 1 or rows[first] == size
-    if are_alike and is_first and is_sized and not wanted.tokens and set(rows.values()) == {rows[first]}:
+    is_plain = wanted.multiple == 1 and not wanted.tokens
+    are_alike = not any(Difference.of(known[0], other) for other in known)
+    is_own = not Difference.of(known[source], vocabulary)
+    if are_alike and is_own and set(rows) == {rows[0]} and (is_plain or (not wanted.tokens and rows[0] == size)):
         return None
+    is_order = is_plain and all(one.keys() == vocabulary.keys() and _is_one_to_one(one) for one in (*known, vocabulary))
     plan = TokenPlan.of(
         vocabulary,
-        [known[folder] for folder in folders],
+        known,
         axes,
-        base=None if base is None else folders.index(base),
+        base=base,
         tokens={
             token: (None if one.model is None else folders.index(one.model), one)
             for token, one in wanted.tokens.items()
         },
         multiple=wanted.multiple,
+        kept=rows[0] if is_order and set(rows) == {rows[0]} else None,
     )
-    config.count_tokens(plan.size)
-    files = _files(tokenizer, own, place, is_new=bool(added))
-    numbers = {k: token for token, k in known[first].items()}
-    if not is_first:
+    files = _files(tokenizer, places[source], place, is_new=bool(added))
+    numbers = {k: token for token, k in known[source].items()}
+    if not is_own:
         files |= config.renumber(lambda k: vocabulary.get(numbers.get(k, "")))
-    moved = tuple(Retokenized(one, axes, rows) for one, rows in zip(networks.values(), plan.own, strict=True))
+    if not is_own or plan.size != rows[source]:
+        config.count_tokens(plan.size)
+        files[CONFIG] = config.content
+    vocabularies = dict.fromkeys(path for folder in places for path in tokenizer_files(folder))
+    moved = tuple(Retokenized(one, axes, own, [*vocabularies]) for one, own in zip(networks, plan.own, strict=True))
     taken = ", ".join(f"{int(own.sum())} of {folder}" for folder, own in zip(folders, plan.taken, strict=True))
     note = f"vocabulary: {len(vocabulary)} tokens in {plan.size} rows; rows taken from other networks: {taken}"
     return United(moved, plan, files, note)
@@ -141,12 +236,16 @@ def _rows(checkpoint: Checkpoint, axes: Mapping[str, int]) -> int:
     return int(sizes.pop())
 
 
-def _added(tokenizer: Any, others: Sequence[Any], known: Mapping[Path, Mapping[str, int]]) -> list[Any]:
+def _is_one_to_one(vocabulary: Mapping[str, int]) -> bool:
+    return len({*vocabulary.values()}) == len(vocabulary)
+
+
+def _added(tokenizer: Any, others: Sequence[Any], known: Sequence[Mapping[str, int]]) -> list[Any]:
     """Tokens that are added for a union: of the other networks in their order, special ones with their settings."""
     have = set(tokenizer.get_vocab())
     plain: dict[str, Any] = {}
     special: dict[str, Any] = {}
-    for other, tokens in zip(others, known.values(), strict=True):
+    for other, tokens in zip(others, known, strict=True):
         settings = {one.content: one for one in other.added_tokens_decoder.values()}
         for token in sorted(tokens, key=tokens.__getitem__):
             if token not in have:

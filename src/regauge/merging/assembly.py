@@ -12,7 +12,8 @@ from regauge.core.element import Element
 from regauge.core.movable import VALUES, require_shared
 from regauge.core.symmetry import Symmetry
 from regauge.merging.rule import Rule, Target
-from regauge.merging.tokens import TokenPlan
+from regauge.merging.table import RULES
+from regauge.merging.tokens import TokenPlan, as_tokenized
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 
@@ -148,7 +149,7 @@ class Assembly:
     def _given(self, k: int, name: str, axis: int, row: int, work: torch.dtype) -> Tensor:
         """A row of a network's own tensor, moved."""
         network = self.networks[k]
-        source = getattr(network, "source", network)
+        source = as_tokenized(network)
         if not 0 <= row < source.stored[name].shape[axis]:
             raise ValueError(f"{network.label} has no row {row} in {name!r}; name another token")
         own = source.read(name, rows=(row, row + 1), dtype=work) if axis == 0 else source.read(name, dtype=work)
@@ -165,3 +166,14 @@ class Assembly:
             used = (~self.tokens.blank).nonzero().flatten()
             self._means[place] = whole.index_select(axis, used).mean(axis, keepdim=True)
         return self._means[place]
+
+
+def take_over(network: Checkpoint, number: int) -> dict[str, Part]:
+    """The parts of a result that is the network with this number."""
+    rule, form = RULES["passthrough"].build(), network.form
+    return {
+        name: Part(
+            TensorSpec(name, tuple(one.shape), form.dtype_of(one.dtype)), ((number, name),), None, rule, (1.0,), name
+        )
+        for name, one in network.stored.items()
+    }

@@ -7,14 +7,17 @@ References:
     Goddard et al. (2024), mergekit: the documentation of `tokenizer` says which network gives missing tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from regauge.merging.recipe import TokenSource
-from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.checkpoint import PIECE, Checkpoint
+from regauge.storage.checkpoints.names.converted import Converted
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class TokenPlan:
         """The number of rows."""
         return len(self.blank)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all networks have all tokens of the result, so that no rows are taken from others."""
+        return not bool(self.taken.any() or self.blank.any())
+
     @classmethod
     def of(
         cls,
@@ -52,6 +60,7 @@ class TokenPlan:
         base: int | None = None,
         tokens: Mapping[str, tuple[int | None, TokenSource]] | None = None,
         multiple: int = 1,
+        kept: int | None = None,
     ) -> "TokenPlan":
         """Plan the rows of a vocabulary.
 
@@ -62,11 +71,13 @@ class TokenPlan:
             base: The number of the base, where there is one.
             tokens: Tokens whose rows are said: the number of the network that gives them (None for zeros), and how.
             multiple: The number of rows is rounded up to a multiple of it.
+            kept: The number of rows that all networks have, where all of them have the same tokens: rows without a
+                token are carried along in their order.
 
         Raises:
             ValueError: A network does not have a token that it is to give.
         """
-        size = -(-(max(vocabulary.values(), default=-1) + 1) // multiple) * multiple
+        size = -(-(max(vocabulary.values(), default=-1) + 1) // multiple) * multiple if kept is None else kept
         own = [torch.full((size,), -1) for _ in networks]
         blank = torch.ones(size, dtype=torch.bool)
         shares = torch.zeros(len(networks), size, dtype=torch.float64)
@@ -90,14 +101,22 @@ class TokenPlan:
                 shares[base, row] = 1
             elif having:
                 shares[having, row] = 1 / len(having)
+        if kept is not None:
+            for rows, known in zip(own, networks, strict=True):
+                rows[blank] = torch.tensor(sorted(set(range(kept)) - set(known.values())), dtype=torch.int64)
+            blank = torch.zeros_like(blank)
         lacks = torch.stack([(rows < 0) | is_forced for rows in own]) & ~blank
         return cls(axes, tuple(own), lacks, shares, given, blank)
 
 
 class Retokenized(Checkpoint):
-    """A checkpoint under another vocabulary; rows of tokens that it lacks are zero."""
+    """A checkpoint under another vocabulary; rows of tokens that it lacks are zero.
 
-    def __init__(self, source: Checkpoint, axes: Mapping[str, int], rows: Tensor) -> None:
+    Attributes:
+        source: The checkpoint under its own vocabulary.
+    """
+
+    def __init__(self, source: Checkpoint, axes: Mapping[str, int], rows: Tensor, files: Sequence[Path] = ()) -> None:
         stored = dict(source.stored)
         for name, axis in axes.items():
             if name in stored:
@@ -106,27 +125,70 @@ class Retokenized(Checkpoint):
                 nbytes = one.nbytes // one.shape[axis] * len(rows)
                 stored[name] = one._replace(shape=shape, nbytes=nbytes)
         super().__init__(source.label, source.path, stored, source.metadata)
-        self.source, self._axes, self._rows = source, axes, rows
-        self.read_so_far, self.form = source.read_so_far, source.form
+        self.source, self._axes, self._rows, self._vocabulary = source, axes, rows, tuple(files)
+        self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is read from, those of the vocabularies too."""
+        return (*self.source.files, *self._vocabulary)
+
+    @property
+    def is_safetensors(self) -> bool:
+        """Whether tensors can be read from the disk one by one."""
+        return self.source.is_safetensors
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether tensors are read from the disk one by one."""
+        return self._params is None and self.source.is_lazy
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a tensor is read in."""
+        return super().dtype_of(name) if self._params is not None else self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """A copy of one tensor, or of a range of its first axis, with the rows of the other vocabulary."""
-        axis, dtype = self._axes.get(name), dtype or self.form.work_dtype(self.stored[name].dtype)
+        if self._params is not None:
+            return super().read(name, rows=rows, dtype=dtype)
+        axis, dtype = self._axes.get(name), dtype or self.dtype_of(name)
         if axis is None:
             return self.source.read(name, rows=rows, dtype=dtype)
         if axis > 0:
             return _select(self.source.read(name, rows=rows, dtype=dtype), axis, self._rows)
         wanted = self._rows if rows is None else self._rows[rows[0] : rows[1]]
-        known = wanted[wanted >= 0]
-        first, last = (int(known.min()), int(known.max()) + 1) if len(known) else (0, 1)
-        values = self.source.read(name, rows=(first, last), dtype=dtype)
-        return _select(values, 0, torch.where(wanted >= 0, wanted - first, -1))
+        stored = self.stored[name]
+        result = torch.zeros((len(wanted), *stored.shape[1:]), dtype=dtype)
+        most = max(1, PIECE * len(self._rows) // max(1, stored.nbytes))
+        for first, end, there in _runs(wanted, most):
+            result[there] = self.source.read(name, rows=(first, end), dtype=dtype)
+        return result
 
     def close(self) -> None:
         """Close the files."""
         super().close()
         if hasattr(self, "source"):
             self.source.close()
+
+
+def as_tokenized(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint under its own vocabulary, and under the names that it has now."""
+    if isinstance(checkpoint, Retokenized):
+        return checkpoint.source
+    if isinstance(checkpoint, Converted):
+        return Converted(as_tokenized(checkpoint.source), checkpoint.conversion)
+    return checkpoint
+
+
+def _runs(rows: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
+    """Ranges of rows of a file with the places where they are wanted, in the order of the file; -1 is left out."""
+    places = (rows >= 0).nonzero().flatten()
+    there, order = rows[places].sort(stable=True)
+    starts = [0, *((there.diff() != 1).nonzero().flatten() + 1).tolist(), len(there)]
+    for start, end in pairwise(starts):
+        for first in range(start, end, most):
+            part = slice(first, min(first + most, end))
+            yield int(there[part.start]), int(there[part.stop - 1]) + 1, places[order[part]]
 
 
 def _select(values: Tensor, axis: int, rows: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import move_pieces
 from regauge.alignment.streamed.state import load_state, save_state
 from regauge.core.balance import has_balance
+from regauge.core.element import Element
 from regauge.core.movable import require_movable
 from regauge.core.params import Params
 from regauge.core.products import library
@@ -68,6 +69,7 @@ class FileJob:
         beside: What else is written, if anything, by the name of the output: beside a `.safetensors` file or in a
             folder.
         provenance: What the output says about where it comes from.
+        files: Files of an output folder that take the place of those of the source; None for those that are left out.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -78,6 +80,7 @@ class FileJob:
     resume: bool = False
     overwrite: bool = False
     provenance: Provenance | None = None
+    files: Mapping[str, bytes | None] = field(default_factory=dict)
 
     @property
     def source(self) -> Checkpoint:
@@ -154,6 +157,7 @@ class FileJob:
         with Staging(
             self.out, None, resume=False, overwrite=overwrite, provenance=provenance, nbytes=nbytes
         ) as staging:
+            staging.beside = dict(self.files)
             if save_beside is not None and self.beside is not None:
                 save_beside(staging.content / self.beside(staging.out).name)
             staging.write(shards, pieces, progress)
@@ -276,7 +280,7 @@ class StreamedJob:
         }
         inputs = {"files": files, "symmetry": self.plan.symmetry.to_json(), "method": repr(self.method), **settings}
         inputs |= {"products": library(), "form": repr(self.job.source.form)}
-        return Staging(
+        staging = Staging(
             self.job.out,
             inputs,
             resume=self.job.resume,
@@ -284,6 +288,8 @@ class StreamedJob:
             provenance=self.job.provenance,
             nbytes=sum(shard.nbytes for shard in self.job.shards),
         )
+        staging.beside = dict(self.job.files)
+        return staging
 
     def match(self, k: int, staging: Staging, progress: Progress) -> StreamedResult:
         """Align checkpoint k to the first one, from where an earlier run stopped."""
@@ -330,12 +336,18 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
     return StreamedJob(job, method, plan)
 
 
-def align_job(streamed: StreamedJob, progress: Progress = no_progress) -> StreamedResult:
-    """Align the second checkpoint to the first one, and write it with its alignment beside it."""
+def align_job(
+    streamed: StreamedJob, progress: Progress = no_progress, *, make: Callable[[Element], Pieces] | None = None
+) -> StreamedResult:
+    """Align the second checkpoint to the first one, and write it with its alignment beside it.
+
+    What is written is the second one, moved, unless `make` says what is made of the element.
+    """
     with streamed.begin({"command": "align"}) as staging:
         found = streamed.match(1, staging, progress)
         alignment = Alignment(streamed.plan.symmetry, found.element)
         save_alignment(alignment, staging.content / alignment_path(staging.out).name, overwrite=True)
         pieces = move_pieces(streamed.job.checkpoints[1], streamed.plan.symmetry, found.element)
+        pieces = pieces if make is None else make(found.element)
         staging.write(streamed.job.shards, pieces, progress)
         return replace(found, params=cast(Params, staging.publish(streamed.job.shards, streamed.job.source)))

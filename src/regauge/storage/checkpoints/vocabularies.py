@@ -5,7 +5,7 @@ rows are not combined entry by entry. Other files that differ are named, with th
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special
 CONFIG = "config.json"
 WITHOUT_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files of a tokenizer that alone do not move tokens to other rows, unless they add some."""
+TEMPLATE = "chat_template.jinja"
+NUMBERED = ("_token_id", "_token_ids", "_token_index", "suppress_tokens", "_words_ids", "forced_decoder_ids", "_to_id")
+"""How settings end that name tokens by their numbers: one, a list, lists of them, or numbers by names."""
 HISTORY = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 """Settings of a model that do not change what its weights compute, or are seen in the weights."""
 
@@ -40,6 +43,11 @@ class Difference:
 
     def __bool__(self) -> bool:
         return bool(self.first or self.second or self.moved)
+
+    @property
+    def is_order(self) -> bool:
+        """Whether both have the same tokens, at other rows."""
+        return not (self.first or self.second)
 
     @classmethod
     def of(cls, first: Mapping[str, int], second: Mapping[str, int]) -> "Difference":
@@ -92,36 +100,52 @@ def load_tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def require_same_tokens(checkpoints: Sequence[Checkpoint], source: int, *, remedy: str = "") -> list[str]:
-    """Refuse folders whose tokens differ; what else differs is returned in sentences.
+def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
+    """How the tokens of folders differ from those of the first one, by their labels; those that do not are left out.
 
     Args:
         checkpoints: In folders or not; those that are not say nothing about tokens.
-        source: The number of the one whose files the output takes over.
-        remedy: What the error says that can be done.
 
     Raises:
-        ValueError: Tokens of two folders differ, or a tokenizer cannot be read.
+        ValueError: A tokenizer cannot be read.
     """
-    folders = {one.label: one.path.parent for one in checkpoints if one.is_folder}
+    folders = _folders(checkpoints)
     if len(folders) < 2:
-        return []
-    (first, folder), *others = folders.items()
-    taken = checkpoints[source].label
-    notes = []
+        return {}
+    (_, folder), *others = folders.items()
+    found = {}
     for label, other in others:
         names = different_files(folder, other)
         if any(is_tokenizer(name) for name in names) and has_tokenizer(folder) and has_tokenizer(other):
             difference = Difference.of(read_vocabulary(folder), read_vocabulary(other))
             if difference:
-                raise ValueError(
-                    f"the tokens of {first} and {label} differ: {difference.explain(first, label)}; "
-                    f"{remedy or 'give checkpoints with one vocabulary'}"
-                )
-        names += _different_settings(folder, other)
+                found[label] = difference
+    return found
+
+
+def note_files(checkpoints: Sequence[Checkpoint], source: int, *, united: Collection[str] = ()) -> list[str]:
+    """Sentences about the files and settings beside the weights that differ from those of the first folder.
+
+    Args:
+        checkpoints: In folders or not.
+        source: The number of the one whose files the output takes over.
+        united: The labels of those whose tokens are brought together, so that files of tokens are not named.
+    """
+    (first, folder), *others = list(_folders(checkpoints).items()) or [("", Path())]
+    notes = []
+    for label, other in others:
+        names = different_files(folder, other)
+        if label in united:
+            names = [name for name in names if not (is_tokenizer(name) or name == TEMPLATE)]
+        names += _different_settings(folder, other, label in united)
         if names:
+            taken = checkpoints[source].label
             notes.append(f"note: {first} and {label} differ in {', '.join(names)}; taken from {taken}")
     return notes
+
+
+def _folders(checkpoints: Sequence[Checkpoint]) -> dict[str, Path]:
+    return {one.label: one.path.parent for one in checkpoints if one.is_folder}
 
 
 def different_files(first: Path, second: Path) -> list[str]:
@@ -130,8 +154,8 @@ def different_files(first: Path, second: Path) -> list[str]:
     return [name for name in sorted({*mine, *theirs}) if not _is_same(mine.get(name), theirs.get(name))]
 
 
-def _different_settings(first: Path, second: Path) -> list[str]:
-    """The settings of two models that differ, as one text."""
+def _different_settings(first: Path, second: Path, is_united: bool) -> list[str]:
+    """The settings of two models that differ, as one text, without those that follow the tokens if these are united."""
     if not ((first / CONFIG).is_file() and (second / CONFIG).is_file()):
         return []
     try:
@@ -139,6 +163,7 @@ def _different_settings(first: Path, second: Path) -> list[str]:
     except (ValueError, TypeError):  # told by who builds the model
         return []
     keys = [key for key in sorted({*one, *two}) if key not in HISTORY and one.get(key) != two.get(key)]
+    keys = [key for key in keys if not (is_united and (key == "vocab_size" or holds_tokens(key)))]
     return [f"{CONFIG} ({', '.join(keys)})"] if keys else []
 
 
@@ -150,6 +175,16 @@ def has_tokenizer(folder: Path) -> bool:
 def is_tokenizer(name: str) -> bool:
     """Whether a file belongs to a tokenizer."""
     return name.startswith(TOKENIZER)
+
+
+def holds_tokens(key: str) -> bool:
+    """Whether a setting of a model names tokens by their numbers."""
+    return key.endswith(NUMBERED)
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """The files of a folder that say what its tokens are."""
+    return tuple(path for name, path in sorted(_describing(folder).items()) if is_tokenizer(name))
 
 
 def _describing(folder: Path) -> dict[str, Path]:
