@@ -15,9 +15,8 @@ from models import CASES
 from torch import Tensor
 
 import regauge as rg
-from regauge.alignment.methods import weight_matching
 from regauge.alignment.methods.weight_matching import random_isometry
-from regauge.alignment.streamed.climb import StreamedResult, align_streamed
+from regauge.alignment.streamed.match import StreamedResult, align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import Total, part_cost
 from regauge.alignment.streamed.state import State, load_state, save_state
@@ -57,7 +56,9 @@ class Pair:
 
     def plan(self, memory: int, scales: str = "recompute") -> Plan:
         dtypes = {name: entry.dtype for name, entry in self.files[0].stored.items()}
-        buffers: Buffers | None = "keep" if scales == "recompute" and has_balance(self.symmetry) else None
+        buffers: Buffers | None = None
+        if scales != "keep" and has_balance(self.symmetry):
+            buffers = "keep" if scales == "recompute" else "move"
         return make_plan(self.symmetry, [dtypes, dtypes], memory=memory, buffers=buffers)
 
     def smaller(self) -> Plan:
@@ -102,13 +103,9 @@ def _require_same(left: rg.Element, right: rg.Element) -> None:
                 torch.testing.assert_close(getattr(value, field), getattr(right[name], field), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("scales", ["recompute", "keep"])
+@pytest.mark.parametrize("scales", ["balance", "recompute", "keep"])
 @pytest.mark.parametrize("name", STREAMED)
-def test_streaming_finds_what_matching_in_memory_finds(
-    name: str, scales: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for the scales of nearly equal networks, which are fitted once more in memory alone."""
-    monkeypatch.setattr(weight_matching, "refit_near_copies", lambda problem, found, buffers: found)
+def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, tmp_path: Path) -> None:
     pair, method = _pair(name, tmp_path), rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
     expected = rg.align(*pair.params, pair.symmetry, method=method)
     whole = pair.plan(UNLIMITED, scales)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.element import Element, Value
+from regauge.core.families import connected
 from regauge.core.matrices import Matrices, balanced_matrices
 from regauge.core.scales import Direction, Logs, Squares, descend, directions, jump, normalize, normalizers, squares_of
 from regauge.core.symmetry import Symmetry
@@ -163,14 +164,8 @@ def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[fro
 
     Balancing the part alone (with all buffers, where they are kept) gives the same factors as balancing everything.
     """
-    parts: list[frozenset[str]] = []
     scaled = (frozenset(place.name for place in direction.places) for direction in directions(symmetry, buffers))
-    for names in (*scaled, *balanced_matrices(symmetry).values()):
-        for part in [p for p in parts if p & names]:
-            parts.remove(part)
-            names |= part
-        parts.append(names)
-    return parts
+    return connected([*scaled, *balanced_matrices(symmetry).values()])
 
 
 def _minimize(

@@ -1,6 +1,6 @@
 """The algebra of a symmetry on tensors: families of groups, tensors unfolded where they act, and group averages."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
@@ -76,6 +76,18 @@ def coupled_tensors(family: Family) -> frozenset[str]:
         for name, local in family.sites.items()
         if len({site.placement.axis for site in local if site.group.name == family.root.name}) > 1
     )
+
+
+def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
+    """The unions of sets that share something, each with all that they share anything with."""
+    parts: list[frozenset[str]] = []
+    for one in sets:
+        whole = frozenset(one)
+        for part in [part for part in parts if part & whole]:
+            parts.remove(part)
+            whole |= part
+        parts.append(whole)
+    return parts
 
 
 def has_choice(group: Group) -> bool:

@@ -143,15 +143,20 @@ class Frame:
 def sides_of(
     networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, buffers: Buffers
 ) -> tuple[list[Balance], list[Balance]]:
-    """The balances of networks for comparing them, and for the result.
+    """The balances of networks for comparing them, and for the result; see `balances_of`."""
+    found = [balance_alike(networks, symmetry, buffers=way) for way in balances_of(symmetry, buffers)]
+    return found[0], found[-1]
+
+
+def balances_of(symmetry: Symmetry, buffers: Buffers) -> tuple[Buffers, ...]:
+    """How networks are balanced, where they are compared first, and last for the result.
 
     Scales that move running statistics are taken over at the end only. Weights of networks that were trained
     independently are compared best as they were trained, which fixes the norms of filters before batch normalization.
     Matrices need both to be the same.
     """
-    ends = balance_alike(networks, symmetry, buffers=buffers)
     is_same = buffers == "keep" or bool(_linear(symmetry)) or not normalizers(symmetry)
-    return (ends, ends) if is_same else (balance_alike(networks, symmetry, buffers="keep"), ends)
+    return (buffers,) if is_same else ("keep", buffers)
 
 
 def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:

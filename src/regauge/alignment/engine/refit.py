@@ -6,7 +6,7 @@ fitted to those of the first network instead, each place weighted by its size th
 chosen once more between the networks as they then are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core.balance import Buffers
 from regauge.core.element import Element, Value
-from regauge.core.families import Tensors, compared, unit_values
+from regauge.core.families import Tensors, compared, connected, unit_values
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
@@ -36,12 +36,12 @@ SETTLED = 1e-10
 def refit_near_copies(problem: Problem, found: Results, buffers: Buffers) -> Results:
     """Fit the scales of second networks that are nearly their first ones, where that brings them closer."""
     symmetry = problem.symmetry
-    groups = [group for group in symmetry.groups if group.scales and (buffers == "move" or not _moves(symmetry, group))]
+    groups = fitted_groups(symmetry, buffers)
     if not groups:
         return found
     a, b = compared([problem.a, found.params], symmetry)
     before, norm = squared_distances(a, b), torch.stack([dots(t, t) for t in a.values()]).sum(0)
-    is_near = (before < NEAR * norm) & (before > EXACT * norm)
+    is_near = is_near_copy(before, norm)
     if not bool(is_near.any()):
         return found
     steps: list[Callable[[Tensors], Element]] = [
@@ -58,6 +58,26 @@ def refit_near_copies(problem: Problem, found: Results, buffers: Buffers) -> Res
     return found
 
 
+def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
+    """The groups whose scales are fitted: those that move running statistics only where balancing may, too."""
+    return [group for group in symmetry.groups if group.scales and (buffers == "move" or not _moves(symmetry, group))]
+
+
+def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collection[str]) -> list[frozenset[str]]:
+    """The tensors of some names that `fit_scales` looks at, in parts that do not depend on one another."""
+    moved: dict[tuple[str, int], set[str]] = {}
+    for group in groups:
+        for place in (place for place in group.placements if place.parameter in names):
+            for family in (k for k, exponent in enumerate(place.scale) if exponent):
+                moved.setdefault((group.name, family), set()).add(place.parameter)
+    return connected(moved.values())
+
+
+def is_near_copy(square: Tensor, norm: Tensor) -> Tensor:
+    """Whether a squared distance is that of a nearly equal network, by the squared norm, where anything is left."""
+    return (square < NEAR * norm) & (square > EXACT * norm)
+
+
 def fit_scales(symmetry: Symmetry, groups: list[Group], a: Tensors, b: Tensors) -> Element:
     """The scales that bring the norms of the units of `b` close to those of `a`, `[pair, ...]`.
 
@@ -72,8 +92,9 @@ def fit_scales(symmetry: Symmetry, groups: list[Group], a: Tensors, b: Tensors) 
             factors = _fit(symmetry, group, a, moved)
             largest = max(largest, float(factors.log().abs().max()))
             step = Element({group.name: Value(scale=factors)}, (pairs,)).fill(symmetry.identity((pairs,)))
-            touched = {name for name in moved if any(site.group.name == group.name for site in symmetry.sites[name])}
-            moved |= move_by(symmetry, step, {name: moved[name] for name in touched})
+            for name in moved:  # One after the other, so that the old ones are not held meanwhile.
+                if any(site.group.name == group.name for site in symmetry.sites[name]):
+                    moved |= move_by(symmetry, step, {name: moved[name]})
             total = symmetry.compose(step, total)
         if largest <= SETTLED:
             break
@@ -88,7 +109,7 @@ def _fit(symmetry: Symmetry, group: Group, a: Tensors, b: Tensors) -> Tensor:
         for site in symmetry.sites[name]:
             if site.group.name != group.name or not any(site.placement.scale):
                 continue
-            x, y = (unit_values(symmetry, name, site, t[name], 1).double().square().sum(-1).cpu() for t in (a, b))
+            x, y = (_squares(unit_values(symmetry, name, site, t[name], 1)) for t in (a, b))
             is_known = (x > 0) & (y > 0)
             weight, one = torch.where(is_known, x, 0.0), torch.ones(())
             gap = (torch.where(is_known, x, one).log() - torch.where(is_known, y, one).log()) / 2
@@ -101,6 +122,12 @@ def _fit(symmetry: Symmetry, group: Group, a: Tensors, b: Tensors) -> Tensor:
     assert slope is not None
     steps: Tensor = torch.linalg.pinv(normal, hermitian=True) @ slope.unsqueeze(-1)
     return steps.squeeze(-1).movedim(-1, -2).exp()
+
+
+def _squares(values: Tensor) -> Tensor:
+    """The sum of the squares of each unit, in float64."""
+    norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+    return norms.square().cpu()
 
 
 def _moves(symmetry: Symmetry, group: Group) -> bool:

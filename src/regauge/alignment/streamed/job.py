@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regauge.alignment.engine.frames import buffers_of
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.streamed.climb import StreamedResult, align_streamed
+from regauge.alignment.streamed.match import StreamedResult, align_streamed
 from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import move_pieces

@@ -22,6 +22,8 @@ ROTATING = 10.0
 """Matrices that a singular value decomposition holds."""
 MOVED = 5
 """Copies of a tensor, in float64, that balancing its matrices holds."""
+FITTED = 3
+"""Copies of a tensor that fitting scales holds besides those of all."""
 PAIRED = 8
 """Copies of the blocks of a nested group, for all pairs of blocks, that its exact step holds."""
 
@@ -58,6 +60,7 @@ class Sizes:
         loose: Sequence[str],
         shared: Mapping[str, int],
         balanced: Iterable[Collection[str]],
+        fitted: Iterable[Collection[str]],
     ) -> tuple[int, int | None]:
         """The bound for a whole plan, and the number of the working set that decides it, if one does.
 
@@ -66,12 +69,13 @@ class Sizes:
             loose: Tensors outside of them.
             shared: The spread groups, with the number of their families of signs that are chosen with their order.
             balanced: Tensors whose scales are balanced together.
+            fitted: Tensors whose scales are fitted together.
         """
         spread = [self.spread_peak(self.symmetry[name], count) for name, count in shared.items()]
         kept = sum(sums for sums, _ in spread)
         peaks = [self.set_peak(*part) for part in sets]
         others = [*(self.loose_peak(name) for name in loose), *(solving for _, solving in spread)]
-        balancing = [self.balance_peak(part) for part in balanced]
+        balancing = [*(self.balance_peak(part) for part in balanced), *(self.fit_peak(part) for part in fitted)]
         highest = max([*(kept + peak for peak in (*peaks, *others)), *balancing], default=0)
         return int(SLACK * highest) + BASE, max(range(len(peaks)), key=peaks.__getitem__, default=None)
 
@@ -104,6 +108,15 @@ class Sizes:
         reading = [2 * min(CHUNK, self.nbytes([n])) if self.is_pieced(n) else 2 * self.nbytes([n]) for n in part]
         moving = sum(12 * self._kept(n) for n in mixed) + MOVED * max((8 * self._kept(n) for n in mixed), default=0)
         return sum(squares) + 2 * max(squares) + max(reading) + moving
+
+    def fit_peak(self, part: Collection[str]) -> int:
+        """Bytes while scales are fitted on some tensors: both networks, and the second one moved."""
+        kept = [
+            16 * self.numel(n) // self.symmetry.shapes[n][0] if self.is_pieced(n) else self.nbytes([n]) for n in part
+        ]
+        widest = max((self.nbytes([n]) for n in part if not self.is_pieced(n)), default=0)
+        reading = max((6 * CHUNK for n in part if self.is_pieced(n)), default=0)
+        return 3 * sum(kept) + max(FITTED * widest, reading)
 
     def _kept(self, name: str) -> int:
         """How many numbers stand for a tensor that is balanced."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from regauge.alignment.engine.frames import balances_of
+from regauge.alignment.engine.refit import fitted_groups, fitted_parts
 from regauge.alignment.streamed.memory import Sizes
 from regauge.core.act import resolve
 from regauge.core.balance import Buffers, balanced_parts
@@ -66,6 +68,11 @@ class Plan:
     peak: int = 0
     held: int = 0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All compared tensors."""
+        return (*(name for one in self.sets for name in one.names), *self.loose)
+
     def shared_signs(self, group: Group) -> tuple[int, ...]:
         """The families of signs of a spread group that are chosen with its order."""
         local = {f for one in self.sets for f in one.signs.get(group.name, ())}
@@ -102,7 +109,10 @@ def make_plan(
     """
     names = [n for n in symmetry.sites if n not in symmetry.buffers and dtypes[0][n].is_floating_point]
     waiting = {f.root.name: f for f in families(symmetry.groups, {name: symmetry.sites[name] for name in names})}
-    balanced = balanced_parts(symmetry, buffers=buffers) if buffers else []
+    balanced = (
+        [p for way in balances_of(symmetry, buffers) for p in balanced_parts(symmetry, buffers=way)] if buffers else []
+    )
+    fitted = fitted_parts(symmetry, fitted_groups(symmetry, buffers), names) if buffers else []
     sizes = Sizes(symmetry, {n: work_dtype(*(own[n] for own in dtypes)).itemsize for n in names})
     first, *others = ({n: own[n].itemsize * sizes.numel(n) for n in names} for own in dtypes)
     sweep_bytes = sum(first.values()) + max((sum(other.values()) for other in others), default=0)
@@ -114,7 +124,7 @@ def make_plan(
         plan = Plan(symmetry, sizes, sets, loose, spread, _rounds(spread), sweep_bytes)
         shared = {name: len(plan.shared_signs(family.root)) for name, family in spread.items()}
         parts = [(one.names, one.families) for one in sets]
-        peak, worst = sizes.total_peak(parts, loose, shared, balanced)
+        peak, worst = sizes.total_peak(parts, loose, shared, balanced, fitted)
         if peak + held <= memory:
             return replace(plan, peak=peak + held, held=held)
         # Costs of a family can be summed up over a sweep if nothing is nested in it; the one on most values is spread.

@@ -1,28 +1,26 @@
 """Tensors of checkpoints on the disk: balanced, moved by an element, and compared, piece by piece where that goes."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.frames import is_stretched, move_by, notes_on
+from regauge.alignment.engine.frames import is_stretched, move_by
 from regauge.alignment.streamed.memory import CHUNK, row_ranges
-from regauge.alignment.streamed.state import State
+from regauge.alignment.streamed.passes import Passes
+from regauge.alignment.streamed.state import ClimbState
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.assignment import assign
-from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts
 from regauge.core.closest import Character, Cost, ShiftCost, closest, diagonal
 from regauge.core.element import Element, Value
 from regauge.core.families import add_term, barycenter, dot
 from regauge.core.groups import Group
 from regauge.core.interpolation import distance
-from regauge.core.matrices import root_of
-from regauge.core.params import Params, require_finite, work_dtype
+from regauge.core.params import require_finite, work_dtype
 from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
@@ -127,7 +125,7 @@ class Source:
         identity: The objective of the identity, over what the first sweep loaded.
     """
 
-    def __init__(self, a: Checkpoint, b: Checkpoint, symmetry: Symmetry, state: State) -> None:
+    def __init__(self, a: Checkpoint, b: Checkpoint, symmetry: Symmetry, state: ClimbState) -> None:
         self._a, self._b, self._symmetry, self._state = a, b, symmetry, state
         self.refresh()
 
@@ -166,33 +164,6 @@ class Source:
         """Bytes of some tensors in both files."""
         return sum(one.stored[name].nbytes for one in (self._a, self._b) for name in names)
 
-    def balance(self, buffers: Buffers, advance: Callable[[int], object]) -> tuple[Element, Element]:
-        """What balances each network, part by part; `advance` is told the bytes that were read.
-
-        Tensors of which the balance depends on one another are read together. Of those on whose first axis nothing
-        acts only sums over that axis are kept.
-        """
-        sides, symmetry = [self._symmetry.identity()] * 2, self._symmetry
-        for part in balanced_parts(symmetry, buffers=buffers):
-            before = self.bytes_and_seconds[0]
-
-            def balance(k: int, rigid: Mapping[str, Tensor], part: frozenset[str] = part) -> Balance:
-                params = _read_part((self._a, self._b)[k], symmetry, part)
-                return balance_but(params, _restrict(symmetry, params), buffers, rigid)
-
-            for k, found in enumerate(agree(2, balance)):
-                self._state.notes += notes_on(found.rigid) if k else ()
-                for name, value in found.element.items():
-                    sides[k] = sides[k].replace(name, _join(sides[k][name], value))
-            advance(self.bytes_and_seconds[0] - before)
-        return sides[0], sides[1]
-
-    @property
-    def bytes_and_seconds(self) -> tuple[int, float]:
-        """Bytes that were read from both files, and the seconds that this took."""
-        readings = (self._a.read_so_far, self._b.read_so_far)
-        return sum(r.nbytes for r in readings), sum(r.seconds for r in readings)
-
     def _place(self, name: str, tensor: Tensor, scales: Element | None) -> Tensor:
         return tensor if scales is None else move_by(self._symmetry, scales, {name: tensor})[name]
 
@@ -200,6 +171,19 @@ class Source:
         """Whether moves change the norm of a tensor: shifts, and at the identity what balances the first network."""
         is_shifted = any(any(site.placement.shift) for site in self._symmetry.sites[name])
         return is_shifted or (self._state.is_from_identity and is_stretched(self._symmetry, name))
+
+
+class Moved(Checkpoint):
+    """A checkpoint moved by an element, tensor by tensor when it is read."""
+
+    def __init__(self, source: Checkpoint, symmetry: Symmetry, element: Element) -> None:
+        super().__init__(source.label, source.path, source.stored, source.metadata)
+        self.source, self.form, self.read_so_far = source, source.form, source.read_so_far
+        self._symmetry, self._element = symmetry, element
+
+    def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy of one tensor, or of a range of its first axis where nothing acts on that, moved."""
+        return move_tensor(self._symmetry, self._element, name, self.source.read(name, rows=rows, dtype=dtype))
 
 
 def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) -> Pieces:
@@ -210,6 +194,26 @@ def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) ->
             yield move_tensor(symmetry, element, name, checkpoint.read(name, rows=rows))
 
     return pieces
+
+
+def measure_squares(
+    a: Checkpoint, b: Checkpoint, symmetry: Symmetry, elements: Sequence[Element], names: Iterable[str], passes: Passes
+) -> tuple[list[float], float]:
+    """The squared distances of a network from another one as each element moves it, and its squared norm.
+
+    `names` are the tensors that are compared.
+    """
+    squares, norm = [0.0] * len(elements), 0.0
+    for name in names:
+        dtype = work_dtype(*(one.stored[name].dtype for one in (a, b)))
+        for rows in row_ranges(symmetry, name):
+            x, y = (one.read(name, rows=rows, dtype=dtype) for one in (a, b))
+            norm += dot(x, x)
+            for k, element in enumerate(elements):
+                gap = move_tensor(symmetry, element, name, y) - x
+                squares[k] += dot(gap, gap)
+        passes.advance(sum(one.stored[name].nbytes for one in (a, b)))
+    return squares, norm
 
 
 def measure_distances(
@@ -233,46 +237,3 @@ def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor)
         return tensor
     sites = {name: symmetry.sites[name]}
     return _act.act(symmetry.groups, sites, element, {name: tensor}, {name: tensor.ndim})[name]
-
-
-def _read_part(checkpoint: Checkpoint, symmetry: Symmetry, part: Collection[str]) -> Params:
-    """What `balance` needs of some tensors, with all running statistics."""
-    params = {name: checkpoint.read(name) for name in sorted(set(symmetry.buffers) & symmetry.sites.keys())}
-    return params | {name: _reduce(checkpoint, symmetry, name) for name in sorted(part)}
-
-
-def _join(known: Value, found: Value) -> Value:
-    """The value of a group by two balances, of which each found the identity where the other did not."""
-    scale = None if known.scale is None or found.scale is None else known.scale * found.scale
-    return replace(known, scale=scale, matrix=known.matrix if found.matrix is None else found.matrix)
-
-
-def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
-    """The symmetry on some parameters alone, of these shapes."""
-    groups = (
-        replace(group, placements=tuple(p for p in group.placements if p.parameter in params))
-        for group in symmetry.groups
-    )
-    shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
-    buffers = tuple(name for name in symmetry.buffers if name in params)
-    return Symmetry(tuple(group for group in groups if group.placements), shapes, buffers=buffers)
-
-
-def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
-    """A tensor, or of one that is read in pieces another one with the same sums over the first axis.
-
-    These are sums of squares, or where matrices act the inner products of all columns.
-    """
-    ranges, sums = row_ranges(symmetry, name), torch.zeros(())
-    is_mixed = any(site.group.matrix == "linear" for site in symmetry.sites[name])
-    for rows in ranges:
-        piece = checkpoint.read(name, rows=rows, dtype=None if len(ranges) == 1 else torch.float32)
-        require_finite({name: piece}, str(checkpoint.path))
-        if len(ranges) == 1:
-            return piece
-        if is_mixed:
-            flat = piece.flatten(1).double()
-            sums = sums + flat.mT @ flat
-        else:
-            sums = sums + piece.square_().sum(0, keepdim=True, dtype=torch.float64)
-    return root_of(sums).reshape(len(sums), *symmetry.shapes[name][1:]) if is_mixed else sums.sqrt()

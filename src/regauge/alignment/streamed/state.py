@@ -1,25 +1,29 @@
 """Where a streamed alignment is, and the file that keeps it for a later run."""
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from regauge.core.element import Element, Value
+from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import save
 
 
 @dataclass
-class State:
-    """Everything that a streamed alignment has found between two readings.
+class ClimbState:
+    """Everything that one climb has found between two readings.
 
     Attributes:
         element: The element so far, between the balanced networks.
-        left: The element that balances the first network; None before that, or if networks are compared as they are.
+        left: The element that balances the first network; None if networks are compared as they are.
         right: The element that balances the second network.
+        left_end: What the second network takes over of the first one, where that is more than balances it.
+        right_end: The same of the second network.
         before: The element before the last step of spread groups, while that has not proved itself.
         is_anchored: Whether the spread groups have their first values.
         is_from_identity: Whether this climb began at the identity because the first one ended below it.
@@ -28,13 +32,13 @@ class State:
         initial: Objective of the identity.
         quiet: Rounds of spread groups in a row that could not be improved.
         is_converged: Whether the climb ended by itself; None before it ends.
-        notes: A sentence about each group of matrices that is only rotated.
-        timings: A sentence about each pass over the files: how long it took, and how much was read how fast.
     """
 
     element: Element
     left: Element | None = None
     right: Element | None = None
+    left_end: Element | None = None
+    right_end: Element | None = None
     before: Element | None = None
     is_anchored: bool = False
     is_from_identity: bool = False
@@ -43,31 +47,83 @@ class State:
     initial: float | None = None
     quiet: int = 0
     is_converged: bool | None = None
+
+    def begin_at_identity(self, symmetry: Symmetry) -> None:
+        """Begin anew where the second network is moved by what balances the first."""
+        self.is_from_identity, self.before = True, None
+        self.history, self.quiet, self.element = [], 0, symmetry.identity()
+        if self.left is not None and self.right is not None:
+            self.element = symmetry.compose(self.left, symmetry.inverse(self.right))
+
+    def found(self, symmetry: Symmetry) -> Element:
+        """The element so far, between the networks as they are."""
+        if self.left is None or self.right is None:
+            return self.element
+        left = self.left if self.left_end is None else self.left_end
+        right, element = self.right if self.right_end is None else self.right_end, self.element
+        if self.is_from_identity:
+            began = symmetry.compose(self.left, symmetry.inverse(self.right))
+            right, element = left, symmetry.compose(element, symmetry.inverse(began))
+        return symmetry.compose(symmetry.inverse(left), symmetry.compose(element, right))
+
+
+@dataclass
+class State:
+    """Everything that a streamed alignment has found between two readings.
+
+    Attributes:
+        climbs: A climb for each way in which the networks are balanced; empty before that.
+        chosen: The number of the climb that is kept, when all have ended.
+        found: The element that it found, between the networks as they are.
+        fits: How many steps of fitting scales are done.
+        notes: Sentences about what could not be taken over from the first network.
+        timings: A sentence about each pass over the files: how long it took, and how much was read how fast.
+    """
+
+    climbs: list[ClimbState] = field(default_factory=list)
+    chosen: int = 0
+    found: Element | None = None
+    fits: int = 0
     notes: list[str] = field(default_factory=list)
     timings: list[str] = field(default_factory=list)
 
 
 def save_state(state: State, path: Path) -> None:
     """Write a state in place of an earlier one."""
-    elements = {kind: found for kind, found in vars(state).items() if isinstance(found, Element)}
-    tensors = {
-        f"{kind}/{group}/{part}": tensor
-        for kind, element in elements.items()
-        for group, value in element.items()
-        for part, tensor in value.items()
-    }
-    rest = {name: value for name, value in vars(state).items() if name not in elements}
-    save(tensors, path, overwrite=True, metadata={"state": json.dumps(rest)})
+    tensors: dict[str, Tensor] = {}
+
+    def document(part: State | ClimbState, place: str) -> dict[str, Any]:
+        own = {one.name: getattr(part, one.name) for one in fields(part) if one.name != "climbs"}
+        for kind, found in own.items():
+            if isinstance(found, Element):
+                tensors.update({f"{place}.{kind}/{group}": tensor for group, tensor in _flat(found)})
+        return {kind: value for kind, value in own.items() if not isinstance(value, Element)}
+
+    climbs = [document(climb, str(k)) for k, climb in enumerate(state.climbs)]
+    whole = {**document(state, ""), "climbs": climbs}
+    save(tensors, path, overwrite=True, metadata={"state": json.dumps(whole)})
 
 
 def load_state(path: Path, groups: Iterable[str]) -> State:
     """Read what `save_state` wrote, for a symmetry with these groups."""
     with Checkpoint.open(path) as file:
-        rest, tensors = json.loads(file.header["state"]), file.params
-    found: dict[str, dict[str, dict[str, Tensor]]] = {}
+        whole, tensors = json.loads(file.header["state"]), file.params
+    found: dict[str, dict[str, dict[str, dict[str, Tensor]]]] = {}
     for key, tensor in tensors.items():
-        kind, group = key.split("/", 1)
+        place, group = key.split("/", 1)
+        place, kind = place.split(".")
         group, part = group.rsplit("/", 1)
-        found.setdefault(kind, {name: {} for name in groups})[group][part] = tensor
-    elements = {kind: Element({g: Value(**parts) for g, parts in of.items()}) for kind, of in found.items()}
-    return State(**{**rest, **elements})
+        found.setdefault(place, {}).setdefault(kind, {name: {} for name in groups})[group][part] = tensor
+
+    def elements(place: str) -> dict[str, Any]:
+        own = found.get(place, {}).items()
+        return {kind: Element({g: Value(**parts) for g, parts in of.items()}) for kind, of in own}
+
+    climbs = [ClimbState(**{**rest, **elements(str(k))}) for k, rest in enumerate(whole["climbs"])]
+    return State(**{**whole, **elements(""), "climbs": climbs})
+
+
+def _flat(element: Element) -> Iterator[tuple[str, Tensor]]:
+    for group, value in element.items():
+        for part, tensor in value.items():
+            yield f"{group}/{part}", tensor

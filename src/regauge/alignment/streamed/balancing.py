@@ -1,0 +1,144 @@
+"""What balances two networks on the disk, and the scales of nearly equal ones, part by part.
+
+Tensors whose scales depend on one another are read together. Of those that are read in pieces only sums over the first
+axis are kept, on which nothing acts.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.engine.frames import move_by, notes_on
+from regauge.alignment.engine.refit import fit_scales, fitted_parts, squared_distances
+from regauge.alignment.streamed.memory import row_ranges
+from regauge.alignment.streamed.passes import Passes
+from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts
+from regauge.core.element import Element, Value
+from regauge.core.groups import Group
+from regauge.core.matrices import root_of
+from regauge.core.params import Params, require_finite, work_dtype
+from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+
+
+def balance_streamed(
+    a: Checkpoint, b: Checkpoint, symmetry: Symmetry, buffers: Buffers, passes: Passes
+) -> tuple[Element, Element, tuple[str, ...]]:
+    """What balances each network, and sentences about groups that keep their matrices; see `balance_alike`."""
+    sides, notes = [symmetry.identity()] * 2, list[str]()
+    for part in balanced_parts(symmetry, buffers=buffers):
+        before = passes.bytes_and_seconds[0]
+
+        def balance(k: int, rigid: Mapping[str, Tensor], part: frozenset[str] = part) -> Balance:
+            params = _read_part((a, b)[k], symmetry, part)
+            return balance_but(params, _restrict(symmetry, params), buffers, rigid)
+
+        found = agree(2, balance)
+        notes += notes_on(found[0].rigid)
+        for k, own in enumerate(found):
+            for name, value in own.element.items():
+                sides[k] = sides[k].replace(name, _join(sides[k][name], value))
+        passes.advance(passes.bytes_and_seconds[0] - before)
+    return sides[0], sides[1], tuple(notes)
+
+
+def fit_streamed(
+    a: Checkpoint, b: Checkpoint, symmetry: Symmetry, groups: Sequence[Group], names: Collection[str], passes: Passes
+) -> tuple[Element, bool]:
+    """The scales that bring the units of the second network close to those of the first, and whether that is closer.
+
+    Args:
+        a: The first network.
+        b: The second network, moved next to the first.
+        symmetry: With every size known.
+        groups: Those whose scales are fitted; see `fitted_groups`.
+        names: The compared tensors.
+        passes: Counts what is read.
+    """
+    total, gained, chosen = symmetry.identity(), 0.0, {group.name for group in groups}
+    for part in fitted_parts(symmetry, groups, names):
+        before = passes.bytes_and_seconds[0]
+        x, y = {}, {}
+        for name in sorted(part):
+            x[name], y[name] = _read_pair(a, b, symmetry, name)
+        own = _restrict(symmetry, {name: tensor[0] for name, tensor in x.items()})
+        scaled = [g for g in own.groups if g.name in chosen and any(any(place.scale) for place in g.placements)]
+        element = fit_scales(own, scaled, x, y)
+        gained += float(squared_distances(x, y) - squared_distances(x, move_by(own, element, y)))
+        for name, value in element.item(0).items():
+            total = total.replace(name, _join(total[name], replace(value, matrix=None)))
+        passes.advance(passes.bytes_and_seconds[0] - before)
+    return total, gained > 0
+
+
+def _read_part(checkpoint: Checkpoint, symmetry: Symmetry, part: Collection[str]) -> Params:
+    """What `balance` needs of some tensors, with all running statistics."""
+    params = {name: checkpoint.read(name) for name in sorted(set(symmetry.buffers) & symmetry.sites.keys())}
+    return params | {name: _reduce(checkpoint, symmetry, name) for name in sorted(part)}
+
+
+def _join(known: Value, found: Value) -> Value:
+    """The value of a group by two parts, of which each found the identity where the other did not."""
+    scale = None if known.scale is None or found.scale is None else known.scale * found.scale
+    return replace(known, scale=scale, matrix=known.matrix if found.matrix is None else found.matrix)
+
+
+def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
+    """The symmetry on some parameters alone, of these shapes."""
+    groups = (
+        replace(group, placements=tuple(p for p in group.placements if p.parameter in params))
+        for group in symmetry.groups
+    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
+    buffers = tuple(name for name in symmetry.buffers if name in params)
+    return Symmetry(tuple(group for group in groups if group.placements), shapes, buffers=buffers)
+
+
+def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
+    """A tensor, or of one that is read in pieces another one with the same sums over the first axis.
+
+    These are sums of squares, or where matrices act the inner products of all columns.
+    """
+    ranges, sums = row_ranges(symmetry, name), torch.zeros(())
+    is_mixed = any(site.group.matrix == "linear" for site in symmetry.sites[name])
+    for rows in ranges:
+        piece = checkpoint.read(name, rows=rows, dtype=None if len(ranges) == 1 else torch.float32)
+        require_finite({name: piece}, str(checkpoint.path))
+        if len(ranges) == 1:
+            return piece
+        if is_mixed:
+            flat = piece.flatten(1).double()
+            sums = sums + flat.mT @ flat
+        else:
+            sums = sums + piece.square_().sum(0, keepdim=True, dtype=torch.float64)
+    return root_of(sums).reshape(len(sums), *symmetry.shapes[name][1:]) if is_mixed else sums.sqrt()
+
+
+def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> tuple[Tensor, Tensor]:
+    """Both tensors of a name as a batch of one pair.
+
+    Of those that are read in pieces others with the same sums of squares and of products over the first axis, so that
+    scales on the other axes bring them as close.
+    """
+    dtype = work_dtype(a.stored[name].dtype, b.stored[name].dtype)
+    ranges = row_ranges(symmetry, name)
+    if len(ranges) == 1:
+        x, y = (one.read(name, dtype=dtype).unsqueeze(0) for one in (a, b))
+        return x, y
+    squares, others, products = torch.stack(list(_sums(a, b, name, ranges, dtype))).sum(0)
+    roots = squares.sqrt()
+    along = torch.where(roots > 0, products / roots, 0.0)
+    across = (others - along.square()).clamp_min(0).sqrt()
+    return torch.stack([roots, torch.zeros_like(roots)])[None], torch.stack([along, across])[None]
+
+
+def _sums(
+    a: Checkpoint, b: Checkpoint, name: str, ranges: Sequence[tuple[int, int] | None], dtype: torch.dtype
+) -> Iterator[Tensor]:
+    """Sums over the first axis of the squares of both tensors and of their products, float64, piece by piece."""
+    for rows in ranges:
+        x, y = (one.read(name, rows=rows, dtype=dtype) for one in (a, b))
+        products = (x * y).sum(0, dtype=torch.float64)
+        yield torch.stack([x.square_().sum(0, dtype=torch.float64), y.square_().sum(0, dtype=torch.float64), products])

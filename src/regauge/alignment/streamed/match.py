@@ -1,0 +1,182 @@
+"""Weight matching of two checkpoints that stay on the disk: they are balanced, climbed and, if nearly equal, fitted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from regauge.alignment.engine.frames import CLOSER, balances_of, buffers_of
+from regauge.alignment.engine.refit import fitted_groups, is_near_copy
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.result import Result
+from regauge.alignment.streamed.balancing import balance_streamed, fit_streamed
+from regauge.alignment.streamed.climb import StreamedAscent
+from regauge.alignment.streamed.passes import Passes
+from regauge.alignment.streamed.plan import Plan
+from regauge.alignment.streamed.source import Moved, Source, measure_squares
+from regauge.alignment.streamed.state import ClimbState, State
+from regauge.core.balance import has_balance
+from regauge.core.element import Element
+from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+
+FITS = 3
+"""Steps of fitting scales: scales, all else once more, scales."""
+
+
+@dataclass(frozen=True)
+class StreamedResult(Result[Params]):
+    """The outcome of an alignment of networks that stay on the disk.
+
+    Until the moved network is written `params` is empty, then a mapping that reads tensors when they are asked for.
+    """
+
+    timings: tuple[str, ...] = ()
+
+    @property
+    def report(self) -> str:
+        """How it went, and how fast the files were read."""
+        moving = "" if self.is_converged else "; it was still moving when it stopped"
+        gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {len(self.history)} sweeps{moving}"
+        return "\n".join([gained, *self.notes, *self.timings])
+
+
+def align_streamed(
+    a: Checkpoint,
+    b: Checkpoint,
+    plan: Plan,
+    method: WeightMatching,
+    *,
+    state: State | None = None,
+    keep: Callable[[State], None] = lambda state: None,
+    progress: Progress = no_progress,
+) -> StreamedResult:
+    """Weight matching of checkpoints that do not fit in memory.
+
+    A sweep reads both checkpoints once. Each working set is moved by what is known, its own groups climb as in memory,
+    and what is then known of the spread groups is added to their costs; at the end of the sweep they take their best
+    value. So the groups are visited one after the other as in memory, and the objective rises with every sweep. The
+    first values of the spread groups come from what the unknown groups cannot change (`barycenter`): embeddings,
+    heads, gains. Without spread groups there is one sweep, and the result is that of `align`.
+
+    A spread group that acts on two axes of one tensor takes its linear step; one that does not prove itself in the next
+    sweep is taken back, and ends the climb.
+
+    As in memory, networks whose scales move running statistics climb twice, and the scales of nearly equal networks are
+    fitted to those of the first one.
+
+    Args:
+        a: The network that stays.
+        b: The network that moves.
+        plan: Made for both.
+        method: Without restarts and `init`.
+        state: Where an earlier run stopped; `keep` is given later ones.
+        keep: Keeps a state for a later run.
+        progress: Counts bytes.
+
+    Raises:
+        ValueError: A tensor holds NaN or Inf.
+    """
+    state = state or State()
+    _Matching(a, b, plan, method, state, keep, Passes((a, b), state.timings, progress)).run()
+    climb = state.climbs[state.chosen]
+    assert state.found is not None
+    assert climb.initial is not None
+    return StreamedResult(
+        symmetry=plan.symmetry,
+        element=state.found,
+        params={},
+        objective=climb.history[-1],
+        initial=climb.initial,
+        history=tuple(climb.history),
+        starts=(),
+        is_converged=climb.is_converged,
+        is_judged=False,
+        notes=tuple(state.notes),
+        timings=tuple(state.timings),
+    )
+
+
+@dataclass
+class _Matching:
+    """The passes over both networks, which bring a state to its end."""
+
+    a: Checkpoint
+    b: Checkpoint
+    plan: Plan
+    method: WeightMatching
+    state: State
+    keep: Callable[[State], None]
+    passes: Passes
+
+    def __post_init__(self) -> None:
+        self._symmetry = self.plan.symmetry
+        self._is_balanced = self.method.scales != "keep" and has_balance(self._symmetry)
+        self._buffers = buffers_of(self.method.scales, None)
+
+    def run(self) -> None:
+        state = self.state
+        if not state.climbs:
+            self._balance()
+            self.keep(state)
+        for k, climb in enumerate(state.climbs):
+            if climb.is_converged is None:
+                self._climb(self.b, climb, ", all scales balanced" if k else "")
+        if state.found is None:
+            state.found = self._choose()
+            self.keep(state)
+        while state.fits < FITS:
+            element, is_closer = self._fit(Moved(self.b, self._symmetry, state.found))
+            if is_closer:
+                state.found = self._symmetry.compose(element, state.found)
+            state.fits += 1
+            self.keep(state)
+
+    def _balance(self) -> None:
+        """Begin a climb for each way in which the networks are balanced; the last one is what is taken over."""
+        state, identity = self.state, self._symmetry.identity()
+        if not self._is_balanced:
+            state.climbs = [ClimbState(identity)]
+            return
+        for buffers in balances_of(self._symmetry, self._buffers):
+            with self.passes.timed("balancing", self.plan.sweep_bytes):
+                left, right, notes = balance_streamed(self.a, self.b, self._symmetry, buffers, self.passes)
+            state.climbs.append(ClimbState(identity, left, right))
+            state.notes = list(notes)
+        for climb in state.climbs[:-1]:
+            climb.left_end, climb.right_end = state.climbs[-1].left, state.climbs[-1].right
+
+    def _climb(self, b: Checkpoint, climb: ClimbState, label: str, method: WeightMatching | None = None) -> None:
+        source = Source(self.a, b, self._symmetry, climb)
+        keep = (lambda: None) if method else (lambda: self.keep(self.state))
+        StreamedAscent(source, self.plan, method or self.method, climb, keep, self.passes, label).run()
+
+    def _choose(self) -> Element:
+        """The element of the climb that is kept; scales are fitted afterwards only if it leads close to the first."""
+        state, symmetry = self.state, self._symmetry
+        elements = [climb.found(symmetry) for climb in state.climbs]
+        state.fits = FITS
+        if self._is_balanced and self.plan.names:
+            with self.passes.timed("distances", self.plan.sweep_bytes):
+                squares, norm = measure_squares(self.a, self.b, symmetry, elements, self.plan.names, self.passes)
+            for k in range(1, len(elements)):
+                if squares[k] < CLOSER * squares[state.chosen]:
+                    state.chosen = k
+            groups = fitted_groups(symmetry, self._buffers)
+            square = torch.tensor(squares[state.chosen])
+            if groups and bool(is_near_copy(square, torch.tensor(norm))):
+                state.fits = 0
+        return elements[state.chosen]
+
+    def _fit(self, moved: Moved) -> tuple[Element, bool]:
+        """One step of `refit_near_copies`: what it finds, and whether that brings the networks closer."""
+        symmetry = self._symmetry
+        if self.state.fits != 1:
+            with self.passes.timed("fitting scales", self.plan.sweep_bytes):
+                groups = fitted_groups(symmetry, self._buffers)
+                return fit_streamed(self.a, moved, symmetry, groups, self.plan.names, self.passes)
+        climb = ClimbState(symmetry.identity())
+        self._climb(moved, climb, ", scales fitted", replace(self.method, scales="keep", start="identity"))
+        assert climb.initial is not None
+        return climb.element, climb.history[-1] > climb.initial

@@ -1,0 +1,52 @@
+"""Passes over two files: their progress in bytes, and a sentence about how long each of them took."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from regauge.core.progress import Advance, Progress, no_advance
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.memory_limit import size_text
+
+
+class Passes:
+    """Counts what is read of some checkpoints.
+
+    Args:
+        checkpoints: What is read.
+        timings: Gets a sentence about each pass.
+        progress: Shows each pass.
+    """
+
+    def __init__(self, checkpoints: Sequence[Checkpoint], timings: list[str], progress: Progress) -> None:
+        self._checkpoints, self._timings, self._progress = tuple(checkpoints), timings, progress
+        self._left = 0
+        self._show: Advance = no_advance
+
+    @property
+    def bytes_and_seconds(self) -> tuple[int, float]:
+        """Bytes that were read so far, and the seconds that this took."""
+        readings = [one.read_so_far for one in self._checkpoints]
+        return sum(r.nbytes for r in readings), sum(r.seconds for r in readings)
+
+    @contextmanager
+    def timed(self, label: str, nbytes: int) -> Iterator[None]:
+        """A pass that reads at most so many bytes, with its progress and a clock."""
+        self._left, self._show = nbytes, self._progress(label, nbytes)
+        before = self.bytes_and_seconds
+        start, busy = time.perf_counter(), time.process_time()
+        yield
+        seconds, busy = time.perf_counter() - start, time.process_time() - busy
+        read, reading = (now - then for now, then in zip(self.bytes_and_seconds, before, strict=True))
+        if read:
+            self._timings.append(
+                f"  {label}: {seconds:.1f} s ({busy:.1f} s of processor time), of which {reading:.2f} s reading "
+                f"{size_text(read)} ({size_text(read / max(reading, 1e-9))}/s)"
+            )
+        self.advance(self._left)
+
+    def advance(self, nbytes: int) -> None:
+        """Show that so many bytes were read."""
+        nbytes = min(nbytes, self._left)
+        self._show(nbytes)
+        self._left -= nbytes
