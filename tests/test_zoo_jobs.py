@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,18 @@ def test_a_worker_that_dies_breaks_the_pool_and_loses_nothing(tmp_path: Path) ->
     assert run_jobs(job, executor=processes(2)) == 12
     assert job.results() == [k * k for k in range(12)]
     assert job.log() == list(range(12))
+
+
+def test_a_scheduler_that_does_not_answer_leaves_no_store(
+    tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed", reason="needs the extra 'dask'")
+    monkeypatch.setattr("regauge.zoo.jobs.executors.PATIENCE", 0.1)
+    options = ["--networks", "4", "--on", "tcp://127.0.0.1:9"]
+    assert "no Dask scheduler answers at 'tcp://127.0.0.1:9'" in refused(
+        "zoo", "train", "sine-inrs", "-o", str(tmp_path / "zoo"), *options
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_worker_of_a_cluster_that_dies_loses_nothing(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 RETRIES = 3
 """Times that Dask runs a job again whose worker died or that failed."""
 
+PATIENCE = 10
+"""Seconds in which a Dask scheduler has to answer."""
+
 
 class _Limit:
     """The settings before the limit, restored when the last block that shares it ends, in whatever thread."""
@@ -83,10 +86,13 @@ def dask(address: str | None = None, *, workers: int | None = None) -> MakeExecu
         workers: Number of processes that are started on this machine; one for each processor unless given.
 
     Raises:
+        ConnectionError: No scheduler answers at that address.
         ImportError: Dask is not installed.
     """
     if find_spec("distributed") is None:
         raise ImportError("Dask is not installed: pip install 'regauge[dask]'")
+    if address is not None:
+        _connect(address).close()
     return partial(_dask, address, workers)
 
 
@@ -105,11 +111,23 @@ def _dask(address: Any, workers: int | None) -> Iterator[Executor]:
                     silence_logs=logging.CRITICAL,  # closing it interrupts heartbeats; failed jobs are told anyway
                 )
             )
-        client = stack.enter_context(distributed.Client(address))
+        client = stack.enter_context(_connect(address))
         executor = client.get_executor(retries=RETRIES)
         # The driver has waited for all jobs; waiting here would gather results that a dead worker took with it.
         stack.callback(executor.shutdown, wait=False)
         yield executor
+
+
+def _connect(address: Any) -> Any:
+    """A client of a scheduler, or of a cluster in this process."""
+    distributed: Any = import_module("distributed")
+    try:
+        return distributed.Client(address, timeout=PATIENCE)
+    except (OSError, ValueError) as error:
+        raise ConnectionError(
+            f"no Dask scheduler answers at {address!r} within {PATIENCE} s; start one there with `dask scheduler`, or "
+            "check the address"
+        ) from error
 
 
 def _begin() -> None:
