@@ -2,9 +2,10 @@
 
 import importlib
 import importlib.util
+import itertools
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -17,15 +18,16 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.cli.every_expert import visit_every_expert
+from regauge.cli.example_inputs import with_masks
 from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
 from regauge.cli.output import show_status, tell
 from regauge.cli.tracing import Traced, name_once, trace_once
-from regauge.cli.transformers_models import Values, build_folder, with_masks
+from regauge.cli.transformers_models import Values, build_folder, unreached_parts
 from regauge.cli.user_code import users_code
 from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.adapters import adapter_symmetry
-from regauge.storage.checkpoints.formats.state_dicts import has_names, match
+from regauge.storage.checkpoints.formats.state_dicts import has_names, match, shorten
 from regauge.storage.checkpoints.names.from_transformers import expected_of, name_by, name_for
 from regauge.storage.checkpoints.writing import SUFFIX
 
@@ -38,12 +40,18 @@ Each has `build`, from a checkpoint to a module and example inputs, and `find_ta
 
 @dataclass(frozen=True)
 class Model:
-    """A module in evaluation mode, its example inputs, and the checkpoint that says which network it is, if any."""
+    """A module in evaluation mode, its example inputs, and the checkpoint that says which network it is, if any.
+
+    `further` are keyword inputs that are traced instead if the first cannot be, or do not reach every part; `lack` says
+    why there are no inputs.
+    """
 
     module: nn.Module
     inputs: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     checkpoint: Checkpoint | None = None
+    further: Iterable[Mapping[str, Any]] = ()
+    lack: str = ""
 
     @property
     def is_meta(self) -> bool:
@@ -143,18 +151,45 @@ def trace_model(
 
 
 def find_symmetry(model: Model, outputs: Outputs, *, verify: bool | None = None) -> rg.Symmetry:
-    """The symmetry of a model whose outputs were chosen on the command line."""
-    try:
-        return rg.discover(model.module, model.inputs, model.kwargs, outputs=outputs or None, verify=verify)
-    except rg.TraceError as error:
-        kwargs = with_masks(model.module, dict(model.kwargs or {}))
-        if not visit_every_expert(model.module, model.inputs, kwargs):
-            raise UsageError(str(error)) from error
-        first = error
+    """The symmetry of a model whose outputs were chosen on the command line.
+
+    Of several example inputs those count that reach all models that it consists of, or else embeddings: with these,
+    what unreached parts write is an input, which stays as it is.
+    """
+    first: Exception | None = None
+    for kwargs in itertools.chain([model.kwargs], model.further):
+        try:
+            found = _find_on(model, kwargs, outputs, verify)
+        except (rg.TraceError, ValueError) as error:
+            first = first or error
+            continue
+        unreached = unreached_parts(model.module, found)
+        if not unreached:
+            return found
+        if "inputs_embeds" in (kwargs or {}):
+            tell(f"{shorten(unreached)} cannot be traced with the rest, and stay as they are, as do the embeddings")
+            return found
+        first = first or UsageError(
+            f"no example inputs are known that reach {shorten(unreached)} of {type(model.module).__name__}; write a "
+            "factory that returns (module, (), {...})"
+        )
+    assert first is not None
+    raise UsageError(str(first)) from first
+
+
+def _find_on(model: Model, kwargs: Mapping[str, Any] | None, outputs: Outputs, verify: bool | None) -> rg.Symmetry:
+    """The symmetry on some inputs, with loops over chosen experts made traceable if need be."""
     try:
         return rg.discover(model.module, model.inputs, kwargs, outputs=outputs or None, verify=verify)
+    except rg.TraceError as error:
+        masked = with_masks(model.module, dict(kwargs or {}))
+        if not visit_every_expert(model.module, model.inputs, masked):
+            raise
+        first = error
+    try:
+        return rg.discover(model.module, model.inputs, masked, outputs=outputs or None, verify=verify)
     except rg.TraceError:
-        raise UsageError(str(first)) from first
+        raise first from None
 
 
 def read_symmetry(path: Path) -> rg.Symmetry:
@@ -176,10 +211,13 @@ def load_model(text: str, options: ExampleInputs, *, values: Values = "if small"
     with show_status("building the model"):
         model = load_module(text, values=values)
     if options.input_shape:
-        model = replace(model, inputs=describe_inputs(options, "meta" if model.is_meta else "cpu"), kwargs=None)
+        model = replace(
+            model, inputs=describe_inputs(options, "meta" if model.is_meta else "cpu"), kwargs=None, further=()
+        )
     if not model.inputs and not model.kwargs:
         raise UsageError(
-            f"{text!r} gives no example inputs: let the factory return (module, example_inputs), "
+            model.lack
+            or f"{text!r} gives no example inputs: let the factory return (module, example_inputs), "
             "or describe them, for example --input-shape 2x3x32x32"
         )
     return model
@@ -293,5 +331,8 @@ def described_networks(checkpoint: Checkpoint) -> Any:
 
 
 def _from_folder(folder: Path, values: Values) -> Model:
-    module, kwargs = build_folder(folder, values)
-    return Model(module, (), kwargs)
+    module, inputs = build_folder(folder, values)
+    try:
+        return Model(module, (), next(inputs), further=inputs)
+    except UsageError as error:
+        return Model(module, lack=str(error))

@@ -100,7 +100,7 @@ def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
         ValueError: The module's tensors are more than re-arranged tensors of the files, or the files have tensors that
             depend on others and are not of the module.
     """
-    if isinstance(checkpoint, Converted) or not _is_of_transformers(module):
+    if isinstance(checkpoint, Converted) or not is_of_transformers(module):
         return checkpoint
     try:
         conversion, strange = find_conversion(_blanks(checkpoint), module)
@@ -121,7 +121,7 @@ def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
 def expected_of(module: nn.Module, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
     """The tensors of a module, without those that a checkpoint may lack."""
     state = module.state_dict()
-    patterns = getattr(module, "_keys_to_ignore_on_load_missing", None) if _is_of_transformers(module) else None
+    patterns = getattr(module, "_keys_to_ignore_on_load_missing", None) if is_of_transformers(module) else None
     spared = [n for n in state if n not in checkpoint.stored and any(re.search(p, n) for p in patterns or ())]
     return {name: tensor for name, tensor in state.items() if name not in spared}
 
@@ -227,6 +227,6 @@ def _blanks(checkpoint: Checkpoint) -> dict[str, Blank]:
     return {name: Blank(one.shape, one.dtype) for name, one in checkpoint.stored.items()}
 
 
-def _is_of_transformers(module: nn.Module) -> bool:
+def is_of_transformers(module: nn.Module) -> bool:
     """Whether a module is a transformers model, without importing the library for others."""
     return any(one.__module__ == "transformers.modeling_utils" for one in type(module).__mro__)
