@@ -532,6 +532,12 @@ add(
     index=lambda m, h, g: h[:, torch.tensor([0, 2, 2])],
     index_two=lambda m, h, g: h[torch.tensor([0, 1, 2]), torch.tensor([1, 1, 4])],
     index_select=lambda m, h, g: h.index_select(1, torch.tensor([3, 1])),
+    index_add=lambda m, h, g: h.index_add(1, torch.tensor([4, 1]), g[:, :2], alpha=2),
+    index_add_zeros=lambda m, h, g: torch.zeros(3, 4, 6, dtype=h.dtype).index_add(1, torch.tensor([1, 1, 3, 0, 2]), h),
+    index_put=lambda m, h, g: h.index_put([torch.tensor([2, 0])], g[:2]),
+    index_put_both=lambda m, h, g: h.index_put([torch.tensor([2, 0]), torch.tensor([1, 4])], g[0, :2], accumulate=True),
+    index_put_zero=lambda m, h, g: h.index_put([torch.eye(3, 5) > 0], torch.zeros((), dtype=h.dtype)) + g,
+    masked_scatter=lambda m, h, g: h.masked_scatter((torch.eye(3, 5) > 0)[..., None].expand_as(h), g[0]),
 )
 add(
     "rows",
@@ -549,6 +555,7 @@ add(
     "tokens",
     "permutation",
     pad_number=lambda m, h, g: fn.pad(h, (0, 0, 1, 0), value=0.7),
+    index_put_number=lambda m, h, g: h.index_put([torch.tensor([2, 0])], torch.tensor(0.7, dtype=h.dtype)),
     gather=lambda m, h, g: g.gather(-1, h.argmax(-1, keepdim=True)),
 )
 add(
@@ -583,6 +590,9 @@ add(
     roll_units=lambda m, h, g: h.roll(1, -1),
     roll_flat=lambda m, h, g: h.roll(1),
     triu=lambda m, h, g: h.triu(),
+    index_add_units=lambda m, h, g: h.index_add(-1, torch.tensor([4, 1]), g[..., :2]),
+    index_put_units=lambda m, h, g: h.movedim(-1, 0).index_put([torch.tensor([2, 0])], g.movedim(-1, 0)[:2]),
+    masked_scatter_units=lambda m, h, g: h.masked_scatter((torch.eye(5, 6) > 0), g[0]),
     index_units=lambda m, h, g: h[..., torch.tensor([0, 5, 1])],
     index_across=lambda m, h, g: h[torch.tensor([0, 1]), :, torch.tensor([1, 5])],
     pad_units_number=lambda m, h, g: fn.pad(h, (1, 0), value=0.7),

@@ -963,7 +963,50 @@ def norm_within_block(m: Any, x: Tensor) -> Any:
     return fn.linear(y.flatten(-2), m.o)
 
 
+def constant_of_a_type(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    return m.head(h + torch.arange(8.0).type_as(h))
+
+
+def constant_of_a_device(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    return m.head(h + torch.arange(8.0).to(h))
+
+
+def constant_of_a_view(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    return m.head(h + torch.arange(48.0).view_as(h) + torch.arange(48.0).reshape_as(h))
+
+
+def constant_of_a_shape(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    return m.head(h + torch.arange(8.0).expand_as(h))
+
+
+def rows_put_at_units(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    return m.head(h.index_put([h.argmax(-1) % 6], m.square[:6] + h).tanh())
+
+
+def units_added_at_units(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    return m.head(h.T.index_add(0, h[0].argsort(), m.square[:, :6]).T.tanh())
+
+
+def scattered_from_units(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    mask = (torch.arange(6) % 2 == 0)[:, None].expand_as(h)
+    return m.head(h.masked_scatter(mask, m.square.T).tanh())
+
+
 ROWS: tuple[Forward, ...] = (
+    constant_of_a_type,
+    constant_of_a_device,
+    constant_of_a_view,
+    constant_of_a_shape,
+    rows_put_at_units,
+    units_added_at_units,
+    scattered_from_units,
     expert_dot,
     expert_dot2,
     expert_cross,

@@ -18,7 +18,7 @@ from regauge.discovery.largest_entries import may_tie_on_top
 from regauge.discovery.laws import Value
 from regauge.discovery.layout import leaf
 from regauge.discovery.movement import Stacked
-from regauge.discovery.operators import COPIES, INLINED, PIECES, Call, NoRuleError, Rule, operator_name, words
+from regauge.discovery.operators import COPIES, INLINED, PIECES, SAME, Call, NoRuleError, Rule, operator_name, words
 from regauge.discovery.rules import RULES
 from regauge.discovery.rules.reductions import sum_of_squares
 from regauge.discovery.trace import Program, TraceError
@@ -34,6 +34,9 @@ ACCEPTS_STACK = COPIES | PIECES | {"stack", "cat"}
 ZEROS = {"zeros", "zeros_like", "new_zeros"}
 CONSTANTS = {"ones", "ones_like", "new_ones", "full", "full_like", "new_full", "scalar_tensor"}
 FILLED = ZEROS | CONSTANTS | {"empty_like", "new_empty", "rand_like", "randn_like"}
+REFERS = SAME | words("view_as reshape_as expand_as")
+"""Operators that read the values of their first operand only, and of a second one its shape or its dtype."""
+EXPANDS = words("expand expand_as broadcast_to")
 KEEPS_ZERO = COPIES | {"slice", "select", "repeat"}
 READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
 """Operators that move positions about, or look up what they point to; others would use them as numbers."""
@@ -162,7 +165,7 @@ class _Run:
         if isinstance(meta, NUMBERS):
             meta = torch.empty((), device="meta")  # A number that the trace does not know.
         shapes, floats = _results(meta, self.coarse)
-        tensors = _tensors((args, kwargs))
+        tensors = _tensors(args[0] if name in REFERS else (args, kwargs))
         if all(isinstance(t, Value) and t.is_fixed for t in tensors):
             return _fixed_results(name, args, tensors, meta)
         if not isinstance(target, torch._ops.OpOverload):
@@ -287,7 +290,9 @@ def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta:
             return fake
         shape = tuple(fake.shape)
         uniform = frozenset(range(len(shape))) if is_uniform else frozenset[int]()
-        if name == "expand" and first is not None:
+        if name in SAME and first is not None:
+            uniform |= first.uniform
+        if name in EXPANDS and first is not None:
             lead = len(shape) - first.ndim
             uniform |= {k for k, n in enumerate(shape) if k < lead or first.shape[k - lead] != n}
         return Value.fixed(shape, is_zero=is_zero, uniform=uniform)
