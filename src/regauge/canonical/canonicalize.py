@@ -1,6 +1,7 @@
 """One network for each orbit, the distance of two orbits, and a norm for the last layer of a classifier."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -211,4 +212,4 @@ def match_canonical(
 def _continuous(steps: Plan) -> Plan:
     """Scales, matrices and rotations alone."""
     kept = tuple(step for step in steps.steps if isinstance(step, ScaleStep | LinearStep | RotationStep))
-    return Plan(kept, steps.left)
+    return replace(steps, steps=kept)

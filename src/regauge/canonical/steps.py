@@ -113,10 +113,17 @@ Step = ScaleStep | LinearStep | RotationStep | ShiftStep | SignStep | OrderStep
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps (scales and matrices, rotations, signs and shifts, orders), and sentences about freedom that none fixes."""
+    """Steps that use up the freedom of a symmetry, and the freedom that none of them does.
+
+    Attributes:
+        steps: Scales and matrices, then rotations, signs and shifts, orders.
+        left: Sentences about freedom that no step fixes.
+        open: The same as pairs: a group, and the part of its elements ("scale", "linear", ...).
+    """
 
     steps: tuple[Step, ...]
     left: tuple[str, ...]
+    open: tuple[tuple[str, str], ...]
 
 
 def plan(symmetry: Symmetry) -> Plan:
@@ -126,7 +133,10 @@ def plan(symmetry: Symmetry) -> Plan:
     planner.settle_rotations()
     planner.settle_signs()
     planner.settle_orders()
-    return Plan(tuple(planner.steps), tuple(planner.left()))
+    left = tuple(planner.left())
+    return Plan(
+        tuple(planner.steps), tuple(text for _, _, text in left), tuple((group, part) for group, part, _ in left)
+    )
 
 
 class _Planner:
@@ -283,21 +293,22 @@ class _Planner:
         open_names = self.unordered - {*group.within}
         return tuple(sums), tuple(p for p in sums if not any(o.group.name in open_names for o in p.others))
 
-    def left(self) -> Iterable[str]:
-        """Sentences about freedom that no step fixes."""
+    def left(self) -> Iterable[tuple[str, str, str]]:
+        """Freedom that no step fixes: the group, the part, and a sentence."""
         for group in self.symmetry.groups:
             name, copies = group.name, self.symmetry.count_copies(group.name)
             where = f"group {name!r}" + (f" ({copies} copies)" if copies > 1 else "")
             kinds = {
-                "scales": not self.scales[name].is_everything,
-                "its matrices": name in self.rotated,
-                "signs": name not in self.rotated and not self.signs[name].is_everything,
-                "half-period shifts": bool(self.open_shifts[name]),
+                ("scale", "scales"): not self.scales[name].is_everything,
+                ("linear", "its matrices"): name in self.rotated,
+                ("linear" if group.matrix != "none" else "sign", "signs"): name not in self.rotated
+                and not self.signs[name].is_everything,
+                ("shift", "half-period shifts"): bool(self.open_shifts[name]),
             }
-            for kind in (kind for kind, is_free in kinds.items() if is_free):
-                yield f"{where} keeps {kind}: no values are moved by them alone"
+            for part, kind in (key for key, is_free in kinds.items() if is_free):
+                yield name, part, f"{where} keeps {kind}: no values are moved by them alone"
             if name in self.unordered:
-                yield f"{where} keeps its order: no values are free of other signs and scales"
+                yield name, "permutation", f"{where} keeps its order: no values are free of other signs and scales"
 
 
 def places_of(symmetry: Symmetry) -> dict[str, list[Place]]:

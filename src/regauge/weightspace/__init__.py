@@ -1,6 +1,27 @@
 """Networks that read and write the weights of networks."""
 
+from regauge.weightspace.encoder import Fourier, Scalars
+from regauge.weightspace.heads import HEADS, Equivariant, Invariant, UnitFeatures
 from regauge.weightspace.hypernetwork import HyperNetwork
+from regauge.weightspace.layers import LAYERS
+from regauge.weightspace.layers.message_passing import MessagePassing
+from regauge.weightspace.layout import Layout, compile_layout
+from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
-__all__ = ["HyperNetwork", "RowEncoder", "weight_rows"]
+__all__ = [
+    "HEADS",
+    "LAYERS",
+    "Equivariant",
+    "Fourier",
+    "HyperNetwork",
+    "Invariant",
+    "Layout",
+    "MessagePassing",
+    "Metanet",
+    "RowEncoder",
+    "Scalars",
+    "UnitFeatures",
+    "compile_layout",
+    "weight_rows",
+]

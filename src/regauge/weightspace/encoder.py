@@ -1,0 +1,163 @@
+"""From the values of blocks to features: standardized, encoded, and projected once for each tensor."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regauge.weightspace.features import Features
+from regauge.weightspace.layers.dense import Dense
+from regauge.weightspace.layout import Block, Layout
+
+CONSTANT = 1e-5
+"""Values whose deviation is a smaller share of their size are taken for equal: a canonical form may make them so."""
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """Values as they are, standardized."""
+
+    def encode(self, values: Tensor, frequencies: Tensor | None) -> Tensor:
+        """`[..., channels]` as it is."""
+        return values
+
+    def count(self) -> int:
+        """Numbers for each value."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Fourier:
+    """Each value with sines and cosines of random multiples of it, which tell close values apart.
+
+    Attributes:
+        frequencies: Number of multiples.
+        scale: Standard deviation of the multiples, in radians per standard deviation of the values.
+
+    References:
+        Zhou et al. (2023), section 4; Kofinas et al. (2024), appendix.
+    """
+
+    frequencies: int = 8
+    scale: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.frequencies < 1 or not self.scale > 0:
+            raise ValueError(f"frequencies={self.frequencies} and scale={self.scale} must be positive")
+
+    def encode(self, values: Tensor, frequencies: Tensor | None) -> Tensor:
+        """`[..., channels]` to `[..., channels * count]`."""
+        assert frequencies is not None
+        phases = values.unsqueeze(-1) * frequencies
+        return torch.cat([values.unsqueeze(-1), phases.sin(), phases.cos()], -1).flatten(-2)
+
+    def count(self) -> int:
+        """Numbers for each value."""
+        return 1 + 2 * self.frequencies
+
+
+Values = Scalars | Fourier
+
+
+class Encoder(nn.Module):
+    """Block values to features, with maps of its own for every block.
+
+    Values are standardized by one mean and deviation for each block, which `standardize` sets. What no group moves
+    (pixels, classes, kernel positions) are inputs of these maps, so that weights tell positions apart. Units that are
+    known by their positions get a learned vector each, and so does a unit's weight to itself.
+    """
+
+    mean: Tensor
+    std: Tensor
+    frequencies: Tensor | None
+
+    def __init__(self, layout: Layout, width: int, values: Values, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.values = values
+        count = len(layout.blocks)
+        self.register_buffer("mean", torch.zeros(count))
+        self.register_buffer("std", torch.ones(count))
+        drawn = None
+        if isinstance(values, Fourier):
+            drawn = values.scale * torch.randn(values.frequencies, generator=generator)
+        self.register_buffer("frequencies", drawn)
+        share = {name: sum(any(e.units == name for e in b.ends) for b in layout.unit_blocks) for name in layout.units}
+        share[""] = len(layout.network_blocks)
+        self.maps = nn.ModuleList()
+        for block in layout.blocks:
+            into = "" if not block.ends else block.ends[0].units
+            parts = 1 if len(block.ends) > 1 else share[into]
+            dense = Dense(block.channels * values.count(), width, gain=1 / math.sqrt(parts), generator=generator)
+            if len(block.ends) > 1 and dense.bias is not None:
+                nn.init.normal_(dense.bias, generator=generator)
+            self.maps.append(dense)
+        self.kinds = nn.ParameterDict({f"{k}": _vector(width, generator) for k in range(len(layout.units))})
+        self.positions = nn.ParameterDict(
+            {
+                f"{k}": nn.Parameter(torch.randn(units.sizes[-1], width, generator=generator))
+                for k, units in enumerate(layout.units.values())
+                if not units.is_permuted
+            }
+        )
+        self.diagonals = nn.ParameterDict(
+            {
+                f"{k}": _vector(width, generator)
+                for k, block in enumerate(layout.blocks)
+                if len(block.ends) == 2 and block.ends[0].units == block.ends[1].units
+            }
+        )
+        self.network = _vector(width, generator)
+
+    @torch.no_grad()
+    def standardize(self, values: Mapping[str, Tensor], layout: Layout) -> None:
+        """Take mean and deviation of every block over networks and positions."""
+        for k, block in enumerate(layout.blocks):
+            found = values[block.name].double()
+            if not found.numel():
+                continue
+            mean, spread = float(found.mean()), float(found.std(unbiased=False))
+            is_constant = spread <= CONSTANT * (abs(mean) + spread)
+            self.mean[k] = 0.0 if is_constant else mean
+            self.std[k] = (abs(mean) or 1.0) if is_constant else spread
+
+    def forward(self, values: Mapping[str, Tensor], layout: Layout) -> Features:
+        dtype, models = self.mean.dtype, len(next(iter(values.values())))
+        units = {}
+        for k, (name, known) in enumerate(layout.units.items()):
+            x = self.kinds[f"{k}"].expand(models, *known.sizes, -1)
+            units[name] = x + self.positions[f"{k}"] if f"{k}" in self.positions else x
+        pairs = {}
+        network = self.network.expand(models, -1)
+        for k, block in enumerate(layout.blocks):
+            standard = (values[block.name].to(dtype) - self.mean[k]) / self.std[k]
+            x = self.maps[k](self.values.encode(standard, self.frequencies))
+            if not block.ends:
+                network = network + x
+            elif len(block.ends) > 1:
+                if f"{k}" in self.diagonals:
+                    x = x + _diagonal(block).to(x).unsqueeze(-1) * self.diagonals[f"{k}"]
+                pairs[block.name] = x
+            else:
+                (end,) = block.ends
+                units[end.units] = units[end.units] + x.permute(0, *(1 + axis for axis in end.axes), x.ndim - 1)
+        return Features(units, pairs, network)
+
+
+def _diagonal(block: Block) -> Tensor:
+    """One where both ends of a block are the same unit, else zero: `[*labels]`."""
+    first, second = block.ends
+    same = torch.ones((), dtype=torch.bool)
+    for one, other in zip(first.axes, second.axes, strict=True):
+        if one != other:
+            rows = torch.arange(block.sizes[one]).reshape([-1 if k == one else 1 for k in range(len(block.sizes))])
+            columns = torch.arange(block.sizes[other]).reshape(
+                [-1 if k == other else 1 for k in range(len(block.sizes))]
+            )
+            same = same & (rows == columns)
+    return same
+
+
+def _vector(width: int, generator: torch.Generator | None) -> nn.Parameter:
+    return nn.Parameter(torch.randn(width, generator=generator))

@@ -1,0 +1,68 @@
+"""What a network over networks computes at every layer: vectors for units, for pairs of units, and for the network."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regauge.weightspace.layout import Block, End, Layout
+
+
+@dataclass(frozen=True)
+class Features:
+    """Vectors of one width.
+
+    Attributes:
+        units: For each set of units, `[models, *sizes, width]`.
+        pairs: For each block with two ends or more, `[models, *labels, width]`.
+        network: `[models, width]`.
+    """
+
+    units: dict[str, Float[Tensor, "models *sizes width"]]
+    pairs: dict[str, Float[Tensor, "models *labels width"]]
+    network: Float[Tensor, "models width"]
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a head is given.
+
+    Attributes:
+        features: Of the last layer.
+        layout: Whose features they are.
+        number: Of the layout, among those that the net has parameters for.
+        params: The canonical networks.
+        sizes: Root mean square of each of their tensors, over the networks that the net was standardized by.
+    """
+
+    features: Features
+    layout: Layout
+    number: int
+    params: Mapping[str, Tensor]
+    sizes: Mapping[str, float]
+
+
+def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) -> Float[Tensor, "models *ones width"]:
+    """Vectors of units at the axes of a block, with length one along those that do not tell the units apart."""
+    order = sorted(range(len(end.axes)), key=lambda k: end.axes[k])
+    shape = [1] * len(block.sizes)
+    for axis in end.axes:
+        shape[axis] = block.sizes[axis]
+    if order != list(range(len(order))):
+        units = units.permute(0, *(1 + k for k in order), units.ndim - 1)
+    return units.reshape(len(units), *shape, units.shape[-1])
+
+
+def others(end: End, block: Block) -> tuple[int, ...]:
+    """The axes of a block, counted with the model axis, over which a unit of one end sees several values."""
+    return tuple(1 + axis for axis in range(len(block.sizes)) if axis not in end.axes)
+
+
+def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Tensor, "models *sizes width"]:
+    """Vectors whose axes are an end's in the order of the block, brought to the order of the set."""
+    order = sorted(end.axes)
+    place = [order.index(axis) for axis in end.axes]
+    if place == list(range(len(place))):
+        return units
+    return units.permute(0, *(1 + k for k in place), units.ndim - 1)

@@ -1,0 +1,72 @@
+"""Scales, signs and half periods are brought to a canonical form before a network is read, and put back afterwards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regauge.canonical.carry_out import carry_out
+from regauge.canonical.steps import LinearStep, Plan, RotationStep, SignStep, plan
+from regauge.core.element import Element
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.weightspace.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """How the networks of one layout are brought to a canonical form of their scales, signs, shifts and matrices.
+
+    Attributes:
+        symmetry: Of the networks.
+        plan: The steps that are taken.
+        parts: What is fixed: some of "sign", "scale", "shift" and "linear".
+        open: Those of them that no values determine for some group, so that networks of one orbit can differ in them.
+    """
+
+    symmetry: Symmetry
+    plan: Plan
+    parts: tuple[str, ...]
+    open: frozenset[str]
+
+    @classmethod
+    def of(cls, layout: Layout, parts: tuple[str, ...]) -> "Frame":
+        """The frame that fixes some parts, in as few steps as possible."""
+        found = plan(layout.symmetry)
+        touched = {*layout.contracted}
+        needed = [step for step in found.steps if step.group not in touched]
+        places = (place for step in needed for place in getattr(step, "places", ()))
+        if any(other.group.name in touched for place in places for other in place.others):
+            needed = list(found.steps)  # Their values are not settled before those of the matrices are.
+        kept = tuple(step for step in needed if _part(step) in parts)
+        still_open = {part for group, part in found.open if group not in touched and part in parts}
+        return cls(layout.symmetry, replace(found, steps=kept), parts, frozenset(still_open))
+
+    def __call__(self, params: Mapping[str, Tensor]) -> Element | None:
+        """The element that brings each network of a population to its canonical form; None if nothing is to do."""
+        if not self.plan.steps:
+            return None
+        with torch.no_grad():
+            return carry_out(self.plan, self.symmetry, params, self.parts)
+
+    def undo(self, element: Element | None, change: Params) -> Params:
+        """A change of canonical networks as the change of the networks as they were."""
+        if element is None:
+            return change
+        return self.without_shifts.act(self.symmetry.inverse(element), change)
+
+    @cached_property
+    def without_shifts(self) -> Symmetry:
+        """How changes of networks move: nothing is added to them."""
+        groups = tuple(group.without("shift") for group in self.symmetry.groups)
+        return replace(self.symmetry, groups=groups)
+
+
+def _part(step: object) -> str:
+    """The part of an element that a step chooses."""
+    if isinstance(step, LinearStep | RotationStep) or (isinstance(step, SignStep) and not step.flips):
+        return "linear"
+    names = {"ScaleStep": "scale", "ShiftStep": "shift", "SignStep": "sign"}
+    return names.get(type(step).__name__, "permutation")

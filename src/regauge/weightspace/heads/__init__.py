@@ -1,0 +1,16 @@
+"""What is read off the features of networks: each head a small frozen dataclass whose `build` makes a torch module.
+
+A built head is given what a net has `Read`. To add one: write a file with the dataclass and the module, and name it in
+`HEADS`.
+"""
+
+from regauge.weightspace.heads.equivariant import Equivariant
+from regauge.weightspace.heads.invariant import Invariant
+from regauge.weightspace.heads.unit_features import UnitFeatures
+
+__all__ = ["HEADS", "Equivariant", "Head", "Invariant", "UnitFeatures"]
+
+Head = Invariant | Equivariant | UnitFeatures
+
+HEADS: dict[str, type[Head]] = {"invariant": Invariant, "equivariant": Equivariant, "unit_features": UnitFeatures}
+"""Name on the command line to class."""

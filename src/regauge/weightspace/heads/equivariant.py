@@ -1,0 +1,143 @@
+"""A change of every parameter, which moves along orbits as the parameters do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.params import Params
+from regauge.weightspace.features import Read, spread
+from regauge.weightspace.layers.dense import Dense
+from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout.writing import Written
+
+RANK = 4
+"""Directions in which tensors on the axes of matrices are changed, beside themselves."""
+
+
+@dataclass(frozen=True)
+class Equivariant:
+    """Features to a change of every parameter, at first of `scale` times each tensor's own size.
+
+    Values of pairs of units follow from the features of the pair, values of units from those of the unit. Along an axis
+    on which matrices act, a change is made of what is there: `a_i v_i` plus, for a few directions, `b_i` times the mean
+    of `c_j v_j` over all `v_j` that the same matrix multiplies, with numbers `a`, `b` and `c` from features. So it
+    moves as the values do, whatever the matrix is. Buffers do not change.
+
+    Attributes:
+        scale: Size of the changes at first; every tensor has a learned one of its own.
+        changes: Number of parallel changes. With more than one, tensors have an axis for them after the model axis:
+            the outputs of the changed networks are to be averaged, not their weights.
+
+    References:
+        Zhou et al. (2023), section 4, for learned scales; arXiv 2602.01083 for parallel changes.
+    """
+
+    scale: float = 0.01
+    changes: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0 or self.changes < 1:
+            raise ValueError(f"scale={self.scale} and changes={self.changes} must be positive")
+
+    def reads(self, layouts: Sequence[Layout]) -> frozenset[str]:
+        """Which features of the last layer are read."""
+        pairs = {block.name for layout in layouts for block in layout.pair_blocks}
+        is_read = any(written.block.name not in pairs for layout in layouts for written in layout.writer.written)
+        return frozenset({"units", "pairs", "network"} if is_read else {"units", "pairs"})
+
+    def build(self, layouts: Sequence[Layout], width: int, generator: torch.Generator | None) -> nn.Module:
+        """The head; see `weightspace.heads`."""
+        return _Head(self, layouts, width, generator)
+
+
+class _Head(nn.Module):
+    def __init__(
+        self, settings: Equivariant, layouts: Sequence[Layout], width: int, generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        self.changes = nn.ModuleList(_Changes(settings, layout, width, generator) for layout in layouts)
+
+    def forward(self, read: Read) -> Params:
+        """The changes of canonical networks."""
+        changes: Params = self.changes[read.number](read)
+        return changes
+
+
+class _Changes(nn.Module):
+    """The changes of the networks of one architecture."""
+
+    def __init__(self, settings: Equivariant, layout: Layout, width: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.count = settings.changes
+        self.maps, self.mixers = nn.ModuleList(), nn.ModuleDict()
+        for k, written in enumerate(layout.writer.written):
+            outputs = settings.changes * written.values
+            self.maps.append(Dense(width, outputs, generator=generator))
+            if written.group is not None:
+                self.mixers[f"{k}"] = Dense(width, 2 * RANK * outputs, generator=generator)
+        self.scales = nn.Parameter(torch.full((len(layout.writer.parameters),), settings.scale))
+
+    def forward(self, read: Read) -> Params:
+        writer = read.layout.writer
+        pieces = [_Change(written, read) for written in writer.written]
+        pools: dict[tuple[str, bool], list[Tensor]] = {}
+        for k, piece in enumerate(pieces):
+            group = piece.written.group
+            if group is not None:
+                gathered = piece.gather(self.mixers[f"{k}"], self.count)
+                pools.setdefault((group.group, group.is_inverse), []).append(gathered)
+        made = []
+        for piece, dense in zip(pieces, self.maps, strict=True):
+            change = piece.change(dense, self.count)
+            group = piece.written.group
+            if group is not None:
+                change = change + piece.scatter(torch.stack(pools[group.group, group.is_inverse]).mean(0))
+            made.append(change)
+        result = {}
+        for k, (name, tensor) in enumerate(writer.write(made).items()):
+            scaled = tensor * (self.scales[k] * read.sizes[name])
+            result[name] = (scaled.squeeze(1) if self.count == 1 else scaled).to(read.params[name].dtype)
+        return result
+
+
+class _Change:
+    """The change of one piece of a tensor, from the features of its units."""
+
+    def __init__(self, written: Written, read: Read) -> None:
+        self.written = written
+        features = read.features
+        block = written.block
+        if block.name in features.pairs:
+            self.features = features.pairs[block.name]
+        else:
+            x = features.network.reshape(len(features.network), *([1] * len(block.sizes)), -1)
+            for end in block.ends:
+                x = x + spread(features.units[end.units], end, block)
+            self.features = x.expand(-1, *block.sizes, -1) / (1 + len(block.ends)) ** 0.5
+        self.values = None
+        if written.matrices:
+            self.values = written.read(read.params).to(features.network.dtype) / read.sizes[written.piece.parameter]
+        self.out: Tensor | None = None
+
+    def change(self, dense: nn.Module, changes: int) -> Tensor:
+        """`[models, *units, *matrices, changes, values]`."""
+        change: Tensor = dense(self.features).unflatten(-1, (changes, -1))
+        if self.values is None:
+            return change
+        for _ in self.written.matrices:
+            change = change.unsqueeze(-3)
+        return change * self.values.unsqueeze(-2)
+
+    def gather(self, mixer: nn.Module, changes: int) -> Tensor:
+        """The mean of what the matrix acts on, times numbers from features, in `RANK` ways."""
+        assert self.values is not None
+        mixed = mixer(self.features).unflatten(-1, (2, RANK, changes, -1)).unsqueeze(-5)
+        into, self.out = mixed.unbind(-4)
+        return self.written.pool(into * self.values.unsqueeze(-2).unsqueeze(-2))
+
+    def scatter(self, pooled: Tensor) -> Tensor:
+        """The opposite of `gather`, for the sum of what all tensors gathered."""
+        assert self.out is not None
+        return (self.out * self.written.unpool(pooled)).sum(-3)

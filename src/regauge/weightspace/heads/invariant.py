@@ -1,0 +1,81 @@
+"""Numbers for each network that do not change along its orbit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regauge.weightspace.features import Features, Read
+from regauge.weightspace.layers.dense import Dense, Norm
+from regauge.weightspace.layout import Layout
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """Mean and largest features of every set of units and of every block of pairs, and the network's own, to numbers.
+
+    Sets and blocks have maps of their own, whose results are added up; then follows an MLP.
+
+    Attributes:
+        outputs: How many numbers for each network.
+        hidden: Width of the hidden layer; that of the net unless given.
+        dropout: Share of the hidden units that are dropped in training.
+    """
+
+    outputs: int
+    hidden: int | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.outputs < 1 or not 0 <= self.dropout < 1 or (self.hidden is not None and self.hidden < 1):
+            raise ValueError(
+                f"outputs={self.outputs}, hidden={self.hidden} and dropout={self.dropout} make no head; outputs and "
+                "hidden are positive, dropout is in [0, 1)"
+            )
+
+    def reads(self, layouts: Sequence[Layout]) -> frozenset[str]:
+        """Which features of the last layer are read."""
+        return frozenset({"units", "pairs", "network"})
+
+    def build(self, layouts: Sequence[Layout], width: int, generator: torch.Generator | None) -> nn.Module:
+        """The head; see `weightspace.heads`."""
+        return _Head(self, layouts, width, generator)
+
+
+class _Pool(nn.Module):
+    """The mean and the largest features of every set of units and block of pairs, by maps of their own, added up."""
+
+    def __init__(self, layout: Layout, width: int, outputs: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        count = len(layout.units) + len(layout.pair_blocks)
+        gain = 1 / max(1, count) ** 0.5
+        self.maps = nn.ModuleList(Dense(2 * width, outputs, gain=gain, generator=generator) for _ in range(count))
+
+    def forward(self, features: Features) -> Tensor:
+        total = torch.zeros(())
+        for dense, x in zip(self.maps, [*features.units.values(), *features.pairs.values()], strict=True):
+            flat = x.flatten(1, -2)
+            total = total.to(x) + dense(torch.cat([flat.mean(1), flat.amax(1)], -1))
+        return total.to(features.network)
+
+
+class _Head(nn.Module):
+    def __init__(
+        self, settings: Invariant, layouts: Sequence[Layout], width: int, generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        hidden = settings.hidden or 2 * width
+        self.pools = nn.ModuleList(_Pool(layout, width, hidden, generator) for layout in layouts)
+        self.network = Dense(width, hidden, generator=generator)
+        self.norm = Norm(hidden)
+        self.middle = Dense(hidden, hidden, generator=generator)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.last = Dense(hidden, settings.outputs, generator=generator)
+
+    def forward(self, read: Read) -> Tensor:
+        total = self.network(read.features.network) + self.pools[read.number](read.features)
+        mixed = nn.functional.silu(self.norm(total))
+        mixed = self.dropout(nn.functional.silu(self.middle(mixed)))
+        result: Tensor = self.last(mixed)
+        return result

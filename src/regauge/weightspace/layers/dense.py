@@ -1,0 +1,42 @@
+"""The linear maps and norms that all layers are built of."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Dense(nn.Module):
+    """`x W' + b` with weights from a generator: outputs begin with `gain` times the root mean square of the inputs.
+
+    Args:
+        inputs: Length of the inputs.
+        outputs: Length of the outputs.
+        is_biased: Whether there is a bias; it begins at zero.
+        gain: Of the root mean square.
+        generator: Source of the weights.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        is_biased: bool = True,
+        gain: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        weight = torch.randn(outputs, inputs, generator=generator) * (gain / math.sqrt(max(inputs, 1)))
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(torch.zeros(outputs)) if is_biased else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class Norm(nn.LayerNorm):
+    """Layer normalization of one vector: the vectors of other units, pairs and networks do not count."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)

@@ -1,0 +1,159 @@
+"""A layout, compiled from a symmetry: which values of a network belong to which units."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from jaxtyping import Num
+from torch import Tensor
+
+from regauge.core.symmetry import Symmetry
+from regauge.weightspace.layout.blocks import Block, UnitSet, find_ends, unit_sets
+from regauge.weightspace.layout.cut import Piece, cut
+from regauge.weightspace.layout.products import Bases, Step, eliminate, fold
+from regauge.weightspace.layout.writing import Writer
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What a network over networks works on, for one symmetry.
+
+    Attributes:
+        symmetry: With every size known.
+        units: The sets of units, by name.
+        blocks: All blocks, in the order of the tensors.
+        contracted: Groups of matrices that enter by products over their axes.
+        fixed: Groups of matrices whose axes are channels here: they must be brought to a canonical form before.
+        pieces: The pieces of tensors, by their names.
+        steps: The products, each of two of these or of products before it.
+    """
+
+    symmetry: Symmetry
+    units: Mapping[str, UnitSet]
+    blocks: tuple[Block, ...]
+    contracted: tuple[str, ...]
+    fixed: tuple[str, ...]
+    pieces: Mapping[str, Piece]
+    steps: Mapping[str, Step]
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the tensors that are read."""
+        return tuple(dict.fromkeys(piece.parameter for piece in self.pieces.values()))
+
+    @cached_property
+    def writer(self) -> Writer:
+        """What writes the values of pieces into tensors."""
+        return Writer(self.pieces, self.symmetry, {*self.units}, {*self.contracted}, {*self.fixed})
+
+    @cached_property
+    def unit_blocks(self) -> tuple[Block, ...]:
+        """Blocks with one end: values of units."""
+        return tuple(block for block in self.blocks if len(block.ends) == 1)
+
+    @cached_property
+    def pair_blocks(self) -> tuple[Block, ...]:
+        """Blocks with two ends or more: values of pairs of units."""
+        return tuple(block for block in self.blocks if len(block.ends) > 1)
+
+    @cached_property
+    def network_blocks(self) -> tuple[Block, ...]:
+        """Blocks without ends: values of the network."""
+        return tuple(block for block in self.blocks if not block.ends)
+
+    def __str__(self) -> str:
+        sets = [f"{s.name}: {' x '.join(map(str, s.sizes))} units" for s in self.units.values()]
+        rows = [
+            f"{b.name}: {' - '.join(e.units for e in b.ends) or 'network'}, {b.channels} values" for b in self.blocks
+        ]
+        return "\n".join([*sets, *rows])
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for layouts that one set of learned parameters fits, whatever the sizes of their sets."""
+        rows = [(b.name, b.channels, [end.units for end in b.ends]) for b in self.blocks]
+        fixed = [(s.name, s.sizes[-1]) for s in self.units.values() if not s.is_permuted]
+        return repr((rows, fixed))
+
+    def read(self, params: Mapping[str, Tensor]) -> dict[str, Num[Tensor, "models *labels channels"]]:
+        """The values of every block, for a population.
+
+        Raises:
+            KeyError: A tensor of the layout is missing.
+            ValueError: A tensor does not have the shape that the symmetry expects after a model axis.
+        """
+        values: dict[str, Tensor] = {}
+        for name, piece in self.pieces.items():
+            tensor = params[piece.parameter]
+            expected = self.symmetry.shapes[piece.parameter]
+            if tuple(tensor.shape[1:]) != tuple(expected):
+                raise ValueError(
+                    f"{piece.parameter!r} has shape {tuple(tensor.shape)}, but a population of this architecture has "
+                    f"one model axis and then {tuple(expected)}; stack the networks, or make a net for their symmetry"
+                )
+            values[name] = piece.read(tensor)
+        for name, step in self.steps.items():
+            values[name] = step(values)
+        return {block.name: values[block.name] for block in self.blocks}
+
+
+@lru_cache(maxsize=64)
+def _compile(symmetry_text: str, is_contracted: bool) -> Layout:
+    return _build(Symmetry.from_json(symmetry_text), is_contracted)
+
+
+def compile_layout(symmetry: Symmetry, *, is_contracted: bool = True) -> Layout:
+    """The layout of a symmetry, made once for each symmetry.
+
+    Tensors that cannot influence the outputs are left out, and all but one of the names of a tied tensor.
+
+    Args:
+        symmetry: With every size known.
+        is_contracted: Whether groups of matrices enter by products over their axes, where those are small enough.
+
+    Raises:
+        ValueError: A size is not known, or a group's units do not own equally many values.
+    """
+    if not symmetry.is_sized:
+        raise ValueError(
+            "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first and use "
+            "what it returns"
+        )
+    return _compile(symmetry.to_json(), is_contracted)
+
+
+def _build(symmetry: Symmetry, is_contracted: bool) -> Layout:
+    left_out = {*symmetry.unused, *(name for names in symmetry.tied for name in names[1:])}
+    pieces: dict[str, Piece] = {}
+    for name in symmetry.shapes:
+        is_counter = name in symmetry.buffers and not symmetry.shapes[name]
+        if name in left_out or is_counter:
+            continue
+        found = [piece for piece in cut(name, symmetry.shapes[name], symmetry.sites.get(name, ())) if piece.channels]
+        for k, piece in enumerate(found):
+            pieces[name if len(found) == 1 else f"{name}[{k}]"] = piece
+    units = unit_sets(symmetry.groups)
+    blocks: dict[str, tuple[Block, Bases]] = {}
+    for name, piece in pieces.items():
+        blocks[name] = (
+            Block(name, (piece.parameter,), piece.labels, piece.sizes, piece.channels, ()),
+            piece.bases,
+        )
+    matrices = [group for group in symmetry.groups if group.matrix != "none"]
+    steps: dict[str, Step] = {}
+    contracted, fixed = [], []
+    for group in matrices:
+        made = eliminate(group, blocks) if is_contracted else None
+        if made is None:
+            fixed.append(group.name)
+        else:
+            contracted.append(group.name)
+            blocks, more = made
+            steps.update(more)
+    finished: list[Block] = []
+    for block, bases in blocks.values():
+        block, bases, more_steps = fold(block, bases, {*fixed})
+        steps.update(more_steps)
+        ends = find_ends(tuple(label.group for label in block.labels), bases)
+        finished.append(replace(block, ends=ends))
+    return Layout(symmetry, units, tuple(finished), tuple(contracted), tuple(fixed), pieces, steps)

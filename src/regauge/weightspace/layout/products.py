@@ -1,0 +1,184 @@
+"""Groups of matrices leave a layout: their axes are contracted, since only products over them are invariant."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from string import ascii_lowercase, ascii_uppercase
+
+import torch
+from jaxtyping import Num
+from torch import Tensor
+
+from regauge.core.groups import Group
+from regauge.weightspace.layout.blocks import Block, Label
+
+Bases = tuple[tuple[int, ...], ...]
+"""For each label of a block the labels of the groups that it is repeated within."""
+Known = Mapping[str, tuple[Block, Bases]]
+MOST = 16
+"""Products hold at most this many times the values of what they are made of; otherwise the group stays."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """The product of two blocks over one axis of both.
+
+    Attributes:
+        left: Name of a block or piece.
+        right: Another one.
+        equation: For `torch.einsum`; the model axis is the first of all.
+        turned: The right axis (counted with the model axis) whose two entries (x, y) are also taken as (-y, x), for
+            plane rotations, which keep oriented areas too; None for other groups.
+    """
+
+    left: str
+    right: str
+    equation: str
+    turned: int | None = None
+
+    def __call__(self, values: Mapping[str, Tensor]) -> Num[Tensor, "models *labels channels"]:
+        left, right = values[self.left], values[self.right]
+        made = [torch.einsum(self.equation, left, right)]
+        if self.turned is not None:
+            x, y = right.unbind(self.turned)
+            made.append(torch.einsum(self.equation, left, torch.stack([-y, x], self.turned)))
+        return torch.cat([product.flatten(-2) for product in made], -1)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One axis of a block summed, as values or as squares, or joined with the channels.
+
+    Attributes:
+        source: Name of a block or piece.
+        axis: Counted with the model axis.
+        how: What is done with it.
+    """
+
+    source: str
+    axis: int
+    how: str
+
+    def __call__(self, values: Mapping[str, Tensor]) -> Num[Tensor, "models *labels channels"]:
+        tensor = values[self.source]
+        if self.how == "sum":
+            return tensor.sum(self.axis)
+        if self.how == "square":
+            return tensor.square().sum(self.axis)
+        return tensor.movedim(self.axis, -2).flatten(-2)
+
+
+Step = Product | Reduction
+
+
+def eliminate(group: Group, blocks: Known) -> tuple[dict[str, tuple[Block, Bases]], dict[str, Step]] | None:
+    """The blocks without the axes of a group of matrices, and the steps that make those that are new.
+
+    The products of all values that the matrices multiply with all that their inverses multiply tell everything about an
+    orbit of invertible matrices; for rotations these are the products of all pairs of blocks, and norms.
+    None where products tell less, or would be too large: such a group needs a canonical form.
+    """
+    places = {
+        name: [k for k, label in enumerate(block.labels) if label.group == group.name]
+        for name, (block, _) in blocks.items()
+    }
+    members = [name for name, found in places.items() if found]
+    if any(len(places[name]) > 1 for name in members):
+        return None
+    axis = {name: places[name][0] for name in members}
+    made: list[tuple[Block, Bases, Step]] = []
+    if group.matrix == "linear":
+        inverse = [name for name in members if blocks[name][0].labels[axis[name]].is_inverse]
+        pairs = [(a, b) for a in members if a not in inverse for b in inverse]
+    else:
+        pairs = list(combinations(members, 2)) or [(name, name) for name in members]
+        made = [_reduced(blocks[name], axis[name], name, "square") for name in members]
+        if group.keeps_ones:
+            made += [_reduced(blocks[name], axis[name], name, "sum") for name in members]
+    if not pairs:
+        return None
+    turns = group.is_proper and group.size == 2
+    made += [_multiplied(blocks[a], axis[a], blocks[b], axis[b], is_turned=turns) for a, b in pairs]
+    before = sum(_count(blocks[name][0]) for name in members)
+    if sum(_count(block) for block, _, _ in made) > MOST * before:
+        return None
+    kept = {name: known for name, known in blocks.items() if name not in members}
+    kept.update({block.name: (block, bases) for block, bases, _ in made})
+    return kept, {block.name: step for block, _, step in made}
+
+
+def fold(block: Block, bases: Bases, groups: set[str]) -> tuple[Block, Bases, list[tuple[str, Step]]]:
+    """A block whose axes of some groups are channels, and the steps that make it."""
+    steps: list[tuple[str, Step]] = []
+    while True:
+        found = next((k for k, label in enumerate(block.labels) if label.group in groups), None)
+        if found is None:
+            return block, bases, steps
+        folded, bases, step = _reduced((block, bases), found, block.name, "fold")
+        steps.append((folded.name, step))
+        block = folded
+
+
+def _reduced(known: tuple[Block, Bases], axis: int, name: str, how: str) -> tuple[Block, Bases, Step]:
+    block, bases = known
+    labels, rest = _without(block.labels, bases, axis)
+    channels = block.channels * (block.sizes[axis] if how == "fold" else 1)
+    sizes = tuple(size for k, size in enumerate(block.sizes) if k != axis)
+    made = Block(f"{how}({name})", block.parameters, labels, sizes, channels, ())
+    return made, rest, Reduction(name, axis + 1, how)
+
+
+def _multiplied(
+    left: tuple[Block, Bases], left_axis: int, right: tuple[Block, Bases], right_axis: int, *, is_turned: bool
+) -> tuple[Block, Bases, Step]:
+    """The product of two blocks over an axis; what the group is repeated within is common to both."""
+    (a, a_bases), (b, b_bases) = left, right
+    letters = iter(ascii_lowercase[1:] + ascii_uppercase)
+    common = dict(zip(b_bases[right_axis], a_bases[left_axis], strict=True))
+    a_letters = [next(letters) for _ in a.labels]
+    b_letters = [a_letters[common[k]] if k in common else next(letters) for k in range(len(b.labels))]
+    b_letters[right_axis] = a_letters[left_axis]
+    y, z = next(letters), next(letters)
+    kept_a = [k for k in range(len(a.labels)) if k != left_axis]
+    kept_b = [k for k in range(len(b.labels)) if k != right_axis and k not in common]
+    out = [*(a_letters[k] for k in kept_a), *(b_letters[k] for k in kept_b)]
+    equation = f"a{''.join(a_letters)}{y},a{''.join(b_letters)}{z}->a{''.join(out)}{y}{z}"
+    place_a = {k: place for place, k in enumerate(kept_a)}
+    place_b = {k: len(kept_a) + place for place, k in enumerate(kept_b)}
+    place_b.update({k: place_a[there] for k, there in common.items()})
+    shared = {there: k for k, there in common.items()}
+    labels = [_joined(a.labels[k], b.labels[shared[k]]) if k in shared else a.labels[k] for k in kept_a]
+    labels += [b.labels[k] for k in kept_b]
+    bases = [tuple(place_a[base] for base in a_bases[k]) for k in kept_a]
+    bases += [tuple(place_b[base] for base in b_bases[k]) for k in kept_b]
+    sizes = (*(a.sizes[k] for k in kept_a), *(b.sizes[k] for k in kept_b))
+    channels = a.channels * b.channels * (2 if is_turned else 1)
+    parameters = tuple(dict.fromkeys((*a.parameters, *b.parameters)))
+    made = Block(f"{a.name} * {b.name}", parameters, tuple(labels), sizes, channels, ())
+    return made, tuple(bases), Product(a.name, b.name, equation, right_axis + 1 if is_turned else None)
+
+
+def _joined(left: Label, right: Label) -> Label:
+    """What a group multiplies a product by where it acts on both factors."""
+
+    def parity(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple((x + y) % 2 for x, y in zip(one, other, strict=True))
+
+    scale = tuple(x + y for x, y in zip(left.scale, right.scale, strict=True))
+    # Values to which half periods are added are biases of sines, which no group of matrices moves.
+    return Label(left.group, scale, parity(left.sign, right.sign), parity(left.parity, right.parity), left.shift)
+
+
+def _without(labels: tuple[Label, ...], bases: Bases, axis: int) -> tuple[tuple[Label, ...], Bases]:
+    def place(k: int) -> int:
+        return k - (k > axis)
+
+    kept = [k for k in range(len(labels)) if k != axis]
+    return tuple(labels[k] for k in kept), tuple(tuple(place(base) for base in bases[k] if base != axis) for k in kept)
+
+
+def _count(block: Block) -> int:
+    total = block.channels
+    for size in block.sizes:
+        total *= size
+    return total

@@ -1,0 +1,234 @@
+"""A network over networks: values of weights to features, layers, and a head."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.element import PARTS, Element, require_parts
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.weightspace.encoder import Encoder, Scalars, Values
+from regauge.weightspace.features import Features, Read
+from regauge.weightspace.frames import Frame
+from regauge.weightspace.heads import Equivariant, Head
+from regauge.weightspace.layers import Layer
+from regauge.weightspace.layers.message_passing import MessagePassing
+from regauge.weightspace.layout import Layout, compile_layout
+
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """One architecture that a net reads: `number` is that of the parameters that are its own."""
+
+    layout: Layout
+    frame: Frame
+    number: int
+
+    def fits(self, population: Mapping[str, Tensor]) -> bool:
+        """Whether a population has the tensors of this architecture."""
+        shapes = self.layout.symmetry.shapes
+        return all(
+            name in population and tuple(population[name].shape[1:]) == tuple(shapes[name])
+            for name in self.layout.parameters
+        )
+
+    def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
+        """The canonical networks, and the element that made them so, if any was needed."""
+        element = self.frame(population)
+        return (population, None) if element is None else (self.layout.symmetry.act(element, population), element)
+
+
+class Metanet(nn.Module):
+    """A network that reads other networks, and respects their symmetry by construction.
+
+        net = Metanet(symmetry, layer=MessagePassing(), head=Invariant(outputs=10), generator=generator)
+        net.standardize(population)
+        net(population)                       # [models, 10], the same for all networks of an orbit
+
+    Permutations are respected by the layers. Products over the axes of invertible matrices (queries with keys) take the
+    place of their factors. Scales, signs, half periods, and rotations that no products of moderate size describe, are
+    brought to a canonical form first; with an `Equivariant` head the changes are brought back. A canonical form jumps
+    where a sum that decides a sign is zero.
+
+    Args:
+        symmetry: Of the networks, with every size known; or those of several architectures, which then share
+            everything that belongs to no single tensor.
+        layer: Settings of the layers, one of `LAYERS`.
+        head: What comes out: `Invariant`, `Equivariant` or `UnitFeatures`.
+        width: Length of the vectors of units, pairs and networks.
+        depth: Number of layers.
+        values: How single values are encoded.
+        parts: What is respected: some of "permutation", "sign", "scale", "shift" and "linear", always with
+            "permutation"; all unless given. `net.parts` says what holds.
+        generator: Source of the initial weights.
+
+    Raises:
+        ValueError: A part is unknown, a size makes no sense, or layers have parameters for single tensors and there are
+            several architectures.
+    """
+
+    def __init__(
+        self,
+        symmetry: Symmetry | Sequence[Symmetry],
+        *,
+        layer: Layer | None = None,
+        head: Head,
+        width: int = 64,
+        depth: int = 4,
+        values: Values | None = None,
+        parts: Sequence[str] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        wanted = PARTS if parts is None else tuple(parts)
+        require_parts(wanted)
+        if "permutation" not in wanted or width < 1 or depth < 1:
+            raise ValueError(
+                f"parts={wanted}, width={width} and depth={depth} make no net over networks; layers always respect "
+                "permutations, so name them, and width and depth are at least 1"
+            )
+        layer = MessagePassing() if layer is None else layer
+        symmetries = (symmetry,) if isinstance(symmetry, Symmetry) else tuple(symmetry)
+        if not symmetries or (len(symmetries) > 1 and not layer.is_shared):
+            raise ValueError(
+                f"{type(layer).__name__} has parameters for single tensors, so it reads one architecture, not "
+                f"{len(symmetries)}; choose a layer that is shared by all tensors, such as MessagePassing"
+            )
+        self._wanted = wanted
+        self._readers = [self._reader(one, k) for k, one in enumerate(symmetries)]
+        layouts = [reader.layout for reader in self._readers]
+        self.head_settings, self.layer_settings = head, layer
+        self.parts = tuple(part for part in wanted if not any(part in reader.frame.open for reader in self._readers))
+        values = Scalars() if values is None else values
+        self.encoders = nn.ModuleList(Encoder(layout, width, values, generator) for layout in layouts)
+        everything = frozenset({"units", "pairs", "network"})
+        self.layers = nn.ModuleList(
+            layer.build(
+                layouts,
+                width,
+                reads=head.reads(layouts) if k == depth - 1 else everything,
+                generator=generator,
+            )
+            for k in range(depth)
+        )
+        self.head = head.build(layouts, width, generator)
+        for k, layout in enumerate(layouts):
+            self.register_buffer(f"sizes_{k}", torch.ones(len(layout.parameters)))
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the first architecture."""
+        return self._readers[0].layout
+
+    def adapt(self, symmetry: Symmetry) -> None:
+        """Read networks of another symmetry, too, with the parameters that there are.
+
+        Raises:
+            ValueError: The networks differ from those that the net was made for in more than the numbers of units.
+        """
+        made = self._reader(symmetry, 0)
+        for reader in self._readers:
+            if reader.layout.key == made.layout.key and self.layer_settings.is_shared:
+                self._readers.append(self._reader(symmetry, reader.number))
+                return
+        raise ValueError(
+            "this net has no parameters for networks of that symmetry: their tensors, their fixed axes (inputs, "
+            "classes, kernels) or what is connected to what differ; make a net for both symmetries and train it on both"
+        )
+
+    @torch.no_grad()
+    def standardize(self, population: Mapping[str, Tensor]) -> None:
+        """Take the statistics by which values are standardized from some networks of one architecture.
+
+        One mean and deviation for each block of values, and one root mean square for each tensor: single numbers, since
+        permutations exchange positions.
+
+        Raises:
+            ValueError: The networks are of an architecture that this net does not read.
+        """
+        reader = self._find(population)
+        canonical, _ = reader.canonicalize(population)
+        encoder = self.encoders[reader.number]
+        assert isinstance(encoder, Encoder)
+        encoder.standardize(reader.layout.read(canonical), reader.layout)
+        sizes = [float(canonical[name].double().square().mean().sqrt()) or 1.0 for name in reader.layout.parameters]
+        self.get_buffer(f"sizes_{reader.number}").copy_(torch.tensor(sizes))
+
+    def forward(self, population: Mapping[str, Tensor]) -> Any:
+        """What the head gives for each network of a population of one architecture.
+
+        Raises:
+            ValueError: The networks are of an architecture that this net does not read.
+        """
+        reader = self._find(population)
+        canonical, element = reader.canonicalize(population)
+        features = self._run(reader, canonical, len(self.layers))
+        known = self.get_buffer(f"sizes_{reader.number}").tolist()
+        sizes = dict(zip(reader.layout.parameters, known, strict=True))
+        made = self.head(Read(features, reader.layout, reader.number, canonical, sizes))
+        if not isinstance(self.head_settings, Equivariant):
+            return made
+        return _complete(reader, population, made, element, self.head_settings.changes)
+
+    def features(self, population: Mapping[str, Tensor], *, layers: int | None = None) -> Features:
+        """The features of networks after some layers, all unless given.
+
+        Raises:
+            ValueError: The networks are of an architecture that this net does not read.
+        """
+        reader = self._find(population)
+        return self._run(reader, reader.canonicalize(population)[0], len(self.layers) if layers is None else layers)
+
+    def _run(self, reader: _Reader, canonical: Mapping[str, Tensor], layers: int) -> Features:
+        features: Features = self.encoders[reader.number](reader.layout.read(canonical), reader.layout)
+        for layer in self.layers[:layers]:
+            features = layer(features, reader.layout)
+        return features
+
+    def _reader(self, symmetry: Symmetry, number: int) -> _Reader:
+        layout = compile_layout(symmetry, is_contracted="linear" in self._wanted)
+        return _Reader(layout, Frame.of(layout, tuple(part for part in self._wanted if part != "permutation")), number)
+
+    def _find(self, population: Mapping[str, Tensor]) -> _Reader:
+        for reader in self._readers:
+            if reader.fits(population):
+                return reader
+        layout = self.layout
+        shapes = layout.symmetry.shapes
+        missing = [name for name in layout.parameters if name not in population]
+        if missing:
+            raise ValueError(
+                f"the networks lack {missing[0]!r} ({len(missing)} tensors in all), which this net reads; they have "
+                f"{list(population)[:5]}, ...; give networks of the architecture that it was made for"
+            )
+        wrong = next(name for name in layout.parameters if tuple(population[name].shape[1:]) != tuple(shapes[name]))
+        raise ValueError(
+            f"{wrong!r} has shape {tuple(population[wrong].shape)}, but this net reads populations in which it has one "
+            f"model axis and then {tuple(shapes[wrong])}; stack the networks, or call `net.adapt(symmetry)` if they "
+            "differ only in their numbers of units"
+        )
+
+
+def _complete(
+    reader: _Reader, population: Mapping[str, Tensor], changes: Params, element: Element | None, count: int
+) -> Params:
+    """The changes of the networks as they were, and zeros for what does not change."""
+    full = {}
+    for name, tensor in population.items():
+        if name in changes:
+            full[name] = changes[name]
+        elif tensor.is_floating_point():
+            full[name] = tensor.new_zeros(tensor.shape if count == 1 else (len(tensor), count, *tensor.shape[1:]))
+    for names in reader.layout.symmetry.tied:
+        known = next((full[name] for name in names if name in changes), None)
+        full.update({name: known for name in names if name in population and known is not None})
+    if element is None:
+        return full
+    if count == 1:
+        return reader.frame.undo(element, full)
+    rows = torch.arange(element.batch[0]).repeat_interleave(count)
+    undone = reader.frame.undo(element.rows(rows), {name: tensor.flatten(0, 1) for name, tensor in full.items()})
+    return {name: tensor.reshape(-1, count, *tensor.shape[1:]) for name, tensor in undone.items()}

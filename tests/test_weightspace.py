@@ -1,0 +1,244 @@
+"""The laws of networks over networks: one battery over layers, heads and architectures."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from weightspace_cases import NAMES, generator, move_units, population, symmetry
+
+import regauge as rg
+from regauge import weightspace as ws
+from regauge.core.params import Params, select
+from regauge.nets.mlp import MLP
+
+HEADS: dict[str, Callable[[], Any]] = {
+    "invariant": lambda: ws.Invariant(3),
+    "equivariant": ws.Equivariant,
+    "unit_features": lambda: ws.UnitFeatures(5),
+}
+EVERY_LAYER = pytest.mark.parametrize("layer", list(ws.LAYERS))
+EVERY_CASE = pytest.mark.parametrize("case", NAMES)
+EXACT = 1e-9
+
+
+def make(case: str, layer: str, head: Any, **options: Any) -> ws.Metanet:
+    """A small net in float64, standardized by networks of its own."""
+    settings = {"width": 8, "depth": 2, "generator": generator(0), **options}
+    net = ws.Metanet(symmetry(case), layer=ws.LAYERS[layer](), head=head, **settings).double().eval()
+    net.standardize(population(case, seed=7))
+    return net
+
+
+def far(a: Any, b: Any) -> float:
+    """The largest difference, relative to the largest value; of each tensor of a dictionary."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        return max(far(a[name], b[name]) for name in a) if a else 0.0
+    if not a.numel():
+        return 0.0
+    return float((a - b).detach().abs().max() / b.detach().abs().max().clamp(min=1e-30))
+
+
+def test_heads_are_all_tested() -> None:
+    assert HEADS.keys() == ws.HEADS.keys()
+
+
+@EVERY_CASE
+@EVERY_LAYER
+@pytest.mark.parametrize("head", list(HEADS))
+def test_output_moves_as_it_should(case: str, layer: str, head: str) -> None:
+    net = make(case, layer, HEADS[head]())
+    networks = population(case)
+    element = symmetry(case).random(generator(1), net.parts, (3,))
+    before, after = net(networks), net(symmetry(case).act(element, networks))
+    if head == "unit_features":
+        before = {name: move_units(net.layout, name, element, values) for name, values in before.items()}
+    elif head == "equivariant":
+        groups = tuple(group.without("shift") for group in symmetry(case).groups)
+        linear = rg.Symmetry(groups, symmetry(case).shapes, tied=symmetry(case).tied)
+        before = linear.act(element, before)
+    assert far(after, before) < EXACT
+
+
+@EVERY_CASE
+def test_every_part_is_respected(case: str) -> None:
+    group_parts = {"permutation"}
+    for group in symmetry(case).groups:
+        group_parts |= {"scale"} if group.scales else set()
+        group_parts |= {"sign"} if group.signs else set()
+        group_parts |= {"shift"} if group.shifts else set()
+        group_parts |= {"linear"} if group.matrix != "none" else set()
+    assert group_parts <= {*make(case, "message_passing", ws.Invariant(2)).parts}
+
+
+@pytest.mark.parametrize("case", ["mlp_relu", "siren", "vit"])
+def test_what_is_not_wanted_is_not_respected(case: str) -> None:
+    net = make(case, "message_passing", ws.Invariant(2), parts=("permutation",))
+    networks = population(case)
+    assert net.parts == ("permutation",)
+    others = tuple(part for part in ("scale", "sign", "linear") if part != "permutation")
+    moved = symmetry(case).act(symmetry(case).random(generator(1), others, (3,)), networks)
+    assert far(net(moved), net(networks)) > 1e-4
+
+
+@EVERY_CASE
+@EVERY_LAYER
+def test_output_depends_on_every_tensor(case: str, layer: str) -> None:
+    net = make(case, layer, ws.Invariant(3))
+    networks = population(case)
+    before = net(networks)
+    for name in net.layout.parameters:
+        changed = {
+            **networks,
+            name: networks[name] * (1 + 0.3 * torch.rand(networks[name].shape, generator=generator(2))),
+        }
+        for names in symmetry(case).tied:
+            if name in names:
+                changed.update({other: changed[name] for other in names if other in changed})
+        assert far(net(changed), before) > 1e-9, name
+
+
+@EVERY_LAYER
+@pytest.mark.parametrize(
+    ("case", "name", "axis"),
+    [("mlp_relu", "0.weight", 2), ("cnn_flatten", "0.weight", 2), ("siren", "layers.0.weight", 2)],
+)
+def test_inputs_are_told_apart(layer: str, case: str, name: str, axis: int) -> None:
+    net = make(case, layer, ws.Invariant(3))
+    networks = population(case)
+    assert far(net({**networks, name: networks[name].flip(axis)}), net(networks)) > 1e-6
+
+
+@EVERY_LAYER
+def test_a_move_that_is_no_symmetry_is_seen(layer: str) -> None:
+    net = make("mlp_relu", layer, ws.Invariant(3))
+    networks = population("mlp_relu")
+    only = {**networks, "0.weight": networks["0.weight"].flip(1)}  # and neither the bias nor the next layer
+    assert far(net(only), net(networks)) > 1e-6
+
+
+@EVERY_CASE
+@EVERY_LAYER
+@pytest.mark.parametrize("head", list(HEADS))
+def test_networks_do_not_see_their_neighbors(case: str, layer: str, head: str) -> None:
+    net = make(case, layer, HEADS[head]())
+    networks = population(case)
+    whole, alone = net(networks), net(select(networks, slice(1, 2)))
+    first = whole[1:2] if isinstance(whole, Tensor) else select(whole, slice(1, 2))
+    assert far(alone, first) < 1e-12
+
+
+@EVERY_CASE
+@EVERY_LAYER
+@pytest.mark.parametrize("head", list(HEADS))
+def test_every_parameter_gets_a_gradient(case: str, layer: str, head: str) -> None:
+    net = make(case, layer, HEADS[head]()).train()
+    made = net(population(case))
+    tensors = [made] if isinstance(made, Tensor) else list(made.values())
+    weigh = generator(3)
+    total = sum((t * torch.randn(t.shape, generator=weigh, dtype=t.dtype)).sum() for t in tensors)
+    if not isinstance(total, Tensor):
+        pytest.skip("an architecture without units that are permuted")
+    total.backward()
+    without = [n for n, p in net.named_parameters() if p.grad is None or not bool(p.grad.abs().max() > 0)]
+    assert not without
+
+
+@EVERY_LAYER
+@pytest.mark.parametrize("case", ["mlp_relu", "siren", "resnet20_batch_A", "vit"])
+def test_spread_over_networks_lasts_through_eight_layers(case: str, layer: str) -> None:
+    net = make(case, layer, ws.Invariant(3), depth=8, width=32)
+    networks = population(case, 8)
+    spreads = []
+    features = None
+    for k in range(9):
+        features = net.features(networks, layers=k)
+        values = [*features.units.values(), *features.pairs.values()]
+        flat = torch.cat([x.flatten(1, -2).mean(1) for x in values], -1).detach()
+        spreads.append(float(flat.std(0).mean()))
+    assert max(spreads) / min(spreads) < 30
+
+
+@EVERY_LAYER
+def test_evaluation_is_deterministic_and_training_ends(layer: str) -> None:
+    net = make("siren", layer, ws.Invariant(3, dropout=0.5))
+    networks = population("siren")
+    assert torch.equal(net(networks), net(networks))
+    net.train()
+    assert not torch.equal(net(networks), net(networks))
+
+
+@EVERY_LAYER
+@pytest.mark.parametrize("values", [ws.Scalars(), ws.Fourier(4)])
+def test_single_precision(layer: str, values: Any) -> None:
+    net = make("siren", layer, ws.Invariant(3), values=values).float()
+    networks = population("siren", dtype=torch.float32)
+    moved = symmetry("siren").act(symmetry("siren").random(generator(1), net.parts, (3,)), networks)
+    made = net(networks)
+    assert made.dtype == torch.float32
+    assert far(net(moved), made) < 1e-3
+
+
+def test_parallel_changes_move_as_one_does() -> None:
+    net = make("siren", "message_passing", ws.Equivariant(changes=3))
+    networks = population("siren")
+    made = net(networks)
+    assert all(made[name].shape == (3, 3, *t.shape[1:]) for name, t in networks.items())
+    element = symmetry("siren").random(generator(1), None, (3,))
+    linear = rg.Symmetry(tuple(g.without("shift") for g in symmetry("siren").groups), symmetry("siren").shapes)
+    after = net(symmetry("siren").act(element, networks))
+    for k in range(3):
+        wanted = linear.act(element, {name: tensor[:, k] for name, tensor in made.items()})
+        assert far({name: tensor[:, k] for name, tensor in after.items()}, wanted) < EXACT
+
+
+def test_one_net_reads_several_architectures() -> None:
+    names = ("mlp_relu", "siren", "vit")
+    net = ws.Metanet(tuple(map(symmetry, names)), head=ws.Invariant(2), width=8, depth=2, generator=generator(0))
+    net = net.double().eval()
+    for name in names:
+        net.standardize(population(name))
+    for name in names:
+        networks = population(name)
+        moved = symmetry(name).act(symmetry(name).random(generator(1), net.parts, (3,)), networks)
+        assert net(networks).shape == (3, 2)
+        assert far(net(moved), net(networks)) < EXACT
+
+
+def mlp(*widths: int) -> tuple[rg.Symmetry, Params]:
+    """The symmetry of an MLP, and random networks."""
+    module = MLP(widths)
+    networks = {
+        name: torch.randn(3, *t.shape, generator=generator(4), dtype=torch.float64)
+        for name, t in module.state_dict().items()
+    }
+    return rg.discover(module, (torch.randn(2, widths[0]),)), networks
+
+
+def test_numbers_of_units_may_differ() -> None:
+    narrow, networks = mlp(4, 6, 6, 3)
+    wide, others = mlp(4, 10, 8, 3)
+    net = ws.Metanet(narrow, head=ws.Invariant(2), width=8, depth=2, generator=generator(0)).double().eval()
+    with pytest.raises(ValueError, match=r"net\.adapt"):
+        net(others)
+    net.adapt(wide)
+    assert net(others).shape == net(networks).shape
+    moved = wide.act(wide.random(generator(1), net.parts, (3,)), others)
+    assert far(net(moved), net(others)) < EXACT
+    with pytest.raises(ValueError, match="no parameters for networks of that symmetry"):
+        net.adapt(mlp(5, 6, 6, 3)[0])
+
+
+def test_wrong_inputs_get_a_sentence() -> None:
+    net = make("mlp_relu", "message_passing", ws.Invariant(2))
+    networks = population("mlp_relu")
+    with pytest.raises(ValueError, match="the networks lack"):
+        net({"other": torch.zeros(2, 3)})
+    with pytest.raises(ValueError, match="stack the networks"):
+        net(select(networks, 0))
+    with pytest.raises(ValueError, match="name them"):
+        ws.Metanet(symmetry("mlp_relu"), head=ws.Invariant(2), parts=("sign",))
+    with pytest.raises(ValueError, match="outputs"):
+        ws.Invariant(0)

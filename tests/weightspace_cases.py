@@ -1,0 +1,89 @@
+"""Architectures whose networks are read by networks: populations of each, and their symmetries."""
+
+from functools import cache
+
+import models
+import torch
+from torch import Tensor
+
+import regauge as rg
+from regauge.core.element import Element
+from regauge.core.params import Params
+from regauge.weightspace.layout import Layout
+
+NAMES = (
+    "mlp_relu",
+    "mlp_linear",
+    "siren",
+    "cnn_flatten",
+    "resnet20_batch_A",
+    "resnet20_group_B",
+    "lstm",
+    "grouped_conv",
+    "depthwise_conv",
+    "depthwise_multiplier",
+    "tied_autoencoder",
+    "concatenation",
+    "vit",
+    "hf_gpt2",
+    "hf_llama",
+    "hf_mixtral",
+)
+"""Of `models.CASES`."""
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@cache
+def symmetry(name: str) -> rg.Symmetry:
+    """The symmetry of a case."""
+    return _found(name)[0]
+
+
+def population(name: str, networks: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> Params:
+    """Random networks of a case, away from what initializations have in common."""
+    found, start = _found(name)
+    chance = generator(seed)
+    result: Params = {}
+    for key, tensor in start.items():
+        if not tensor.is_floating_point():
+            result[key] = tensor.expand(networks, *tensor.shape)
+            continue
+        noise = 0.3 * torch.randn(networks, *tensor.shape, generator=chance, dtype=torch.float64)
+        moved = tensor.double() + noise
+        result[key] = (moved.abs() + 0.1 if key.endswith("running_var") else moved).to(dtype)
+    for names in found.tied:
+        result.update({key: result[names[0]] for key in names if key in result})
+    return result
+
+
+@cache
+def _found(name: str) -> tuple[rg.Symmetry, Params]:
+    case = next(case for case in models.CASES if case.name == name)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = case.module().eval()
+        found = rg.discover(module, case.inputs(), case.kwargs(), outputs=case.outputs)
+    return found, {key: tensor.detach() for key, tensor in module.state_dict().items()}
+
+
+def move_units(layout: Layout, name: str, element: Element, values: Tensor) -> Tensor:
+    """Features of one set of units, `[models, *sizes, width]`, moved by the permutations of a batched element."""
+    units = layout.units[name]
+    models_, ndim = len(values), len(units.axes)
+
+    def along(axis: int, size: int) -> Tensor:
+        return torch.arange(size).reshape([-1 if k == axis else 1 for k in range(1 + ndim)])
+
+    index = [along(0, models_)]
+    for k, group in enumerate(units.axes):
+        perm = element[group].perm
+        if perm is None:
+            index.append(along(1 + k, units.sizes[k]))
+            continue
+        bases = [units.axes.index(base) for base in layout.symmetry[group].within]
+        key = (along(0, models_), *(along(1 + base, units.sizes[base]) for base in bases), along(1 + k, units.sizes[k]))
+        index.append(perm[key])
+    return values[tuple(index)]
