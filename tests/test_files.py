@@ -1,5 +1,6 @@
 """Networks on the disk: aligned and merged in memory or streamed, with one result."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -290,3 +291,38 @@ def test_systems_that_do_not_tell_their_memory(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delattr("os.sysconf")
     with pytest.raises(ValueError, match="does not tell how much memory it has"):
         MemoryLimit.of(None)
+
+
+@pytest.mark.parametrize("where", ["in memory", "streamed"])
+def test_what_could_not_be_taken_over_reaches_every_report(
+    where: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here an inner matrix that is singular within rounding, in one of the networks."""
+    if where == "streamed":
+        request.getfixturevalue("streamed")
+    symmetry = rg.Symmetry.from_axes({"up": ("h", None), "down": (None, "h")}, kinds={"h": "linear"})
+    generator, files = torch.Generator().manual_seed(0), []
+    for letter in "abc":
+        params = {"up": torch.randn(4, 6, generator=generator), "down": torch.randn(5, 4, generator=generator)}
+        if letter == "b":
+            params["up"][0] = params["up"][1] * (1 + 1e-4 * torch.arange(6))
+        files.append(str(save(params, tmp_path / f"{letter}.safetensors")))
+    (tmp_path / "symmetry.json").write_text(symmetry.bind(params).to_json())
+    told = "group 'h' was only rotated"
+    for method in (rg.WeightMatching(), rg.MergeMany(), rg.FrankWolfe(), rg.Sinkhorn(loss="l2")):
+        found = rg.align_many([load(file) for file in files], symmetry, method=method)
+        assert len(found.notes) == 1
+        assert told in found.report
+    common = ["--symmetry", str(tmp_path / "symmetry.json"), "--json", "-o"]
+    for command, count in (("align", 2), ("merge", 3)):
+        out = tmp_path / f"{command}.safetensors"
+        main([command, *files[:count], *common, str(out)])
+        report = json.loads(capsys.readouterr().out)
+        assert any(told in note for note in report["notes"])
+        if command == "merge":
+            assert any(told in note for note in report["record"]["notes"])
+            assert told in out.with_suffix(".md").read_text()
+    main(["merge", *files[1:], "--base", files[0], "--rule", "ties", *common, str(tmp_path / "ties.safetensors")])
+    assert told in (tmp_path / "ties.md").read_text()
+    found_alone = rg.align(files[0], files[2], symmetry, out=tmp_path / "alone.safetensors", memory="2GB")
+    assert not found_alone.notes

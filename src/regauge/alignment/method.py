@@ -48,6 +48,7 @@ class Method(ABC):
             history=[sum(column) for column in zip(*rows, strict=True)],
             is_converged=None if None in ends else all(ends),
             params=(dict(problem.networks[0]), *(one.params for one in found)),
+            notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
         )
 
     @property
@@ -82,6 +83,7 @@ class ManyMethod(Method):
             starts=found.starts,
             is_converged=found.is_converged,
             moved=batch_of_one(found.params[1]),
+            notes=found.notes,
         )
 
 
@@ -94,13 +96,14 @@ Start: TypeAlias = Element | Method | None
 """Where a method begins: at an element, at the result of a method, or (None) at the identity."""
 
 
-def start_of(start: Start, problem: Problem) -> Element:
-    """The element of each pair at which a method begins."""
+def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
+    """The element of each pair at which a method begins, and notes on what it leaves as it is."""
     if start is None:
-        return problem.symmetry.identity((problem.pairs,))
+        return problem.symmetry.identity((problem.pairs,)), ()
     if isinstance(start, Method):
-        return start.match(problem).element
-    return start if start.batch else start.expand(problem.pairs)
+        found = start.match(problem)
+        return found.element, found.notes
+    return (start if start.batch else start.expand(problem.pairs)), ()
 
 
 def are_alike(x: Element, y: Element) -> Tensor:
@@ -125,14 +128,23 @@ class Candidates:
         start: The first element of each pair to be offered, preferred to an identity that is as good.
         measure: What is maximized; the loss halfway between the networks with its sign turned unless given, which needs
             a task.
+        notes: Those of the start; the notes of later elements come with them.
 
     Attributes:
         initial: The objective at the identity, float64 `[pairs]`.
         objective: The best objective so far.
     """
 
-    def __init__(self, problem: Problem, start: Element | None = None, measure: Measure | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        start: Element | None = None,
+        measure: Measure | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
         self._problem = problem
+        self._notes = {0: notes}
+        self._kept = torch.zeros(problem.pairs, dtype=torch.int64)  # The number of the offer that each pair keeps.
         self._measure = (lambda params: -problem.midpoint_losses(params)) if measure is None else measure
         self._best = problem.symmetry.identity((problem.pairs,))
         self.initial = self.objective = self._measure(dict(problem.b))
@@ -143,10 +155,17 @@ class Candidates:
             self.objective = torch.maximum(self.initial, self._reached[0])
         self._history = [self.objective]
 
-    def offer(self, element: Element, params: Params | None = None) -> Tensor:
-        """Measure one element for each pair, which moves to `params`, and keep better ones; their objectives."""
+    def offer(self, element: Element, params: Params | None = None, notes: tuple[str, ...] | None = None) -> Tensor:
+        """Measure one element for each pair, which moves to `params`, and keep better ones; their objectives.
+
+        Its notes are those of the start unless given.
+        """
         reached = self._measure(self._problem.move(element) if params is None else params)
-        self._best = element.where(reached > self.objective, self._best)
+        is_better = reached > self.objective
+        self._best = element.where(is_better, self._best)
+        number = 0 if notes is None else len(self._notes)
+        self._notes[number] = self._notes[0] if notes is None else notes
+        self._kept = torch.where(is_better, number, self._kept)
         self.objective = torch.maximum(self.objective, reached)
         self._reached.append(reached)
         self._history.append(self.objective)
@@ -161,4 +180,5 @@ class Candidates:
             history=torch.stack(self._history),
             starts=torch.stack(self._reached) if self._reached else (),
             is_converged=is_converged,
+            notes=tuple(dict.fromkeys(note for k in set(self._kept.tolist()) for note in self._notes[k])),
         )

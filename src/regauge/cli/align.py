@@ -7,7 +7,7 @@ from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.cli.options import Align
 from regauge.cli.output import show_status, tell, tell_table, tell_written
-from regauge.cli.streaming import facts_of, method_of, read_job, show_memory, show_plan, show_work
+from regauge.cli.streaming import facts_of, method_of, notes_of, read_job, show_memory, show_plan, show_work
 from regauge.cli.tasks import matching_task
 from regauge.merging.assembly import Assembly, take_over
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
@@ -48,5 +48,5 @@ def run(options: Align) -> None:
         losses = (task.midpoint_loss(a.params, network) for network in (b.params, result.params))
         gains["loss halfway"] = (next(losses), next(losses))
     tell_table("gains", [{"": name, "before": x, "after": y} for name, (x, y) in gains.items()], digits=6)
-    tell(result.report, alignment=facts_of(result))
+    tell(result.report, alignment=facts_of(result), **notes_of(result))
     tell_written(options.output, alignment_path(options.output))

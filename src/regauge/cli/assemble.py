@@ -27,6 +27,7 @@ from regauge.merging.merge_record import MergeRecord, card_path
 from regauge.merging.need import Need
 from regauge.merging.recipe import Vocabulary
 from regauge.merging.rule import draw_seed
+from regauge.merging.streamed import report_of
 from regauge.merging.tokens import TokenPlan
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.form import Form
@@ -84,6 +85,7 @@ class _Ready:
     initial: float = 0.0
     objective: float = 0.0
     reports: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     spans: tuple[tuple[float, float], ...] = ()
 
 
@@ -211,6 +213,7 @@ def _align(
     elements: list[Element | None] = [None]
     distances = [(0.0, 0.0)]
     reports, initial, objective = [], 0.0, 0.0
+    notes: dict[str, None] = {}
     for k in range(1, len(labels)):
         result = streamed.match(k, staging, progress)
         spans = measure_distances(found.checkpoints[0], found.checkpoints[k], symmetry, result.element)
@@ -218,7 +221,8 @@ def _align(
         is_moved = need.is_there or request.align is True
         elements.append(result.element if is_moved else None)
         distances.append(spans if is_moved else (spans[0], spans[0]))
-        reports.append(need.explain(labels[k], labels[0]) if request.align == "auto" else f"{labels[k]}: {result}")
+        reports.append(need.explain(labels[k], labels[0]) if request.align == "auto" else report_of(result, labels[k]))
+        notes |= dict.fromkeys(result.notes if is_moved else ())
         initial, objective = initial + result.initial, objective + (result.objective if is_moved else result.initial)
     networks = found.checkpoints
     if request.layers and isinstance(networks[0], Converted):
@@ -228,7 +232,8 @@ def _align(
                 "models first, and say align: false in the recipe"
             )
         networks, symmetry = job.checkpoints, Symmetry(())
-    return staging, _Ready(networks, symmetry, tuple(elements), initial, objective, tuple(reports), tuple(distances))
+    told = (tuple(reports), tuple(notes), tuple(distances))
+    return staging, _Ready(networks, symmetry, tuple(elements), initial, objective, *told)
 
 
 def _record(request: Request, ready: _Ready, parts: Mapping[str, Part]) -> MergeRecord:
@@ -252,6 +257,7 @@ def _record(request: Request, ready: _Ready, parts: Mapping[str, Part]) -> Merge
         before=tuple(before for before, _ in spans),
         after=tuple(after for _, after in spans),
         reports=ready.reports,
+        notes=ready.notes,
     )
 
 

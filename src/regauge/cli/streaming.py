@@ -125,8 +125,13 @@ def tell_merged(record: MergeRecord, out: Path) -> None:
     """Tell what was merged, and where it is."""
     for line in record.reports:
         tell(line, alignments=[line])
-    tell(record.card, record=record)
+    tell(record.card, record=record, **notes_of(record))
     tell_written(out, card_path(out))
+
+
+def notes_of(told: rg.Result[Any] | MergeRecord) -> dict[str, list[str]]:
+    """What could not be taken over, for a report, if there is anything."""
+    return {"notes": list(told.notes)} if told.notes else {}
 
 
 def facts_of(result: rg.Result[Any]) -> dict[str, Any]:

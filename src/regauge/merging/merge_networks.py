@@ -159,6 +159,7 @@ def merge(
         objective=aligned.objective,
         before=tuple(distance(reference, network, buffers) for network in before),
         after=tuple(distance(reference, network, buffers) for network in after),
+        notes=aligned.notes,
     )
     if task is not None:
         record = replace(

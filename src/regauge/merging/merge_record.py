@@ -37,6 +37,7 @@ class MergeRecord:
         merged_metrics: Metrics of the result.
         unaligned_metrics: Metrics of the same mean without alignment; None for task vectors.
         reports: How each alignment went, where the networks were streamed from the disk.
+        notes: Sentences about what could not be taken over from the first network or the base.
         origin: Where the networks come from, in short: pairs of what and what it is.
     """
 
@@ -54,6 +55,7 @@ class MergeRecord:
     merged_metrics: Metrics | None = None
     unaligned_metrics: Metrics | None = None
     reports: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     origin: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -88,6 +90,8 @@ class MergeRecord:
             "",
             *markdown_table(["network", "weight", "distance before", "distance after", *names], table),
         ]
+        if self.notes:
+            lines += ["", *(f"- {note}" for note in self.notes)]
         if self.origin:
             lines += ["", *markdown_table(["where from", "SHA-256"], [list(fact) for fact in self.origin])]
         return "\n".join(lines) + "\n"

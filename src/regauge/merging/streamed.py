@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import cast
 
 from regauge.alignment.streamed.job import StreamedJob
+from regauge.alignment.streamed.match import StreamedResult
 from regauge.alignment.streamed.source import measure_distances
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
@@ -36,6 +37,11 @@ def plan_blend(
     )
     blend.check()
     return streamed.with_memory(blend.held(), f"combining {len(blend.networks)} networks by {rule}"), blend
+
+
+def report_of(found: StreamedResult, label: str) -> str:
+    """How the alignment of a network went."""
+    return "\n".join([f"{label}: {found.course[0]}", *found.course[1:]])
 
 
 def merge_job(
@@ -84,7 +90,8 @@ def merge_job(
             objective=sum(one.objective for one in found),
             before=tuple(before for before, _ in spans),
             after=tuple(after for _, after in spans),
-            reports=tuple(f"{other.label}: {one}" for one, other in zip(found, checkpoints[1:], strict=True)),
+            reports=tuple(report_of(one, other.label) for one, other in zip(found, checkpoints[1:], strict=True)),
+            notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
         )
         if staging.provenance is not None:
             record = replace(record, origin=staging.provenance.facts(progress))

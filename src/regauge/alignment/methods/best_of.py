@@ -34,5 +34,5 @@ class BestOf(Method):
         candidates = Candidates(problem)
         for method in self.methods:
             found = method.match(problem)
-            candidates.offer(found.element, found.params)
+            candidates.offer(found.element, found.params, found.notes)
         return candidates.result()

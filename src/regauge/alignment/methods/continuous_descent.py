@@ -78,8 +78,8 @@ class ContinuousDescent(Method):
         if self.loss == "random":
             chance = problem.require_generator("loss='random' takes the loss at random points of the line")
         params_a, params_b = problem.pair(0)
-        start = start_of(self.init, problem)
-        candidates = Candidates(problem, start)
+        start, notes = start_of(self.init, problem)
+        candidates = Candidates(problem, start, notes=notes)
         continuous = (group for group in symmetry.groups if group.matrix != "none" or group.scales)
         freedom = {group.name: _generators(group, symmetry) for group in continuous}
         if not freedom:

@@ -90,15 +90,15 @@ class Sinkhorn(Method):
             problem.require_task(self)
         if self.loss == "random":
             problem.require_generator("loss='random' takes the loss at random points of the line")
-        start = start_of(self.init, problem)
+        start, notes = start_of(self.init, problem)
         chunk = max(1, PROGRAM // max(1, sum(t[0].numel() for t in problem.b.values())))
         parts = [slice(first, first + chunk) for first in range(0, problem.pairs, chunk)]
-        return join([self._descend(problem[part], start.rows(part)) for part in parts])
+        return join([self._descend(problem[part], start.rows(part), notes) for part in parts])
 
-    def _descend(self, problem: Problem, start: Element) -> Results:
+    def _descend(self, problem: Problem, start: Element, notes: tuple[str, ...]) -> Results:
         params_a, params_b, symmetry, count = problem.a, problem.b, problem.symmetry, problem.pairs
         task = None if self.loss == "l2" else problem.task
-        candidates = Candidates(problem, start, self._measure(problem))
+        candidates = Candidates(problem, start, self._measure(problem), notes)
         at_start, is_converged = symmetry.act(start, params_b), torch.ones(count, dtype=torch.bool)
         (a, b) = _floats(params_a, at_start) if task is not None else compared([params_a, at_start], symmetry)
         action = RelaxedAction(symmetry, b, movable(symmetry))

@@ -67,8 +67,8 @@ class StraightThrough(Method):
     def _match_pair(self, problem: Problem) -> Results:
         task, symmetry = problem.require_task(self), problem.symmetry
         params_a, params_b = problem.pair(0)
-        start = start_of(self.init, problem)
-        candidates = Candidates(problem, start)
+        start, notes = start_of(self.init, problem)
+        candidates = Candidates(problem, start, notes=notes)
         start = last = start.item(0)
         a, b = compared([params_a, params_b], symmetry)
         is_converged = False

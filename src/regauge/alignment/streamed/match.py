@@ -36,10 +36,16 @@ class StreamedResult(Result[Params]):
 
     @property
     def report(self) -> str:
+        """How it went, what could not be taken over, and how fast the files were read."""
+        gained, *timings = self.course
+        return "\n".join([gained, *self.notes, *timings])
+
+    @property
+    def course(self) -> tuple[str, ...]:
         """How it went, and how fast the files were read."""
         moving = "" if self.is_converged else "; it was still moving when it stopped"
         gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {len(self.history)} sweeps{moving}"
-        return "\n".join([gained, *self.notes, *self.timings])
+        return (gained, *self.timings)
 
 
 def align_streamed(
