@@ -1,6 +1,7 @@
 """The laws of networks over networks: one battery over layers, heads and architectures."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import regauge as rg
 from regauge import weightspace as ws
 from regauge.core.params import Params, select
 from regauge.nets.mlp import MLP
+from regauge.storage.checkpoints.writing import save
 
 HEADS: dict[str, Callable[[], Any]] = {
     "invariant": lambda: ws.Invariant(3),
@@ -242,3 +244,23 @@ def test_wrong_inputs_get_a_sentence() -> None:
         ws.Metanet(symmetry("mlp_relu"), head=ws.Invariant(2), parts=("sign",))
     with pytest.raises(ValueError, match="outputs"):
         ws.Invariant(0)
+
+
+@EVERY_LAYER
+@pytest.mark.parametrize("head", list(HEADS))
+def test_a_net_is_the_same_after_it_was_saved(tmp_path: Path, layer: str, head: str) -> None:
+    net = make("vit", layer, HEADS[head](), values=ws.Fourier(2), depth=1).float()
+    path = ws.save_net(net, tmp_path / "net.safetensors", about={"target": "accuracy"})
+    again, about = ws.load_net(path)
+    networks = population("vit", dtype=torch.float32)
+    assert about == {"target": "accuracy"}
+    assert again.settings == net.settings
+    assert far(again(networks), net(networks)) == 0.0
+
+
+def test_files_that_are_no_nets_get_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no net"):
+        ws.load_net(tmp_path / "net.safetensors")
+    other = save({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="no net over networks"):
+        ws.load_net(other)

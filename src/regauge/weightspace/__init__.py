@@ -1,6 +1,7 @@
 """Networks that read and write the weights of networks."""
 
 from regauge.weightspace.encoder import Fourier, Scalars
+from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import HEADS, Equivariant, Invariant, UnitFeatures
 from regauge.weightspace.hypernetwork import HyperNetwork
 from regauge.weightspace.layers import LAYERS
@@ -23,5 +24,7 @@ __all__ = [
     "Scalars",
     "UnitFeatures",
     "compile_layout",
+    "load_net",
+    "save_net",
     "weight_rows",
 ]

@@ -60,6 +60,9 @@ class Fourier:
 
 Values = Scalars | Fourier
 
+VALUES: dict[str, type[Values]] = {"scalars": Scalars, "fourier": Fourier}
+"""Name on the command line to class."""
+
 
 class Encoder(nn.Module):
     """Block values to features, with maps of its own for every block.

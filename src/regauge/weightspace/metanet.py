@@ -41,6 +41,18 @@ class _Reader:
         return (population, None) if element is None else (self.layout.symmetry.act(element, population), element)
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What a net was made with, but for its symmetries; see `Metanet`."""
+
+    layer: Layer
+    head: Head
+    width: int
+    depth: int
+    values: Values
+    parts: tuple[str, ...]
+
+
 class Metanet(nn.Module):
     """A network that reads other networks, and respects their symmetry by construction.
 
@@ -91,18 +103,17 @@ class Metanet(nn.Module):
                 "permutations, so name them, and width and depth are at least 1"
             )
         layer = MessagePassing() if layer is None else layer
+        values = Scalars() if values is None else values
         symmetries = (symmetry,) if isinstance(symmetry, Symmetry) else tuple(symmetry)
         if not symmetries or (len(symmetries) > 1 and not layer.is_shared):
             raise ValueError(
                 f"{type(layer).__name__} has parameters for single tensors, so it reads one architecture, not "
                 f"{len(symmetries)}; choose a layer that is shared by all tensors, such as MessagePassing"
             )
-        self._wanted = wanted
+        self.settings = Settings(layer, head, width, depth, values, wanted)
         self._readers = [self._reader(one, k) for k, one in enumerate(symmetries)]
         layouts = [reader.layout for reader in self._readers]
-        self.head_settings, self.layer_settings = head, layer
         self.parts = tuple(part for part in wanted if not any(part in reader.frame.open for reader in self._readers))
-        values = Scalars() if values is None else values
         self.encoders = nn.ModuleList(Encoder(layout, width, values, generator) for layout in layouts)
         everything = frozenset({"units", "pairs", "network"})
         self.layers = nn.ModuleList(
@@ -119,6 +130,14 @@ class Metanet(nn.Module):
             self.register_buffer(f"sizes_{k}", torch.ones(len(layout.parameters)))
 
     @property
+    def symmetries(self) -> tuple[Symmetry, ...]:
+        """Of the architectures that the net has parameters for."""
+        return tuple(
+            {reader.number: reader.layout.symmetry for reader in reversed(self._readers)}[k]
+            for k in range(len(self.encoders))
+        )
+
+    @property
     def layout(self) -> Layout:
         """The layout of the first architecture."""
         return self._readers[0].layout
@@ -131,7 +150,7 @@ class Metanet(nn.Module):
         """
         made = self._reader(symmetry, 0)
         for reader in self._readers:
-            if reader.layout.key == made.layout.key and self.layer_settings.is_shared:
+            if reader.layout.key == made.layout.key and self.settings.layer.is_shared:
                 self._readers.append(self._reader(symmetry, reader.number))
                 return
         raise ValueError(
@@ -169,9 +188,8 @@ class Metanet(nn.Module):
         known = self.get_buffer(f"sizes_{reader.number}").tolist()
         sizes = dict(zip(reader.layout.parameters, known, strict=True))
         made = self.head(Read(features, reader.layout, reader.number, canonical, sizes))
-        if not isinstance(self.head_settings, Equivariant):
-            return made
-        return _complete(reader, population, made, element, self.head_settings.changes)
+        head = self.settings.head
+        return _complete(reader, population, made, element, head.changes) if isinstance(head, Equivariant) else made
 
     def features(self, population: Mapping[str, Tensor], *, layers: int | None = None) -> Features:
         """The features of networks after some layers, all unless given.
@@ -189,8 +207,10 @@ class Metanet(nn.Module):
         return features
 
     def _reader(self, symmetry: Symmetry, number: int) -> _Reader:
-        layout = compile_layout(symmetry, is_contracted="linear" in self._wanted)
-        return _Reader(layout, Frame.of(layout, tuple(part for part in self._wanted if part != "permutation")), number)
+        layout = compile_layout(symmetry, is_contracted="linear" in self.settings.parts)
+        return _Reader(
+            layout, Frame.of(layout, tuple(part for part in self.settings.parts if part != "permutation")), number
+        )
 
     def _find(self, population: Mapping[str, Tensor]) -> _Reader:
         for reader in self._readers:
