@@ -54,7 +54,7 @@ def read_job(
     tokenizer = options.tokenizer if isinstance(options, Align) else None
     united = bring_together(job.checkpoints, source, tokenizer=tokenizer, remedy=remedy)
     united.require_place(options.output)
-    job = replace(job, checkpoints=united.networks, files=united.files)
+    job = replace(job, checkpoints=united.networks, files={**job.files, **united.files})
     if job.is_streamed and options.data is not None:
         raise UsageError(f"--data runs the model and {job.needs_memory}")
     values: Values = "if small" if options.data is None else "always"

@@ -32,11 +32,12 @@ from regauge.storage.checkpoints.alignments import Alignment, alignment_path, sa
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike, require_same_kinds
 from regauge.storage.checkpoints.disk import require_space
 from regauge.storage.checkpoints.form import AS_STORED, Form
-from regauge.storage.checkpoints.formats.adapters import require_same_adapters
+from regauge.storage.checkpoints.formats.adapters import CONFIG
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.storage.checkpoints.names.from_transformers import name_by
 from regauge.storage.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.storage.checkpoints.outputs.staging import Staging, require_place
+from regauge.storage.checkpoints.padded import Padded, match_adapters
 from regauge.storage.checkpoints.writing import SUFFIX, Pieces, Shard, require_writable
 
 NO_OUTPUTS = (".bin", ".pt", ".pth", ".ckpt", ".json", ".gguf", ".onnx", ".npz", ".h5")
@@ -203,9 +204,14 @@ def open_job(
                 f"{adapters[0].label!r} is an adapter, and others are networks; name a network with its adapter as "
                 "BASE+ADAPTER, or give adapters of one base alone"
             )
-        require_same_adapters([one.path.parent for one in adapters], adapters)
-    path, limit = None if out is None else Path(out), MemoryLimit.of(memory)
-    return FileJob(checkpoints, number, path, beside, limit, resume, overwrite, provenance)
+        checkpoints = match_adapters(checkpoints, number)
+    path, limit, source = None if out is None else Path(out), MemoryLimit.of(memory), checkpoints[number]
+    files = {CONFIG: source.config} if isinstance(source, Padded) else {}
+    if files and path is not None and path.suffix == SUFFIX:
+        raise ValueError(
+            f"{source.label!r} gets other ranks, which its {CONFIG} has to say: give a folder as the output"
+        )
+    return FileJob(checkpoints, number, path, beside, limit, resume, overwrite, provenance, files)
 
 
 def open_call(

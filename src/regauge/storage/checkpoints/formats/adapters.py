@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -218,36 +218,39 @@ def read_config(folder: Path) -> AdapterConfig:
     return found
 
 
-def require_same_adapters(folders: Sequence[Path], params: Sequence[Mapping[str, Tensor]]) -> None:
-    """Raise unless adapters can be compared factor by factor: of the same modules, ranks, and factors of `B A`.
+class Factors(NamedTuple):
+    """The factors of one module of an adapter.
+
+    Attributes:
+        module: Its path, as the configuration speaks of it.
+        down: The name of A, `[rank, in, ...]`.
+        up: The name of B, `[out, rank, ...]`.
+        offsets: The name of what the factors add to the bias, if there is one.
+        rank: Their rank.
+        scale: The factor of `B A`.
+    """
+
+    module: str
+    down: str
+    up: str
+    offsets: tuple[str, ...]
+    rank: int
+    scale: float
+
+
+def read_factors(folder: Path, params: Mapping[str, Tensor]) -> dict[str, Factors]:
+    """The factors of an adapter by their modules.
 
     Raises:
-        ValueError: They cannot.
+        ValueError: The configuration or the factors cannot be read, or there are none.
     """
-    first, *others = [_scales(folder, own) for folder, own in zip(folders, params, strict=True)]
-    for folder, other in zip(folders[1:], others, strict=True):
-        only = sorted(first.keys() ^ other.keys())
-        if only:
-            raise ValueError(
-                f"the adapters {str(folders[0])!r} and {str(folder)!r} are of different modules: only one of them has "
-                f"{shorten(only)}; merge each into its base (BASE+ADAPTER) and combine the networks"
-            )
-        for module, (rank, scale) in first.items():
-            if (rank, scale) != other[module]:
-                what = (f"rank {rank}", f"rank {other[module][0]}")
-                if rank == other[module][0]:
-                    what = (f"scale {scale:g}", f"scale {other[module][1]:g}")
-                raise ValueError(
-                    f"{module!r} has {what[0]} in {str(folders[0])!r} and {what[1]} in {str(folder)!r}, so that the "
-                    "factors have no common coordinates; merge each into its base (BASE+ADAPTER) and combine the "
-                    "networks"
-                )
-
-
-def _scales(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[int, float]]:
-    config, pairs = read_config(folder), _pair_factors(params)
-    ranks = {module: params[a].shape[0] for module, (a, _) in pairs.items()}
-    return {module: (rank, config.scale(module.removeprefix(PREFIX), rank)) for module, rank in ranks.items()}
+    config, found = read_config(folder), {}
+    offsets = {one["module"]: name for name in params if (one := OFFSET.fullmatch(name))}
+    for module, (down, up) in _pair_factors(params).items():
+        rank, own = params[down].shape[0], module.removeprefix(PREFIX)
+        added = (offsets[module],) if module in offsets else ()
+        found[module] = Factors(own, down, up, added, rank, config.scale(own, rank))
+    return found
 
 
 def _pair_factors(params: Mapping[str, Tensor], *, is_needed: bool = True) -> dict[str, tuple[str, str]]:
