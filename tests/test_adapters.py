@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -291,30 +292,17 @@ def test_adapters_are_better_averaged_when_they_are_aligned(
     assert all(torch.allclose(back[name], tensor, rtol=1e-4, atol=1e-4) for name, tensor in load("b").items())
 
 
-@pytest.mark.parametrize(
-    ("other", "config", "message"),
-    [
-        (_linear("model.fc1", 8, 6, rank=2), {}, "has rank 3 in .* and rank 2 in"),
-        (_linear("model.fc1", 8, 6), {"lora_alpha": 1}, "has scale 2.33333 in .* and scale 0.333333 in"),
-        (_linear("model.square", 8, 8), {}, "are of different modules"),
-    ],
-)
 def test_adapters_without_common_coordinates_are_refused(
-    write: Callable[..., Path],
-    refused: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    other: dict[str, Tensor],
-    config: dict[str, Any],
-    message: str,
+    write: Callable[..., Path], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write("one", _linear("model.fc1", 8, 6))
-    write("two", other, **config)
+    write("other", _linear("model.square", 8, 8))
+    write("zero", _linear("model.fc1", 8, 6), lora_alpha=0)
     for command in ("align", "merge"):
-        text = refused(command, "one", "two", "-o", "out")
-        assert re.search(message, text)
-        assert "BASE+ADAPTER" in text
+        assert "are of different modules" in refused(command, "one", "other", "-o", "out")
+    assert "has scale 0 in 'zero'" in (said := refused("align", "one", "zero", "-o", "out"))
+    assert "BASE+ADAPTER" in said
     assert "name a network with its adapter as BASE+ADAPTER" in refused("align", "base.safetensors", "one", "-o", "out")
 
 
@@ -340,3 +328,131 @@ def test_networks_with_adapters_are_checkpoints_like_others(
     assert all(torch.allclose(after[name], tensor, atol=1e-5) for name, tensor in result.params.items())
     origin = Checkpoint.open("merged.safetensors").path.read_bytes()[:20000]
     assert b"adapter_model.safetensors" in origin
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two adapters of two modules: their ranks, and their configurations."""
+
+    ranks: tuple[dict[str, int], dict[str, int]]
+    configs: tuple[dict[str, Any], dict[str, Any]]
+
+
+PAIRS = {
+    "ranks": Pair(({"fc1": 2, "square": 2}, {"fc1": 4, "square": 4}), ({"r": 2}, {"r": 4})),
+    "scales": Pair(({"fc1": 3, "square": 3}, {"fc1": 3, "square": 3}), ({"lora_alpha": 5}, {"use_rslora": True})),
+    "patterns": Pair(
+        ({"fc1": 4, "square": 2}, {"fc1": 3, "square": 5}),
+        (
+            {"r": 2, "rank_pattern": {"fc.": 4}, "alpha_pattern": {"square": 3}},
+            {"r": 3, "rank_pattern": {"model.square": 5}, "use_rslora": True},
+        ),
+    ),
+}
+SIDES = {"fc1": (8, 6), "square": (8, 8)}
+
+
+def _named(pattern: dict[str, Any], module: str, otherwise: Any) -> Any:
+    """A setting of a module as PEFT finds it."""
+    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), otherwise)
+
+
+def _changes(folder: Path) -> dict[str, Tensor]:
+    """What an adapter changes of each module, by its configuration; ranks must be those that it names."""
+    config, tensors, found = json.loads((folder / "adapter_config.json").read_text()), load(folder), {}
+    for module in SIDES:
+        down, up = (tensors[f"{PREFIX}model.{module}.lora_{factor}.weight"].double() for factor in "AB")
+        rank = _named(config.get("rank_pattern") or {}, f"model.{module}", config["r"])
+        alpha = _named(config.get("alpha_pattern") or {}, f"model.{module}", config["lora_alpha"])
+        assert (len(down), up.shape[1]) == (rank, rank)
+        found[module] = alpha / (rank**0.5 if config.get("use_rslora") else rank) * up @ down
+    bias = f"{PREFIX}model.fc1.lora_B.bias"
+    rank, alpha = (config.get(key) for key in ("r", "lora_alpha"))
+    rank = _named(config.get("rank_pattern") or {}, "model.fc1", rank)
+    alpha = _named(config.get("alpha_pattern") or {}, "model.fc1", alpha)
+    return found | {"bias": alpha / (rank**0.5 if config.get("use_rslora") else rank) * tensors[bias].double()}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_adapters_of_different_ranks_are_aligned(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Each keeps its function, under the larger rank, which its configuration names."""
+    monkeypatch.chdir(tmp_path)
+    pair = PAIRS[name]
+    for folder, ranks, config, seed in zip("ab", pair.ranks, pair.configs, (1, 2), strict=True):
+        tensors: dict[str, Tensor] = {f"{PREFIX}model.fc1.lora_B.bias": torch.ones(8) * seed}
+        for module, rank in ranks.items():
+            tensors |= _linear(f"model.{module}", *SIDES[module], seed, rank)
+        write(folder, tensors, **({"lora_alpha": 8} | config))
+    largest = {module: max(ranks[module] for ranks in pair.ranks) for module in SIDES}
+    for first, second in ("ab", "ba"):
+        main(["align", first, second, "-o", f"{second}-aligned"])
+        before, after = _changes(Path(second)), _changes(Path(f"{second}-aligned"))
+        for module, change in before.items():
+            torch.testing.assert_close(after[module], change, rtol=1e-5, atol=1e-5)
+        for module, rank in largest.items():
+            assert len(load(f"{second}-aligned")[f"{PREFIX}model.{module}.lora_A.weight"]) == rank
+    assert Checkpoint.open("base.safetensors+b-aligned")["model.fc1.weight"].shape == (8, 6)
+
+
+def test_an_adapter_is_found_in_one_of_a_larger_rank(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The mean of an adapter and itself, under a larger rank and moved, is that adapter."""
+    monkeypatch.chdir(tmp_path)
+    generator, small, large = torch.Generator().manual_seed(4), dict[str, Tensor](), dict[str, Tensor]()
+    for module, (out, inner) in SIDES.items():
+        pair = _linear(f"model.{module}", out, inner, 3, 2)
+        small |= pair
+        mixed, (down, up) = _randn(generator, 4, 4) + torch.eye(4), pair
+        rows, columns = torch.cat([pair[down], torch.zeros(2, inner)]), torch.cat([pair[up], torch.zeros(out, 2)], 1)
+        large |= {down: mixed @ rows, up: columns @ torch.linalg.inv(mixed)}
+    for folder, tensors, rank in (("a", small, 2), ("b", large, 4)):
+        tensors[f"{PREFIX}model.fc1.lora_B.bias"] = torch.ones(8)
+        write(folder, tensors, r=rank, lora_alpha=2 * rank)
+    for first, second in ("ab", "ba"):
+        main(["merge", first, second, "-o", f"{first}{second}"])
+        one, two, found = (_changes(Path(folder)) for folder in (first, second, f"{first}{second}"))
+        for module in SIDES:
+            error = (found[module] - (one[module] + two[module]) / 2).norm() / one[module].norm()
+            assert float(error) < 1e-5
+    with pytest.raises(SystemExit):
+        main(["align", "b", "a", "-o", "file.safetensors"])
+    assert not Path("file.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["mixtral", "vit", "llava", "modernbert"])
+def test_adapters_have_the_names_of_modules(write: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    """Files of these families have other names than the modules that adapters are trained on."""
+    pytest.importorskip("transformers")
+    from folder_cases import CASES
+
+    model = CASES[name].save(tmp_path / "network", 0)
+    state = model.state_dict()
+    linear = [n for n, one in model.named_modules() if isinstance(one, torch.nn.Linear) and "head" not in n]
+    chosen = linear[1:4]
+    tensors: dict[str, Tensor] = {}
+    for module in chosen:
+        tensors |= _linear(module, *state[f"{module}.weight"].shape)
+    folder = write("adapter", tensors)
+    changed = Checkpoint.open(f"{tmp_path / 'network'}+{folder}")
+    assert changed.keys() == load(tmp_path / "network").keys()
+    for module in chosen:
+        state[f"{module}.weight"] += (ALPHA / RANK * _product(tensors, module)).float()
+    model.save_pretrained(tmp_path / "expected")
+    expected = load(tmp_path / "expected")
+    for key, tensor in expected.items():
+        torch.testing.assert_close(changed[key], tensor, rtol=1e-5, atol=1e-5)
+    assert sum(not torch.equal(tensor, load(tmp_path / "network")[key]) for key, tensor in expected.items()) == 3
+
+
+def test_a_head_that_is_the_embedding_is_not_changed_alone(write: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from folder_cases import CASES
+
+    model = CASES["llama tied"].save(tmp_path / "network", 0)
+    out, inner = model.lm_head.weight.shape
+    folder = write("adapter", _linear("lm_head", out, inner))
+    with pytest.raises(ValueError, match=r"'lm_head\.weight', which is also the embedding of its base"):
+        Checkpoint.open(f"{tmp_path / 'network'}+{folder}")

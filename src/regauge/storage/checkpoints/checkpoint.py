@@ -17,13 +17,20 @@ from torch import Tensor
 from regauge.core.params import Params, work_dtype
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.form import AS_STORED, Form
-from regauge.storage.checkpoints.formats.adapters import CONFIG, is_adapter, read_changes, require_untied
+from regauge.storage.checkpoints.formats.adapters import (
+    CONFIG,
+    find_tied,
+    is_adapter,
+    place_changes,
+    read_changes,
+)
 from regauge.storage.checkpoints.formats.adapters import FILES as ADAPTER_FILES
 from regauge.storage.checkpoints.formats.changes import Change
 from regauge.storage.checkpoints.formats.headers import PROVENANCE, StoredTensor, read_header
 from regauge.storage.checkpoints.formats.location import locate, shards_of, split_sum
 from regauge.storage.checkpoints.formats.quantized import GGUF, refusal, require_unquantized
 from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
+from regauge.storage.checkpoints.names.adapted import changes_of_files, require_untied
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, round_to, save
 from regauge.storage.plain_files import read_json, require_plain
 
@@ -292,8 +299,13 @@ class Checkpoint(Mapping[str, Tensor]):
     def _changed_by(self, folder: Path) -> "Checkpoint":
         """The network with the changes of an adapter, which are computed when tensors are read."""
         with Checkpoint.open(folder) as adapter:
-            changes = read_changes(folder, adapter.params, {name: one.shape for name, one in self.stored.items()})
-        require_untied(self.path.parent, folder, {name: self.stored[name].shape for name in changes})
+            trained = read_changes(folder, adapter.params)
+        placed = place_changes(folder, trained, {name: one.shape for name, one in self.stored.items()})
+        tied = find_tied(self.path.parent, {name: self.stored[name].shape for name in placed or ()})
+        changes: Mapping[str, tuple[Change, ...]] = placed or {}
+        if placed is None or tied:
+            require_untied(self, folder, tied)
+            changes = changes_of_files(self, folder, trained) if placed is None else placed
         result = copy(self)
         result.label, result._files = f"{self.label}+{folder}", {}
         result._adapters = (*self._adapters, folder / CONFIG, *adapter.metadata)

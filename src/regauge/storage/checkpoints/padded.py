@@ -102,8 +102,8 @@ def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpo
     """
     every = [_factors(one) for one in adapters]
     first, scaled = every[0], every[number]
-    for one, own in zip(adapters[1:], every[1:], strict=True):
-        only = sorted(first.keys() ^ own.keys())
+    for one, factors in zip(adapters[1:], every[1:], strict=True):
+        only = sorted(first.keys() ^ factors.keys())
         if only:
             raise ValueError(
                 f"the adapters {adapters[0].label!r} and {one.label!r} are of different modules: only one of them has "
@@ -120,9 +120,9 @@ def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpo
         wanted[module] = own._replace(rank=rank)
     return tuple(
         one
-        if all((own[m].rank, own[m].scale) == (wanted[m].rank, wanted[m].scale) for m in wanted)
+        if all((factors[m].rank, factors[m].scale) == (wanted[m].rank, wanted[m].scale) for m in wanted)
         else Padded(one, wanted, _describe(one.path.parent, wanted) if one is adapters[number] else None)
-        for one, own in zip(adapters, every, strict=True)
+        for one, factors in zip(adapters, every, strict=True)
     )
 
 

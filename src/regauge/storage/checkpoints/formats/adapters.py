@@ -12,7 +12,7 @@ References:
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.formats.changes import Added, Change, LowRank, Replaced
+from regauge.storage.checkpoints.formats.changes import Added, LowRank, Replaced, Trained
 from regauge.storage.checkpoints.formats.state_dicts import shorten
 
 CONFIG = "adapter_config.json"
@@ -36,6 +36,10 @@ ORIGINAL = ".original_module."
 """In the names of values that others take the place of."""
 HEADED = re.compile("LM|ConditionalGeneration|PreTraining")
 """Architectures with a head over the tokens."""
+TIED = (
+    "the adapter {!r} changes {!r}, which is also {} of its base (tie_word_embeddings), and not {}: no network with "
+    "tied embeddings computes that; untie them first"
+)
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to initialize factors that leave the network as it was."""
 MERGEABLE = {"use_rslora", "use_dora"}
@@ -73,26 +77,22 @@ def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
     return Symmetry(tuple(groups), shapes)
 
 
-def read_changes(
-    folder: Path, params: Mapping[str, Tensor], expected: Mapping[str, Sequence[int]]
-) -> dict[str, tuple[Change, ...]]:
-    """What an adapter changes of the network with the tensors `expected`, one after the other, by their names.
+def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[Trained, ...]]:
+    """What an adapter changes, one after the other, by the names that tensors have for it.
 
     Args:
         folder: The adapter's folder, for its configuration.
         params: The adapter's tensors.
-        expected: The shapes of the network's tensors.
 
     Raises:
-        ValueError: The adapter is of another kind, its configuration or tensors cannot be read, or it is of a network
-            with other tensors.
+        ValueError: The adapter is of another kind, or its configuration or tensors cannot be read.
     """
     config, pairs = read_config(folder), _pair_factors(params, is_needed=False)
     magnitudes = {found["module"]: name for name in params if (found := MAGNITUDE.fullmatch(name))}
     known = set(magnitudes.values()).union(*pairs.values())
-    changes: dict[str, tuple[Change, ...]] = {}
+    changes: dict[str, tuple[Trained, ...]] = {}
 
-    def add(name: str, change: Change) -> None:
+    def add(name: str, change: Trained) -> None:
         changes[name] = (*changes.get(name, ()), change)
 
     offsets = {name: found["module"] for name in params if (found := OFFSET.fullmatch(name))}
@@ -111,40 +111,58 @@ def read_changes(
         add(f"{module.removeprefix(PREFIX)}.bias", Added(params[name], scale))
     if not changes:
         raise ValueError(f"the adapter {str(folder)!r} holds no tensors; save it again")
+    return changes
+
+
+def place_changes(
+    folder: Path, changes: Mapping[str, tuple[Trained, ...]], expected: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[Trained, ...]] | None:
+    """Changes by the names of a network with tensors of these shapes; None if it lacks some of them.
+
+    Raises:
+        ValueError: A tensor has another shape.
+    """
     start = _find_prefix(changes, expected)
-    absent = [start + name for name in changes if start + name not in expected]
-    if absent:
-        raise ValueError(
-            f"the adapter {str(folder)!r} changes {shorten(absent)}, which its base lacks; give the base that it was "
-            "trained on"
-        )
+    if any(start + name not in expected for name in changes):
+        return None
     return {
         start + name: tuple(_fit(one, start + name, tuple(expected[start + name]), folder) for one in own)
         for name, own in changes.items()
     }
 
 
-def require_untied(base: Path, folder: Path, changed: Mapping[str, Sequence[int]]) -> None:
-    """Raise if an adapter changes the embedding of a base alone, whose head is the same tensor.
+def find_tied(base: Path, changed: Mapping[str, Sequence[int]]) -> list[str]:
+    """Tensors, by names and shapes, that have as many rows as a base has tokens, if its head is its embedding."""
+    sizes = _tied_sizes(base)
+    return [name for name, shape in changed.items() if len(shape) == 2 and shape[0] in sizes]
 
-    Raises:
-        ValueError: It does: the sum is no network of this architecture.
-    """
+
+def refuse_absent(
+    base: Path, folder: Path, changes: Mapping[str, tuple[Trained, ...]], known: Container[str]
+) -> ValueError:
+    """An error that a base lacks what an adapter changes."""
+    absent, sizes = [name for name in changes if name not in known], _tied_sizes(base)
+    for name in absent:
+        if any(isinstance(one, LowRank) and {len(one.up), one.down.shape[1]} & sizes for one in changes[name]):
+            return ValueError(TIED.format(str(folder), name, "the embedding", "the embedding"))
+    return ValueError(
+        f"the adapter {str(folder)!r} changes {shorten(absent or [*changes])}, which its base lacks; give the base "
+        "that it was trained on"
+    )
+
+
+def _tied_sizes(base: Path) -> set[int]:
+    """The numbers of tokens of a base with one tensor for embedding and head; none if they are two, or not known."""
     try:
         config = json.loads((base / "config.json").read_text(encoding="utf-8"))
         is_tied = config.get("tie_word_embeddings") and any(map(HEADED.search, config.get("architectures") or ()))
         sizes = {part.get("vocab_size") for part in (config, config.get("text_config") or {})}
     except (OSError, ValueError, AttributeError, TypeError):
-        return
-    shared = [name for name, shape in changed.items() if is_tied and len(shape) == 2 and shape[0] in sizes]
-    if shared:
-        raise ValueError(
-            f"the adapter {str(folder)!r} changes {shared[0]!r}, which is also the head of its base "
-            "(tie_word_embeddings), and not the head: no network with tied embeddings computes that; untie them first"
-        )
+        return set()
+    return {size for size in sizes if isinstance(size, int)} if is_tied else set()
 
 
-def _fit(change: Change, name: str, shape: tuple[int, ...], folder: Path) -> Change:
+def _fit(change: Trained, name: str, shape: tuple[int, ...], folder: Path) -> Trained:
     """A change of a tensor of a shape, or an error that it is one of another shape."""
     if isinstance(change, Replaced | Added):
         is_fitting = change.value.shape == shape

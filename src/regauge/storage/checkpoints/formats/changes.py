@@ -67,4 +67,18 @@ class Replaced:
         return part.to(work_dtype(self.value.dtype), copy=True)
 
 
-Change = LowRank | Added | Replaced
+@dataclass(frozen=True)
+class Rearranged:
+    """The change of a tensor whose entries belong to others that are changed: `make` gives all of it."""
+
+    make: Callable[[], Tensor]
+
+    def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
+        """The changed tensor, or a range of its first axis."""
+        value = self.make()
+        return value if rows is None else value[rows[0] : rows[1]].clone()
+
+
+Trained = LowRank | Added | Replaced
+"""What adapters hold."""
+Change = Trained | Rearranged
