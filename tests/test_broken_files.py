@@ -185,6 +185,7 @@ def _changed(change: Callable[[dict[str, object]], object]) -> bytes:
         lambda d: d["groups"][0]["placements"][0].update(parameter="nobody"),
         lambda d: d["groups"][0]["placements"][0].update(repeats=3),
         lambda d: d["groups"].append(d["groups"][0]),
+        lambda d: d["groups"].append({**d["groups"][0], "name": "again"}),
         lambda d: d.update(shapes={"up": [4, -3], "down": [2, 4]}),
         lambda d: d.update(shapes={}),
         lambda d: d.update(tied=3),
@@ -357,6 +358,35 @@ def test_data(data: str, sentence: str, command: str, folder: Path, refused: Cal
     out = {"line": [], "plane": ["-o", "out.svg"]}.get(command, ["-o", "out.safetensors"])
     pair = ["a.safetensors", "b.safetensors"]
     assert sentence in refused(command, *networks, *pair, "--model", "net.py:model", "--data", data, *out)
+
+
+@pytest.mark.parametrize(
+    ("out", "sentence"),
+    [
+        ("x.alignment.safetensors", "is the name of an alignment"),
+        (".", "is no name of a new file or folder"),
+        ("..", "is no name of a new file or folder"),
+        ("a.safetensors/x", "does not exist; create it first"),
+        ("folder.safetensors", "is a folder, but a file is written"),
+    ],
+)
+@pytest.mark.parametrize("command", ["align", "merge", "canonicalize"])
+def test_names_of_no_output(command: str, out: str, sentence: str, folder: Path, refused: Callable[..., str]) -> None:
+    (folder / "folder.safetensors").mkdir()
+    checkpoints = ["a.safetensors", "b.safetensors"][: 1 if command == "canonicalize" else 2]
+    assert sentence in refused(command, *checkpoints, "--symmetry", "s.json", "-o", out, "--overwrite")
+
+
+@pytest.mark.parametrize("stream", ["full", "closed"])
+def test_a_standard_output_that_takes_nothing(stream: str, folder: Path) -> None:
+    if stream == "full" and not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    where = ">/dev/full" if stream == "full" else ">&-"
+    command = f"{sys.executable} -m regauge {' '.join(ALIGN)} {where}"
+    found = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=folder)
+    assert found.returncode == (2 if stream == "full" else 0)
+    assert ("the standard output, or a file, cannot be used" in found.stderr) == (stream == "full")
+    assert Path("out.safetensors").exists()
 
 
 def test_a_refused_import_leaves_no_store(folder: Path, refused: Callable[..., str]) -> None:

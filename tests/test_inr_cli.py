@@ -114,6 +114,7 @@ def test_what_cannot_be_fitted(folder: Path, refused: Callable[..., str]) -> Non
     assert "leave it out" in refused("inr", "fit", "gray.png", *out, "--signal", "signed")
     assert "no inside" in refused("inr", "fit", "cloud.npz", *out, "--signal", "signed")
     assert "must be positive" in refused("inr", "fit", "cloud.npz", *out[:-1], "0")
+    assert "the fit diverged" in refused("inr", "fit", "gray.png", *out[:-1], "1", "--lr", "1e38")
     assert "exists already" in refused("inr", "fit", "cloud.npz", "-o", "a.safetensors", *SMALL)
     assert not (folder / "x.safetensors").exists()
 
@@ -173,6 +174,7 @@ def test_orbit(folder: Path, capsys: pytest.CaptureFixture[str], refused: Callab
         own = {name: tensor[k] for name, tensor in many.items()}
         assert not torch.equal(own["layers.0.weight"], params["layers.0.weight"])
         torch.testing.assert_close(outputs(own, inr), outputs(params, inr), rtol=0, atol=1e-4)
+    assert "has no scale" in refused("inr", "orbit", "a.safetensors", "-o", "none", "--parts", "sign", "scale")
     main(["inr", "orbit", "a.safetensors", "-o", "noisy", "--count", "2", "--parts", "sign", "--noise", "0.1"])
     assert Store.open("noisy").about["parts"] == "sign"
     assert "count and reach must be at least 1" in refused("inr", "orbit", "a.safetensors", "-o", "x", "--count", "0")

@@ -621,6 +621,7 @@ def test_one_file_for_each_network(tmp_path: Path) -> None:
         EXPORTERS["safetensors"](store, tmp_path / "out", [0], progress=told)
     with pytest.raises(ValueError, match="same id and step"):
         EXPORTERS["safetensors"](store, tmp_path / "twice", [0, 0], progress=told)
+    assert not (tmp_path / "twice").exists()
 
 
 def test_one_array_for_all_networks(tmp_path: Path) -> None:

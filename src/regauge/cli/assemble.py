@@ -37,8 +37,8 @@ from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size
 from regauge.storage.checkpoints.names.converted import Converted
 from regauge.storage.checkpoints.names.from_transformers import expected_of, name_for
 from regauge.storage.checkpoints.outputs.provenance import Provenance
-from regauge.storage.checkpoints.outputs.staging import Staging, require_place
-from regauge.storage.checkpoints.writing import SUFFIX, Shard, require_writable, save_text
+from regauge.storage.checkpoints.outputs.staging import Staging
+from regauge.storage.checkpoints.writing import SUFFIX, Shard, save_text
 
 Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]
 """From the networks, the names of the model in their order, those of running statistics and tied ones to the parts."""
@@ -113,9 +113,7 @@ def assemble(options: Merge, request: Request) -> None:
     )
     assert job is not None
     if not options.dry_run:
-        require_place(options.output, overwrite=overwrite)
-        if options.output.suffix == SUFFIX and not resume:
-            require_writable(card_path(options.output), overwrite=overwrite, suffixes=(".md",))
+        job.require_name()
     places = [one.path.parent for one in job.checkpoints]
     config = Configuration(places[0]) if request.vocabulary or request.layers else None
     beside: dict[str, bytes | None] = dict(request.files)

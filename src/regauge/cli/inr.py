@@ -1,6 +1,7 @@
 """`regauge inr`: networks that are signals."""
 
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,8 +51,10 @@ def fit_signal(options: InrFit) -> None:
         samples = signal_samples(signal, inr, Queries(), generator=generator)
     with show_progress(is_transient=True) as progress:
         fitted = fit(inr, samples, config, start=start, generator=generator, progress=progress)
-    save_inr(fitted.params, inr, options.output, overwrite=options.overwrite)
     found = mean_loss(inr, fitted.params, samples, config)
+    if not math.isfinite(found):
+        raise UsageError(f"the fit diverged, its loss is {found}: give a lower --lr than {options.lr:g}")
+    save_inr(fitted.params, inr, options.output, overwrite=options.overwrite)
     floor = f", of which {entropy_floor(samples.labels):.6g} are in the labels" if inr.is_distance else ""
     print(f"loss on all {len(samples):,} samples: {found:.6g}{floor}")
     print(f"written: {options.output}: {inr.kind} {'-'.join(map(str, inr.widths))}, {inr.signal}")

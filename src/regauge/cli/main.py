@@ -41,7 +41,8 @@ def main(args: Sequence[str] | None = None) -> None:
         as_json = getattr(getattr(options, "command", options), "json", False)
         with output.report(name, as_json=as_json):
             command.run(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may be closed
+            sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
@@ -130,4 +131,6 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         names = [repr(os.fspath(name)) for name in (error.filename, error.filename2) if name is not None]
         text = f"{' -> '.join(names)} cannot be used: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"the standard output, or a file, cannot be used: {error.strerror[:1].lower()}{error.strerror[1:]}"
     return " ".join(text.split()) or type(error).__name__

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -153,7 +154,7 @@ def require_device(options: ZooTrain) -> None:
         if not options.on.startswith("tcp://"):
             torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = re.split(r"\n|[.:] ", str(error))[0]
         raise UsageError(f"--device {options.device!r} cannot be used here ({reason}); say cpu") from error
     if device.type == "meta":
         raise UsageError("--device meta has no values, so nothing can be trained there; say cpu or cuda")

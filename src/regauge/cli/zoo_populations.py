@@ -131,6 +131,8 @@ def draw(options: ZooMap) -> None:
     store, chosen, params = networks_of(options)
     if options.color is not None and options.color not in store.rows.names:
         raise UsageError(f"the networks have no column {options.color!r}; there are {', '.join(store.rows.names)}")
+    if not 1 <= options.clusters <= len(chosen):
+        raise UsageError(f"--clusters is {options.clusters}, but {len(chosen)} networks are drawn")
     matrix_of = Matrices(options, store, chosen)
     distances = distances_of(options, store, params, matrix_of)
     shown, member = flat_map(distances), clusters(distances, options.clusters)

@@ -5,8 +5,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import permutations
 from typing import Any
 
+import torch
+
+from regauge.core.act import covered
 from regauge.core.groups import Frozen, Group, Placement
 from regauge.core.typed_json import require_fields
 
@@ -95,6 +99,7 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
             for place in group.placements:
                 require_fields(vars(place), Placement, f"a placement of group {group.name!r}")
                 _require_place(group, place, shapes)
+        _require_apart(groups, shapes)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a group or placement of this symmetry is malformed: {error}") from error
     return groups, document
@@ -109,6 +114,27 @@ def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[in
     is_apart = place.stride > 0 or (place.stride == 0 and group.size == 1)
     if place.start < 0 or group.size < 0 or not is_apart or any(size < 1 for size, _ in place.repeats):
         raise ValueError(f"group {group.name!r} has a negative size, or no place for its units on {place.parameter!r}")
+
+
+def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a ValueError unless groups that move one axis do so independently: none changes the units of another."""
+    moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
+    for group in groups:
+        if group.size and (group.is_permuted or group.matrix != "none"):
+            for place in group.placements:
+                moving.setdefault((place.parameter, place.axis), []).append((group, place))
+    for (parameter, axis), several in moving.items():
+        shape = shapes[parameter]
+        found = [covered(*one, shape) for one in several] if len(several) > 1 else []
+        for (one, (positions, _)), (other, (there, units)) in permutations(zip(several, found, strict=False), 2):
+            owner = torch.full((shape[axis],), -1)
+            owner[there] = units
+            blocks = owner[positions].reshape(one[0].size, -1)
+            if not torch.equal(blocks, blocks[:1].expand_as(blocks)):
+                raise ValueError(
+                    f"groups {one[0].name!r} and {other[0].name!r} both move axis {axis} of {parameter!r}, and not "
+                    "independently of one another"
+                )
 
 
 def read_versioned(text: str, form: str, version: int) -> dict[str, Any]:

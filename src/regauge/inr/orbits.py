@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regauge.alignment import Method, align_pairs
 from regauge.connect.line import Curve
-from regauge.core.element import Element
+from regauge.core.element import FIELD_OF_PART, Element
 from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -89,6 +89,10 @@ def orbit(
         )
     symmetry = symmetry.bind(params)
     element = symmetry.random(generator, parts, (count,))
+    fields = {name for value in element.values() for name, _ in value.items()}
+    lacking = [part for part in parts or () if FIELD_OF_PART[part] not in fields]
+    if lacking:
+        raise ValueError(f"the symmetry of this network has no {', '.join(lacking)}, so no copy would move by it")
     if reach > 1 and (parts is None or "shift" in parts):
         element = _draw_shifts(element, reach, generator)
     originals = {name: _add_noise(tensor, count, noise, generator) for name, tensor in params.items()}

@@ -28,6 +28,7 @@ from regauge.core.products import library
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
+from regauge.storage.checkpoints.alignments import SUFFIX as ALIGNMENT
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike, require_same_kinds
 from regauge.storage.checkpoints.disk import require_space
@@ -127,12 +128,19 @@ class FileJob:
             OSError: The disk has no room for it.
             ValueError: Another process is writing it, or it is another kind of file than `.safetensors`.
         """
+        self.require_name()
+        if self.out is not None:
+            require_space(self.out, sum(shard.nbytes for shard in self.shards))
+
+    def require_name(self) -> None:
+        """The same, without a look at the room on the disk."""
         if self.out is None:
             return
         if self.out.suffix in NO_OUTPUTS:
             raise ValueError(f"the output {str(self.out)!r} must end in {SUFFIX}, or be the name of a folder")
+        if self.out.name.endswith(ALIGNMENT):
+            raise ValueError(f"the output {str(self.out)!r} is the name of an alignment; leave {ALIGNMENT} out")
         require_place(self.out, overwrite=self.overwrite)
-        require_space(self.out, sum(shard.nbytes for shard in self.shards))
         if self.beside is not None and not self.resume and self.out.suffix == SUFFIX:
             beside = self.beside(self.out)
             require_writable(beside, overwrite=self.overwrite, suffixes=(beside.suffix,))

@@ -200,7 +200,9 @@ def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, 
         raise ValueError(f"the output {str(path)!r} must end in {' or '.join(suffixes)}")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} of the output does not exist; create it first")
-    if path.is_dir() or (path.exists() and not overwrite):
+    if path.is_dir():
+        raise FileExistsError(f"the output {str(path)!r} is a folder, but a file is written; choose another name")
+    if path.exists() and not overwrite:
         raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or say --overwrite")
     remove_leftovers(path)
 

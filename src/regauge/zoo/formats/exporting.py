@@ -32,11 +32,11 @@ def export_safetensors(
     Raises:
         ValueError: Two networks have the same id and step.
     """
-    folder = _create(folder)
     chosen = np.asarray(indices, np.int64)
     keys = set(zip(*(store.rows[name][chosen].tolist() for name in ("id", "step")), strict=True))
     if len(keys) < len(chosen):
         raise ValueError("two networks have the same id and step, so their files would have the same name")
+    folder = _create(folder)
     for params, rows in _blocks(store, indices, progress):
         for k, row in enumerate(rows):
             save(select(params, k), folder / f"{row['id']}-{row['step']}.safetensors", metadata={ROW: json.dumps(row)})

@@ -207,7 +207,9 @@ class Staging:
 
 
 def partial_of(out: Path) -> Path:
-    """Where an output is made: the folder `OUT.partial` beside it."""
+    """Where an output is made: the folder `OUT.partial` beside it; a ValueError says that there is no name for it."""
+    if out.name in ("", ".."):
+        raise ValueError(f"the output {str(out)!r} is no name of a new file or folder; give one")
     return out.with_name(out.name + PARTIAL)
 
 
