@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regauge.core.element import Element, Value
 from regauge.core.families import connected
 from regauge.core.matrices import Matrices, balanced_matrices
-from regauge.core.scales import Direction, Logs, Squares, descend, directions, jump, normalize, normalizers, squares_of
+from regauge.core.params import Params
+from regauge.core.scales import Direction, Logs, Squares, descend, directions, jump, normalize, normalizers
 from regauge.core.symmetry import Symmetry
 
 TOLERANCE = {torch.float64: 1e-12}
@@ -21,6 +23,8 @@ PATIENCE = 300
 """Sweeps after which matrices that still move are given up."""
 LARGEST = 30.0
 """Where the logarithm of a factor is beyond this, the sum of squares has no minimum."""
+JOINED = 1 << 20
+"""Up to this many values networks are balanced together, as fast as one alone."""
 MEMORY = 6
 """Sweeps that an extrapolation looks back on."""
 
@@ -94,7 +98,29 @@ def balance_alike(
     Networks may be populations, which are compared one by one.
     """
     symmetry = symmetry.bind(networks[0])
-    return agree(len(networks), lambda k, rigid: balance_but(networks[k], symmetry, buffers, rigid))
+    joined = _join(networks, symmetry)
+    if joined is None:
+        return agree(len(networks), lambda k, rigid: balance_but(networks[k], symmetry, buffers, rigid))
+    count = len(networks)
+
+    def balance_joined(_: int, rigid: Mapping[str, Tensor]) -> Balance:
+        found = balance_but(joined, symmetry, buffers, {name: flags.repeat(count) for name, flags in rigid.items()})
+        return replace(found, rigid={n: flags.reshape(count, -1).any(0) for n, flags in found.rigid.items()})
+
+    (found,) = agree(1, balance_joined)
+    return [replace(found, element=found.element.first(k)) for k in range(count)]
+
+
+def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Params | None:
+    """Small networks, or populations, as one population; None where that gains nothing or they are not alike."""
+    names = [name for name in symmetry.sites if name not in symmetry.buffers]
+    if len(networks) < 2 or sum(params[name].numel() for params in networks for name in names) > JOINED:
+        return None
+    first, *others = networks
+    kinds = [(params[name].shape, params[name].dtype, params[name].device) for params in others for name in names]
+    if kinds != [(t.shape, t.dtype, t.device) for t in (first[name] for name in names)] * len(others):
+        return None
+    return {name: torch.stack([params[name] for params in networks]) for name in names}
 
 
 def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -> list[Balance]:
@@ -117,7 +143,7 @@ def balance_but(
     params: Mapping[str, Tensor], symmetry: Symmetry, buffers: Buffers, rigid: Mapping[str, Tensor]
 ) -> Balance:
     """`balance` of a network or a population by a symmetry with every size known, but for some matrices."""
-    leads = (tuple(params[n].shape[: params[n].ndim - len(symmetry.shapes[n])]) for n in symmetry.sites)
+    leads = (tuple(t.shape[: t.ndim - len(symmetry.shapes[n])]) for n, t in params.items() if n in symmetry.sites)
     lead: tuple[int, ...] = next(leads, ())
     element = symmetry.identity(lead)
     scaled, linear = directions(symmetry, buffers), balanced_matrices(symmetry)
@@ -125,31 +151,27 @@ def balance_but(
         return Balance(element, {})
     names = {place.name for direction in scaled for place in direction.places}.union(*linear.values())
     tensors = {name: params[name] for name in symmetry.sites if name in names}
-    squares = Squares({n: squares_of(tensor, symmetry.sites[n], len(lead)) for n, tensor in tensors.items()}, {})
-    for place in (place for direction in scaled for place in direction.places):
-        tensor, fields = squares.tensors[place.name], squares.fields.setdefault(place.name, {})
-        lengths = (len(tensor), *(tensor.shape[1 + axis] for axis in place.axes))
-        fields.setdefault(place.axes, torch.zeros(lengths, dtype=torch.float64))
-    if not all(bool(tensor.sum().isfinite()) for tensor in squares.tensors.values()):
+    batch = torch.Size(lead).numel()
+    flat = {name: tensor.reshape(batch, *symmetry.shapes[name]) for name, tensor in tensors.items()}
+    squares = Squares(flat, (place for direction in scaled for place in direction.places))
+    if not squares.is_finite:
         raise ValueError("the squares of the parameters are not finite, so no scales balance them")
     tolerance = max(TOLERANCE.get(tensor.dtype, 1e-7) for tensor in tensors.values())
-    batch = torch.Size(lead).numel()
-    flat = {name: tensors[name].reshape(batch, *symmetry.shapes[name]) for names in linear.values() for name in names}
     matrices = Matrices(symmetry, flat, rigid) if linear else None
     logs = _minimize(scaled, squares, batch, tolerance, matrices)
-    if buffers == "move" and not all(bool((found.abs() <= LARGEST).all()) for found in logs):
+    if buffers == "move" and not all(bool((np.abs(found) <= LARGEST).all()) for found in logs):
         # Filters between normalizations whose gains are buffers, too, have no finite minimum.
         return balance_but(params, symmetry, "keep", rigid)
-    filters = normalizers(symmetry) if buffers == "move" else []
+    filters = normalizers(symmetry) if buffers == "move" else ()
     logs += [normalize(direction, squares, batch) for direction in filters]
-    scaled += filters
+    scaled = (*scaled, *filters)
     sizes = {group.name: group.size for group in symmetry.groups}
     for group in symmetry.groups:
         own = [(d.weights, t) for d, t in zip(scaled, logs, strict=True) if d.group == group.name]
         if own:
             shape = (*lead, *(sizes[base] for base in group.within), group.size)
             rows = torch.stack([torch.tensor(weights, dtype=torch.float64) for weights, _ in own])
-            steps = torch.stack([t.reshape(shape) for _, t in own], dim=-2)
+            steps = torch.stack([torch.from_numpy(t).reshape(shape) for _, t in own], dim=-2)
             scale = (rows.T @ steps).exp()
             element = element.replace(group.name, replace(element[group.name], scale=scale))
     if matrices is None:
@@ -178,43 +200,44 @@ def _minimize(
     (Anderson's acceleration); it is taken back when the next sweep steps further than the last one did. Matrices are
     at their best for the factors of now, so that they take no part in it.
     """
-    counts = [direction.count for direction in directions]
-    logs = torch.zeros(batch, sum(counts), dtype=torch.float64)
+    ends = np.cumsum([direction.count for direction in directions])
+    logs = np.zeros((batch, int(ends[-1]) if len(ends) else 0))
     visited: list[tuple[Logs, Logs]] = []  # Points after a sweep, and the steps that led there.
-    leap = torch.zeros_like(logs)
+    leap = np.zeros_like(logs)
     for sweep in range(MAX_SWEEPS):
         if matrices is not None and sweep == PATIENCE:
             matrices.give_up(tolerance)
         turned = 0.0 if matrices is None else matrices.step(squares)
         steps = [descend(direction, squares, batch) for direction in directions]
-        step = torch.cat(steps, dim=1) if steps else logs
-        length = float(step.abs().max()) if step.numel() else 0.0
+        step = np.concatenate(steps, axis=1) if steps else logs
+        length = float(np.abs(step).max(initial=0.0))
         logs = logs + leap + step
         if max(length, turned) <= tolerance:
             break
         if not directions:
             continue
-        if visited and length > float(visited[-1][1].abs().max()):
+        if visited and length > float(np.abs(visited[-1][1]).max()):
             back, visited = visited[-1][0] - logs, []
-            jump(directions, squares, torch.split(back, counts, dim=1))
-            logs, leap = logs + back, torch.zeros_like(logs)
+            jump(directions, squares, np.split(back, ends[:-1], axis=1))
+            logs, leap = logs + back, np.zeros_like(logs)
             continue
         visited = [*visited[-MEMORY:], (logs, step)]
         leap = _extrapolate(visited) - logs
-        jump(directions, squares, torch.split(leap, counts, dim=1))
-    return list(torch.split(logs, counts, dim=1))
+        jump(directions, squares, np.split(leap, ends[:-1], axis=1))
+    return np.split(logs, ends[:-1], axis=1) if directions else []
 
 
 def _extrapolate(visited: Sequence[tuple[Logs, Logs]]) -> Logs:
     """The affine combination of the points whose steps cancel best, by least squares."""
-    points = torch.stack([point for point, _ in visited], dim=-1)
-    steps = torch.stack([step for _, step in visited], dim=-1)
+    points, steps = (np.stack(rows, axis=1) for rows in zip(*visited, strict=True))  # [batch, sweep, unit]
+    last = points[:, -1]
     if len(visited) == 1:
-        return points[..., -1]
-    moves = steps.diff(dim=-1)
-    gram = moves.mT @ moves
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
-    ridge = torch.where(trace > 0, 1e-12 * trace, 1.0) * torch.eye(gram.shape[-1]).double()
-    # Not `torch.linalg.lstsq`, whose last bits depend on where its workspace lies in memory.
-    mix: Tensor = torch.linalg.solve(gram + ridge, moves.mT @ steps[..., -1:])
-    return points[..., -1] - (points.diff(dim=-1) @ mix).squeeze(-1)
+        return last
+    moves = np.diff(steps, axis=1)
+    gram = moves @ moves.swapaxes(1, 2)
+    trace = np.trace(gram, axis1=1, axis2=2)[:, None, None]
+    ridge = np.where(trace > 0, 1e-12 * trace, 1.0) * np.eye(gram.shape[-1])
+    # Not by least squares of LAPACK, whose last bits depend on where its workspace lies in memory.
+    mix = np.linalg.solve(gram + ridge, moves @ steps[:, -1, :, None])
+    found: Logs = last - (mix.swapaxes(1, 2) @ np.diff(points, axis=1))[:, 0]
+    return found

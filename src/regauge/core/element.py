@@ -98,6 +98,10 @@ class Element(Mapping[str, Value]):
             raise ValueError(f"element has batch shape {self.batch}; give one index per axis, not {index}")
         return self.map(lambda tensor: tensor[index], ())
 
+    def first(self, index: int) -> "Element":
+        """What has this index along the first axis of a batch."""
+        return self.map(lambda tensor: tensor[index], self.batch[1:])
+
     def rows(self, rows: Tensor | slice) -> "Element":
         """Select elements along the first axis of a batch, by indices, a mask or a slice."""
         count = len(torch.arange(self.batch[0])[rows])

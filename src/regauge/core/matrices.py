@@ -12,7 +12,8 @@ from regauge.core.act import Site
 from regauge.core.element import Element, Value
 from regauge.core.families import unit_values
 from regauge.core.groups import Group
-from regauge.core.scales import Squares, squares_of
+from regauge.core.remembered import remembered
+from regauge.core.scales import Squares
 from regauge.core.symmetry import Symmetry
 
 ZERO = {torch.float64: 1e-13}
@@ -169,7 +170,7 @@ class Matrices:
         sites = {name: list(local) for name, local in own.sites.items()}
         self._tensors |= _act.act((own.group,), sites, element, tensors, ndims)
         for name in own.sites:
-            squares.tensors[name] = squares_of(self._tensors[name], self._symmetry.sites[name], 1)
+            squares.put(name, self._tensors[name])
 
     def _grams(self, own: _Own, squares: Squares) -> tuple[Gram, Gram]:
         bases = tuple(self._symmetry[base].size for base in own.group.within)
@@ -197,6 +198,7 @@ def root_of(product: Gram) -> Gram:
     return root
 
 
+@remembered
 def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
     """The compared parameters on which each group of invertible matrices acts."""
     return {

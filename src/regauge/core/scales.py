@@ -1,21 +1,26 @@
 """Positive scales of a network balanced: squares of its parameters, and steps that make their sum smaller."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import lcm
 from typing import Literal
 
+import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64, Int64
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regauge.core.act import Site
 from regauge.core.groups import Group
+from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
-Logs = Float64[Tensor, "batch _"]
+Array = NDArray[np.float64]
+Logs = Float64[np.ndarray, "batch _"]
 """Logarithms of factors for the units of one direction, or of all."""
+TINY = np.finfo(np.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -35,51 +40,105 @@ class Place:
     index: Int64[Tensor, "*others position"]
     is_plain: bool
 
-    def weights(self, squares: "Squares", count: int) -> Float64[Tensor, "batch unit"]:
+    def weights(self, squares: "Squares", count: int) -> Float64[np.ndarray, "batch unit"]:
         """The squares that each unit owns, moved and summed."""
         sums = squares.sum_over(self.name, self.axes)
         if self.is_plain:
             return sums
-        sums = sums.index_select(-1, self.positions).flatten(1)
-        return torch.zeros(len(sums), count, dtype=sums.dtype).index_add_(1, self.index.flatten(), sums)
+        owned = torch.from_numpy(sums).index_select(-1, self.positions).flatten(1)
+        return torch.zeros(len(sums), count, dtype=owned.dtype).index_add_(1, self.index.flatten(), owned).numpy()
 
-    def move(self, squares: "Squares", step: Float64[Tensor, "batch unit"]) -> None:
+    def move(self, squares: "Squares", step: Float64[np.ndarray, "batch unit"]) -> None:
         """Move the squares by a step of every unit."""
         field = squares.fields[self.name][self.axes]
         if self.is_plain:
             field += self.exponent * step
         else:
-            field[..., self.positions] += self.exponent * step[:, self.index]
+            field[..., self.positions.numpy()] += self.exponent * step[:, self.index.numpy()]
+        squares.factors[self.name][self.axes] = np.exp(field)
 
 
-@dataclass(frozen=True)
 class Squares:
     """Squares of the compared parameters, `[batch, *shape]`, summed over axes that nothing scales.
 
-    For each tensor and each tuple of its axes `fields` has the logarithms of their factors, `[batch, *lengths]`.
+    They are arrays of NumPy, whose operations on few values cost a fraction of torch's.
+
+    Args:
+        params: The parameters, `[batch, *shape]`.
+        places: Where factors act.
+
+    Attributes:
+        fields: For each tensor and each tuple of its axes the logarithms of its factors, `[batch, *lengths]`.
+        factors: The factors.
     """
 
-    tensors: dict[str, Float64[Tensor, "batch *shape"]]
-    fields: dict[str, dict[tuple[int, ...], Float64[Tensor, "batch *lengths"]]]
+    def __init__(self, params: Mapping[str, Tensor], places: Iterable[Place]) -> None:
+        self.fields: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in params}
+        self.factors: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in params}
+        for place in places:
+            shape = params[place.name].shape
+            lengths = (shape[0], *(shape[1 + axis] for axis in place.axes))
+            self.fields[place.name].setdefault(place.axes, np.zeros(lengths))
+            self.factors[place.name].setdefault(place.axes, np.ones(lengths))
+        self._tensors: dict[str, Array] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], tuple[Array, tuple[int, ...] | None] | None] = {}
+        for name, tensor in params.items():
+            self.put(name, tensor)
 
-    def sum_over(self, name: str, axes: tuple[int, ...]) -> Float64[Tensor, "batch *lengths"]:
+    @property
+    def is_finite(self) -> bool:
+        """Whether all squares are finite numbers."""
+        return all(bool(np.isfinite(tensor.sum())) for tensor in self._tensors.values())
+
+    def put(self, name: str, tensor: Float[Tensor, "batch *shape"]) -> None:
+        """Take the squares of a tensor as they are before its factors."""
+        work, fields = torch.promote_types(tensor.dtype, torch.float32), self.fields[name]
+        squares = tensor.detach().to(device="cpu", dtype=work).square()
+        used = {axis for axes in fields for axis in axes}
+        free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in used)
+        squares = squares.sum(free, keepdim=True, dtype=torch.float64) if free else squares.double()
+        self._tensors[name] = squares.numpy()
+        for axes in fields:
+            self._views[name, axes] = self._view(name, axes)
+
+    def sum_over(self, name: str, axes: tuple[int, ...]) -> Float64[np.ndarray, "batch *lengths"]:
         """The moved squares of a tensor summed over all axes but these."""
-        tensor = self.tensors[name]
-        operands: list[Tensor | list[int]] = [tensor, list(range(tensor.ndim))]
-        for others, field in self.fields[name].items():
-            if others != axes:
-                operands += [field.exp(), [0, *(1 + axis for axis in others)]]
-        sums: Tensor = torch.einsum(*operands, [0, *(1 + axis for axis in axes)])
-        return sums * self.fields[name][axes].exp()
+        view, factors = self._views[name, axes], self.factors[name]
+        if view is None:
+            return self._sum_over_any(name, axes) * factors[axes]
+        squares, other = view
+        if other is not None:
+            squares = np.matmul(squares, factors[other][..., None])[..., 0]
+        return squares * factors[axes]
 
     def scale(self, name: str, tensor: Float64[Tensor, "batch *shape"]) -> Float64[Tensor, "batch *shape"]:
         """A tensor times the roots of the factors of its squares."""
         for axes, field in self.fields.get(name, {}).items():
             order = sorted(range(len(axes)), key=lambda k: axes[k])
             lengths = [tensor.shape[1 + axis] if axis in axes else 1 for axis in range(tensor.ndim - 1)]
-            factor = field.permute(0, *(1 + k for k in order)).reshape(len(field), *lengths)
+            factor = torch.from_numpy(field).permute(0, *(1 + k for k in order)).reshape(len(field), *lengths)
             tensor = tensor * (factor / 2).exp()
         return tensor
+
+    def _view(self, name: str, axes: tuple[int, ...]) -> tuple[Array, tuple[int, ...] | None] | None:
+        """The squares as a vector for each network, or a matrix with the axes of the only other factor last."""
+        tensor, others = self._tensors[name], [other for other in self.fields[name] if other != axes]
+        if any(len(each) > 1 for each in (axes, *others)) or len(others) > 1:
+            return None
+        if not others:
+            return tensor.reshape(len(tensor), -1), None
+        (other,) = others
+        matrix = tensor.reshape(len(tensor), *(tensor.shape[1 + axis] for axis in sorted((*axes, *other))))
+        return (matrix if axes < other else matrix.swapaxes(1, 2)), other
+
+    def _sum_over_any(self, name: str, axes: tuple[int, ...]) -> Array:
+        tensor = torch.from_numpy(self._tensors[name])
+        operands: list[Tensor | list[int]] = [tensor, list(range(tensor.ndim))]
+        for others, factor in self.factors[name].items():
+            if others != axes:
+                operands += [torch.from_numpy(factor), [0, *(1 + axis for axis in others)]]
+        sums: Tensor = torch.einsum(*operands, [0, *(1 + axis for axis in axes)])
+        return sums.numpy()
 
 
 @dataclass(frozen=True)
@@ -96,7 +155,8 @@ class Direction:
     own: tuple[Place, ...] = ()
 
 
-def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> list[Direction]:
+@remembered
+def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Direction, ...]:
     """The families of every group, or the combinations of them that keep the buffers."""
     result = []
     for group in symmetry.groups:
@@ -105,10 +165,11 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> list[Dir
             sites = _sites_moved(symmetry, group, weights)
             if sites:
                 result.append(_direction(symmetry, group, weights, sites))
-    return result
+    return tuple(result)
 
 
-def normalizers(symmetry: Symmetry) -> list[Direction]:
+@remembered
+def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
     """The combinations of families that move buffers, on the values that nothing else scales.
 
     These are the filters before batch normalization, for each layer its own. See `normalize`.
@@ -123,7 +184,7 @@ def normalizers(symmetry: Symmetry) -> list[Direction]:
             if own:
                 own_places = _direction(symmetry, group, weights, own).places
                 result.append(replace(_direction(symmetry, group, weights, sites), own=own_places))
-    return result
+    return tuple(result)
 
 
 def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
@@ -158,26 +219,16 @@ def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int
     return Place(name, 2.0 * exponent, shared, site.axes, site.positions, index, is_plain)
 
 
-def squares_of(tensor: Tensor, sites: Sequence[Site], lead: int) -> Float64[Tensor, "batch *shape"]:
-    """Squares, summed over the axes on which no group acts."""
-    work = torch.promote_types(tensor.dtype, torch.float32)
-    squares = tensor.detach().to(device="cpu", dtype=work).square()
-    squares = squares.reshape(torch.Size(tensor.shape[:lead]).numel(), *tensor.shape[lead:])
-    used = {axis for site in sites for axis in site.axes}
-    free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in used)
-    return squares.sum(free, keepdim=True, dtype=torch.float64) if free else squares.double()
-
-
 def descend(direction: Direction, squares: Squares, batch: int) -> Logs:
     """Take the step of one direction."""
-    step = _step(direction, squares, batch)
+    step = _step(direction, direction.places, squares, batch)
     jump([direction], squares, [step])
     return step
 
 
 def normalize(direction: Direction, squares: Squares, batch: int) -> Logs:
     """Give the values of a normalizer that it alone moves norm one, up to a constant."""
-    step = _step(replace(direction, places=direction.own), squares, batch)
+    step = _step(direction, direction.own, squares, batch)
     jump([direction], squares, [step])
     return step
 
@@ -188,7 +239,7 @@ def jump(directions: Sequence[Direction], squares: Squares, steps: Sequence[Logs
             place.move(squares, step)
 
 
-def _step(direction: Direction, squares: Squares, batch: int) -> Logs:
+def _step(direction: Direction, places: Sequence[Place], squares: Squares, batch: int) -> Logs:
     """The change of the logarithm of each unit's factor.
 
     With weights W and exponents e the slope of `sum W exp(e t)` vanishes where the logarithms of its rising and
@@ -196,21 +247,21 @@ def _step(direction: Direction, squares: Squares, batch: int) -> Logs:
     exponent, so that dividing by these never goes too far, and goes all the way where there is one of each.
     An entry that moves along d axes is bounded by the mean of d entries with d times the exponent.
     """
-    slopes = {1: torch.zeros(batch, direction.count, dtype=torch.float64)}
-    slopes[-1] = slopes[1].clone()
+    slopes = {side: np.zeros((batch, direction.count)) for side in (1, -1)}
     steepest = {1: 0.0, -1: 0.0}
-    for place in direction.places:
-        side = 1 if place.exponent > 0 else -1
-        steepest[side] = max(steepest[side], abs(place.exponent) * place.shared)
-        slopes[side] += abs(place.exponent) * place.weights(squares, direction.count)
+    for place in places:
+        side, size = (1, place.exponent) if place.exponent > 0 else (-1, -place.exponent)
+        steepest[side] = max(steepest[side], size * place.shared)
+        slopes[side] += size * place.weights(squares, direction.count)
     up, down = slopes[1] > 0, slopes[-1] > 0
-    difference = slopes[-1].clamp_min(torch.finfo(torch.float64).tiny).log()
-    difference -= slopes[1].clamp_min(torch.finfo(torch.float64).tiny).log()
-    step = difference / (steepest[1] + steepest[-1])
-    alone = {side: (slopes[side] / 2).clamp_min(torch.finfo(torch.float64).tiny).log() for side in (1, -1)}
-    step = torch.where(up & ~down, -alone[1] / (steepest[1] or 1.0), step)
-    step = torch.where(down & ~up, alone[-1] / (steepest[-1] or 1.0), step)
-    return torch.where(up | down, step, 0.0)
+    logs = {side: np.log(np.maximum(slope, TINY)) for side, slope in slopes.items()}
+    step = (logs[-1] - logs[1]) / (steepest[1] + steepest[-1])
+    if up.all() and down.all():
+        return step
+    alone = {side: np.log(np.maximum(slope / 2, TINY)) for side, slope in slopes.items()}
+    step = np.where(up & ~down, -alone[1] / (steepest[1] or 1.0), step)
+    step = np.where(down & ~up, alone[-1] / (steepest[-1] or 1.0), step)
+    return np.where(up | down, step, 0.0)
 
 
 def _null_space(rows: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:

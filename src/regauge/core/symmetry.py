@@ -1,7 +1,7 @@
 """A symmetry: the groups of a model, where they act, and the operations on their elements."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -193,6 +193,14 @@ class Symmetry:
     def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params:
         sites = {name: local for name, local in self.sites.items() if name in params}
         return _act.act(self.groups, sites, element, params, {name: len(self.shapes[name]) for name in sites})
+
+    @cached_property
+    def memory(self) -> dict[Hashable, Any]:
+        """What was computed from this symmetry alone; see `regauge.core.remembered`."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def sites(self) -> dict[str, list[_act.Site]]:
