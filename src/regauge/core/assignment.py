@@ -1,6 +1,7 @@
 """Exact linear assignment: which source each target takes, so that the summed profit is largest."""
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -87,12 +88,11 @@ def assign_many(
     count, n = profits.shape[:2]
     columns = torch.arange(n).expand(count, n) if current is None else current
     if n < WARM_SIZE and count == 1:
-        found = torch.from_numpy(_scipy(-profits[0].cpu().numpy())).unsqueeze(0)
-        best, kept = (
-            profits.gather(2, c.to(profits.device).unsqueeze(2)).sum(dtype=torch.float64).item()
-            for c in (found, columns)
-        )
-        return Assignments(found if best - kept > (0.0 if slack is None else slack.item()) else columns, None)
+        values, targets = profits[0].cpu().numpy(), np.arange(n)
+        found = _scipy(-values)
+        best, kept = (values[targets, c].sum(dtype=np.float64) for c in (found, columns[0].numpy()))
+        is_better = best - kept > (0.0 if slack is None else slack.item())
+        return Assignments(torch.from_numpy(found).unsqueeze(0) if is_better else columns, None)
     start = profits.new_zeros(count, n) if potentials is None else potentials.to(profits)
     reduced = torch.neg(profits) if potentials is None else torch.neg(profits).sub_(start.unsqueeze(1))
     reduced -= reduced.amin(2, keepdim=True)
@@ -129,7 +129,7 @@ def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor)
 
 
 def _require_finite(profits: Tensor, which: str) -> None:
-    if not bool(profits.sum().isfinite()) and not bool(profits.isfinite().all()):
+    if not math.isfinite(profits.sum()) and not bool(profits.isfinite().all()):
         raise ValueError(
             f"{int((~profits.isfinite()).sum())} of {profits.numel()} profits of {which} are NaN or Inf; "
             "the weights or activations that they were computed from are not finite, or overflowed"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache, reduce
 from itertools import product
 
 import torch
@@ -187,11 +188,10 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
     """For every pair of units the largest profit over sign patterns and shifts."""
     if group.shifts:
-        return _enumerate(group, cost)[0]
+        return _best_profits(group, cost)
     if not group.signs:
         return cost.matrices[()]
-    keys = list(cost.matrices)
-    return SignCode(keys).best([cost.matrices[key] for key in keys])
+    return SignCode.of(*cost.matrices).best(list(cost.matrices.values()))
 
 
 def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, "*lead"]]:
@@ -203,16 +203,22 @@ def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, 
         return Value(sign=sign, shift=steps.squeeze(-1).movedim(0, -2).cpu()), best.squeeze(-1).sum(-1).cpu()
     if not group.signs:
         return Value(), cost.matrices[()].squeeze(-1).sum(-1).cpu()
-    keys = list(cost.matrices)
-    code, matrices = SignCode(keys), [cost.matrices[key] for key in keys]
+    code, matrices = SignCode.of(*cost.matrices), list(cost.matrices.values())
     best = code.best(matrices).squeeze(-1).sum(-1).cpu()
     return Value(sign=code.signs(matrices, group.signs).squeeze(-1).movedim(0, -2).cpu()), best
+
+
+def _best_profits(group: Group, cost: Cost) -> Tensor:
+    """The best profit over all sign patterns and shifts of each pair alone."""
+    like = next(iter(cost.matrices.values()))
+    parts = torch.split(_patterns(group.signs + group.shifts), max(1, PORTION // max(1, like.numel())))
+    return reduce(torch.maximum, (_by_shift(group, cost, part.to(like.device))[0].amax(0) for part in parts))
 
 
 def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
     """Best profit over all sign patterns and shifts of each pair, its bits and its shifts `[families, ..., n, m]`."""
     like = next(iter(cost.matrices.values()))
-    patterns = torch.tensor(list(product((0, 1), repeat=group.signs + group.shifts)))
+    patterns = _patterns(group.signs + group.shifts)
     portion = max(1, PORTION // max(1, like.numel()))
     found = [_best_of(group, cost, part.to(like.device)) for part in torch.split(patterns, portion)]
     best, chosen, steps = found[0]
@@ -224,7 +230,14 @@ def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The best of some patterns for each pair: its profit, its number, and its shifts `[families, ..., n, m]`.
+    """The best of some patterns for each pair: its profit, its number, and its shifts `[families, ..., n, m]`."""
+    total, steps = _by_shift(group, cost, patterns)
+    best, chosen = total.max(0)
+    return best, chosen, torch.stack([k.gather(0, chosen.unsqueeze(0)).squeeze(0) for k in steps])
+
+
+def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The profit of each pattern with its best shifts, `[pattern, ...]`, and these shifts for each family.
 
     Given a pattern, the best shift of each parity is a rounded number. That is exact where no place is moved by two
     families; else the families are improved in turns.
@@ -253,16 +266,21 @@ def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor
     for s, difference in places:
         moved = sum(amount * steps[f] for f, amount in enumerate(s.amounts) if amount)
         total = total + moved * (difference - (s.count / 2) * moved)
-    best, chosen = total.max(0)
-    return best, chosen, torch.stack([k.gather(0, chosen.unsqueeze(0)).squeeze(0) for k in steps])
+    return total, steps
 
 
 def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
     """Sum terms with the signs of their characters, for every pattern of signs and parities, `[pattern, ...]`."""
-    tensors = torch.stack(list(terms.values()))
-    odd = (torch.tensor(list(terms), device=patterns.device) @ patterns.T) % 2
-    total: Tensor = torch.tensordot((1 - 2 * odd).T.to(tensors), tensors, 1)
-    return total
+    tensors = torch.stack(list(terms.values())).flatten(1)
+    odd = (patterns @ torch.tensor(list(terms), device=patterns.device).T) % 2
+    total = (1 - 2 * odd).to(tensors) @ tensors
+    return total.reshape(-1, *next(iter(terms.values())).shape)
+
+
+@cache
+def _patterns(bits: int) -> Int64[Tensor, "pattern bit"]:
+    """All rows of zeros and ones."""
+    return torch.tensor(list(product((0, 1), repeat=bits)), dtype=torch.int64).reshape(-1, bits)
 
 
 def _picked(cost: Cost, perm: Int64[Tensor, "*lead target"]) -> Cost:

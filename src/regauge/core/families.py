@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 
 import torch
 from jaxtyping import Int, Num
@@ -32,6 +32,12 @@ class Family:
     members: tuple[Group, ...]
     fixed: tuple[Group, ...]
     sites: Sites
+
+    @cached_property
+    def own_sites(self) -> dict[str, list[Site]]:
+        """Where the groups that the family chooses act."""
+        names = {group.name for group in self.members}
+        return {name: [s for s in local if s.group.name in names] for name, local in self.sites.items()}
 
     @property
     def is_nested(self) -> bool:

@@ -8,7 +8,7 @@ independent of all others over GF(2) contribute `|c_chi|`; the others fall into 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, reduce
 from itertools import product
 
 import torch
@@ -28,21 +28,25 @@ class _Component:
 
 
 class SignCode:
-    """The characters of a group, split into independent components.
+    """The characters of a group, split into independent components; `of` keeps those that were made.
 
     Args:
         characters: Exponents of the families, distinct.
     """
+
+    @classmethod
+    @cache
+    def of(cls, *characters: tuple[int, ...]) -> "SignCode":
+        """The code of some characters."""
+        return cls(characters)
 
     def __init__(self, characters: Sequence[Sequence[int]]) -> None:
         self.words = [sum((e % 2) << k for k, e in enumerate(c)) for c in characters]
 
     def best(self, costs: Sequence[Tensor]) -> Tensor:
         """`max over s of sum_chi chi(s) c_chi`, entry by entry of costs of the same shape."""
-        total = torch.zeros_like(costs[0])
-        for component in self._components:
-            total = total + self._solve(component, costs)[0]
-        return total
+        values = [self._solve(component, costs)[0] for component in self._components]
+        return reduce(torch.add, values)
 
     def signs(self, costs: Sequence[Tensor], families: int) -> Tensor:
         """The signs that attain it, int8 `[families, ...]`; those that do not matter are plus one."""
@@ -53,7 +57,7 @@ class SignCode:
         result = torch.zeros(families, *costs[0].shape, dtype=torch.int64, device=costs[0].device)
         for pivot, (_, combination) in self._reduce[0].items():
             for member in combination:
-                result[pivot] = result[pivot] ^ chosen[member]
+                result[pivot] ^= chosen[member]
         return (1 - 2 * result).to(torch.int8)
 
     @cached_property

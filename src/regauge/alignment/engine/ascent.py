@@ -24,12 +24,12 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from regauge.alignment.engine.family_costs import FamilyCost
-from regauge.alignment.engine.joint_signs import find_sign_pairs
+from regauge.alignment.engine.neighborhoods import Neighborhoods
 from regauge.alignment.engine.paired_networks import PairedNetworks, act_on, at
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, unit_signs
 from regauge.core.element import Element, Value
-from regauge.core.families import Family, Tensors, barycenter, complete, coupled_tensors
+from regauge.core.families import Family, Tensors, barycenter, complete
 
 ROUNDING = 16
 """A step that moves every unit must gain this many roundings of the objective's scale, others less in proportion."""
@@ -45,7 +45,7 @@ class Ascent:
     """One climb for each pair. All tensors have one leading axis of pairs.
 
     Args:
-        families: What is chosen; their sites are relative to the tensors without their leading axis.
+        around: The families that are chosen, and who depends on whom.
         a: First networks.
         b: Second networks.
         solve: Solves a family in which something is nested.
@@ -60,7 +60,7 @@ class Ascent:
 
     def __init__(
         self,
-        families: Sequence[Family],
+        around: Neighborhoods,
         a: Tensors,
         b: Tensors,
         solve: Solve,
@@ -68,28 +68,17 @@ class Ascent:
         start: Element | None = None,
         tolerance: float = 1e-9,
     ) -> None:
-        self.networks, self._families, self._solve = PairedNetworks(families, a, b, start), list(families), solve
+        self._around, self._families, self._solve = around, around.families, solve
+        self.networks = PairedNetworks(around.families, a, b, start)
         self.pairs = self.networks.pairs
         self._second_norms = {name: _norms(b[name]) for name in a}
         self._norms: dict[str, Tensor] = {}
         self._tolerance = tolerance
         self._measure(a)
         self._eps = max((torch.finfo(t.dtype).eps for t in a.values()), default=0.0)
-        self._coupled = [bool(coupled_tensors(family)) for family in self._families]
-        self._neighbors = [
-            [
-                k
-                for k, other in enumerate(self._families)
-                if (self._coupled[k] if other is one else bool(other.sites.keys() & one.sites.keys()))
-            ]
-            for one in self._families
-        ]
         self._costs = {
             k: FamilyCost(self.networks, family) for k, family in enumerate(self._families) if not family.is_nested
         }
-        self._sign_pairs = find_sign_pairs(self._families)
-        self._others = [self._other_sites(k) for k in range(len(self._families))]
-        self._near = [{number for others in own.values() for number in others} for own in self._others]
         self._shares: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         self._averages: dict[tuple[str, frozenset[tuple[str, int]]], Tensor] = {}
         self._order = torch.arange(len(self._families)).expand(self.pairs, -1).clone()
@@ -113,7 +102,7 @@ class Ascent:
         gained: list[Tensor] = []
         while len(rows) and len(gained) < max_sweeps:
             is_moving = self.sweep(rows)
-            if self._sign_pairs and not bool(is_moving.all()):
+            if self._around.sign_pairs and not bool(is_moving.all()):
                 is_moving[~is_moving] = self._join_signs(rows[~is_moving])
             rows = rows[is_moving]
             gained.append(self.gained.clone())
@@ -142,8 +131,10 @@ class Ascent:
             rows, unknown = pending.pop()
             if not unknown:
                 continue
-            scores = torch.stack([self._anchored(k, unknown)[rows] for k in unknown])
-            best = torch.from_numpy(np.argmax(scores.numpy(), axis=0))  # The first of equals.
+            best = torch.zeros(len(rows), dtype=torch.int64)
+            if len(unknown) > 1:
+                scores = torch.stack([self._anchored(k, unknown)[rows] for k in unknown])
+                best = torch.from_numpy(np.argmax(scores.numpy(), axis=0))  # The first of equals.
             for position in sorted(set(best.tolist())):
                 here, k = rows[best == position], unknown[position]
                 rest = tuple(other for other in unknown if other != k)
@@ -180,7 +171,7 @@ class Ascent:
         found = self._costs[k].closest(cost, rows, current, self._scale[rows] * max(self._tolerance, 4 * self._eps))
         changed = _changed_share(current, found.value)
         least = self._scale[rows] * (ROUNDING * self._eps * changed).clamp(min=self._tolerance)
-        if not self._coupled[k]:
+        if not self._around.coupled[k]:
             self._accept(k, rows, found.value, found.objective - cost.at(current), least)
             return
         family = self._families[k]
@@ -221,7 +212,7 @@ class Ascent:
         if not bool((promised > least).any()):
             return
         relative = self._whole(family, step)
-        moved = act_on((*family.members, *family.fixed), self.networks.own_sites(family), relative, b)
+        moved = act_on((*family.members, *family.fixed), family.own_sites, relative, b)
         gain = self.networks.objectives(moved, rows) - self.networks.objectives(b, rows)
         better = (promised > least) & (gain > least)
         if bool(better.any()):
@@ -232,7 +223,7 @@ class Ascent:
     def _join_signs(self, rows: Rows) -> Bool[Tensor, " row"]:
         """Choose the signs of two families together where both share an axis; which of the pairs gained by it."""
         before = self.gained[rows]
-        for pair in self._sign_pairs:
+        for pair in self._around.sign_pairs:
             names = list(pair.sites)
             a, b = {name: at(self.networks.a[name], rows) for name in names}, self.networks.moved(names, rows)
             *signs, gain = pair.closest(a, b)
@@ -269,7 +260,7 @@ class Ascent:
             self._write(k, rows, self._costs[k].closest(cost, rows, current, slack).value)
         else:
             self._choose_nested(k, rows, hidden)
-        if not any(hidden.values()) and not self._coupled[k]:
+        if not any(hidden.values()) and not self._around.coupled[k]:
             self._dirty[rows, k] = False
 
     def _choose_nested(self, k: int, rows: Rows, hidden: Mapping[str, Sequence[Site]]) -> None:
@@ -283,28 +274,14 @@ class Ascent:
             self.networks.compose(family, rows, self._whole(family, step), {})
             self._soil(k, rows)
 
-    def _other_sites(self, k: int) -> dict[str, dict[int, list[Site]]]:
-        """For the tensors of family k where other families act on them, by the number of the family."""
-        own = {group.name for group in (*self._families[k].members, *self._families[k].fixed)}
-        result: dict[str, dict[int, list[Site]]] = {}
-        for number, other in enumerate(self._families):
-            if number == k:
-                continue
-            skipped = own | {group.name for group in other.fixed}
-            for name in other.sites.keys() & self._families[k].sites.keys():
-                sites = [site for site in other.sites[name] if site.group.name not in skipped]
-                if sites:
-                    result.setdefault(name, {})[number] = sites
-        return result
-
     def _hidden(self, k: int, name: str, unknown: Iterable[int]) -> list[Site]:
         """Sites of unknown families on a tensor of family k."""
-        others = self._others[k].get(name, {})
+        others = self._around.others[k].get(name, {})
         return [site for number in unknown if number in others for site in others[number]]
 
     def _anchored(self, k: int, unknown: Sequence[int]) -> Float64[Tensor, " pair"]:
         """The share of a family's tensors that unknown families cannot change."""
-        near = tuple(other for other in unknown if other in self._near[k])
+        near = tuple(other for other in unknown if other in self._around.near[k])
         if (k, near) not in self._shares:
             known, total = torch.zeros_like(self._scale), torch.zeros_like(self._scale)
             for name in self._families[k].sites:
@@ -327,14 +304,14 @@ class Ascent:
 
     def _value(self, k: int, rows: Rows) -> Value:
         value = self.networks.value(self._families[k].root.name, rows)
-        return value.map(torch.clone) if self._coupled[k] else value
+        return value.map(torch.clone) if self._around.coupled[k] else value
 
     def _write(self, k: int, rows: Rows, value: Value) -> None:
         self.networks.write(self._families[k].root.name, rows, value)
         self._soil(k, rows)
 
     def _soil(self, k: int, rows: Rows) -> None:
-        for neighbor in self._neighbors[k]:
+        for neighbor in self._around.neighbors[k]:
             self._dirty[rows, neighbor] = True
 
 
@@ -391,7 +368,8 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
     Returns:
         The better end of each problem, and what it gains over the identity, which is never negative.
     """
-    ends = [Ascent(families, a, b, solve), Ascent(families, a, b, solve)]
+    around = Neighborhoods.of(families)
+    ends = [Ascent(around, a, b, solve), Ascent(around, a, b, solve)]
     before = ends[0].objectives()
     ends[1].start_from_barycenter()
     for end in ends:

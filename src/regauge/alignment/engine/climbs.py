@@ -12,10 +12,12 @@ from torch import Tensor
 
 from regauge.alignment.engine.ascent import Ascent
 from regauge.alignment.engine.blocks import solve_family
+from regauge.alignment.engine.neighborhoods import Neighborhoods
 from regauge.alignment.result import extend
 from regauge.core import act as _act
 from regauge.core.element import Element
 from regauge.core.families import Tensors, families
+from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
 PORTION_PAIRS = 256
@@ -78,7 +80,7 @@ class Climbs:
 def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
     """Slices of pairs that bound what is held at a time; every tensor has a leading axis of pairs."""
     count = len(next(iter(networks[0].values())))
-    each = sum(t[0].numel() * t.element_size() for params in networks for t in params.values())
+    each = sum(t.numel() * t.element_size() for params in networks for t in params.values()) // max(1, count)
     size = max(1, min(PORTION_PAIRS, PORTION_BYTES // max(1, each)))
     size = math.ceil(count / math.ceil(count / size))
     for first in range(0, count, size):
@@ -148,8 +150,12 @@ def make_ascent(
     symmetry: Symmetry, a: Tensors, b: Tensors, *, start: Element | None = None, tolerance: float = 1e-9
 ) -> Ascent:
     """An ascent over all families of a symmetry that act on some tensors `[pair, ...]`."""
-    known = families(symmetry.groups, {name: symmetry.sites[name] for name in a})
-    return Ascent(known, a, b, solve_family, start=start, tolerance=tolerance)
+    return Ascent(_neighborhoods(symmetry, tuple(a)), a, b, solve_family, start=start, tolerance=tolerance)
+
+
+@remembered
+def _neighborhoods(symmetry: Symmetry, names: tuple[str, ...]) -> Neighborhoods:
+    return Neighborhoods.of(families(symmetry.groups, {name: symmetry.sites[name] for name in names}))
 
 
 def is_exact(symmetry: Symmetry, name: str) -> bool:

@@ -43,7 +43,7 @@ class FamilyCost:
         self._sums: dict[Character, Float[Tensor, "pair target source"]] = {}
         self._potentials: Float[Tensor, "pair source"] | None = None
         self._terms = []
-        for name, local in networks.own_sites(family).items():
+        for name, local in family.own_sites.items():
             for site in local:
                 others = [s for s in networks.sites[name] if s.group.name != self._root.name]
                 others += [s for s in local if s.placement.axis != site.placement.axis]

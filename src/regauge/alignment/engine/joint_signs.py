@@ -117,14 +117,14 @@ class SignPair:
             weight = share * _factor(left, s) if any(left) else _factor(left, s)
             cost = (weight.unsqueeze(-1) * term).sum(-2)
             costs[right] = costs[right] + cost if right in costs else cost
-        return SignCode(list(costs)).signs(list(costs.values()), self.groups[1].signs)
+        return SignCode.of(*costs).signs(list(costs.values()), self.groups[1].signs)
 
     def _first(self, terms: Mapping[tuple[Character, Character], Tensor], t: Signs) -> Signs:
         costs: dict[Character, Tensor] = {}
         for (left, right), term in terms.items():
             cost = (_factor(right, t).unsqueeze(-2) * term).sum(-1)
             costs[left] = costs[left] + cost if left in costs else cost
-        return SignCode(list(costs)).signs(list(costs.values()), self.groups[0].signs)
+        return SignCode.of(*costs).signs(list(costs.values()), self.groups[0].signs)
 
     def _objective(self, terms: Mapping[tuple[Character, Character], Tensor], s: Signs, t: Signs) -> Tensor:
         parts = [

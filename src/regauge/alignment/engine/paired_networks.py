@@ -50,7 +50,7 @@ class PairedNetworks:
         self.values = {n: replace(given[n], scale=None).map(lambda t: t.contiguous().clone()) for n in blank}
         self.sites: dict[str, list[Site]] = {}
         for family in self.families:
-            for name, local in self.own_sites(family).items():
+            for name, local in family.own_sites.items():
                 known = self.sites.setdefault(name, [])
                 known.extend(site for site in local if not any(site is other for other in known))
         self.writes = dict.fromkeys(self.values, 0 if start is None else 1)
@@ -92,12 +92,6 @@ class PairedNetworks:
             self.write(group.name, rows, now[group.name])
         if self.pairs == 1:
             self._keep(moved)
-
-    @staticmethod
-    def own_sites(family: Family) -> dict[str, list[Site]]:
-        """Where the groups that one family chooses act."""
-        names = {group.name for group in family.members}
-        return {name: [s for s in local if s.group.name in names] for name, local in family.sites.items()}
 
     def moved(self, names: Iterable[str] | None = None, rows: Tensor | None = None) -> dict[str, Tensor]:
         """Tensors of the second networks that anything is chosen for, moved by the current element.

@@ -8,6 +8,7 @@ import torch
 
 from regauge.alignment.engine.ascent import Ascent
 from regauge.alignment.engine.blocks import solve_family
+from regauge.alignment.engine.neighborhoods import Neighborhoods
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
 from regauge.alignment.streamed.memory import row_ranges
@@ -138,8 +139,8 @@ class StreamedAscent:
         a, b, norms = {}, {}, {}
         for name in one.names:
             a[name], b[name], norms[name] = self.source.load(name)
-        families = [*one.sign_families(self._symmetry), *one.families]
-        ascent = Ascent(families, batch_of_one(a), batch_of_one(b), solve_family, tolerance=self.method.tolerance)
+        around = Neighborhoods.of([*one.sign_families(self._symmetry), *one.families])
+        ascent = Ascent(around, batch_of_one(a), batch_of_one(b), solve_family, tolerance=self.method.tolerance)
         del b
         if k >= self.state.matched:
             ascent.start_from_barycenter(first=one.signs)

@@ -86,7 +86,7 @@ class Total:
             is_flipped = sum(key[f] * bit for f, bit in zip(self._shared, pattern, strict=True)) % 2
             signed, rest = -matrix if is_flipped else matrix, tuple(key[f] for f in own)
             by_own[rest] = by_own[rest] + signed if rest in by_own else signed
-        return SignCode(list(by_own)).best(list(by_own.values())) if own else by_own[()]
+        return SignCode.of(*by_own).best(list(by_own.values())) if own else by_own[()]
 
 
 def part_cost(

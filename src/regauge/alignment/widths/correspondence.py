@@ -241,7 +241,7 @@ class _Problem:
         group, profits = self._groups[name], self._profits(name, plans)
         if not group.signs:
             return self.plan(group, transport(profits[()], self._softness[name]))
-        code, matrices = SignCode(list(profits)), list(profits.values())
+        code, matrices = SignCode.of(*profits), list(profits.values())
         return UnitPlan(transport(code.best(matrices), self._softness[name]), code.signs(matrices, group.signs))
 
     def _profits(self, group: str, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
