@@ -1,0 +1,209 @@
+"""What aligning one small pair costs, against the loop that everybody writes first.
+
+The loop is weight matching as it is published: for each layer the product of both networks' weights, the second one as
+the other layers permute it, and `scipy.optimize.linear_sum_assignment`, until no layer changes. It begins at the
+identity, permutes only and checks nothing. It runs to its end, and for as many sweeps as `rg.align` needed, its first
+choice of all layers included. `rg.align` runs with the permutations alone, and with all groups as it is called by
+default; `rg.align_pairs` takes many pairs at once. Networks are random: what the weights are changes the number of
+sweeps only.
+
+Times are CPU milliseconds of one thread for a pair, the smallest of several rounds in which the ways alternate, because
+these are short enough for another process to disturb.
+
+    OMP_NUM_THREADS=1 python benchmarks/small_pairs.py [part of a name] [--rounds 8]
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.nets.mlp import mlp
+from regauge.nets.siren import Siren
+
+PAIRS = 20
+BATCH = 200
+
+
+def small_cnn() -> nn.Module:
+    """Three 3 x 3 convolutions with batch normalization, the mean over positions, linear."""
+    layers: list[nn.Module] = []
+    for before, after in ((3, 16), (16, 32), (32, 32)):
+        layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: pairs of random networks, their symmetry, and its permutations."""
+
+    name: str
+    symmetry: rg.Symmetry
+    permutations: rg.Symmetry
+    pairs: Sequence[tuple[rg.Params, rg.Params]]
+
+    @classmethod
+    def of(cls, name: str, module: nn.Module, example: Tensor) -> "Case":
+        """Random pairs of an architecture."""
+        symmetry = rg.discover(module.eval(), (example,))
+        generator = torch.Generator().manual_seed(0)
+        pairs = [(_random(module, generator), _random(module, generator)) for _ in range(PAIRS)]
+        return cls(name, symmetry, _permutations_of(symmetry), pairs)
+
+
+def _random(module: nn.Module, generator: torch.Generator) -> rg.Params:
+    """Normal weights of the usual size; gains and variances around one."""
+    params = {}
+    for name, tensor in module.state_dict().items():
+        if not tensor.is_floating_point():
+            params[name] = tensor.clone()
+        elif tensor.ndim > 1:
+            params[name] = torch.randn(tensor.shape, generator=generator) / math.sqrt(tensor[0].numel())
+        elif bool((tensor == 1).all()):
+            params[name] = 0.5 + torch.rand(tensor.shape, generator=generator)
+        else:
+            params[name] = torch.randn(tensor.shape, generator=generator) / 10
+    return params
+
+
+def _permutations_of(symmetry: rg.Symmetry) -> rg.Symmetry:
+    groups = [
+        replace(
+            group,
+            scales=0,
+            signs=0,
+            shifts=0,
+            placements=tuple(replace(p, scale=(), sign=(), parity=(), shift=()) for p in group.placements),
+        )
+        for group in symmetry.groups
+    ]
+    return replace(symmetry, groups=tuple(groups))
+
+
+class Loop:
+    """The plain loop for one architecture."""
+
+    def __init__(self, symmetry: rg.Symmetry) -> None:
+        self._sizes = {group.name: group.size for group in symmetry.groups}
+        self._places = {
+            group.name: [(p.parameter, p.axis) for p in group.placements if p.parameter not in symmetry.buffers]
+            for group in symmetry.groups
+        }
+        self._axes: dict[str, dict[int, str]] = {}
+        for group in symmetry.groups:
+            for place in group.placements:
+                self._axes.setdefault(place.parameter, {})[place.axis] = group.name
+
+    def __call__(self, a: rg.Params, b: rg.Params, sweeps: int = 100) -> tuple[rg.Params, int]:
+        """The moved second network, and the number of sweeps."""
+        perms = {name: torch.arange(size) for name, size in self._sizes.items()}
+        done, is_changed = 0, True
+        while is_changed and done < sweeps:
+            done, is_changed = done + 1, False
+            for group, places in self._places.items():
+                size = self._sizes[group]
+                profit = torch.zeros(size, size)
+                for name, axis in places:
+                    moved = b[name]
+                    for other, theirs in self._axes[name].items():
+                        if other != axis:
+                            moved = moved.index_select(other, perms[theirs])
+                    left, right = (t.movedim(axis, 0).reshape(size, -1) for t in (a[name], moved))
+                    profit += left @ right.T
+                found = torch.from_numpy(linear_sum_assignment(profit.numpy(), maximize=True)[1])
+                old, new = (float(profit.gather(1, p[:, None]).sum()) for p in (perms[group], found))
+                if new > old + 1e-6:
+                    perms[group], is_changed = found, True
+        result = dict(b)
+        for name, row in self._axes.items():
+            for axis, group in row.items():
+                result[name] = result[name].index_select(axis, perms[group])
+        return result, done
+
+
+def measure(case: Case, rounds: int) -> tuple[str, ...]:
+    """One row of the table."""
+    loop = Loop(case.permutations)
+    ours = [len(rg.align(a, b, case.permutations).history) for a, b in case.pairs]
+    theirs = [loop(a, b)[1] for a, b in case.pairs]
+    many = [{n: torch.stack([pair[k][n] for pair in case.pairs]) for n in case.pairs[0][0]} for k in (0, 1)]
+    first, second = ({n: t.repeat(BATCH // PAIRS, *[1] * (t.ndim - 1)) for n, t in p.items()} for p in many)
+
+    def each(align: Callable[[rg.Params, rg.Params, int], object]) -> Callable[[], int]:
+        def run() -> int:
+            for (a, b), sweeps in zip(case.pairs, ours, strict=True):
+                align(a, b, sweeps)
+            return PAIRS
+
+        return run
+
+    def batch(symmetry: rg.Symmetry) -> Callable[[], int]:
+        def run() -> int:
+            rg.align_pairs(first, second, symmetry)
+            return BATCH
+
+        return run
+
+    ways = [
+        each(loop),
+        each(lambda a, b, _: loop(a, b)),
+        each(lambda a, b, _: rg.align(a, b, case.permutations)),
+        each(lambda a, b, _: rg.align(a, b, case.symmetry)),
+        batch(case.permutations),
+        batch(case.symmetry),
+    ]
+    best = [math.inf] * len(ways)
+    for _ in range(rounds):
+        for k, run in enumerate(ways):
+            began = time.process_time()
+            count = run()
+            best[k] = min(best[k], 1e3 * (time.process_time() - began) / count)
+    alike, alone, permutations, everything, many_permutations, many_everything = best
+    return (
+        case.name,
+        f"{alone:.2f} ({sum(theirs) / PAIRS:.1f})",
+        f"{alike:.2f} ({sum(ours) / PAIRS:.1f})",
+        f"{permutations:.2f}",
+        f"{permutations / alone:.1f}",
+        f"{everything:.2f}",
+        f"{everything / permutations:.1f}",
+        f"{many_permutations:.2f}",
+        f"{many_everything:.2f}",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", nargs="?", default="")
+    parser.add_argument("--rounds", type=int, default=8)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    columns = (
+        "networks",
+        "loop (sweeps)",
+        "loop, our sweeps",
+        "permutations",
+        "/ loop",
+        "all groups",
+        "/ permutations",
+    )
+    print("| " + " | ".join((*columns, "many pairs, permutations", "many pairs, all groups")) + " |")
+    print("| " + " | ".join(["---"] * (len(columns) + 2)) + " |")
+    settings: list[tuple[str, nn.Module, Tensor]] = [
+        ("ReLU MLP 64-64-64-10", mlp(64, 64, 64, 10), torch.zeros(2, 64)),
+        ("CNN with batch normalization, 16-32-32 channels", small_cnn(), torch.zeros(2, 3, 8, 8)),
+        ("sine 2-32-32-1", Siren(2, 32, 1), torch.zeros(2, 2)),
+    ]
+    for name, module, example in settings:
+        if options.name in name:
+            print("| " + " | ".join(measure(Case.of(name, module, example), options.rounds)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
