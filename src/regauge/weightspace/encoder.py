@@ -70,13 +70,26 @@ class Encoder(nn.Module):
     Values are standardized by one mean and deviation for each block, which `standardize` sets. What no group moves
     (pixels, classes, kernel positions) are inputs of these maps, so that weights tell positions apart. Units that are
     known by their positions get a learned vector each, and so does a unit's weight to itself.
+
+    Args:
+        has_pairs: Whether blocks with two ends or more get vectors.
+        channels: How many functions of each of their values are made besides.
     """
 
     mean: Tensor
     std: Tensor
     frequencies: Tensor | None
 
-    def __init__(self, layout: Layout, width: int, values: Values, generator: torch.Generator | None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        width: int,
+        values: Values,
+        *,
+        has_pairs: bool,
+        channels: int,
+        generator: torch.Generator | None,
+    ) -> None:
         super().__init__()
         self.values = values
         count = len(layout.blocks)
@@ -88,14 +101,20 @@ class Encoder(nn.Module):
         self.register_buffer("frequencies", drawn)
         share = {name: sum(any(e.units == name for e in b.ends) for b in layout.unit_blocks) for name in layout.units}
         share[""] = len(layout.network_blocks)
-        self.maps = nn.ModuleList()
-        for block in layout.blocks:
-            into = "" if not block.ends else block.ends[0].units
-            parts = 1 if len(block.ends) > 1 else share[into]
-            dense = Dense(block.channels * values.count(), width, gain=1 / math.sqrt(parts), generator=generator)
-            if len(block.ends) > 1 and dense.bias is not None:
+        self.has_pairs = has_pairs
+        self.maps, self.functions = nn.ModuleDict(), nn.ModuleDict()
+        for k, block in enumerate(layout.blocks):
+            numbers = block.channels * values.count()
+            is_pair = len(block.ends) > 1
+            if is_pair and channels:
+                self.functions[f"{k}"] = Dense(numbers, channels, generator=generator)
+            if is_pair and not has_pairs:
+                continue
+            parts = 1 if is_pair else share["" if not block.ends else block.ends[0].units]
+            dense = Dense(numbers, width, gain=1 / math.sqrt(parts), generator=generator)
+            if is_pair and dense.bias is not None:
                 nn.init.normal_(dense.bias, generator=generator)
-            self.maps.append(dense)
+            self.maps[f"{k}"] = dense
         self.kinds = nn.ParameterDict({f"{k}": _vector(width, generator) for k in range(len(layout.units))})
         self.positions = nn.ParameterDict(
             {
@@ -108,7 +127,7 @@ class Encoder(nn.Module):
             {
                 f"{k}": _vector(width, generator)
                 for k, block in enumerate(layout.blocks)
-                if len(block.ends) == 2 and block.ends[0].units == block.ends[1].units
+                if has_pairs and len(block.ends) == 2 and block.ends[0].units == block.ends[1].units
             }
         )
         self.network = _vector(width, generator)
@@ -131,11 +150,16 @@ class Encoder(nn.Module):
         for k, (name, known) in enumerate(layout.units.items()):
             x = self.kinds[f"{k}"].expand(models, *known.sizes, -1)
             units[name] = x + self.positions[f"{k}"] if f"{k}" in self.positions else x
-        pairs = {}
+        pairs, functions = {}, {}
         network = self.network.expand(models, -1)
         for k, block in enumerate(layout.blocks):
             standard = (values[block.name].to(dtype) - self.mean[k]) / self.std[k]
-            x = self.maps[k](self.values.encode(standard, self.frequencies))
+            encoded = self.values.encode(standard, self.frequencies)
+            if f"{k}" in self.functions:
+                functions[block.name] = self.functions[f"{k}"](encoded)
+            if f"{k}" not in self.maps:
+                continue
+            x = self.maps[f"{k}"](encoded)
             if not block.ends:
                 network = network + x
             elif len(block.ends) > 1:
@@ -145,7 +169,7 @@ class Encoder(nn.Module):
             else:
                 (end,) = block.ends
                 units[end.units] = units[end.units] + x.permute(0, *(1 + axis for axis in end.axes), x.ndim - 1)
-        return Features(units, pairs, network)
+        return Features(units, pairs, network, functions)
 
 
 def _diagonal(block: Block) -> Tensor:

@@ -1,6 +1,6 @@
 """What a network over networks computes at every layer: vectors for units, for pairs of units, and for the network."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -17,11 +17,14 @@ class Features:
         units: For each set of units, `[models, *sizes, width]`.
         pairs: For each block with two ends or more, `[models, *labels, width]`.
         network: `[models, width]`.
+        values: For each such block a few functions of its values, `[models, *labels, functions]`, where layers multiply
+            by these; no layer changes them.
     """
 
     units: dict[str, Float[Tensor, "models *sizes width"]]
     pairs: dict[str, Float[Tensor, "models *labels width"]]
     network: Float[Tensor, "models width"]
+    values: dict[str, Float[Tensor, "models *labels functions"]]
 
 
 @dataclass(frozen=True)
@@ -66,3 +69,30 @@ def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Ten
     if place == list(range(len(place))):
         return units
     return units.permute(0, *(1 + k for k in place), units.ndim - 1)
+
+
+def at_units(
+    network: Float[Tensor, "models width"], units: Float[Tensor, "models *sizes _"]
+) -> Float[Tensor, "models *ones width"]:
+    """Vectors of networks, such that they broadcast over units."""
+    return network.reshape(len(network), *([1] * (units.ndim - 2)), -1)
+
+
+def from_nested(name: str, units: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[bool, Tensor]]:
+    """What units of a set can hear from those that they are repeated within, and the mean of those within them.
+
+    Yields:
+        Whether the others are outer ones, and their vectors, which broadcast over the units of the set.
+    """
+    own = layout.units[name].axes
+    for other, x in units.items():
+        axes = layout.units[other].axes
+        if other == name:
+            continue
+        if other in own:
+            shape = [1] * len(own)
+            for axis, size in zip(axes, layout.units[other].sizes, strict=True):
+                shape[own.index(axis)] = size
+            yield True, x.reshape(len(x), *shape, -1)
+        elif name in axes:
+            yield False, x.mean(tuple(1 + k for k, axis in enumerate(axes) if axis not in own))

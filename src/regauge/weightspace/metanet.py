@@ -114,18 +114,21 @@ class Metanet(nn.Module):
         self._readers = [self._reader(one, k) for k, one in enumerate(symmetries)]
         layouts = [reader.layout for reader in self._readers]
         self.parts = tuple(part for part in wanted if not any(part in reader.frame.open for reader in self._readers))
-        self.encoders = nn.ModuleList(Encoder(layout, width, values, generator) for layout in layouts)
-        everything = frozenset({"units", "pairs", "network"})
+        self.encoders = nn.ModuleList(
+            Encoder(layout, width, values, has_pairs=layer.keeps_pairs, channels=layer.channels, generator=generator)
+            for layout in layouts
+        )
+        everything = frozenset({"units", "pairs", "network"} if layer.keeps_pairs else {"units", "network"})
         self.layers = nn.ModuleList(
             layer.build(
                 layouts,
                 width,
-                reads=head.reads(layouts) if k == depth - 1 else everything,
+                reads=head.reads(layouts, has_pairs=layer.keeps_pairs) if k == depth - 1 else everything,
                 generator=generator,
             )
             for k in range(depth)
         )
-        self.head = head.build(layouts, width, generator)
+        self.head = head.build(layouts, width, has_pairs=layer.keeps_pairs, generator=generator)
         for k, layout in enumerate(layouts):
             self.register_buffer(f"sizes_{k}", torch.ones(len(layout.parameters)))
 

@@ -41,13 +41,15 @@ class Equivariant:
         if not self.scale > 0 or self.changes < 1:
             raise ValueError(f"scale={self.scale} and changes={self.changes} must be positive")
 
-    def reads(self, layouts: Sequence[Layout]) -> frozenset[str]:
-        """Which features of the last layer are read."""
+    def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
+        """Which features of the last layer are read; `has_pairs` says whether layers have any of pairs anyway."""
         pairs = {block.name for layout in layouts for block in layout.pair_blocks}
         is_read = any(written.block.name not in pairs for layout in layouts for written in layout.writer.written)
         return frozenset({"units", "pairs", "network"} if is_read else {"units", "pairs"})
 
-    def build(self, layouts: Sequence[Layout], width: int, generator: torch.Generator | None) -> nn.Module:
+    def build(
+        self, layouts: Sequence[Layout], width: int, *, has_pairs: bool, generator: torch.Generator | None
+    ) -> nn.Module:
         """The head; see `weightspace.heads`."""
         return _Head(self, layouts, width, generator)
 

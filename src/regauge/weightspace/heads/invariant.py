@@ -13,7 +13,7 @@ from regauge.weightspace.layout import Layout
 
 @dataclass(frozen=True)
 class Invariant:
-    """Mean and largest features of every set of units and of every block of pairs, and the network's own, to numbers.
+    """Mean and largest features of every set of units and block of pairs, and those of the network, to numbers.
 
     Sets and blocks have maps of their own, whose results are added up; then follows an MLP.
 
@@ -34,21 +34,22 @@ class Invariant:
                 "hidden are positive, dropout is in [0, 1)"
             )
 
-    def reads(self, layouts: Sequence[Layout]) -> frozenset[str]:
-        """Which features of the last layer are read."""
-        return frozenset({"units", "pairs", "network"})
+    def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
+        """Which features of the last layer are read; `has_pairs` says whether layers have any of pairs anyway."""
+        return frozenset({"units", "pairs", "network"} if has_pairs else {"units", "network"})
 
-    def build(self, layouts: Sequence[Layout], width: int, generator: torch.Generator | None) -> nn.Module:
+    def build(
+        self, layouts: Sequence[Layout], width: int, *, has_pairs: bool, generator: torch.Generator | None
+    ) -> nn.Module:
         """The head; see `weightspace.heads`."""
-        return _Head(self, layouts, width, generator)
+        return _Head(self, layouts, width, has_pairs, generator)
 
 
 class _Pool(nn.Module):
     """The mean and the largest features of every set of units and block of pairs, by maps of their own, added up."""
 
-    def __init__(self, layout: Layout, width: int, outputs: int, generator: torch.Generator | None) -> None:
+    def __init__(self, count: int, width: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
-        count = len(layout.units) + len(layout.pair_blocks)
         gain = 1 / max(1, count) ** 0.5
         self.maps = nn.ModuleList(Dense(2 * width, outputs, gain=gain, generator=generator) for _ in range(count))
 
@@ -62,11 +63,19 @@ class _Pool(nn.Module):
 
 class _Head(nn.Module):
     def __init__(
-        self, settings: Invariant, layouts: Sequence[Layout], width: int, generator: torch.Generator | None
+        self,
+        settings: Invariant,
+        layouts: Sequence[Layout],
+        width: int,
+        has_pairs: bool,
+        generator: torch.Generator | None,
     ) -> None:
         super().__init__()
         hidden = settings.hidden or 2 * width
-        self.pools = nn.ModuleList(_Pool(layout, width, hidden, generator) for layout in layouts)
+        self.pools = nn.ModuleList(
+            _Pool(len(layout.units) + len(layout.pair_blocks) * has_pairs, width, hidden, generator)
+            for layout in layouts
+        )
         self.network = Dense(width, hidden, generator=generator)
         self.norm = Norm(hidden)
         self.middle = Dense(hidden, hidden, generator=generator)

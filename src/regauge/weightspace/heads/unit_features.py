@@ -27,11 +27,13 @@ class UnitFeatures:
         if self.width < 1:
             raise ValueError(f"width={self.width}; vectors have at least one number")
 
-    def reads(self, layouts: Sequence[Layout]) -> frozenset[str]:
-        """Which features of the last layer are read."""
+    def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
+        """Which features of the last layer are read; `has_pairs` says whether layers have any of pairs anyway."""
         return frozenset({"units"})
 
-    def build(self, layouts: Sequence[Layout], width: int, generator: torch.Generator | None) -> nn.Module:
+    def build(
+        self, layouts: Sequence[Layout], width: int, *, has_pairs: bool, generator: torch.Generator | None
+    ) -> nn.Module:
         """The head; see `weightspace.heads`."""
         return _Head(self, width, generator)
 

@@ -5,17 +5,21 @@ A built layer takes and gives `Features`, and the layout that they are of:
     layer = MessagePassing().build(layouts, width, reads=frozenset({"units", "pairs", "network"}), generator=generator)
     features = layer(features, layout)
 
-`reads` says which of its outputs the next layer or the head reads, so that a last layer makes nothing in vain.
-Layers with `is_shared` have no parameters for single tensors, so that one built layer works on features of any layout.
+`reads` says which of its outputs the next layer or the head reads, so that a last layer makes nothing in vain. Layers
+with `keeps_pairs` work with vectors of pairs of units, others with `channels` functions of each value between
+units: the encoder makes what is asked for. Layers with `is_shared` have no parameters for single tensors, so that one
+built layer works on features of any layout.
+
 To add one: write a file with the dataclass and the module, and name it in `LAYERS`; the battery of laws in
 `tests/test_weightspace.py` runs over that table.
 """
 
 from regauge.weightspace.layers.message_passing import MessagePassing
+from regauge.weightspace.layers.propagation import Propagation
 
-__all__ = ["LAYERS", "Layer", "MessagePassing"]
+__all__ = ["LAYERS", "Layer", "MessagePassing", "Propagation"]
 
-Layer = MessagePassing
+Layer = MessagePassing | Propagation
 
-LAYERS: dict[str, type[Layer]] = {"message_passing": MessagePassing}
+LAYERS: dict[str, type[Layer]] = {"message_passing": MessagePassing, "propagation": Propagation}
 """Name on the command line to class."""

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from regauge.weightspace.features import Features, order_as, others, spread
+from regauge.weightspace.features import Features, at_units, from_nested, order_as, others, spread
 from regauge.weightspace.layers.dense import Dense, Norm
 from regauge.weightspace.layout import Layout
 
@@ -43,6 +43,8 @@ class MessagePassing:
     expansion: int = 2
 
     is_shared = True
+    keeps_pairs = True
+    channels = 0
 
     def __post_init__(self) -> None:
         if self.aggregation not in ("mean", "sum", "pna") or self.expansion < 1:
@@ -128,17 +130,18 @@ class _Layer(nn.Module):
                 inbox[end.units].append(self.heard[role](order_as(self._aggregate(message, others(end, block)), end)))
         result = {}
         for name, x in units.items():
-            mixed = self.unit_in(x) + _at(self.from_network(network), x)
+            mixed = self.unit_in(x) + at_units(self.from_network(network), x)
             for message in inbox[name]:
                 mixed = mixed + message / len(inbox[name]) ** 0.5
-            mixed = mixed + self._nested(name, units, layout)
+            for is_outer, there in from_nested(name, units, layout):
+                mixed = mixed + (self.from_base if is_outer else self.from_inner)(there)
             result[name] = features.units[name] + self.unit_out(nn.functional.silu(mixed))
         if not self.is_network_read:
-            return Features(result, pairs, features.network)
+            return Features(result, pairs, features.network, features.values)
         mixed = self.network_in(network)
         for x in result.values():
             mixed = mixed + self.network_heard(x.flatten(1, -2).mean(1)) / len(result)
-        return Features(result, pairs, features.network + self.network_out(nn.functional.silu(mixed)))
+        return Features(result, pairs, features.network + self.network_out(nn.functional.silu(mixed)), features.values)
 
     def _aggregate(self, message: Tensor, axes: tuple[int, ...]) -> Tensor:
         if self.settings.aggregation == "pna":
@@ -151,24 +154,3 @@ class _Layer(nn.Module):
         mean = message.mean(axes)
         count = math.prod(message.shape[axis] for axis in axes)
         return mean if self.settings.aggregation == "mean" else mean * count**0.5
-
-    def _nested(self, name: str, units: dict[str, Tensor], layout: Layout) -> Tensor | float:
-        """What units hear from those that they are repeated within, and from those that are repeated within them."""
-        total: Tensor | float = 0.0
-        own = layout.units[name].axes
-        for other, x in units.items():
-            axes = layout.units[other].axes
-            if other != name and other in own:
-                shape = [1] * len(own)
-                for axis, size in zip(axes, layout.units[other].sizes, strict=True):
-                    shape[own.index(axis)] = size
-                total = total + self.from_base(x).reshape(len(x), *shape, -1)
-            elif other != name and name in axes:
-                kept = [axes.index(axis) for axis in own]
-                away = tuple(1 + k for k in range(len(axes)) if k not in kept)
-                total = total + self.from_inner(x.mean(away))
-        return total
-
-
-def _at(network: Tensor, units: Tensor) -> Tensor:
-    return network.reshape(len(network), *([1] * (units.ndim - 2)), -1)
