@@ -2,17 +2,23 @@
 
 from collections.abc import Callable, Hashable
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from regauge.core.symmetry import Symmetry
 
+class Remembering(Protocol):
+    """A symmetry, as far as it matters here."""
+
+    @property
+    def memory(self) -> dict[Hashable, Any]:
+        """What was computed from it."""
+
+
+Owner = TypeVar("Owner", bound=Remembering)
 Result = TypeVar("Result")
 Given = ParamSpec("Given")
 
 
-def remembered(
-    compute: Callable[Concatenate[Symmetry, Given], Result],
-) -> Callable[Concatenate[Symmetry, Given], Result]:
+def remembered(compute: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
     """Keep what a function of a symmetry and hashable arguments returns as long as the symmetry lives.
 
     Aligning small networks takes less time than finding out where their groups act. Results are shared by all callers,
@@ -21,11 +27,11 @@ def remembered(
     name = f"{compute.__module__}.{compute.__qualname__}"
 
     @wraps(compute)
-    def known(symmetry: Symmetry, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def known(owner: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         key: tuple[Hashable, ...] = (name, args, *kwargs.items())
-        if key not in symmetry.memory:
-            symmetry.memory[key] = compute(symmetry, *args, **kwargs)
-        found: Result = symmetry.memory[key]
+        if key not in owner.memory:
+            owner.memory[key] = compute(owner, *args, **kwargs)
+        found: Result = owner.memory[key]
         return found
 
     return known

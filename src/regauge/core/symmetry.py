@@ -20,6 +20,7 @@ from regauge.core.movable import require_movable
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import Check, away, exact_probe, relative_change
+from regauge.core.remembered import remembered
 from regauge.core.symmetry_text import render
 from regauge.core.typed_json import require_fields
 
@@ -224,9 +225,7 @@ class Symmetry:
         missing = {name for name in touched if name not in params}
         spared = {name for names in self.tied if any(n in params for n in names) for name in names} & missing
         if spared:
-            kept = [tuple(p for p in group.placements if p.parameter not in spared) for group in self.groups]
-            groups = (replace(group, placements=p) for group, p in zip(self.groups, kept, strict=True))
-            return replace(self, groups=tuple(groups), tied=()).bind(params)
+            return self._without(frozenset(spared)).bind(params)
         if missing:
             raise KeyError(
                 f"the parameters lack {sorted(missing)[:5]} ({len(missing)} in all), which the symmetry moves; "
@@ -250,6 +249,19 @@ class Symmetry:
             raise ValueError("some parameters have a leading model axis and others have not; stack all or none")
         if shapes == dict(self.shapes) and self.is_sized:
             return self
+        return self._with_shapes(tuple((name, tuple(shape)) for name, shape in shapes.items()))
+
+    @remembered
+    def _without(self, spared: frozenset[str]) -> "Symmetry":
+        """This symmetry where checkpoints leave out tied names."""
+        kept = [tuple(p for p in group.placements if p.parameter not in spared) for group in self.groups]
+        groups = (replace(group, placements=p) for group, p in zip(self.groups, kept, strict=True))
+        return replace(self, groups=tuple(groups), tied=())
+
+    @remembered
+    def _with_shapes(self, items: tuple[tuple[str, tuple[int, ...]], ...]) -> "Symmetry":
+        """This symmetry with every size known."""
+        shapes = dict(items)
         return replace(self, groups=tuple(set_sizes(group, shapes) for group in self.groups), shapes=shapes)
 
     def require_ones(self, params: Mapping[str, Tensor]) -> None:
