@@ -12,6 +12,7 @@ from torch import Tensor
 import regauge as rg
 from regauge.cli.main import main
 from regauge.merging.assembly import Assembly
+from regauge.merging.recipe_parts import Layers
 from regauge.merging.recipe_reading import read_recipe
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
 from regauge.storage.checkpoints.outputs.provenance import hash_file, read_provenance
@@ -251,6 +252,48 @@ def test_stacks_of_other_families_are_refused_or_load(name: str) -> None:
         return
     main(["merge", "--recipe", "r.yml", "-o", "out"])
     open_clean("out", type(model))
+
+
+STACKS = {
+    "t5": ("decoder", "encoder"),
+    "bart": ("encoder", "decoder"),
+    "whisper": ("decoder", "encoder"),
+    "clip": ("text_model", "vision_model"),
+    "llava": ("language_model", "vision_tower"),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_stacks_are_cut_by_their_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One stack gets its first layer again, from another network; all others stay, and the result loads."""
+    model = CASES[name].save(Path("a"), 0, shard="8KB")
+    CASES[name].save(Path("b"), 1)
+    stack, other = STACKS[name]
+    # The first layers of T5 hold the positions of all.
+    first, last = (2, 1) if name == "t5" else (1, 0)
+    ends = f"[0, {first}]", f"[{last}, {last + 1}]"
+    parts = [f"{{sources: [{{model: {folder}, layer_range: {end}}}]}}" for folder, end in zip("ab", ends, strict=True)]
+    slices = f"slices: [{', '.join(parts)}]"
+    method = "merge_method: passthrough\nregauge: {align: false}\n"
+    Path("r.yml").write_text(f"{method}{slices}\n")
+    with pytest.raises(SystemExit):
+        main(["merge", "--recipe", "r.yml", "-o", "out"])
+    assert "name the one that is cut under 'modules', such as modules: {" in capsys.readouterr().err
+    Path("r.yml").write_text(f"{method}modules: {{{stack}: {{{slices}}}}}\n")
+    main(["merge", "--recipe", "r.yml", "-o", "out"])
+    result, report = type(model).from_pretrained("out", output_loading_info=True)
+    assert not any(report.values()), report
+    one, two = model.state_dict(), type(model).from_pretrained("b").state_dict()
+    found, layers = result.state_dict(), Layers.of(one, "a", stack)
+    assert Layers.of(found, "out", stack).count == first + 1
+    assert Layers.of(found, "out", other) == Layers.of(one, "a", other)
+    for key, tensor in found.items():
+        place = layers.split(key)
+        if place is not None:
+            number, source = (place[0], one) if place[0] < first else (last, two)
+            assert torch.equal(tensor, source[f"{layers.prefix}{number}{place[1]}"])
+        elif f".{stack}." not in f".{key}" and key != "lm_head.weight":  # in LLaVA's files it is in the language model
+            assert torch.equal(tensor, one[key])
 
 
 def test_slices_are_merged_by_depth_within_the_slice() -> None:

@@ -56,7 +56,7 @@ class Request:
         provenance: What the output says about where it comes from.
         vocabulary: The tokens of the result; those of all networks, which must be the same, unless given.
         align: Whether the networks are aligned; "auto" if it is needed.
-        layers: The layers of the first network whose settings those of the result have, if not all are merged.
+        layers: By the stacks that are cut, the layers of the first network whose settings those of the result have.
         dtype: Of the result; as the options say unless given.
         template: The chat template of the result.
         files: Further files of an output folder.
@@ -69,7 +69,7 @@ class Request:
     provenance: Provenance
     vocabulary: Vocabulary | None = None
     align: bool | Literal["auto"] = True
-    layers: tuple[int, ...] | None = None
+    layers: Mapping[str | None, tuple[int, ...]] | None = None
     dtype: str | None = None
     template: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -115,7 +115,7 @@ def assemble(options: Merge, request: Request) -> None:
     if not options.dry_run:
         job.require_name()
     places = [one.path.parent for one in job.checkpoints]
-    config = Configuration(places[0]) if request.vocabulary or request.layers else None
+    config = Configuration(places[0]) if request.vocabulary or request.layers is not None else None
     beside: dict[str, bytes | None] = dict(request.files)
     tokens: TokenPlan | None = None
     if request.vocabulary is None:
@@ -136,7 +136,7 @@ def assemble(options: Merge, request: Request) -> None:
     with ExitStack() as stack, show_work("merging", is_streamed=True) as progress:
         model = stack.enter_context(config.as_folder()) if config is not None and tokens is not None else None
         order: list[str] = []
-        if config is not None and request.layers:
+        if config is not None and request.layers is not None:
             order = [name for names in config.names_in(job.checkpoints[0]).values() for name in names]
         staging, ready = _align(options, request, job, model, stack, progress)
         networks, symmetry = ready.networks, ready.symmetry
@@ -151,11 +151,12 @@ def assemble(options: Merge, request: Request) -> None:
                 f"{size_text(job.limit.nbytes)} that memory allows; allow that much or more"
             )
         if config is not None:
-            if request.layers:
-                config.keep_layers(request.layers)
+            if request.layers is not None:
+                for cut, kept in request.layers.items():
+                    config.keep_layers(kept, cut)
                 _require_model(config, parts, networks[0])
             beside[CONFIG] = config.content
-        shards = _shards(networks[0], parts, options.output, is_whole=not request.layers)
+        shards = _shards(networks[0], parts, options.output, is_whole=request.layers is None)
         if staging is None:
             files = [{"file": one.file, "bytes": one.nbytes} for one in shards]
             size = size_text(sum(one.nbytes for one in shards))
@@ -223,7 +224,7 @@ def _align(
         notes |= dict.fromkeys(result.notes if is_moved else ())
         initial, objective = initial + result.initial, objective + (result.objective if is_moved else result.initial)
     networks = found.checkpoints
-    if request.layers and isinstance(networks[0], Converted):
+    if request.layers is not None and isinstance(networks[0], Converted):
         if any(element is not None for element in elements):
             raise UsageError(
                 "slices of models that are aligned cannot be written under the names that these files have; align the "

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ from torch import nn
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.core.params import Params
+from regauge.merging.recipe_parts import Layers
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names.converted import Converted
 from regauge.storage.checkpoints.names.from_transformers import name_for
@@ -51,13 +52,48 @@ class Configuration:
         """The number of rows of embeddings."""
         return self._count("vocab_size", "tokens")
 
-    def keep_layers(self, kept: Sequence[int]) -> None:
-        """Say that the layers are these of the old ones; what is said of each layer goes along."""
-        count = self.layers
-        for key, value in self._part.items():
-            if "layer" in key and isinstance(value, list) and len(value) == count:
-                self._part[key] = [value[k] if k < count else value[-1] for k in kept]
-        self._set("num_hidden_layers", len(kept))
+    def keep_layers(self, kept: Sequence[int], stack: str | None = None) -> None:
+        """Say that the layers are these of the old ones; what is said of each layer goes along.
+
+        Args:
+            kept: The numbers of old layers, in their new order.
+            stack: A part of the name of the stack of layers, where a network has several.
+
+        Raises:
+            UsageError: No setting says how many layers there are.
+        """
+        if stack is None:
+            count, part = self.layers, self._part
+            key = type(self._text).attribute_map.get("num_hidden_layers", "num_hidden_layers")
+        else:
+            count, (*place, key) = self._find_count(stack)
+            part = _part_at(self.document, place)
+        _keep(part, key, count, kept)
+
+    def _find_count(self, stack: str) -> tuple[int, tuple[str, ...]]:
+        """How many layers a stack has, and which setting says so: the one that makes it longer, and no other stack."""
+        settings, names = self._config.to_dict(), list(self.build())
+        layers = Layers.of(names, str(self.folder), stack)
+        count = layers.count
+        places = sorted(_places(settings, count), key=lambda place: "layer" not in place[-1])
+        for place in places:  # A default may follow another setting.
+            if "layer" in place[-1]:
+                _part_at(self.document, place[:-1]).setdefault(place[-1], count)
+        for place in places:
+            larger = copy.copy(self)
+            larger.document = copy.deepcopy(self.document)
+            _keep(_part_at(larger.document, place[:-1]), place[-1], count, [*range(count), count - 1])
+            try:
+                found = list(larger.build())
+            except (UsageError, ValueError, RuntimeError):  # not a number that can be changed alone
+                continue
+            new = [name for name in found if name not in names]
+            if new and all((own := layers.split(name)) is not None and own[0] == count for name in new):
+                return count, place
+        raise UsageError(
+            f"no setting of {str(self.folder / CONFIG)!r} says alone how many layers {layers.prefix.removesuffix('.')} "
+            "has, so that no other number of them can be written"
+        )
 
     def count_tokens(self, count: int) -> None:
         """Say how many rows embeddings have."""
@@ -136,6 +172,31 @@ class Configuration:
 
     def _set(self, name: str, value: int) -> None:
         self._part[type(self._text).attribute_map.get(name, name)] = value
+
+
+def _places(settings: Mapping[str, Any], count: int, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where settings are this number."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _places(value, count, (*place, key))
+        elif value == count and isinstance(value, int) and not isinstance(value, bool):
+            yield (*place, key)
+
+
+def _part_at(document: dict[str, Any], place: Sequence[str]) -> dict[str, Any]:
+    for key in place:
+        if not isinstance(document.get(key), dict):
+            document[key] = {}
+        document = document[key]
+    return document
+
+
+def _keep(part: dict[str, Any], key: str, count: int, kept: Sequence[int]) -> None:
+    """Keep some of as many layers in a part of a configuration, where a setting says how many there are."""
+    for name, value in part.items():
+        if "layer" in name and isinstance(value, list) and len(value) == count:
+            part[name] = [value[k] if k < count else value[-1] for k in kept]
+    part[key] = len(kept)
 
 
 def _same_part(one: Configuration, other: Configuration) -> dict[str, Any]:

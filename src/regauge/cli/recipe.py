@@ -72,9 +72,10 @@ def _order(recipe: Recipe) -> tuple[Path, ...]:
     return tuple(found.values())
 
 
-def _layers(recipe: Recipe) -> tuple[int, ...] | None:
-    """For each layer of the result the number of the layer whose settings it has."""
+def _layers(recipe: Recipe) -> dict[str | None, tuple[int, ...]] | None:
+    """By the stacks that are cut, for each layer of the result the number of the layer whose settings it has."""
     if recipe.is_whole:
         return None
-    ranges = [part.sources[0].layers or (0, 0) for part in recipe.slices]
-    return tuple(k for first, end in ranges for k in range(first, end))
+    ranges = {stack: [part.sources[0].layers for part in parts] for stack, parts in recipe.stacks.items()}
+    cut = {stack: [one for one in own if one is not None] for stack, own in ranges.items()}
+    return {stack: tuple(k for first, end in own for k in range(first, end)) for stack, own in cut.items() if own}

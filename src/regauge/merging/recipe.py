@@ -52,10 +52,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Slice:
-    """Layers of the result, one after the other, and what each is made of: one layer of every source."""
+    """Layers of the result, one after the other, and what each is made of: one layer of every source.
+
+    Attributes:
+        sources: The layers that take part.
+        parameters: Numbers for all of them.
+        stack: A part of the name of the stack that the layers are of, such as "encoder", where a model has several.
+    """
 
     sources: tuple[Source, ...]
     parameters: Parameters = field(default_factory=dict)
+    stack: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,13 @@ class Recipe:
     @property
     def is_whole(self) -> bool:
         """Whether whole models are merged, not slices of them."""
-        return all(source.layers is None for part in self.slices for source in part.sources)
+        return all(part.stack is None and one.layers is None for part in self.slices for one in part.sources)
+
+    @property
+    def stacks(self) -> dict[str | None, tuple[Slice, ...]]:
+        """The slices of each stack of layers."""
+        names = dict.fromkeys(part.stack for part in self.slices)
+        return {name: tuple(part for part in self.slices if part.stack == name) for name in names}
 
     def number(self, name: str, part: Slice, source: Source | None, tensor: str, depth: float) -> float | None:
         """The number of a parameter at a tensor: that of the source, else of its slice, else of the whole recipe."""

@@ -1,6 +1,6 @@
 """From a recipe to the parts of its result: for every tensor the tensors that it is made of, the rule, the numbers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,28 +21,44 @@ ELECTING = ("ties", "dare_ties", "della", "breadcrumbs_ties")
 
 @dataclass(frozen=True)
 class Layers:
-    """Where the layers of a network are: what stands before their numbers, and how many there are."""
+    """Where the layers of a stack are: what stands before their numbers, and how many there are."""
 
     prefix: str
     count: int
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> "Layers":
-        """Find the layers.
+    def of(cls, names: Iterable[str], label: str, stack: str | None = None) -> "Layers":
+        """Find the layers of the only stack, or of the one with `stack` in its name.
+
+        Args:
+            names: The names of tensors.
+            label: What errors call the network.
+            stack: Components of names with dots between them, such as "encoder".
 
         Raises:
-            ValueError: There are none, or several stacks of them.
+            ValueError: There are none, or several of them.
         """
         stacks: dict[str, set[int]] = {}
-        for name in checkpoint:
+        for name in names:
             found = LAYER.search(name)
             if found is not None:
                 stacks.setdefault(name[: found.start(1)], set()).add(int(found[1]))
-        if len(stacks) != 1:
-            what = "no layers with numbers" if not stacks else f"several stacks of layers ({', '.join(stacks)})"
-            raise ValueError(f"{checkpoint.label} has {what}, so that 'slices' cannot be cut; name whole 'models'")
-        ((prefix, numbers),) = stacks.items()
-        return cls(prefix, max(numbers) + 1)
+        chosen = [one for one in stacks if stack is None or f".{stack}." in f".{one}"]
+        if len(chosen) != 1:
+            listed = ", ".join(one.removesuffix(".") for one in chosen or stacks)
+            if not stacks:
+                what = "has no layers with numbers, so that 'slices' cannot be cut; name whole 'models'"
+            elif stack is None:
+                what = (
+                    f"has several stacks of layers ({listed}): name the one that is cut under 'modules', such as "
+                    f"modules: {{{_shortest(chosen[0], chosen)}: {{slices: ...}}}}"
+                )
+            else:
+                what = (
+                    f"has {'several stacks' if chosen else 'no stack'} of layers called {stack!r}; there are {listed}"
+                )
+            raise ValueError(f"{label} {what}")
+        return cls(chosen[0], max(stacks[chosen[0]]) + 1)
 
     def split(self, name: str) -> tuple[int, str] | None:
         """The number of the layer of a tensor and the rest of its name; None outside of layers."""
@@ -152,23 +168,47 @@ def plan_rule(
 def _tensors(recipe: Recipe, networks: Mapping[Path, Checkpoint], order: Sequence[str]) -> Iterator[_Made]:
     """Every tensor of the result, with its slice, its sources and its depth there."""
     first = next(iter(networks.values()))
+    depths = find_depths(first)
     if recipe.is_whole:
         (part,) = recipe.slices
-        depths = find_depths(first)
         for name in first.stored:
             yield _Made(name, (0, name), part, tuple((source, name) for source in part.sources), depths[name])
         return
-    layers = {folder: Layers.of(one) for folder, one in networks.items()}
-    own = layers[next(iter(networks))]
-    inside = [k for k, name in enumerate(order) if own.split(name) is not None]
+    stacks = recipe.stacks
+    layers = {stack: {folder: Layers.of(one, one.label, stack) for folder, one in networks.items()} for stack in stacks}
+    own = {stack: found[next(iter(networks))] for stack, found in layers.items()}
     place = {name: k for k, name in enumerate(order)}
+    roots = {stack: _root(one.prefix, stack) for stack, one in own.items()}
+    starts = {s: min((place[n] for n in order if one.split(n) is not None), default=0) for s, one in own.items()}
     for name in first.stored:
-        if own.split(name) is None:
-            is_before = place.get(name, -1) < min(inside, default=0)
-            part = recipe.slices[0] if is_before else recipe.slices[-1]
-            yield _Made(name, (0, name), part, tuple((source, name) for source in part.sources), 0.0)
-    number = 0
-    for part in recipe.slices:
+        if any(one.split(name) is not None for one in own.values()):
+            continue
+        inside = next((stack for stack, root in roots.items() if name.startswith(root)), None)
+        is_behind = place.get(name, -1) >= starts.get(inside, len(order))
+        part = stacks[inside][-1 if is_behind else 0] if inside in stacks else recipe.slices[0]
+        depth = depths.get(name, 0.0)
+        yield _Made(name, (0, name), part, tuple((source, name) for source in part.sources), depth)
+    for stack, parts in stacks.items():
+        yield from _stacked(recipe, networks, parts, layers[stack])
+
+
+def _root(prefix: str, stack: str | None) -> str:
+    """What all names in the part of a model begin with that a stack is called by; nothing for the only stack."""
+    return "" if stack is None else prefix[: f".{prefix}".index(f".{stack}.") + len(stack) + 1]
+
+
+def _shortest(stack: str, stacks: Sequence[str]) -> str:
+    """The last component of the name of a stack that no other has."""
+    others = {part for one in stacks if one != stack for part in one.split(".")}
+    return next((part for part in stack.split(".") if part and part not in others), stack.removesuffix("."))
+
+
+def _stacked(
+    recipe: Recipe, networks: Mapping[Path, Checkpoint], slices: Sequence[Slice], layers: Mapping[Path, Layers]
+) -> Iterator[_Made]:
+    """The tensors of one stack of layers."""
+    own, number = layers[next(iter(networks))], 0
+    for part in slices:
         ranges = [source.layers or (0, layers[source.model].count) for source in part.sources]
         for source, (_, end) in zip(part.sources, ranges, strict=True):
             if end > layers[source.model].count:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ KEYS = (
     "merge_method",
     "models",
     "slices",
+    "modules",
     "base_model",
     "parameters",
     "dtype",
@@ -144,15 +145,20 @@ def _recipe(whole: Entry) -> Recipe:
     if name not in METHODS:
         raise top["merge_method"].refuse(f"the merge method {name!r} is unknown; there are {', '.join(METHODS)}")
     method = METHODS[name]
-    if ("models" in top) == ("slices" in top):
-        raise whole.refuse("a recipe has either 'models' or 'slices'")
+    if sum(key in top for key in ("models", "slices", "modules")) != 1:
+        raise whole.refuse("a recipe has one of 'models', 'slices' and 'modules'")
     if "tokenizer" in top and "tokenizer_source" in top:
         raise top["tokenizer_source"].refuse("'tokenizer_source' and 'tokenizer' say the same; leave one of them out")
     base = _folder(top["base_model"]) if "base_model" in top else None
     if "models" in top:
         slices: tuple[Slice, ...] = (Slice(tuple(_source(one, method, name) for one in top["models"].items)),)
-    else:
+    elif "slices" in top:
         slices = tuple(_slice(one, method, name) for one in top["slices"].items)
+    else:
+        modules = top["modules"].mapping()
+        slices = tuple(part for stack, entry in modules.items() for part in _module(stack, entry, method, name))
+        if not slices:
+            raise top["modules"].refuse("'modules' is empty; name a stack of layers, such as encoder")
     recipe = Recipe(
         path=whole.path,
         method=name,
@@ -192,7 +198,7 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
         if len(lengths) > 1:
             raise RecipeError(f"{line}: the sources of a slice have {sorted(lengths)} layers; give all as many")
         is_lacking = recipe.base not in [source.model for source in part.sources]
-        if is_lacking and method.base in ("needed", "member") and not recipe.is_whole:
+        if is_lacking and method.base in ("needed", "member") and lengths:
             raise RecipeError(f"{line}: the slice lacks the base {recipe.base}; say which of its layers are meant")
         own = [source for source in part.sources if source.model != recipe.base or method.base in ("none", "member")]
         for key, default in method.own.items():
@@ -206,6 +212,20 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
         for key, default in method.common.items():
             if default is None and key not in recipe.parameters and key not in part.parameters:
                 raise RecipeError(f"{line}: {recipe.method} needs the parameter {key!r}")
+
+
+def _module(stack: str, entry: Entry, method: RecipeMethod, name: str) -> Iterable[Slice]:
+    """The slices of a stack of layers, or all of its layers; its parameters count where a slice has none."""
+    found = entry.mapping(("slices", "models", "parameters"))
+    if ("slices" in found) == ("models" in found):
+        raise entry.refuse(f"the module {stack!r} has either 'slices' or 'models'")
+    parameters = _parameters(found.get("parameters"), method, name)
+    if "models" in found:
+        yield Slice(tuple(_source(one, method, name) for one in found["models"].items), parameters, stack)
+        return
+    for one in found["slices"].items:
+        part = _slice(one, method, name)
+        yield replace(part, parameters={**parameters, **part.parameters}, stack=stack)
 
 
 def _slice(entry: Entry, method: RecipeMethod, name: str) -> Slice:
@@ -231,12 +251,15 @@ def _source(entry: Entry, method: RecipeMethod, name: str, *, is_slice: bool = F
 
 
 def _folder(entry: Entry) -> Path:
-    """The folder of a model, relative to the recipe."""
+    """The folder of a model, relative to the recipe, or with `lora` that of a base and its adapter."""
     if entry.is_mapping:
-        inner = entry.mapping(("model", "path"))
-        if len(inner) != 1:
-            raise entry.refuse(f"{entry.key!r} must be the folder of a model")
-        return _folder(next(iter(inner.values())))
+        inner = entry.mapping(("model", "lora", "path"))
+        if "path" in inner or "model" not in inner:
+            if inner.keys() != {"path"}:
+                raise entry.refuse(f"{entry.key!r} must be the folder of a model")
+            return _folder(inner["path"])
+        base = _folder(inner["model"])
+        return Path(f"{base}+{_folder(inner['lora'])}") if "lora" in inner else base
     text = entry.text
     folder = entry.path.parent / Path(text).expanduser()
     if folder.is_dir():
