@@ -41,6 +41,7 @@ SPEECH = (
 LATENT = {"kv_lora_rank": 6, "q_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 ROUTED = {"moe_intermediate_size": 12, "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1}
 ROUTED |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+CLIP = {"num_frames": 4, "tubelet_size": 2}
 FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
 SMALL = {"vocab_size": 24, "initializer_range": 0.3}
 SMALL_LLAMA = SMALL | {
@@ -316,4 +317,29 @@ LOOPS: dict[str, FolderCase] = {
     ),
 }
 """Mixtures that are loops over the experts that some token chose."""
-CASES = DENSE | MIXTURES | LOOPS
+MORE: dict[str, FolderCase] = {
+    "jetmoe": causal("JetMoe", kv_channels=4, **FOUR),
+    "glm4 lite": causal("Glm4MoeLite", **ROUTED | LATENT | {"num_key_value_heads": 4}),
+    "videomae": FolderCase("VideoMAEForVideoClassification", "VideoMAEConfig", VISION | CLIP),
+    "vivit": FolderCase("VivitForVideoClassification", "VivitConfig", VISION | CLIP | {"tubelet_size": [2, 8, 8]}),
+    "timesformer": FolderCase("TimesformerForVideoClassification", "TimesformerConfig", VISION | CLIP),
+    "vjepa2": FolderCase(
+        "VJEPA2ForVideoClassification",
+        "VJEPA2Config",
+        WIDE
+        | {"patch_size": 8, "crop_size": 16, "frames_per_clip": 4, "tubelet_size": 2, "mlp_ratio": 2}
+        | {"pred_hidden_size": 16, "pred_num_attention_heads": 4, "pred_num_hidden_layers": 1, "num_pooler_layers": 1},
+    ),
+    "spectra": FolderCase(
+        "ASTForAudioClassification", "ASTConfig", WIDE | {"patch_size": 8, "max_length": 32, "num_mel_bins": 16}
+    ),
+    "speech to text": FolderCase(
+        "Speech2TextForConditionalGeneration",
+        "Speech2TextConfig",
+        SEQUENCES
+        | {"input_feat_per_channel": 8, "max_source_positions": 64, "max_target_positions": 16}
+        | {"conv_channels": 12, "conv_kernel_sizes": [3], "num_conv_layers": 1},
+    ),
+}
+"""Experts whose tokens are sorted, and inputs that are neither text nor single images nor waves."""
+CASES = DENSE | MIXTURES | LOOPS | MORE

@@ -537,6 +537,7 @@ add(
     index_put=lambda m, h, g: h.index_put([torch.tensor([2, 0])], g[:2]),
     index_put_both=lambda m, h, g: h.index_put([torch.tensor([2, 0]), torch.tensor([1, 4])], g[0, :2], accumulate=True),
     index_put_zero=lambda m, h, g: h.index_put([torch.eye(3, 5) > 0], torch.zeros((), dtype=h.dtype)) + g,
+    masked_scatter_rows=lambda m, h, g: h.masked_scatter((torch.eye(3, 5) > 0)[..., None], g.flatten(0, 1)),
     masked_scatter=lambda m, h, g: h.masked_scatter((torch.eye(3, 5) > 0)[..., None].expand_as(h), g[0]),
 )
 add(

@@ -4,12 +4,15 @@ Which experts are chosen depends on values, so that such a loop cannot be traced
 was not chosen multiplied by zero, is the same function.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -20,12 +23,16 @@ class EveryExpert(TorchFunctionMode):
     Such a loop asks with `nonzero` which experts are chosen, with `where` which tokens chose one of them, and adds what
     was computed of these tokens with `index_add_`. Nothing else may use what `where` returns. The last `spare` experts
     of its masks are none: they stand for tokens of other devices.
+
+    Or it splits tokens that are sorted by their expert by how many each has, in a list, and joins what was computed of
+    the parts with `cat`.
     """
 
     def __init__(self, spare: int = 0) -> None:
         super().__init__()
         self._spare = spare
         self._chosen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._counts: list[_Counts] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.nonzero, torch.nonzero) and args[0].ndim == 1:
@@ -41,12 +48,32 @@ class EveryExpert(TorchFunctionMode):
             _, mask = self._chosen.pop(id(token))
             masked = states * mask.reshape(-1, 1).to(states.dtype)
             return total.add_(masked.unflatten(dim, tuple(mask.shape)).sum(dim))
+        if func in (Tensor.split, torch.split) and isinstance(args[1], _Counts):
+            self._counts.append(args[1])
+            return [args[0]] * len(args[1])
+        if func is torch.cat and self._counts and len(args[0]) == len(self._counts[-1]):
+            return self._counts.pop().choose(args[0])
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if error[0] is None and self._chosen:
+        if error[0] is None and (self._chosen or self._counts):
             raise ValueError("the model uses in another way which tokens chose an expert")
+
+
+class _Counts(list[int]):
+    """How many rows each expert has, of rows that are sorted by expert; the numbers themselves are not known."""
+
+    def __init__(self, blanks: list[int], counts: Tensor) -> None:
+        super().__init__(blanks)
+        self._ends = counts.cumsum(0)
+
+    def choose(self, results: Sequence[Tensor]) -> Tensor:
+        """Of what all experts computed of all rows that of the expert that each row has."""
+        row = torch.arange(results[0].shape[0], device=self._ends.device)
+        expert = (row.unsqueeze(1) >= self._ends).sum(1)
+        masks = (expert.eq(k).unsqueeze(1).to(one.dtype) for k, one in enumerate(results))
+        return sum((one * mask for one, mask in zip(results, masks, strict=True)), torch.zeros_like(results[0]))
 
 
 def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -66,7 +93,7 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
         try:
             with torch.no_grad():
                 after = _tensors(module(*inputs, **kwargs))
-        except (IndexError, TypeError, ValueError, RuntimeError, NotImplementedError):
+        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
             continue
         if before is None or all(torch.allclose(a, b, atol=1e-5) for a, b in zip(before, after, strict=True)):
             return True
@@ -76,10 +103,22 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
 
 def _visiting(forward: Callable[..., Any], spare: int) -> Callable[..., Any]:
     def visiting(*args: Any, **kwargs: Any) -> Any:
-        with EveryExpert(spare), patch.object(nn.Module, "to", lambda module, *_, **__: module):
-            return forward(*args, **kwargs)  # Routers convert their own weights, which a trace cannot.
+        # Routers convert their own weights, which a trace cannot; tensors of a trace have lists of their own.
+        with EveryExpert(spare), ExitStack() as patches:
+            patches.enter_context(patch.object(nn.Module, "to", lambda module, *_, **__: module))
+            for kind in (Tensor, FakeTensor, FunctionalTensor):
+                patches.enter_context(patch.object(kind, "tolist", _counting(kind.tolist)))
+            return forward(*args, **kwargs)
 
     return visiting
+
+
+def _counting(tolist: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def counting(tensor: Any) -> Any:
+        is_count = tensor.ndim == 1 and not tensor.is_floating_point()
+        return _Counts([0] * tensor.shape[0], tensor) if is_count else tolist(tensor)
+
+    return counting
 
 
 def _tensors(output: Any) -> list[Tensor]:

@@ -173,7 +173,10 @@ class _Made:
         return [partial(torch.ones, *shape, dtype=torch.int64)]
 
     def _tokens(self) -> Tensor:
-        text = self.config.get_text_config()
+        try:
+            text = self.config.get_text_config()
+        except ValueError:  # There are several.
+            text = self.config
         count = getattr(text, "vocab_size", None) or self._setting("vocab_size", 16)
         return torch.randint(3, max(4, int(count)), (2, TOKENS), generator=self.generator)
 

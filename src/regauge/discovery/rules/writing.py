@@ -42,7 +42,7 @@ def masked_scatter(b: Builder, call: Call) -> Value:
     kept: dict[int, int] = {}
     for k in reversed(range(x.ndim)):
         own, theirs = k - x.ndim + mask.ndim, k - x.ndim + source.ndim
-        if theirs < 0 or source.shape[theirs] != x.shape[k] or not (own < 0 or own in mask.uniform):
+        if theirs < 0 or source.shape[theirs] != x.shape[k] or not _is_same_along(mask, own):
             break
         kept[k] = theirs
     return _put(b, x, source, kept, call.shape, [])
@@ -75,6 +75,10 @@ def _put(
     for one in positions:
         b.freeze(one, reason=reason)
     return result
+
+
+def _is_same_along(mask: Value, dim: int) -> bool:
+    return dim < 0 or dim in mask.uniform or mask.shape[dim] == 1
 
 
 RULES: dict[str, Rule] = {"index_add": index_add, "index_put": index_put, "masked_scatter": masked_scatter}
