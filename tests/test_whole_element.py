@@ -69,7 +69,7 @@ def test_nothing_is_left_of_a_random_element(name: str) -> None:
     assert relative_change(found.probe(a), found.probe(merged)) <= 1e-5
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "resnet20_batch_A", "mobilenet_v2"])
 def test_no_more_is_left_than_the_noise(name: str) -> None:
     found = network(name)
     a, symmetry, chance = found.params, found.symmetry, generator(1)
@@ -187,6 +187,31 @@ def test_matrices_of_any_rank_are_found(widths: tuple[int, int, int], dead: str)
         result = rg.align(a, b, symmetry)
         assert all(bool(t.isfinite().all()) for t in result.params.values())
         assert all(torch.allclose(a[n], result.params[n], atol=1e-7) for n in a)
+
+
+@pytest.mark.parametrize("widths", [(3, 12, 12), (12, 12, 3), (6, 9, 9), (8, 3, 8)])
+@pytest.mark.parametrize("method", [rg.WeightMatching(), rg.MergeMany(), rg.FrankWolfe()], ids=repr)
+def test_matrices_of_any_rank_do_not_enlarge_noise(widths: tuple[int, int, int], method: rg.alignment.Method) -> None:
+    """A nearly singular product says little about small directions, which are fitted to the first network."""
+    symmetry, a = linear_mlp(*widths)
+    for seed in range(3):
+        chance = generator(seed)
+        noisy = {n: t + 1e-2 * torch.randn(t.shape, generator=chance, dtype=t.dtype) for n, t in a.items()}
+        b = symmetry.act(symmetry.random(chance), noisy)
+        result = rg.align(a, b, symmetry, method=method)
+        assert left_of(symmetry, a, result.params) <= left_of(symmetry, a, noisy)
+        assert torch.allclose(product(result.params), product(b), atol=1e-9)
+        assert not result.notes
+
+
+def test_a_fit_changes_no_statistics_where_these_are_computed_anew() -> None:
+    found = network("resnet20_batch_A")
+    a, symmetry, chance = found.params, found.symmetry, generator(1)
+    noisy = {n: t + 1e-2 * torch.rand(t.shape, generator=chance) if t.is_floating_point() else t for n, t in a.items()}
+    kept = rg.align(a, noisy, symmetry, method=rg.WeightMatching(scales="recompute"))
+    for name in (name for name in a if name.endswith("running_mean")):
+        assert torch.allclose(kept.params[name].abs().sort().values, noisy[name].abs().sort().values)
+    assert left_of(symmetry, a, rg.align(a, noisy, symmetry).params) <= left_of(symmetry, a, noisy)
 
 
 def product(params: Params) -> Tensor:

@@ -1,6 +1,6 @@
 """Shared by the methods for many networks: their objective, and the choice between climbs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -8,10 +8,11 @@ from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, ladder
 from regauge.alignment.engine.frames import CLOSER, Scales, buffers_of, is_stretched, move_by, notes_on, sides_of
+from regauge.alignment.engine.refit import refit
 from regauge.alignment.problem import ManyProblem
 from regauge.alignment.result import ManyResult
 from regauge.core import act as _act
-from regauge.core.balance import has_balance
+from regauge.core.balance import Buffers, has_balance
 from regauge.core.element import Element, concatenate, stack
 from regauge.core.families import Tensors, compared, dot
 from regauge.core.interpolation import mean
@@ -40,15 +41,30 @@ def best_universe(
     if scales == "keep" or not has_balance(symmetry):
         blank = symmetry.identity((len(networks),))
         return _universe(problem, blank, blank, climbs_from, climb_from_identity)
-    found = sides_of(networks, symmetry, buffers_of(scales, problem.task))
+    buffers = buffers_of(scales, problem.task)
+    found = sides_of(networks, symmetry, buffers)
     sides, ends = (stack([one.element for one in balanced]) for balanced in found)
-    notes = notes_on({name: flags.reshape(-1)[:1] for name, flags in found[1][0].rigid.items()})
-    first = replace(_universe(problem, sides, ends, climbs_from, climb_from_identity), notes=notes)
-    if found[0] is found[1]:
-        return first
-    # As in `WeightMatching`: copies are found for certain only where all scales are balanced.
-    other = replace(_universe(problem, ends, ends, climbs_from, climb_from_identity), notes=notes)
-    return other if _spread(other, symmetry) < CLOSER * _spread(first, symmetry) else first
+    best = _universe(problem, sides, ends, climbs_from, climb_from_identity)
+    if found[0] is not found[1]:
+        # As in `WeightMatching`: copies are found for certain only where all scales are balanced.
+        other = _universe(problem, ends, ends, climbs_from, climb_from_identity)
+        best = other if _spread(other, symmetry) < CLOSER * _spread(best, symmetry) else best
+    return _refit(problem, best, buffers, {name: flags.reshape(1) for name, flags in found[1][0].rigid.items()})
+
+
+def _refit(problem: ManyProblem, found: ManyResult, buffers: Buffers, rigid: Mapping[str, Tensor]) -> ManyResult:
+    """Fit networks that are nearly the first one to it; see `regauge.alignment.engine.refit`."""
+    first, *others = compared(found.params, problem.symmetry)
+    elements, params, is_fitted = list(found.elements), list(found.params), []
+    for k, other in enumerate(others if first else (), start=1):
+        pair = ({name: tensor.unsqueeze(0) for name, tensor in network.items()} for network in (first, other))
+        element, is_closer = refit(problem.symmetry, buffers, *pair)
+        is_fitted.append(bool(is_closer))
+        if is_fitted[-1]:
+            elements[k] = problem.symmetry.compose(element.item(0), elements[k])
+            params[k] = problem.symmetry.act(elements[k], problem.networks[k])
+    notes = () if is_fitted and all(is_fitted) else notes_on(rigid)
+    return replace(found, element=stack(elements), params=tuple(params), notes=notes)
 
 
 def _spread(found: ManyResult, symmetry: Symmetry) -> float:

@@ -51,6 +51,7 @@ class Frame:
         given: The second networks as they are.
         sides: What balances the first and the second networks; None where they are compared as they are.
         ends: What balances them with the scales that move running statistics, as far as these are taken over.
+        buffers: Whether running statistics are moved.
         rigid: For groups of invertible matrices, the pairs in which it is rotated only, because its values are
             singular within rounding in one of the networks.
     """
@@ -61,6 +62,7 @@ class Frame:
     given: Tensors
     sides: tuple[Element, Element] | None
     ends: tuple[Element, Element] | None
+    buffers: Buffers = "move"
     rigid: Mapping[str, Bool[Tensor, " pair"]] = field(default_factory=dict)
 
     @classmethod
@@ -76,12 +78,13 @@ class Frame:
         a, b = compared([params_a, params_b], symmetry)
         if scales == "keep" or not has_balance(symmetry):
             return cls(symmetry, a, b, b, None, None)
-        sides, ends = sides_of([params_a, params_b], symmetry, buffers_of(scales, task))
+        buffers = buffers_of(scales, task)
+        sides, ends = sides_of([params_a, params_b], symmetry, buffers)
         left, right = (side.element for side in sides)
         moved = move_by(symmetry, left, a), move_by(symmetry, right, b)
         pair = (left, right)
         last = pair if ends is sides else (ends[0].element, ends[1].element)
-        return cls(symmetry, *moved, b, pair, last, sides[0].rigid)
+        return cls(symmetry, *moved, b, pair, last, buffers, sides[0].rigid)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -121,7 +124,8 @@ class Frame:
         """The frame of some pairs."""
         a, b, given = ({n: at(t, rows) for n, t in tensors.items()} for tensors in (self.a, self.b, self.given))
         sides, ends = (None if s is None else (s[0].rows(rows), s[1].rows(rows)) for s in (self.sides, self.ends))
-        return Frame(self.symmetry, a, b, given, sides, ends, {name: flags[rows] for name, flags in self.rigid.items()})
+        rigid = {name: flags[rows] for name, flags in self.rigid.items()}
+        return Frame(self.symmetry, a, b, given, sides, ends, self.buffers, rigid)
 
     def turnable(self, params_a: Params, params_b: Params) -> tuple[Params, Params]:
         """Both networks of a single pair with their invertible matrices balanced, and their scales as they are."""

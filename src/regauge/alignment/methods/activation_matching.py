@@ -6,6 +6,7 @@ from regauge.alignment.activations.costs import Statistic, Traces, activation_co
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder
 from regauge.alignment.engine.frames import Frame, Scales
 from regauge.alignment.engine.paired_networks import dots
+from regauge.alignment.engine.refit import refit_near_copies
 from regauge.alignment.method import Method, match_each
 from regauge.alignment.problem import Problem, batch_of_one
 from regauge.alignment.result import Results
@@ -93,7 +94,7 @@ class ActivationMatching(Method):
         fallback = Fallback(initial, lambda rows: climb_mixture(frame.original(), None, is_from_original=True))
         best, starts = ladder(climbs, [fallback], initial)
         unit = weight / norm
-        return problem.result(
+        result = problem.result(
             best.element,
             objective=unit * best.objective,
             initial=unit * initial,
@@ -102,6 +103,7 @@ class ActivationMatching(Method):
             is_converged=best.is_converged,
             notes=frame.notes,
         )
+        return refit_near_copies(problem, result, frame)
 
 
 @dataclass(frozen=True)

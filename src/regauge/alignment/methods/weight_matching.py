@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder, portions, side_by_side
-from regauge.alignment.engine.frames import CLOSER, Frame, Scales, buffers_of
-from regauge.alignment.engine.refit import refit_near_copies, squared_distances
+from regauge.alignment.engine.fitting import squared_distances
+from regauge.alignment.engine.frames import CLOSER, Frame, Scales
+from regauge.alignment.engine.refit import refit_near_copies
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
@@ -97,15 +98,12 @@ class WeightMatching(Method):
     def _match(self, problem: Problem, init: Element | None, restarts: Sequence[Element]) -> Results:
         frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
         found = self._match_in(frame, problem, init, restarts)
-        if frame.sides is None or not frame.a:
-            return found
-        found = self._with_ends(frame, found, problem, init, restarts)
-        return refit_near_copies(problem, found, buffers_of(self.scales, problem.task))
+        return refit_near_copies(problem, self._with_ends(frame, found, problem, init, restarts), frame)
 
     def _with_ends(
         self, frame: Frame, found: Results, problem: Problem, init: Element | None, restarts: Sequence[Element]
     ) -> Results:
-        if frame.sides is frame.ends:
+        if frame.sides is frame.ends or not frame.a:
             return found
         # A copy with other scales before batch normalization is found for certain only where these are balanced.
         other = self._match_in(frame.at_ends(problem.a), problem, init, restarts)

@@ -1,0 +1,150 @@
+"""Positive scales and invertible matrices by least squares, between networks that are nearly the same already."""
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from regauge.alignment.engine.frames import move_by
+from regauge.alignment.engine.paired_networks import dots
+from regauge.core.act import Site
+from regauge.core.balance import Buffers
+from regauge.core.element import Element, Value
+from regauge.core.families import Tensors, unit_values
+from regauge.core.groups import Group
+from regauge.core.scales import free_families
+from regauge.core.symmetry import Symmetry
+
+SWEEPS = 100
+"""Most rounds over all groups."""
+SETTLED = 1e-5
+"""A round that lowers the squared distance by less than this share is the last one."""
+LONGEST = 1.0
+"""Steps of logarithms of factors and of entries of matrices end here; longer ones are shortened."""
+FLAT = 1e-11
+"""A direction whose curvature is below this share of the largest changes next to nothing, and is left alone."""
+
+PerPair = Float64[Tensor, " pair"]
+
+
+class GroupFit:
+    """A Gauss-Newton step of the scales or the matrices of one group, from sums over the tensors that it acts on.
+
+    The step X of second networks y towards first ones x minimizes `sum |x - y - X y|^2` over the places of the group.
+    For scales X multiplies each unit by the exponents of its families times their steps t, so that t solves the normal
+    equations of the unit. A matrix moves `y` to `(1 + X) y` where it acts and to `(1 - X') y` where its inverse does:
+    `X F + G X = sum (x - y) y' - sum y (x - y)'`, with the Gram matrices F and G of both kinds of places. Where a group
+    acts on several axes of one tensor, their curvatures are counted so often that the sum is never below the true one.
+
+    Attributes:
+        sites: The sites on compared tensors that it moves.
+    """
+
+    def __init__(self, symmetry: Symmetry, group: Group, buffers: Buffers) -> None:
+        self.group, self._symmetry = group, symmetry
+        free = free_families(symmetry, group, buffers)
+        self._free = torch.tensor(free, dtype=torch.float64).reshape(len(free), group.scales)
+        self._sums: dict[str, Tensor] = {}
+        is_linear = group.matrix == "linear"
+        own = {name: [s for s in local if s.group.name == group.name] for name, local in symmetry.sites.items()}
+        moved = {n: [s for s in local if is_linear or any(self._exponents(s))] for n, local in own.items()}
+        self.sites = {name: local for name, local in moved.items() if local and name not in symmetry.buffers}
+
+    def add(self, name: str, x: Tensor, y: Tensor) -> None:
+        """Take a tensor of both networks into account, `[pair, *shape]`."""
+        sites, is_linear = self.sites[name], self.group.matrix == "linear"
+        shared = len({site.placement.axis for site in sites})
+        for site in sites:
+            values = unit_values(self._symmetry, name, site, y, 1).double()
+            gap = unit_values(self._symmetry, name, site, x, 1).double() - values
+            if is_linear and site.placement.is_inverse:
+                self._count("inverse", shared * values @ values.mT)
+                self._count("right", -values @ gap.mT)
+            elif is_linear:
+                self._count("forward", shared * values @ values.mT)
+                self._count("right", gap @ values.mT)
+            else:
+                exponents = self._exponents(site)
+                self._count(
+                    "curvature", shared * values.square().sum(-1).cpu()[..., None, None] * exponents.outer(exponents)
+                )
+                self._count("right", (values * gap).sum(-1).cpu().unsqueeze(-1) * exponents)
+
+    def _exponents(self, site: Site) -> Float64[Tensor, " free"]:
+        """How strongly each free combination of families acts at a site."""
+        exponents: Tensor = self._free @ torch.tensor(site.placement.scale, dtype=torch.float64)
+        return exponents
+
+    def _count(self, key: str, term: Tensor) -> None:
+        self._sums[key] = self._sums[key] + term.cpu() if key in self._sums else term.cpu()
+
+    def step(self) -> tuple[Value, PerPair]:
+        """The step, and by how much it lowers the squared distance to first order; all sums begin anew."""
+        sums, self._sums = self._sums, {}
+        right = sums["right"]
+        if self.group.matrix == "linear":
+            none = torch.zeros_like(right)
+            step = _sylvester(sums.get("forward", none), sums.get("inverse", none), right)
+            step = step * _shorten(step)
+            return Value(matrix=torch.linalg.matrix_exp(step)), (step * right).flatten(1).sum(1)
+        values, vectors = torch.linalg.eigh(sums["curvature"])
+        inverse = torch.where(values > FLAT * values.amax(-1, keepdim=True), values.reciprocal(), 0.0)
+        step = (vectors * inverse.unsqueeze(-2)) @ (vectors.mT @ right.unsqueeze(-1))
+        step = step.squeeze(-1).clamp(-LONGEST, LONGEST)
+        return Value(scale=(step @ self._free).movedim(-1, -2).exp()), (step * right).flatten(1).sum(1)
+
+
+def fit_continuous(symmetry: Symmetry, buffers: Buffers, a: Tensors, b: Tensors) -> tuple[Element, dict[str, Tensor]]:
+    """The scales and matrices that bring each second network closest to its first one, nearby, and where it is then.
+
+    Args:
+        symmetry: With every size known.
+        buffers: "keep" leaves alone what would move running statistics; see `regauge.core.balance`.
+        a: Compared tensors of the first networks, `[pair, ...]`.
+        b: Compared tensors of the second networks.
+
+    References:
+        Nocedal and Wright (2006), Numerical Optimization, section 10.3, for Gauss-Newton steps; Bartels and Stewart
+        (1972), Solution of the matrix equation AX + XB = C.
+    """
+    pairs = len(next(iter(a.values())))
+    blank, moved = symmetry.identity((pairs,)), dict(b)
+    total = blank
+    every = (GroupFit(symmetry, group, buffers) for group in symmetry.groups)
+    fits = [(fit, names) for fit in every if (names := [name for name in a if name in fit.sites])]
+    for _ in range(SWEEPS):
+        lowered = torch.zeros(pairs, dtype=torch.float64)
+        for fit, names in fits:
+            for name in names:
+                fit.add(name, a[name], moved[name])
+            value, gain = fit.step()
+            step = Element({fit.group.name: value}, (pairs,)).fill(blank)
+            moved |= move_by(symmetry, step, {name: moved[name] for name in names})
+            total, lowered = symmetry.compose(step, total), lowered + gain
+        if bool((lowered <= SETTLED * squared_distances(a, moved)).all()):
+            break
+    return total, moved
+
+
+def squared_distances(a: Tensors, b: Tensors) -> PerPair:
+    """The squared distance of both networks of each pair."""
+    return torch.stack([dots(a[name] - b[name], a[name] - b[name]) for name in a]).sum(0)
+
+
+def _sylvester(
+    forward: Float64[Tensor, "*lead n n"], inverse: Float64[Tensor, "*lead n n"], right: Float64[Tensor, "*lead n n"]
+) -> Float64[Tensor, "*lead n n"]:
+    """The smallest X with `X F + G X = R` for positive semidefinite F and G, by least squares where there is none."""
+    f, columns = torch.linalg.eigh(forward)
+    g, rows = torch.linalg.eigh(inverse)
+    sums = g.clamp_min(0).unsqueeze(-1) + f.clamp_min(0).unsqueeze(-2)
+    is_flat = sums <= FLAT * sums.amax((-1, -2), keepdim=True)
+    inner = torch.where(is_flat, 0.0, rows.mT @ right @ columns / torch.where(is_flat, 1.0, sums))
+    found: Tensor = rows @ inner @ columns.mT
+    return found
+
+
+def _shorten(step: Float64[Tensor, "*lead n n"]) -> Float64[Tensor, "*lead 1 1"]:
+    """What makes steps of matrices no longer than `LONGEST`."""
+    norms = torch.linalg.matrix_norm(step, ord=2, keepdim=True)
+    share: Tensor = LONGEST / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+    return share.clamp(max=1.0)
