@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.core.balance import balance, balance_alike
+from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.matrices import balancing
 from regauge.core.params import Params
 from regauge.core.probe import Probe, perturb, relative_change
@@ -169,6 +170,48 @@ def test_where_the_second_network_is_on_its_orbit_makes_no_difference(name: str)
         assert left_of(symmetry, symmetry.act(stretched, expected), first) <= LEFT
 
 
+class Frozen(nn.Module):
+    """Normalization whose gain, bias and statistics are buffers."""
+
+    gain: Tensor
+    bias: Tensor
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        for name, value in {"gain": 1.0, "bias": 0.0, "mean": 0.0, "var": 1.0}.items():
+            self.register_buffer(name, torch.full((width,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = self.gain * (self.var + 1e-5).rsqrt()
+        return x * factor[:, None, None] + (self.bias - self.mean * factor)[:, None, None]
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_gains_that_are_buffers_do_not_keep_scales(is_mixed: bool) -> None:
+    """Without these buffers the scales of the filters around them would have no smallest norm."""
+    torch.manual_seed(0)
+    middle = nn.BatchNorm2d(8) if is_mixed else Frozen(8)
+    stem = nn.Sequential(nn.Conv2d(1, 6, 3), Frozen(6), nn.ReLU(), nn.Conv2d(6, 8, 3), middle, nn.ReLU())
+    module = nn.Sequential(*stem, nn.Conv2d(8, 5, 1), Frozen(5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 2))
+    module = module.double().eval()
+    images = torch.randn((4, 1, 6, 6), generator=generator(0), dtype=torch.float64)
+    symmetry = rg.discover(module, (images,), verify=False)
+    state = {n: t.detach() for n, t in module.state_dict().items()}
+    a = perturb(state, {n for n, _ in module.named_buffers()}, generator(0))
+    symmetry, chance = symmetry.bind(a), generator(1)
+    assert {"1.gain", "7.gain"} <= set(symmetry.buffers) - set(count_frozen_gains(symmetry, "move").buffers)
+    assert count_frozen_gains(symmetry, "keep") is symmetry
+    noisy = {n: t + 1e-2 * torch.rand(t.shape, generator=chance) if t.is_floating_point() else t for n, t in a.items()}
+    for seed in range(3):
+        b = symmetry.act(symmetry.random(generator(seed)), a)
+        assert left_of(symmetry, a, rg.align(a, b, symmetry).params) <= LEFT
+        far = symmetry.act(symmetry.random(generator(seed)), noisy)
+        found = rg.align(a, far, symmetry)
+        assert left_of(symmetry, a, found.params) <= 1.02 * left_of(symmetry, a, noisy)
+
+
 def linear_mlp(*widths: int, seed: int = 0) -> tuple[rg.Symmetry, Params]:
     """A bottleneck between two layers, and networks of any rank."""
     axes = {"0.weight": ("h", None), "0.bias": ("h",), "1.weight": (None, "h")}
@@ -206,6 +249,7 @@ def test_matrices_of_any_rank_do_not_enlarge_noise(widths: tuple[int, int, int],
 
 def test_a_fit_changes_no_statistics_where_these_are_computed_anew() -> None:
     found = network("resnet20_batch_A")
+    assert count_frozen_gains(found.symmetry, "move") is found.symmetry
     a, symmetry, chance = found.params, found.symmetry, generator(1)
     noisy = {n: t + 1e-2 * torch.rand(t.shape, generator=chance) if t.is_floating_point() else t for n, t in a.items()}
     kept = rg.align(a, noisy, symmetry, method=rg.WeightMatching(scales="recompute"))

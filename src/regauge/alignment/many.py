@@ -9,7 +9,7 @@ from torch import Tensor
 from regauge.alignment.engine.climbs import Climbs, Fallback, ladder
 from regauge.alignment.engine.frames import CLOSER, Scales, buffers_of, is_stretched, move_by, notes_on, sides_of
 from regauge.alignment.engine.refit import refit
-from regauge.alignment.problem import ManyProblem
+from regauge.alignment.problem import ManyProblem, batch_of_one
 from regauge.alignment.result import ManyResult
 from regauge.core import act as _act
 from regauge.core.balance import Buffers, has_balance
@@ -54,11 +54,10 @@ def best_universe(
 
 def _refit(problem: ManyProblem, found: ManyResult, buffers: Buffers, rigid: Mapping[str, Tensor]) -> ManyResult:
     """Fit networks that are nearly the first one to it; see `regauge.alignment.engine.refit`."""
-    first, *others = compared(found.params, problem.symmetry)
     elements, params, is_fitted = list(found.elements), list(found.params), []
-    for k, other in enumerate(others if first else (), start=1):
-        pair = ({name: tensor.unsqueeze(0) for name, tensor in network.items()} for network in (first, other))
-        element, is_closer = refit(problem.symmetry, buffers, *pair)
+    first = batch_of_one(params[0])
+    for k, other in enumerate(params[1:], start=1):
+        element, is_closer = refit(problem.symmetry, buffers, first, batch_of_one(other))
         is_fitted.append(bool(is_closer))
         if is_fitted[-1]:
             elements[k] = problem.symmetry.compose(element.item(0), elements[k])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regauge.core.element import Element, Value
 from regauge.core.families import connected
+from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.matrices import Matrices, balanced_matrices
 from regauge.core.params import Params
 from regauge.core.scales import Direction, Logs, Squares, descend, directions, jump, normalize, normalizers
@@ -73,11 +74,11 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
     Args:
         symmetry: The symmetry of the architecture.
         params: One network, or a population with a leading model axis.
-        buffers: They are never compared. Batch normalization in evaluation mode lets a filter and its gain scale
-            oppositely while the running mean moves along. With "move" such filters have norm one in the end: where
-            networks are compared they keep the weight that they have in training, which does not depend on that norm.
-            "keep" uses only those combinations of families that leave every buffer as it is, because a part of such
-            a move is undone when the statistics are computed anew.
+        buffers: They do not count, but for gains of frozen normalization (`count_frozen_gains`). Batch normalization
+            in evaluation mode lets a filter and its gain scale oppositely while the running mean moves along. With
+            "move" such filters have norm one in the end: where networks are compared they keep the weight that they
+            have in training, which does not depend on that norm. "keep" uses only those combinations of families that
+            leave every buffer as it is, because a part of such a move is undone when the statistics are computed anew.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
@@ -97,7 +98,7 @@ def balance_alike(
 
     Networks may be populations, which are compared one by one.
     """
-    symmetry = symmetry.bind(networks[0])
+    symmetry = count_frozen_gains(symmetry.bind(networks[0]), buffers)
     joined = _join(networks, symmetry)
     if joined is None:
         return agree(len(networks), lambda k, rigid: balance_but(networks[k], symmetry, buffers, rigid))
@@ -160,7 +161,7 @@ def balance_but(
     matrices = Matrices(symmetry, flat, rigid) if linear else None
     logs = _minimize(scaled, squares, batch, tolerance, matrices)
     if buffers == "move" and not all(bool((np.abs(found) <= LARGEST).all()) for found in logs):
-        # Filters between normalizations whose gains are buffers, too, have no finite minimum.
+        # Scales of values that are zero or nearly so may have no finite minimum.
         return balance_but(params, symmetry, "keep", rigid)
     filters = normalizers(symmetry) if buffers == "move" else ()
     logs += [normalize(direction, squares, batch) for direction in filters]
@@ -186,6 +187,7 @@ def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[fro
 
     Balancing the part alone (with all buffers, where they are kept) gives the same factors as balancing everything.
     """
+    symmetry = count_frozen_gains(symmetry, buffers)
     scaled = (frozenset(place.name for place in direction.places) for direction in directions(symmetry, buffers))
     return connected([*scaled, *balanced_matrices(symmetry).values()])
 

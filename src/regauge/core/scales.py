@@ -160,7 +160,8 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Di
     """The families of every group, or the combinations of them that keep the buffers."""
     result = []
     for group in symmetry.groups:
-        for weights in free_families(symmetry, group, buffers):
+        rows = _moving(symmetry, group) if buffers == "keep" else []
+        for weights in _null_space(rows, group.scales):
             sites = _sites_moved(symmetry, group, weights)
             if sites:
                 result.append(_direction(symmetry, group, weights, sites))

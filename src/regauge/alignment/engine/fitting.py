@@ -1,17 +1,17 @@
 """Positive scales and invertible matrices by least squares, between networks that are nearly the same already."""
 
+from collections.abc import Collection
+
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from regauge.alignment.engine.frames import move_by
 from regauge.alignment.engine.paired_networks import dots
-from regauge.core.act import Site
 from regauge.core.balance import Buffers
 from regauge.core.element import Element, Value
-from regauge.core.families import Tensors, unit_values
+from regauge.core.families import Tensors, connected, unit_values
 from regauge.core.groups import Group
-from regauge.core.scales import free_families
 from regauge.core.symmetry import Symmetry
 
 SWEEPS = 100
@@ -39,14 +39,12 @@ class GroupFit:
         sites: The sites on compared tensors that it moves.
     """
 
-    def __init__(self, symmetry: Symmetry, group: Group, buffers: Buffers) -> None:
+    def __init__(self, symmetry: Symmetry, group: Group) -> None:
         self.group, self._symmetry = group, symmetry
-        free = free_families(symmetry, group, buffers)
-        self._free = torch.tensor(free, dtype=torch.float64).reshape(len(free), group.scales)
         self._sums: dict[str, Tensor] = {}
         is_linear = group.matrix == "linear"
         own = {name: [s for s in local if s.group.name == group.name] for name, local in symmetry.sites.items()}
-        moved = {n: [s for s in local if is_linear or any(self._exponents(s))] for n, local in own.items()}
+        moved = {n: [s for s in local if is_linear or any(s.placement.scale)] for n, local in own.items()}
         self.sites = {name: local for name, local in moved.items() if local and name not in symmetry.buffers}
 
     def add(self, name: str, x: Tensor, y: Tensor) -> None:
@@ -63,16 +61,11 @@ class GroupFit:
                 self._count("forward", shared * values @ values.mT)
                 self._count("right", gap @ values.mT)
             else:
-                exponents = self._exponents(site)
+                exponents = torch.tensor(site.placement.scale, dtype=torch.float64)
                 self._count(
                     "curvature", shared * values.square().sum(-1).cpu()[..., None, None] * exponents.outer(exponents)
                 )
                 self._count("right", (values * gap).sum(-1).cpu().unsqueeze(-1) * exponents)
-
-    def _exponents(self, site: Site) -> Float64[Tensor, " free"]:
-        """How strongly each free combination of families acts at a site."""
-        exponents: Tensor = self._free @ torch.tensor(site.placement.scale, dtype=torch.float64)
-        return exponents
 
     def _count(self, key: str, term: Tensor) -> None:
         self._sums[key] = self._sums[key] + term.cpu() if key in self._sums else term.cpu()
@@ -90,15 +83,17 @@ class GroupFit:
         inverse = torch.where(values > FLAT * values.amax(-1, keepdim=True), values.reciprocal(), 0.0)
         step = (vectors * inverse.unsqueeze(-2)) @ (vectors.mT @ right.unsqueeze(-1))
         step = step.squeeze(-1).clamp(-LONGEST, LONGEST)
-        return Value(scale=(step @ self._free).movedim(-1, -2).exp()), (step * right).flatten(1).sum(1)
+        return Value(scale=step.movedim(-1, -2).exp()), (step * right).flatten(1).sum(1)
 
 
-def fit_continuous(symmetry: Symmetry, buffers: Buffers, a: Tensors, b: Tensors) -> tuple[Element, dict[str, Tensor]]:
+def fit_continuous(
+    symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors
+) -> tuple[Element, dict[str, Tensor]]:
     """The scales and matrices that bring each second network closest to its first one, nearby, and where it is then.
 
     Args:
         symmetry: With every size known.
-        buffers: "keep" leaves alone what would move running statistics; see `regauge.core.balance`.
+        groups: Those whose scales or matrices are fitted; see `fitted_groups`.
         a: Compared tensors of the first networks, `[pair, ...]`.
         b: Compared tensors of the second networks.
 
@@ -109,7 +104,7 @@ def fit_continuous(symmetry: Symmetry, buffers: Buffers, a: Tensors, b: Tensors)
     pairs = len(next(iter(a.values())))
     blank, moved = symmetry.identity((pairs,)), dict(b)
     total = blank
-    every = (GroupFit(symmetry, group, buffers) for group in symmetry.groups)
+    every = (GroupFit(symmetry, group) for group in groups)
     fits = [(fit, names) for fit in every if (names := [name for name in a if name in fit.sites])]
     for _ in range(SWEEPS):
         lowered = torch.zeros(pairs, dtype=torch.float64)
@@ -118,11 +113,29 @@ def fit_continuous(symmetry: Symmetry, buffers: Buffers, a: Tensors, b: Tensors)
                 fit.add(name, a[name], moved[name])
             value, gain = fit.step()
             step = Element({fit.group.name: value}, (pairs,)).fill(blank)
-            moved |= move_by(symmetry, step, {name: moved[name] for name in names})
+            for name in names:  # One after the other, so that the old ones are not held meanwhile.
+                moved |= move_by(symmetry, step, {name: moved[name]})
             total, lowered = symmetry.compose(step, total), lowered + gain
         if bool((lowered <= SETTLED * squared_distances(a, moved)).all()):
             break
     return total, moved
+
+
+def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
+    """The groups that are fitted: scales that move running statistics only where balancing may move them, too."""
+    is_kept = {g.name: buffers == "keep" and _moves_statistics(symmetry, g) for g in symmetry.groups}
+    return [g for g in symmetry.groups if g.matrix == "linear" or (g.scales and not is_kept[g.name])]
+
+
+def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collection[str]) -> list[frozenset[str]]:
+    """The tensors of some names that `fit_continuous` looks at, in parts that do not depend on one another."""
+    moved: dict[tuple[str, int], set[str]] = {}
+    for group in groups:
+        for place in (place for place in group.placements if place.parameter in names):
+            families = [k for k, exponent in enumerate(place.scale) if exponent]
+            for family in [-1] if group.matrix == "linear" else families:
+                moved.setdefault((group.name, family), set()).add(place.parameter)
+    return connected(moved.values())
 
 
 def squared_distances(a: Tensors, b: Tensors) -> PerPair:
@@ -148,3 +161,7 @@ def _shorten(step: Float64[Tensor, "*lead n n"]) -> Float64[Tensor, "*lead 1 1"]
     norms = torch.linalg.matrix_norm(step, ord=2, keepdim=True)
     share: Tensor = LONGEST / norms.clamp_min(torch.finfo(norms.dtype).tiny)
     return share.clamp(max=1.0)
+
+
+def _moves_statistics(symmetry: Symmetry, group: Group) -> bool:
+    return any(place.parameter in symmetry.buffers and any(place.scale) for place in group.placements)

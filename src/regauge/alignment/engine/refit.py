@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import climb
-from regauge.alignment.engine.fitting import fit_continuous, squared_distances
+from regauge.alignment.engine.fitting import fit_continuous, fitted_groups, squared_distances
 from regauge.alignment.engine.frames import Frame, notes_on
 from regauge.alignment.engine.paired_networks import act_on, at, dots
 from regauge.alignment.problem import Problem
@@ -21,6 +21,7 @@ from regauge.alignment.result import Results
 from regauge.core.balance import Buffers
 from regauge.core.element import Element
 from regauge.core.families import Tensors, compared
+from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.symmetry import Symmetry
 
 NEAR = 0.05
@@ -33,8 +34,7 @@ def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results
     """Fit second networks that are nearly their first ones, where that brings them closer."""
     if frame.sides is None or not frame.a:
         return found
-    a, b = compared([problem.a, found.params], problem.symmetry)
-    element, is_closer = refit(problem.symmetry, frame.buffers, a, b)
+    element, is_closer = refit(problem.symmetry, frame.buffers, problem.a, found.params)
     if not bool(is_closer.any()):
         return found
     element = problem.symmetry.compose(element, found.element)
@@ -43,23 +43,28 @@ def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results
     return replace(found.but(is_closer, other), notes=notes)
 
 
-def refit(symmetry: Symmetry, buffers: Buffers, a: Tensors, b: Tensors) -> tuple[Element, Tensor]:
+def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Tensors) -> tuple[Element, Tensor]:
     """What brings second networks closer that are nearly their first ones, and which of the pairs these are.
 
-    Tensors are those that are compared, `[pair, ...]`. The element is the identity for all other pairs.
+    Networks are `[pair, ...]`. The element is the identity for all other pairs.
     """
-    pairs, before = len(next(iter(a.values()))), squared_distances(a, b)
-    norm = torch.stack([dots(t, t) for t in a.values()]).sum(0)
-    rows = ((before < NEAR * norm) & (before > EXACT * norm)).nonzero().flatten()
+    symmetry = count_frozen_gains(symmetry, buffers)
+    a, b = compared([params_a, params_b], symmetry)
+    pairs = len(next(iter(params_b.values())))
     blank, is_closer = symmetry.identity((pairs,)), torch.zeros(pairs, dtype=torch.bool)
+    groups = fitted_groups(symmetry, buffers)
+    if not a or not groups:
+        return blank, is_closer
+    before, norm = squared_distances(a, b), torch.stack([dots(t, t) for t in a.values()]).sum(0)
+    rows = is_near_copy(before, norm).nonzero().flatten()
     if not len(rows):
         return blank, is_closer
     a, b = ({name: at(t, rows) for name, t in tensors.items()} for tensors in (a, b))
     total, now = symmetry.identity((len(rows),)), before[rows]
     steps: list[Callable[[Tensors], tuple[Element, Tensors]]] = [
-        lambda b: fit_continuous(symmetry, buffers, a, b),
+        lambda b: fit_continuous(symmetry, groups, a, b),
         lambda b: _match(symmetry, a, b),
-        lambda b: fit_continuous(symmetry, buffers, a, b),
+        lambda b: fit_continuous(symmetry, groups, a, b),
     ]
     for step in steps:
         element, moved = step(b)
@@ -70,6 +75,11 @@ def refit(symmetry: Symmetry, buffers: Buffers, a: Tensors, b: Tensors) -> tuple
         now = torch.where(better, after, now)
     is_closer[rows] = now < before[rows]
     return blank.zip(total, lambda here, there: here.index_copy(0, rows, there.to(here.dtype))), is_closer
+
+
+def is_near_copy(square: Tensor, norm: Tensor) -> Tensor:
+    """Whether a squared distance is that of a nearly equal network, by the squared norm, where anything is left."""
+    return (square < NEAR * norm) & (square > EXACT * norm)
 
 
 def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, dict[str, Tensor]]:

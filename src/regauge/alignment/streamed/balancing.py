@@ -10,12 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.frames import move_by, notes_on
-from regauge.alignment.engine.refit import fit_scales, fitted_parts, squared_distances
+from regauge.alignment.engine.fitting import fit_continuous, fitted_parts, squared_distances
+from regauge.alignment.engine.frames import notes_on
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.passes import Passes
 from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts
 from regauge.core.element import Element, Value
+from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.groups import Group
 from regauge.core.matrices import root_of
 from regauge.core.params import Params, require_finite, work_dtype
@@ -27,6 +28,7 @@ def balance_streamed(
     a: Checkpoint, b: Checkpoint, symmetry: Symmetry, buffers: Buffers, passes: Passes
 ) -> tuple[Element, Element, tuple[str, ...]]:
     """What balances each network, and sentences about groups that keep their matrices; see `balance_alike`."""
+    symmetry = count_frozen_gains(symmetry, buffers)
     sides, notes = [symmetry.identity()] * 2, list[str]()
     for part in balanced_parts(symmetry, buffers=buffers):
         before = passes.bytes_and_seconds[0]
@@ -47,13 +49,13 @@ def balance_streamed(
 def fit_streamed(
     a: Checkpoint, b: Checkpoint, symmetry: Symmetry, groups: Sequence[Group], names: Collection[str], passes: Passes
 ) -> tuple[Element, bool]:
-    """The scales that bring the units of the second network close to those of the first, and whether that is closer.
+    """The scales and matrices that bring the second network closest to the first, and whether that is closer.
 
     Args:
         a: The first network.
         b: The second network, moved next to the first.
         symmetry: With every size known.
-        groups: Those whose scales are fitted; see `fitted_groups`.
+        groups: Those that are fitted; see `fitted_groups`.
         names: The compared tensors.
         passes: Counts what is read.
     """
@@ -64,11 +66,11 @@ def fit_streamed(
         for name in sorted(part):
             x[name], y[name] = _read_pair(a, b, symmetry, name)
         own = _restrict(symmetry, {name: tensor[0] for name, tensor in x.items()})
-        scaled = [g for g in own.groups if g.name in chosen and any(any(place.scale) for place in g.placements)]
-        element = fit_scales(own, scaled, x, y)
-        gained += float(squared_distances(x, y) - squared_distances(x, move_by(own, element, y)))
+        before_fit = squared_distances(x, y)
+        element, y = fit_continuous(own, [group for group in own.groups if group.name in chosen], x, y)
+        gained += float(before_fit - squared_distances(x, y))
         for name, value in element.item(0).items():
-            total = total.replace(name, _join(total[name], replace(value, matrix=None)))
+            total = total.replace(name, _join(total[name], value))
         passes.advance(passes.bytes_and_seconds[0] - before)
     return total, gained > 0
 
@@ -119,14 +121,22 @@ def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
 def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> tuple[Tensor, Tensor]:
     """Both tensors of a name as a batch of one pair.
 
-    Of those that are read in pieces others with the same sums of squares and of products over the first axis, so that
-    scales on the other axes bring them as close.
+    Of those that are read in pieces others with the same sums of squares and of products over the first axis, or where
+    matrices act of the products of all columns, so that what acts on the other axes brings them as close.
     """
     dtype = work_dtype(a.stored[name].dtype, b.stored[name].dtype)
     ranges = row_ranges(symmetry, name)
     if len(ranges) == 1:
         x, y = (one.read(name, dtype=dtype).unsqueeze(0) for one in (a, b))
         return x, y
+    if any(site.group.matrix == "linear" for site in symmetry.sites[name]):
+        width = torch.Size(symmetry.shapes[name][1:]).numel()
+        gram = torch.zeros(2 * width, 2 * width, dtype=torch.float64)
+        for rows in ranges:
+            both = torch.cat([one.read(name, rows=rows, dtype=dtype).flatten(1) for one in (a, b)], 1).double()
+            gram += both.mT @ both
+        roots = root_of(gram).reshape(2 * width, 2, *symmetry.shapes[name][1:])
+        return roots[None, :, 0], roots[None, :, 1]
     squares, others, products = torch.stack(list(_sums(a, b, name, ranges, dtype))).sum(0)
     roots = squares.sqrt()
     along = torch.where(roots > 0, products / roots, 0.0)

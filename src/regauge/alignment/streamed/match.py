@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from regauge.alignment.engine.fitting import fitted_groups
 from regauge.alignment.engine.frames import CLOSER, balances_of, buffers_of
-from regauge.alignment.engine.refit import fitted_groups, is_near_copy
+from regauge.alignment.engine.refit import is_near_copy
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.result import Result
 from regauge.alignment.streamed.balancing import balance_streamed, fit_streamed

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from regauge.alignment.engine.fitting import fitted_groups, fitted_parts
 from regauge.alignment.engine.frames import balances_of
-from regauge.alignment.engine.refit import fitted_groups, fitted_parts
 from regauge.alignment.streamed.memory import Sizes
 from regauge.core.act import resolve
 from regauge.core.balance import Buffers, balanced_parts
