@@ -33,8 +33,8 @@ class WeightMatching(Method):
     where of a matrix only a rotation is left to choose, and the second network takes over the scales and matrices of
     the first. So the outcome does not depend on where on its orbit either network happens to be. Choosing the scales
     that minimize the distance instead, jointly with the permutation, makes weights smaller wherever two units agree
-    little, and depends on the scales of the first network. Where the two turn out to be nearly the same network, their
-    scales are fitted once more, if that brings them closer: a gain near zero says little about its unit's scale.
+    little, and depends on the scales of the first network. Where the two are nearly the same network, scales and
+    matrices are fitted by least squares if that brings them closer: a gain near zero says little about a unit's scale.
 
     Departures from the paper: the first costs use the barycenter of what is not known yet, best anchored group
     first (planted permutations of residual networks are then recovered, which fails from the identity); groups
