@@ -83,3 +83,21 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
         return text
 
     return run
+
+
+@pytest.fixture
+def resident() -> Callable[[str], int]:
+    """Resets the peak of the resident memory; what it returns reads peak and current in bytes."""
+    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    if not reset.exists():
+        pytest.skip("the peak of the resident memory can be reset on Linux only")
+
+    def read(field: str) -> int:
+        line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+        return 1024 * int(line.split()[1])
+
+    try:
+        reset.write_text("5")
+    except OSError:
+        pytest.skip("the peak of the resident memory cannot be reset here")
+    return read

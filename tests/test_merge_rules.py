@@ -1,7 +1,7 @@
 """Laws of every rule in the table, and every rule against a small implementation of its own."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,13 @@ from torch import Tensor
 
 import regauge as rg
 from regauge import Params, Symmetry
+from regauge.alignment.streamed.memory import SLACK
+from regauge.core.groups import Group, Placement
 from regauge.merging import RULES, Breadcrumbs, Dare, Della, ElectedMean, Rule, Setting, TaskArithmetic, Ties
+from regauge.merging.blend import Blend
 from regauge.merging.rule import Target, draw_seed
-from regauge.storage.checkpoints.checkpoint import load
+from regauge.storage.checkpoints.checkpoint import Checkpoint, load
+from regauge.storage.checkpoints.memory_limit import large_blocks_returned
 from regauge.storage.checkpoints.writing import save
 
 Array = NDArray[np.float64]
@@ -473,3 +477,27 @@ def test_random_numbers_depend_on_the_seed_the_name_and_the_network_alone(shape:
         target = Target("a", seed=0)
         parts = [target.draw(0, like[:2]), target.draw(0, like[2:])]
         assert torch.equal(torch.cat(parts), first)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rule_holds_no_more_than_it_tells(
+    case: Case, dtype: torch.dtype, tmp_path: Path, resident: Callable[[str], int]
+) -> None:
+    """Streamed, with every network moved; tensors are larger than what the allocator keeps for later ones."""
+    shape, chosen = (1200, 1000), chance(0)
+    for k in range(4):
+        save({"w": torch.randn(shape, generator=chosen).to(dtype)}, tmp_path / f"{k}.safetensors")
+    opened = [Checkpoint.open(tmp_path / f"{k}.safetensors") for k in range(4)]
+    networks = tuple(opened[: min(3, case.rule.most or 3)])
+    sides = (Group(f"g{k}", n, (Placement("w", k, scale=(1,)),), scales=1) for k, n in enumerate(shape))
+    symmetry = Symmetry(tuple(sides), {"w": shape})
+    elements = tuple(symmetry.random(chance(k)) for k in range(len(networks)))
+    blend = Blend(case.rule, symmetry, networks, opened[3] if case.has_base else None, case.weights, elements, 5)
+    blend.check()
+    with large_blocks_returned():
+        Path("/proc/self/clear_refs").write_text("5")
+        before = resident("VmRSS")
+        for piece in blend.pieces("w"):
+            piece.to(dtype)
+        assert resident("VmHWM") - before <= SLACK * blend.held() + (1 << 23)

@@ -244,24 +244,6 @@ def test_a_total_is_the_maximum_over_all_orders_and_all_signs() -> None:
     assert sum(chosen) == pytest.approx(best)
 
 
-@pytest.fixture
-def resident() -> Callable[[str], int]:
-    """Resets the peak of the resident memory; what it returns reads peak and current in bytes."""
-    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-    if not reset.exists():
-        pytest.skip("the peak of the resident memory can be reset on Linux only")
-
-    def read(field: str) -> int:
-        line = next(line for line in status.read_text().splitlines() if line.startswith(field))
-        return 1024 * int(line.split()[1])
-
-    try:
-        reset.write_text("5")
-    except OSError:
-        pytest.skip("the peak of the resident memory cannot be reset here")
-    return read
-
-
 def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], int]) -> None:
     with torch.device("meta"):
         module = Llama(5000, width=96, layers=3, heads=6, kv_heads=3).eval()
@@ -307,7 +289,7 @@ def model():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the resident memory")
-@pytest.mark.parametrize("command", ["align", "merge"])
+@pytest.mark.parametrize("command", ["align", "merge", "merge --rule karcher"])
 def test_a_command_holds_no_more_than_it_tells(command: str, tmp_path: Path) -> None:
     """With all that is imported and traced since it began."""
     (tmp_path / "larger_nets.py").write_text(LARGER)
@@ -317,7 +299,7 @@ def test_a_command_holds_no_more_than_it_tells(command: str, tmp_path: Path) -> 
     for letter in "ab":
         save({n: torch.randn(s, generator=generator) for n, s in shapes.items()}, tmp_path / f"{letter}.safetensors")
     pair = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "larger_nets.py:model"]
-    arguments = [sys.executable, "-c", COMMAND, command, *pair, "--memory", "2GB"]
+    arguments = [sys.executable, "-c", COMMAND, *command.split(), *pair, "--memory", "2GB"]
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = re.search(r"at most (\d+) MB, (\d+(?:\.\d+)?) MB of them already", done.stdout)

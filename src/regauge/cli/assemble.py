@@ -33,7 +33,7 @@ from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.formats.headers import StoredTensor
 from regauge.storage.checkpoints.formats.state_dicts import match
-from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
+from regauge.storage.checkpoints.memory_limit import MemoryLimit, large_blocks_returned, resident, size_text
 from regauge.storage.checkpoints.names.converted import Converted
 from regauge.storage.checkpoints.names.from_transformers import expected_of, name_for
 from regauge.storage.checkpoints.outputs.provenance import Provenance
@@ -166,7 +166,8 @@ def assemble(options: Merge, request: Request) -> None:
         record = _record(request, ready, parts)
         record = replace(record, origin=request.provenance.facts(progress))
         save_text(record.card, staging.content / card_path(staging.out).name)
-        staging.write(shards, assembly.pieces, progress)
+        with large_blocks_returned():
+            staging.write(shards, assembly.pieces, progress)
         staging.publish(shards, networks[0])
     tell_merged(record, options.output)
 
@@ -194,7 +195,10 @@ def _align(
         staging = None
         if not options.dry_run:
             assert job.out is not None
-            made = Staging(job.out, inputs, resume=resume, overwrite=overwrite, provenance=job.provenance)
+            nbytes = 0 if request.layers else sum(shard.nbytes for shard in job.shards)
+            made = Staging(
+                job.out, inputs, resume=resume, overwrite=overwrite, provenance=job.provenance, nbytes=nbytes
+            )
             staging = stack.enter_context(made)
         why = () if request.align is False or not others else ("not aligned: the models have different tensors",)
         return staging, _Ready(job.checkpoints, Symmetry(()), (None,) * len(labels), reports=why)

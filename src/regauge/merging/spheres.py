@@ -11,8 +11,10 @@ from regauge.merging.rule import Rule, Target, weighted_sum
 
 PARALLEL = 1e-6
 """Below this sine of their angle two tensors are parallel, and below this length a mean of directions is none."""
+PORTION = 1 << 17
+"""Entries of which inner products are computed at once."""
 TOLERANCE = 1e-9
-"""A mean of directions has been reached when a step is shorter than that, in radians."""
+"""A mean of directions has been reached when a step is shorter than that, in radians, or than rounding."""
 
 
 @dataclass(frozen=True)
@@ -106,24 +108,37 @@ class KarcherMean(Rule):
             return weighted_sum(iter(given), factors)
         mean /= length(mean)
         directions = [given[k].div_(lengths[k]) for k in known]
+        move, tangent = torch.empty_like(mean), torch.empty_like(mean)
         for _ in range(self.steps):
-            move = weighted_sum((_log(mean, one) for one in directions), shares)
+            move.zero_()
+            for one, share in zip(directions, shares, strict=True):
+                _add_log(move, mean, one, share, tangent)
             angle = length(move)
-            if angle < TOLERANCE:
+            if angle < max(TOLERANCE, 4 * torch.finfo(mean.dtype).eps):
                 break
-            mean = mean * math.cos(angle) + move * (math.sin(angle) / angle)
+            mean.mul_(math.cos(angle)).add_(move, alpha=math.sin(angle) / angle)
             mean /= length(mean)
-        return mean * long
+        return mean.mul_(long)
 
 
 def length(tensor: Tensor) -> float:
     """The Euclidean norm of all entries, summed in float64."""
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    return math.sqrt(_inner(tensor, tensor))
 
 
-def _log(start: Tensor, end: Tensor) -> Tensor:
-    """The tangent at one direction that leads to another: its length is the angle; zero for opposite ones."""
-    angle = 2 * math.atan2(length(end - start), length(end + start))
-    tangent = end - start * float((start * end).sum(dtype=torch.float64))
-    reach = length(tangent)
-    return tangent * (angle / reach if reach > 0 else 0.0)
+def _inner(a: Tensor, b: Tensor) -> float:
+    """The inner product of all entries in float64, in portions, so that no copies are as large as the tensors."""
+    portions = zip(a.flatten().split(PORTION), b.flatten().split(PORTION), strict=True)
+    return sum(float(torch.dot(x.double(), y.double())) for x, y in portions)
+
+
+def _add_log(total: Tensor, start: Tensor, end: Tensor, share: float, work: Tensor) -> None:
+    """Add a share of the tangent at one direction that leads to another: its length is the angle, or zero if opposite.
+
+    `work` is written over.
+    """
+    angle = 2 * math.atan2(length(torch.sub(end, start, out=work)), length(torch.add(end, start, out=work)))
+    torch.sub(end, start, alpha=_inner(start, end), out=work)
+    reach = length(work)
+    if reach > 0:
+        total.add_(work, alpha=share * angle / reach)

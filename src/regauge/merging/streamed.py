@@ -13,6 +13,7 @@ from regauge.merging.blend import Blend
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule
 from regauge.merging.settings import Number
+from regauge.storage.checkpoints.memory_limit import large_blocks_returned
 from regauge.storage.checkpoints.writing import save_text
 
 
@@ -96,6 +97,7 @@ def merge_job(
         if staging.provenance is not None:
             record = replace(record, origin=staging.provenance.facts(progress))
         save_text(record.card, staging.content / card_path(staging.out).name)
-        staging.write(streamed.job.shards, replace(blend, elements=elements).pieces, progress)
+        with large_blocks_returned():
+            staging.write(streamed.job.shards, replace(blend, elements=elements).pieces, progress)
         params = cast(Params, staging.publish(streamed.job.shards, streamed.job.source))
         return MergeResult(params, elements, symmetry, record)
