@@ -128,7 +128,7 @@ def length(tensor: Tensor) -> float:
 
 def _inner(a: Tensor, b: Tensor) -> float:
     """The inner product of all entries in float64, in portions, so that no copies are as large as the tensors."""
-    portions = zip(a.flatten().split(PORTION), b.flatten().split(PORTION), strict=True)
+    portions = zip(*(torch.split(tensor.flatten(), PORTION) for tensor in (a, b)), strict=True)
     return sum(float(torch.dot(x.double(), y.double())) for x, y in portions)
 
 
