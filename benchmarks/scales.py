@@ -31,7 +31,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.connect.repair import reset_batchnorm
 from regauge.core.assignment import assign
-from regauge.core.scales import balance
+from regauge.core.balance import balance
 from regauge.data.images import ImageData, digits, mnist
 from regauge.nets.classification import Training, split_batches, train
 from regauge.nets.mlp import mlp
