@@ -6,6 +6,7 @@ from regauge.weightspace.heads import HEADS, Equivariant, Invariant, UnitFeature
 from regauge.weightspace.hypernetwork import HyperNetwork
 from regauge.weightspace.layers import LAYERS
 from regauge.weightspace.layers.message_passing import MessagePassing
+from regauge.weightspace.layers.nfn import NFN
 from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
@@ -13,6 +14,7 @@ from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 __all__ = [
     "HEADS",
     "LAYERS",
+    "NFN",
     "Equivariant",
     "Fourier",
     "HyperNetwork",

@@ -118,7 +118,9 @@ class Metanet(nn.Module):
             Encoder(layout, width, values, has_pairs=layer.keeps_pairs, channels=layer.channels, generator=generator)
             for layout in layouts
         )
-        everything = frozenset({"units", "pairs", "network"} if layer.keeps_pairs else {"units", "network"})
+        everything = frozenset({"units", "positions", "network"})
+        if layer.keeps_pairs:
+            everything |= {"pairs", "unwritten"}
         self.layers = nn.ModuleList(
             layer.build(
                 layouts,

@@ -45,7 +45,7 @@ class Equivariant:
         """Which features of the last layer are read; `has_pairs` says whether layers have any of pairs anyway."""
         pairs = {block.name for layout in layouts for block in layout.pair_blocks}
         is_read = any(written.block.name not in pairs for layout in layouts for written in layout.writer.written)
-        return frozenset({"units", "pairs", "network"} if is_read else {"units", "pairs"})
+        return frozenset({"units", "positions", "pairs", *(("network",) if is_read else ())})
 
     def build(
         self, layouts: Sequence[Layout], width: int, *, has_pairs: bool, generator: torch.Generator | None

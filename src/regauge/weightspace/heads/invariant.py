@@ -36,7 +36,8 @@ class Invariant:
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
         """Which features of the last layer are read; `has_pairs` says whether layers have any of pairs anyway."""
-        return frozenset({"units", "pairs", "network"} if has_pairs else {"units", "network"})
+        units = frozenset({"units", "positions", "network"})
+        return units | {"pairs", "unwritten"} if has_pairs else units
 
     def build(
         self, layouts: Sequence[Layout], width: int, *, has_pairs: bool, generator: torch.Generator | None

@@ -2,24 +2,26 @@
 
 A built layer takes and gives `Features`, and the layout that they are of:
 
-    layer = MessagePassing().build(layouts, width, reads=frozenset({"units", "pairs", "network"}), generator=generator)
+    layer = MessagePassing().build(layouts, width, reads=frozenset({"units", "network"}), generator=generator)
     features = layer(features, layout)
 
-`reads` says which of its outputs the next layer or the head reads, so that a last layer makes nothing in vain. Layers
-with `keeps_pairs` work with vectors of pairs of units, others with `channels` functions of each value between
-units: the encoder makes what is asked for. Layers with `is_shared` have no parameters for single tensors, so that one
-built layer works on features of any layout.
+`reads` says which of its outputs the next layer or the head reads, so that a last layer makes nothing in vain: "units",
+"pairs" and "network", where "units" leaves out sets whose units are not permuted ("positions"), and "pairs" leaves out
+the blocks of `layout.unwritten` ("unwritten"). Layers with `keeps_pairs` work with vectors of pairs of units, others
+with `channels` functions of each value between units: the encoder makes what is asked for. Layers with `is_shared` have
+no parameters for single tensors, so that one built layer works on features of any layout.
 
 To add one: write a file with the dataclass and the module, and name it in `LAYERS`; the battery of laws in
 `tests/test_weightspace.py` runs over that table.
 """
 
 from regauge.weightspace.layers.message_passing import MessagePassing
+from regauge.weightspace.layers.nfn import NFN
 from regauge.weightspace.layers.propagation import Propagation
 
-__all__ = ["LAYERS", "Layer", "MessagePassing", "Propagation"]
+__all__ = ["LAYERS", "NFN", "Layer", "MessagePassing", "Propagation"]
 
-Layer = MessagePassing | Propagation
+Layer = MessagePassing | Propagation | NFN
 
-LAYERS: dict[str, type[Layer]] = {"message_passing": MessagePassing, "propagation": Propagation}
+LAYERS: dict[str, type[Layer]] = {"message_passing": MessagePassing, "propagation": Propagation, "nfn": NFN}
 """Name on the command line to class."""

@@ -57,6 +57,12 @@ class Layout:
         return tuple(block for block in self.blocks if len(block.ends) > 1)
 
     @cached_property
+    def unwritten(self) -> frozenset[str]:
+        """Names of the blocks of pairs that no tensor is written from: products, and buffers."""
+        written = {written.block.name for written in self.writer.written}
+        return frozenset(block.name for block in self.pair_blocks if block.name not in written)
+
+    @cached_property
     def network_blocks(self) -> tuple[Block, ...]:
         """Blocks without ends: values of the network."""
         return tuple(block for block in self.blocks if not block.ends)

@@ -1,0 +1,44 @@
+"""Neural functional networks: linear maps between all tensors that respect permutations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer
+from regauge.weightspace.layout import Layout
+
+
+@dataclass(frozen=True)
+class NFN:
+    """The linear maps of a neural functional network for hidden units that are permuted (HNP), for any layout.
+
+    Every tensor has maps of its own from every other one: the new features of a weight between units i and j are linear
+    in its own, in the means of all tensors over the units that they have in common with it, in the features of i and j,
+    and in the means of everything:
+
+        W'[i, j] = A W[i, j] + B [means over other axes, b at i] + C [the same at j] + D [means of everything]
+
+    Tensors over the same sets of units (a weight in and a weight out of the same layer) are mapped to each other entry
+    by entry, and where both ends are one set, transposes and diagonals have maps, too. Around it stand layer
+    normalization, SiLU, and a residual connection.
+
+    Inputs and classes, which nothing permutes, are projected once by the encoder rather than kept as channels of every
+    layer. The number of parameters grows with the square of the number of tensors that have units in common.
+
+    References:
+        Zhou et al. (2023), "Permutation equivariant neural functionals", section 2 and equation 3; Zhou et al. (2024),
+        "Universal neural functionals", for other architectures.
+    """
+
+    is_shared = False
+    keeps_pairs = True
+    channels = 0
+
+    def build(
+        self, layouts: Sequence[Layout], width: int, *, reads: frozenset[str], generator: torch.Generator | None
+    ) -> nn.Module:
+        """One layer; see `weightspace.layers`."""
+        (layout,) = layouts
+        return ExchangeLayer(Exchange(), layout, width, reads, generator)
