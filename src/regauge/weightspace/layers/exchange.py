@@ -86,6 +86,7 @@ class ExchangeLayer(nn.Module):
             {name: result["units", name] for name in features.units},
             {name: result["pairs", name] for name in features.pairs},
             result["network", ""],
+            features.values,
         )
 
 
