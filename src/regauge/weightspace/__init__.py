@@ -7,6 +7,7 @@ from regauge.weightspace.hypernetwork import HyperNetwork
 from regauge.weightspace.layers import LAYERS
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.nfn import NFN
+from regauge.weightspace.layers.relational_attention import RelationalAttention
 from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
@@ -22,6 +23,7 @@ __all__ = [
     "Layout",
     "MessagePassing",
     "Metanet",
+    "RelationalAttention",
     "RowEncoder",
     "Scalars",
     "UnitFeatures",

@@ -18,10 +18,16 @@ To add one: write a file with the dataclass and the module, and name it in `LAYE
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.nfn import NFN
 from regauge.weightspace.layers.propagation import Propagation
+from regauge.weightspace.layers.relational_attention import RelationalAttention
 
-__all__ = ["LAYERS", "NFN", "Layer", "MessagePassing", "Propagation"]
+__all__ = ["LAYERS", "NFN", "Layer", "MessagePassing", "Propagation", "RelationalAttention"]
 
-Layer = MessagePassing | Propagation | NFN
+Layer = MessagePassing | Propagation | NFN | RelationalAttention
 
-LAYERS: dict[str, type[Layer]] = {"message_passing": MessagePassing, "propagation": Propagation, "nfn": NFN}
+LAYERS: dict[str, type[Layer]] = {
+    "message_passing": MessagePassing,
+    "propagation": Propagation,
+    "nfn": NFN,
+    "relational_attention": RelationalAttention,
+}
 """Name on the command line to class."""

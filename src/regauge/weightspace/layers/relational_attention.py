@@ -1,0 +1,307 @@
+"""Relational attention: units attend to the units that they are connected to, through the weights between them."""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_lowercase
+
+import torch
+from torch import Tensor, nn
+
+from regauge.weightspace.features import Features, at_units, from_nested, order_as, others, spread
+from regauge.weightspace.layers.dense import Dense, Norm
+from regauge.weightspace.layout import Block, End, Layout
+
+ENDS = 3
+"""Ends of a block that have maps of their own; further ones share the last."""
+
+
+@dataclass(frozen=True)
+class RelationalAttention:
+    """Attention of every unit to its connections, to itself, to the network, and to what it is repeated within.
+
+    For a unit x and a weight with features `e` between it and a unit y:
+
+        logit = q_x k_y + (A e) k_y + q_x (B e) + c e,      message = (M e) * v_y + V e
+
+    with a softmax over everything that x attends to, in several heads. Before, `e <- e + MLP(e, x, y)`, and after,
+    `x <- x + MLP(x, messages)`; all norms are of single vectors. Only connections are computed, in dense blocks, and a
+    weight of zero is a connection like any other. Departures from the paper, whose units attend to all units: `c e`
+    takes the place of the product of `A e` and `B e`, and norms come first, so that deep nets keep what they read.
+
+    Attributes:
+        heads: Number of heads.
+        expansion: Width of the attention and of the hidden layers of the MLPs, as a multiple of the width.
+
+    References:
+        Kofinas et al. (2024), section 3; Diao and Loynd (2023), section 3, for attention with features of edges.
+    """
+
+    heads: int = 4
+    expansion: int = 2
+
+    is_shared = True
+    keeps_pairs = True
+    channels = 0
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.expansion < 1:
+            raise ValueError(f"heads={self.heads} and expansion={self.expansion} must be at least 1")
+
+    def build(
+        self, layouts: Sequence[Layout], width: int, *, reads: frozenset[str], generator: torch.Generator | None
+    ) -> nn.Module:
+        """One layer; see `weightspace.layers`."""
+        return _Layer(self, layouts, width, reads, generator)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Things to attend to: logits `[..., tokens, heads]`, values `[..., tokens, heads, head width]`."""
+
+    logits: Tensor
+    values: Tensor
+
+    def collect(self, weights: Tensor) -> Tensor:
+        """What is heard with some weights, `[..., heads, head width]`."""
+        return torch.einsum("...nh,...nhd->...hd", weights, self.values)
+
+
+class _Token(nn.Module):
+    """Keys and values of one kind of thing to attend to, which no weight leads to."""
+
+    def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.key = Dense(width, attention, is_biased=False, generator=generator)
+        self.value = Dense(width, attention, generator=generator)
+        self.logit = nn.Parameter(torch.zeros(heads))
+
+    def forward(self, query: Tensor, x: Tensor) -> _Tokens:
+        """For queries `[..., heads, head width]` and what they attend to, `[..., tokens, width]`."""
+        keys, values = (_split(dense(x), self.heads) for dense in (self.key, self.value))
+        return _Tokens(torch.einsum("...hd,...nhd->...nh", query, keys) + self.logit, values)
+
+
+class _Connection(nn.Module):
+    """What the features of a weight add to the attention of the units at one end of it.
+
+    Products of projected features with vectors of units are taken as products of the features themselves with the
+    vectors pulled back, and sums of projected features as projected sums: weights are many, units are few.
+    """
+
+    def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.addend = (
+            Dense(width, attention, is_biased=False, generator=generator) for _ in range(3)
+        )
+        self.factor = Dense(width, attention, generator=generator)
+        self.logit = Dense(width, heads, generator=generator)
+
+    def pull(self, dense: Dense, x: Tensor) -> Tensor:
+        """`[..., heads, head width]` to `[..., heads, width]`."""
+        return torch.einsum("...hd,chd->...hc", x, _split(dense.weight.T, self.heads))
+
+    def push(self, pooled: Tensor) -> Tensor:
+        """`[..., heads, width]` to `[..., heads, head width]`."""
+        return torch.einsum("...hc,chd->...hd", pooled, _split(self.addend.weight.T, self.heads))
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """The connections of the units at one end of a block; `values` are those of the units at the other ends.
+
+    The logits are `[models, *sizes, connections, heads]`.
+    """
+
+    logits: Tensor
+    block: Block
+    end: End
+    connection: _Connection
+    features: Tensor
+    values: Tensor
+
+    def collect(self, weights: Tensor) -> Tensor:
+        """What is heard with some weights, `[models, *sizes, heads, head width]`."""
+        away, heads = others(self.end, self.block), weights.shape[-1]
+        order = _order(self.end, self.block)
+        weights = weights.reshape(len(weights), *(self.block.sizes[k] for k in order), heads)
+        weights = weights.permute(0, *(1 + order.index(k) for k in range(len(order))), weights.ndim - 1)
+        message = self.connection.factor(self.features) * self.values
+        message = _split(message, heads) * weights.unsqueeze(-1)
+        message = order_as((message.sum(away) if away else message).flatten(-2), self.end)
+        labels, end = _letters(self.end, self.block)
+        pooled = torch.einsum(f"m{labels}y,m{labels}z->m{end}yz", weights, self.features)
+        return _split(message, heads) + self.connection.push(pooled)
+
+
+class _Layer(nn.Module):
+    def __init__(
+        self,
+        settings: RelationalAttention,
+        layouts: Sequence[Layout],
+        width: int,
+        reads: frozenset[str],
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__()
+        hidden = settings.expansion * width
+        heads = self.heads = settings.heads
+        attention = heads * math.ceil(hidden / heads)
+        self.scale = (attention / heads) ** -0.5
+        ends = min(ENDS, max((len(block.ends) for layout in layouts for block in layout.pair_blocks), default=0))
+        has_units = any(layout.units for layout in layouts)
+        is_nested = any(len(units.axes) > 1 for layout in layouts for units in layout.units.values())
+
+        def dense(inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> Dense:
+            return Dense(inputs, outputs, is_biased=is_biased, gain=gain, generator=generator)
+
+        def token() -> _Token:
+            return _Token(width, heads, attention, generator)
+
+        self.network_norm = Norm(width)
+        if has_units:
+            self.unit_norm = Norm(width)
+            self.query, self.value = dense(width, attention), dense(width, attention)
+            self.key = dense(width, attention, is_biased=False)
+            self.unit_in, self.heard = dense(width, hidden), dense(attention, hidden, is_biased=False)
+            self.unit_out = dense(hidden, width, gain=0.5)
+            self.whole = token()
+        if is_nested:
+            self.base, self.inner = token(), token()
+        if ends:
+            self.pair_norm, self.heard_norm = Norm(width), Norm(width)
+            self.pair_in, self.pair_out = dense(width, hidden), dense(hidden, width, gain=0.5)
+            self.end_in = nn.ModuleList(dense(width, hidden, is_biased=False) for _ in range(ends))
+            self.connections = nn.ModuleList(_Connection(width, heads, attention, generator) for _ in range(ends))
+        self.is_network_read = "network" in reads
+        if self.is_network_read:
+            self.network_in, self.network_out = dense(width, hidden), dense(hidden, width, gain=0.5)
+            if has_units:
+                self.asked, self.member = dense(width, attention), token()
+                self.network_heard = dense(attention, hidden, is_biased=False)
+
+    def forward(self, features: Features, layout: Layout) -> Features:
+        units = {name: self.unit_norm(x) for name, x in features.units.items()}
+        network = self.network_norm(features.network)
+        pairs = {}
+        for block in layout.pair_blocks:
+            mixed = self.pair_in(self.pair_norm(features.pairs[block.name]))
+            for k, end in enumerate(block.ends):
+                mixed = mixed + spread(self.end_in[min(k, ENDS - 1)](units[end.units]), end, block)
+            pairs[block.name] = features.pairs[block.name] + self.pair_out(nn.functional.silu(mixed))
+        result = {}
+        if units:
+            for name, heard in self._attend(units, pairs, network, layout).items():
+                mixed = nn.functional.silu(self.unit_in(units[name]) + self.heard(heard))
+                result[name] = features.units[name] + self.unit_out(mixed)
+        if not self.is_network_read:
+            return Features(result, pairs, features.network, features.values)
+        mixed = self.network_in(network)
+        if result:
+            everything = torch.cat([self.unit_norm(x).flatten(1, -2) for x in result.values()], 1)
+            tokens = self.member(_split(self.asked(network), self.heads) * self.scale, everything)
+            mixed = mixed + self.network_heard(tokens.collect(tokens.logits.softmax(-2)).flatten(-2))
+        network = features.network + self.network_out(nn.functional.silu(mixed))
+        return Features(result, pairs, network, features.values)
+
+    def _attend(
+        self, units: dict[str, Tensor], pairs: dict[str, Tensor], network: Tensor, layout: Layout
+    ) -> dict[str, Tensor]:
+        """What every unit hears, `[models, *sizes, attention]`."""
+        queries = {name: _split(self.query(x), self.heads) * self.scale for name, x in units.items()}
+        keys = {name: _split(self.key(x), self.heads) for name, x in units.items()}
+        values = {name: self.value(x) for name, x in units.items()}
+        found: dict[str, list[_Tokens | _Edges]] = {}
+        for name, query in queries.items():
+            own = _Tokens((query * keys[name]).sum(-1).unsqueeze(-2), _split(values[name], self.heads).unsqueeze(-3))
+            found[name] = [own, self.whole(query, at_units(network, query))]
+            for is_outer, there in from_nested(name, units, layout):
+                found[name].append((self.base if is_outer else self.inner)(query, there.unsqueeze(-2)))
+        for block in layout.pair_blocks:
+            for edges in self._edges(block, self.heard_norm(pairs[block.name]), queries, keys, values):
+                found[edges.end.units].append(edges)
+        result = {}
+        for name, sources in found.items():
+            weights = torch.cat([source.logits for source in sources], -2).softmax(-2)
+            total, start = torch.zeros(()).to(weights), 0
+            for source in sources:
+                count = source.logits.shape[-2]
+                total = total + source.collect(weights.narrow(-2, start, count))
+                start += count
+            result[name] = total.flatten(-2)
+        return result
+
+    def _connection(self, end: int) -> _Connection:
+        found = self.connections[min(end, ENDS - 1)]
+        assert isinstance(found, _Connection)
+        return found
+
+    def _edges(
+        self,
+        block: Block,
+        features: Tensor,
+        queries: dict[str, Tensor],
+        keys: dict[str, Tensor],
+        values: dict[str, Tensor],
+    ) -> list[_Edges]:
+        """The connections of a block for each of its ends."""
+        at = [self._connection(k) for k in range(len(block.ends))]
+        logits = [connection.logit(features) for connection in at]
+        for k, end in enumerate(block.ends):
+            # One product with the features for all that comes from this end: its queries, and its keys for the others.
+            pulled = [at[k].pull(at[k].key, queries[end.units])]
+            receivers = [k, *(j for j in range(len(block.ends)) if j != k)]
+            pulled += [at[j].pull(at[j].query, keys[end.units]) * self.scale for j in receivers[1:]]
+            labels, own = _letters(end, block)
+            products = torch.einsum(f"m{labels}z,m{own}yz->m{labels}y", features, torch.cat(pulled, -2))
+            for j, product in zip(receivers, _split(products, len(receivers)).unbind(-2), strict=True):
+                logits[j] = logits[j] + product
+            for j in receivers[1:]:
+                logits[j] = logits[j] + _between(queries, block.ends[j], keys, end, block)
+        result = []
+        for k, end in enumerate(block.ends):
+            order = _order(end, block)
+            kept = [block.sizes[axis] for axis in end.axes]
+            arranged = logits[k].permute(0, *(1 + axis for axis in order), logits[k].ndim - 1)
+            count = math.prod(block.sizes) // math.prod(kept)
+            heard = [spread(values[other.units], other, block) for j, other in enumerate(block.ends) if j != k]
+            result.append(
+                _Edges(
+                    arranged.reshape(len(arranged), *kept, count, self.heads),
+                    block,
+                    end,
+                    at[k],
+                    features,
+                    functools.reduce(torch.add, heard),
+                )
+            )
+        return result
+
+
+def _split(x: Tensor, parts: int) -> Tensor:
+    """`[..., width]` to `[..., parts, share of the width]`."""
+    return x.reshape(*x.shape[:-1], parts, -1)
+
+
+def _order(end: End, block: Block) -> tuple[int, ...]:
+    """The axes of a block: those of an end, in the order of its set, then the others."""
+    return (*end.axes, *(axis - 1 for axis in others(end, block)))
+
+
+def _letters(end: End, block: Block) -> tuple[str, str]:
+    """Letters for the axes of a block, and those of an end in the order of its set; m, y and z are not among them."""
+    letters = [letter for letter in ascii_lowercase if letter not in "myz"][: len(block.sizes)]
+    return "".join(letters), "".join(letters[axis] for axis in end.axes)
+
+
+def _between(queries: dict[str, Tensor], one: End, keys: dict[str, Tensor], other: End, block: Block) -> Tensor:
+    """Products of queries at one end with keys at another, `[models, *ones, heads]`."""
+    labels, left = _letters(one, block)
+    _, right = _letters(other, block)
+    out = "".join(letter for letter in labels if letter in left + right)
+    products = torch.einsum(f"m{left}yz,m{right}yz->m{out}y", queries[one.units], keys[other.units])
+    shape = [size if letter in out else 1 for letter, size in zip(labels, block.sizes, strict=True)]
+    return products.reshape(len(products), *shape, -1)
