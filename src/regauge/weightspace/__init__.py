@@ -5,6 +5,7 @@ from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import HEADS, Equivariant, Invariant, UnitFeatures
 from regauge.weightspace.hypernetwork import HyperNetwork
 from regauge.weightspace.layers import LAYERS
+from regauge.weightspace.layers.dws import DWS
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.nfn import NFN
 from regauge.weightspace.layers.relational_attention import RelationalAttention
@@ -13,6 +14,7 @@ from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
 __all__ = [
+    "DWS",
     "HEADS",
     "LAYERS",
     "NFN",

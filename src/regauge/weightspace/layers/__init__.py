@@ -15,19 +15,21 @@ To add one: write a file with the dataclass and the module, and name it in `LAYE
 `tests/test_weightspace.py` runs over that table.
 """
 
+from regauge.weightspace.layers.dws import DWS
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.nfn import NFN
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.layers.relational_attention import RelationalAttention
 
-__all__ = ["LAYERS", "NFN", "Layer", "MessagePassing", "Propagation", "RelationalAttention"]
+__all__ = ["DWS", "LAYERS", "NFN", "Layer", "MessagePassing", "Propagation", "RelationalAttention"]
 
-Layer = MessagePassing | Propagation | NFN | RelationalAttention
+Layer = MessagePassing | Propagation | NFN | DWS | RelationalAttention
 
 LAYERS: dict[str, type[Layer]] = {
     "message_passing": MessagePassing,
     "propagation": Propagation,
     "nfn": NFN,
+    "dws": DWS,
     "relational_attention": RelationalAttention,
 }
 """Name on the command line to class."""

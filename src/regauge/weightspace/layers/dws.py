@@ -1,0 +1,65 @@
+"""Deep weight space networks: maps between all tensors in which the units of a set hear from each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer, Pooling, Sets
+from regauge.weightspace.layout import Layout
+
+
+@dataclass(frozen=True)
+class DWS:
+    """The layers of deep weight space networks, for any layout.
+
+    Every tensor is pooled once over the axes that others lack, and what meets at the units of a set is mapped at once
+    to all tensors that have these units; a layer of the paper has a map of its own for each pair of tensors, which are
+    four times the square of the number of layers. With `sets="mean"` and `pooling="mean"` these are the linear maps
+    that the paper derives; with its code's defaults, as here, sets hear by attention and pooling takes maxima. Around
+    the map stand layer normalization, SiLU, and a residual connection. Inputs and classes are projected once by the
+    encoder.
+
+    Attributes:
+        sets: `"attention"` among the units of a set, besides the linear map, or `"mean"`: by what is pooled alone.
+        pooling: `"max"` or `"mean"`.
+        heads: Of the attention; they divide the width.
+        is_diagonal: Whether tensors hear only from those with units in common, as in Deep-Align, so that cost and
+            parameters grow with the number of layers and not with its square.
+
+    References:
+        Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;
+        Navon et al. (2024), "Equivariant deep weight space alignment", for the diagonal; Zaheer et al. (2017) and Lee
+        et al. (2019) for layers of sets.
+    """
+
+    sets: Sets = "attention"
+    pooling: Pooling = "max"
+    heads: int = 4
+    is_diagonal: bool = False
+
+    is_shared = False
+    keeps_pairs = True
+    channels = 0
+
+    def __post_init__(self) -> None:
+        if self.sets not in ("attention", "mean") or self.pooling not in ("max", "mean") or self.heads < 1:
+            raise ValueError(
+                f"sets={self.sets!r}, pooling={self.pooling!r} and heads={self.heads}; choose 'attention' or 'mean', "
+                "'max' or 'mean', and at least one head"
+            )
+
+    def build(
+        self, layouts: Sequence[Layout], width: int, *, reads: frozenset[str], generator: torch.Generator | None
+    ) -> nn.Module:
+        """One layer; see `weightspace.layers`.
+
+        Raises:
+            ValueError: The heads do not divide the width.
+        """
+        if self.sets == "attention" and width % self.heads:
+            raise ValueError(f"{self.heads} heads of attention do not divide a width of {width}; choose either anew")
+        (layout,) = layouts
+        settings = Exchange(self.pooling, self.sets, self.heads, self.is_diagonal)
+        return ExchangeLayer(settings, layout, width, reads, generator)
