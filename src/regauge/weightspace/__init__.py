@@ -8,6 +8,7 @@ from regauge.weightspace.layers import LAYERS
 from regauge.weightspace.layers.dws import DWS
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.nfn import NFN
+from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.layers.relational_attention import RelationalAttention
 from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.metanet import Metanet
@@ -25,6 +26,7 @@ __all__ = [
     "Layout",
     "MessagePassing",
     "Metanet",
+    "Propagation",
     "RelationalAttention",
     "RowEncoder",
     "Scalars",

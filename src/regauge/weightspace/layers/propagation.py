@@ -99,14 +99,18 @@ class _Layer(nn.Module):
         units = {name: self.unit_norm(x) for name, x in features.units.items()}
         network = self.network_norm(features.network)
         inbox: dict[str, list[Tensor]] = {name: [] for name in units}
-        sent = {name: [dense(x).unflatten(-1, (self.channels, -1)) for dense in self.sent] for name, x in units.items()}
+        sent: dict[tuple[str, int], Tensor] = {}
         for block in layout.pair_blocks:
             values = features.values[block.name]
             for k, end in enumerate(block.ends):
                 for j, other in enumerate(block.ends):
-                    if j != k:
-                        message = _multiply(values, sent[other.units][min(j, ENDS - 1)], block, end, other)
-                        inbox[end.units].append(self.heard[min(k, ENDS - 1)](message))
+                    if j == k:
+                        continue
+                    key = (other.units, min(j, ENDS - 1))
+                    if key not in sent:
+                        sent[key] = self.sent[key[1]](units[other.units]).unflatten(-1, (self.channels, -1))
+                    message = _multiply(values, sent[key], block, end, other)
+                    inbox[end.units].append(self.heard[min(k, ENDS - 1)](message))
         result = {}
         for name, x in units.items():
             mixed = self.unit_in(x) + at_units(self.from_network(network), x)
