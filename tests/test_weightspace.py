@@ -264,3 +264,17 @@ def test_files_that_are_no_nets_get_a_sentence(tmp_path: Path) -> None:
     other = save({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="no net over networks"):
         ws.load_net(other)
+
+
+@pytest.mark.parametrize("case", ["siren", "resnet20_batch_A", "tied_autoencoder"])
+def test_decoders_make_networks_that_run(case: str) -> None:
+    networks = population(case)
+    decoder = ws.Decoder(symmetry(case), inputs=4, widths=(8,), generator=generator(0)).double()
+    decoder.standardize(networks)
+    made = decoder(torch.randn(5, 4, dtype=torch.float64, generator=generator(1)), like=select(networks, 0))
+    assert {name: t.shape[1:] for name, t in made.items()} == {name: t.shape[1:] for name, t in networks.items()}
+    assert all(len(tensor) == 5 for tensor in made.values())
+    net = make(case, "message_passing", ws.Invariant(2))
+    loss = net(made).square().sum()
+    loss.backward()
+    assert all(p.grad is not None and bool(p.grad.abs().max() > 0) for p in decoder.parameters())

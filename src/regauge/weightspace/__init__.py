@@ -1,5 +1,6 @@
 """Networks that read and write the weights of networks."""
 
+from regauge.weightspace.decoder import Decoder
 from regauge.weightspace.encoder import Fourier, Scalars
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import HEADS, Equivariant, Invariant, UnitFeatures
@@ -19,6 +20,7 @@ __all__ = [
     "HEADS",
     "LAYERS",
     "NFN",
+    "Decoder",
     "Equivariant",
     "Fourier",
     "HyperNetwork",
