@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
@@ -152,14 +153,89 @@ def test_paths_of_folders_are_named_by_the_symmetry() -> None:
     assert set(merged.params) >= set(symmetry.sites)
 
 
-def test_tensors_that_no_class_has_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """They may depend on what is moved, and nothing says how."""
+SHARED = torch.arange(12.0).reshape(3, 4)
+
+
+def save_with_extra() -> tuple[Params, Params]:
+    """Two folders with tensors that no class has: equal, different, integers, only in the first, only in the second."""
     case = CASES["llama"]
+    extra = []
     for seed, folder in enumerate(("one", "two")):
         case.save(Path(folder), seed)
-    strange = {"model.layers.0.adapter.weight": torch.rand(16, 16)}
-    save(load("two") | strange, "two/model.safetensors", overwrite=True, metadata={"format": "pt"})
+        own = {"model.same": SHARED, "model.other": torch.rand(700, 600), "model.codes": torch.full((3,), seed)}
+        own[f"model.only.{folder}"] = torch.rand(2, 3).to(torch.bfloat16)
+        extra.append(own)
+        save(load(folder) | own, f"{folder}/model.safetensors", overwrite=True, metadata={"format": "pt"})
+    return extra[0], extra[1]
+
+
+def require_extra(folder: str, first: Params) -> None:
+    """The equal tensors, and those of the first network."""
+    found = load(folder)
+    assert found.keys() - first.keys() == load("plain").keys()
+    for name, tensor in first.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("command", ["align", "merge"])
+def test_tensors_that_no_class_has_are_those_of_the_first_network(
+    command: str, is_streamed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing says how they move, but those of the first network fit what is aligned to it; each is told by name."""
+    if is_streamed:
+        monkeypatch.setattr("regauge.alignment.streamed.job.FileJob.is_streamed", True)
+    first, second = save_with_extra()
+    CASES["llama"].save(Path("plain"), 0)
+    main([command, "one", "two", "-o", "out", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert ("working_sets" in told) == is_streamed
+    notes = told["notes"]
+    assert "the model has no 'model.same', which is the same in all networks and taken over as it is" in notes
+    differing = "'model.codes', 'model.only.one', 'model.other'"
+    assert f"the model has no {differing}, which are taken over from one as they are" in notes
+    assert "left out: 'model.only.two' of two, which neither the model nor one has" in notes
+    require_extra("out", first)
+    if command == "merge":
+        card = Path("out/regauge.md").read_text()
+        assert all(note in card for note in notes if "known from an earlier run" not in note)
+    report = transformers.AutoModelForCausalLM.from_pretrained("out", output_loading_info=True)[1]
+    assert set(report.pop("unexpected_keys")) == first.keys()
+    assert not any(report.values())
+    if command == "align":
+        main(["apply", "out", "two", "-o", "again"])
+        left = "its model has no 'model.codes', 'model.only.two', 'model.other', 'model.same', which are taken over"
+        assert left in capsys.readouterr().out
+        require_extra("again", second)
+
+
+def test_extra_tensors_of_shards_and_other_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
+    """What only the second has goes even where the first has no extra tensor; from Python, and shard by shard."""
+    for seed, folder in enumerate(("one", "two")):
+        CASES["llama"].save(Path(folder), seed, shard="4kB")
+    index = json.loads(Path("two/model.safetensors.index.json").read_text())
+    file = index["weight_map"]["model.norm.weight"]
+    save(load_file(Path("two", file)) | {"model.extra": SHARED}, Path("two", file), overwrite=True)
+    index["weight_map"]["model.extra"] = file
+    Path("two/model.safetensors.index.json").write_text(json.dumps(index))
+    main(["align", "one", "two", "-o", "out", "--dtype", "bfloat16"])
+    assert "left out: 'model.extra' of two, which neither the model nor one has" in capsys.readouterr().out
+    assert load("out").keys() == load("one").keys()
+    main(["align", "two", "one", "-o", "back", "--dtype", "bfloat16"])
+    assert torch.equal(load("back")["model.extra"], SHARED.to(torch.bfloat16))
+    model = load_module("one", values="never")
+    found = rg.align("two", "one", rg.discover(model.module, model.inputs, model.kwargs), out="python")
+    assert "the model has no 'model.extra', which is taken over from two as it is" in found.notes
+    assert torch.equal(load("python")["model.extra"], SHARED)
+
+
+def test_needed_tensors_are_missed_beside_extra_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """A network of another kind is no network with extra tensors."""
+    save_with_extra()
+    params = {name: tensor for name, tensor in load("two").items() if name != "model.norm.weight"}
+    save(params, "two/model.safetensors", overwrite=True)
     with pytest.raises(SystemExit):
-        main(["align", "one", "two", "-o", "aligned"])
-    assert "two has 'model.layers.0.adapter.weight', which LlamaForCausalLM lacks" in capsys.readouterr().err
-    assert not Path("aligned").exists()
+        main(["align", "one", "two", "-o", "out"])
+    assert "two lacks 'model.norm.weight', which the model has" in capsys.readouterr().err
+    assert not Path("out").exists()

@@ -148,6 +148,7 @@ def align(
         params=view.split(found.params, params_b),
     )
     if job is not None:
+        result = replace(result, notes=(*result.notes, *job.source.notes))
         alignment = Alignment(result.symmetry, result.element)
         job.write(result.params, lambda path: save_alignment(alignment, path, overwrite=True), progress)
     return result

@@ -1,5 +1,7 @@
 """`regauge align`: checkpoint B next to checkpoint A, and the alignment beside it."""
 
+from dataclasses import replace
+
 import torch
 
 import regauge as rg
@@ -42,6 +44,7 @@ def run(options: Align) -> None:
             alignment = Alignment(result.symmetry, result.element)
             made = make(result.element) if is_made else result.params
             job.write(made, lambda path: save_alignment(alignment, path, overwrite=True), progress)
+            result = replace(result, notes=(*result.notes, *job.source.notes))
     with show_status("measuring distances"):
         gains = {"distance between A and B": measure_distances(a, b, found.symmetry, result.element)}
     if task is not None:

@@ -1,15 +1,12 @@
 """`regauge apply`: a stored alignment on another checkpoint, or undone; tensor by tensor, however large it is."""
 
-from dataclasses import replace
-
 from regauge.alignment.streamed.job import open_job
 from regauge.alignment.streamed.source import move_pieces
 from regauge.cli.options import Apply
-from regauge.cli.output import form_of, show_progress, tell_written
+from regauge.cli.output import form_of, show_progress, tell_notes, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.core.movable import require_movable
 from regauge.storage.checkpoints.alignments import alignment_path, load_alignment
-from regauge.storage.checkpoints.names.from_transformers import name_by
 
 
 def run(options: Apply) -> None:
@@ -22,7 +19,7 @@ def run(options: Apply) -> None:
     assert job is not None
     job.require_output()
     alignment = load_alignment(place)
-    job = replace(job, checkpoints=(name_by(job.source, alignment.symmetry),))
+    job = job.named_by(alignment.symmetry)
     like = job.source.on_meta()
     symmetry = alignment.symmetry.bind(like)
     require_movable(symmetry.groups, like, symmetry.buffers)
@@ -30,4 +27,5 @@ def run(options: Apply) -> None:
     element = symmetry.inverse(alignment.element) if options.inverse else alignment.element
     with show_progress(is_counted=False) as progress:
         job.write(move_pieces(job.source, symmetry, element), progress=progress)
+    tell_notes(job.source.notes)
     tell_written(options.output)

@@ -260,7 +260,7 @@ def _record(request: Request, ready: _Ready, parts: Mapping[str, Part]) -> Merge
         before=tuple(before for before, _ in spans),
         after=tuple(after for _, after in spans),
         reports=ready.reports,
-        notes=ready.notes,
+        notes=(*ready.notes, *first.notes),
     )
 
 

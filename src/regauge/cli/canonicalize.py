@@ -7,7 +7,7 @@ from regauge.alignment.streamed.job import FileJob, open_job
 from regauge.alignment.streamed.source import move_pieces
 from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize, UsageError
-from regauge.cli.output import form_of, show_status, tell, tell_written
+from regauge.cli.output import form_of, show_status, tell, tell_notes, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.vocabulary import bring_together
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
@@ -47,6 +47,7 @@ def run(options: Canonicalize) -> None:
     manifold = rg.canonical.canonical_manifold(found.symmetry)
     spheres = [{"count": one.count, "dimension": one.dim, "label": one.label} for one in manifold.spheres]
     tell(manifold, spheres=spheres, left=list(manifold.left))
+    tell_notes(checkpoint.notes)
     tell_written(options.output, alignment_path(options.output))
 
 

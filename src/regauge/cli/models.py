@@ -28,6 +28,7 @@ from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.adapters import adapter_symmetry
 from regauge.storage.checkpoints.formats.state_dicts import has_names, match, shorten
+from regauge.storage.checkpoints.names.extra import share_extra
 from regauge.storage.checkpoints.names.from_transformers import expected_of, name_by, name_for
 from regauge.storage.checkpoints.writing import SUFFIX
 
@@ -106,6 +107,8 @@ def read_networks(
         named: Sequence[Named] = [(name_by(one, found), None) for one in checkpoints]
     else:
         named = _under_names(checkpoints, state, module, name, options.inputs)
+    views = share_extra([one for one, _ in named])
+    named = [(view, own) for view, (_, own) in zip(views, named, strict=True)]
     if is_streamed:
         checkpoints = [one for one, _ in named]
         match(checkpoints[0].on_meta(), named[0][1] or checkpoints[0].on_meta(), checkpoints[0].label)

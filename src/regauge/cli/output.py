@@ -75,6 +75,12 @@ def tell_written(*paths: Path) -> None:
     tell(" and ".join([f"written: {first}", *(path.name for path in others)]), written=[str(path) for path in paths])
 
 
+def tell_notes(notes: Sequence[str]) -> None:
+    """Tell sentences that a report lists as notes."""
+    for note in notes:
+        tell(note)
+
+
 def tell_table(
     name: str,
     rows: Sequence[Mapping[str, Any]],

@@ -6,7 +6,7 @@ from dataclasses import replace
 import regauge as rg
 from regauge.alignment.streamed.job import open_job
 from regauge.cli.options import Repair, UsageError
-from regauge.cli.output import form_of, show_status, tell, tell_table, tell_written
+from regauge.cli.output import form_of, show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.tasks import read
 from regauge.core.interpolation import distance, mean, shares_of
@@ -60,6 +60,7 @@ def run(options: Repair) -> None:
     rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
     tell_table("networks", [{"": label, **judged.task.evaluate(params)} for label, params in rows])
     job.write(result)
+    tell_notes(job.source.notes)
     tell_written(options.output)
 
 

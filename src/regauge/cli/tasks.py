@@ -32,6 +32,7 @@ from regauge.core.params import Params
 from regauge.core.task import Batch, arguments, cross_entropy
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
 from regauge.storage.checkpoints.formats.state_dicts import match
+from regauge.storage.checkpoints.names.extra import share_extra
 from regauge.storage.checkpoints.names.from_transformers import expected_of, name_for
 
 IGNORED = -100
@@ -72,7 +73,7 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint]) -> Judged:
         if name is None:
             raise UsageError(f"{opened[0].label!r} does not say what network it holds: name the model with --model")
         model = load_module(name, values="always")
-        named = [name_for(one, model.module) for one in opened]
+        named = share_extra([name_for(one, model.module) for one in opened])
         checkpoints = tuple(
             one.with_params(match(one.params, expected_of(model.module, one), one.label)) for one in named
         )

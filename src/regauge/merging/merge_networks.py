@@ -159,7 +159,7 @@ def merge(
         objective=aligned.objective,
         before=tuple(distance(reference, network, buffers) for network in before),
         after=tuple(distance(reference, network, buffers) for network in after),
-        notes=aligned.notes,
+        notes=(*aligned.notes, *(() if job is None else job.source.notes)),
     )
     if task is not None:
         record = replace(

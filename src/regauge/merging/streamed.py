@@ -92,7 +92,7 @@ def merge_job(
             before=tuple(before for before, _ in spans),
             after=tuple(after for _, after in spans),
             reports=tuple(report_of(one, other.label) for one, other in zip(found, checkpoints[1:], strict=True)),
-            notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
+            notes=tuple(dict.fromkeys([*(note for one in found for note in one.notes), *first.notes])),
         )
         if staging.provenance is not None:
             record = replace(record, origin=staging.provenance.facts(progress))

@@ -35,6 +35,7 @@ from regauge.storage.checkpoints.disk import require_space
 from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.formats.adapters import CONFIG
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
+from regauge.storage.checkpoints.names.extra import share_extra
 from regauge.storage.checkpoints.names.from_transformers import name_by
 from regauge.storage.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.storage.checkpoints.outputs.staging import Staging, require_place
@@ -117,7 +118,7 @@ class FileJob:
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
         """The same checkpoints under the names of a symmetry, where their files have others than their models."""
-        return replace(self, checkpoints=tuple(name_by(one, symmetry) for one in self.checkpoints))
+        return replace(self, checkpoints=share_extra([name_by(one, symmetry) for one in self.checkpoints]))
 
     def require_output(self) -> None:
         """Refuse an output that cannot be written, before any work is done for it.
@@ -364,4 +365,5 @@ def align_job(
         pieces = move_pieces(streamed.job.checkpoints[1], streamed.plan.symmetry, found.element)
         pieces = pieces if make is None else make(found.element)
         staging.write(streamed.job.shards, pieces, progress)
-        return replace(found, params=cast(Params, staging.publish(streamed.job.shards, streamed.job.source)))
+        params = cast(Params, staging.publish(streamed.job.shards, streamed.job.source))
+        return replace(found, params=params, notes=(*found.notes, *streamed.job.source.notes))

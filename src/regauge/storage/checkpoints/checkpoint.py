@@ -61,8 +61,11 @@ class Checkpoint(Mapping[str, Tensor]):
         metadata: The strings in the header of each file, without its provenance.
         form: How a network that takes over these files is written.
         home: The path of the network that is in these files: the label without adapters.
+        notes: Sentences about a result that takes over these files.
         read_so_far: What was read from the disk.
     """
+
+    notes: tuple[str, ...]
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Checkpoint(Mapping[str, Tensor]):
     ) -> None:
         self.label, self.path, self.stored, self.metadata = label, path, stored, metadata
         self.read_so_far, self.form = Reading(), AS_STORED
-        self.home = label
+        self.home, self.notes = label, ()
         self._params = params
         self._changes: Mapping[str, tuple[Change, ...]] = {}
         self._adapters: tuple[Path, ...] = ()

@@ -42,7 +42,7 @@ def changes_of_files(base: Base, folder: Path, changes: Changes) -> dict[str, tu
     module = _module(base)
     if module is None:
         raise refuse_absent(base.path.parent, folder, changes, base.stored)
-    conversion, _ = find_conversion(_blanks(base), module)
+    conversion = find_conversion(_blanks(base), module)
     shapes = {name: base.stored[stored].shape for name, stored in conversion.renamed.items()}
     shapes |= {name: blank.shape for name, blank in conversion.blanks.items()}
     placed = place_changes(folder, changes, shapes)
@@ -74,7 +74,7 @@ def require_untied(base: Base, folder: Path, changed: Sequence[str]) -> None:
         owners: dict[int, list[str]] = {}
         for name, tensor in module.state_dict(keep_vars=True).items():
             owners.setdefault(id(tensor), []).append(name)
-        renamed = find_conversion(_blanks(base), module)[0].renamed
+        renamed = find_conversion(_blanks(base), module).renamed
         shared = {renamed.get(name, name) for names in owners.values() if len(names) > 1 for name in names}
     found = [name for name in changed if module is None or name in shared]
     if found:

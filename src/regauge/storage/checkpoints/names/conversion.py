@@ -44,7 +44,8 @@ class Conversion:
         made: The entries of every other tensor of the module.
         blanks: Shapes and dtypes of the tensors in `made`.
         files: Shapes and dtypes of the tensors in the files that those consist of.
-        extra: Names in the files of tensors that the module does not have; they are taken over as they are.
+        extra: Names in the files of tensors that the module does not have.
+        ignored: Those of them that are known to be of no use, such as positions that the module makes anew.
     """
 
     renamed: Mapping[str, str]
@@ -52,6 +53,7 @@ class Conversion:
     blanks: Mapping[str, Blank] = field(default_factory=dict)
     files: Mapping[str, Blank] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Require that every entry is somewhere, once: a conversion can be undone."""
@@ -70,10 +72,15 @@ class Conversion:
         """Whether the files have the names and tensors of the module, and no others."""
         return not self.made and not self.extra and all(name == stored for name, stored in self.renamed.items())
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names in the files of tensors of which nothing says what they are for, or what becomes of them."""
+        return tuple(name for name in self.extra if name not in self.ignored)
+
     def to_json(self) -> str:
         """The text form."""
         made = {name: [astuple(box) for box in boxes] for name, boxes in self.made.items()}
-        document = {"renamed": dict(self.renamed), "made": made, "extra": self.extra}
+        document = {"renamed": dict(self.renamed), "made": made, "extra": self.extra, "ignored": self.ignored}
         for field_name in ("blanks", "files"):
             blanks: Mapping[str, Blank] = getattr(self, field_name)
             document[field_name] = {name: [one.shape, _name(one.dtype)] for name, one in blanks.items()}
@@ -91,7 +98,7 @@ class Conversion:
             {name: Blank(tuple(shape), getattr(torch, dtype)) for name, (shape, dtype) in document[key].items()}
             for key in ("blanks", "files")
         )
-        return cls(document["renamed"], made, blanks, files, tuple(document["extra"]))
+        return cls(document["renamed"], made, blanks, files, tuple(document["extra"]), tuple(document["ignored"]))
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -160,14 +167,14 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def name_as_stored(
-    conversion: Conversion, pieces: Callable[[str], Iterator[Tensor]], extra: Callable[[str], Tensor]
+    conversion: Conversion, pieces: Callable[[str], Iterator[Tensor]], extra: Callable[[str], Iterator[Tensor]]
 ) -> Callable[[str], Iterator[Tensor]]:
     """From pieces of the module's tensors to pieces of those in the files, by their names there.
 
     Args:
         conversion: What the module's tensors consist of.
         pieces: From the name of a tensor of the module to its values, in pieces along axis 0.
-        extra: Reads a tensor that the module does not have.
+        extra: The same of a tensor that the module does not have, by its name in the files.
     """
     kept: OrderedDict[str, Tensor] = OrderedDict()
 
@@ -185,7 +192,7 @@ def name_as_stored(
             while len(kept) > max(KEPT, len(conversion.users[source])):
                 kept.popitem(last=False)
         else:
-            yield extra(source)
+            yield from extra(source)
 
     return stored_pieces
 
@@ -197,7 +204,10 @@ def join(pieces: Iterable[Tensor]) -> Tensor:
 
 
 def conversion_of(
-    stored: Mapping[str, Blank], made: Mapping[str, tuple[tuple[int, ...], Boxes]], extra: tuple[str, ...]
+    stored: Mapping[str, Blank],
+    made: Mapping[str, tuple[tuple[int, ...], Boxes]],
+    extra: tuple[str, ...],
+    ignored: tuple[str, ...],
 ) -> Conversion:
     """The conversion that makes tensors of a module, each with its shape and its boxes, of stored ones."""
     renamed, rest, blanks = {}, {}, {}
@@ -210,4 +220,4 @@ def conversion_of(
         files |= {source: stored[source] for source in sources}
         dtype = reduce(torch.promote_types, (stored[source].dtype for source in sources))
         rest[name], blanks[name] = boxes, Blank(shape, dtype)
-    return Conversion(renamed, rest, blanks, files, extra)
+    return Conversion(renamed, rest, blanks, files, extra, ignored)

@@ -1,6 +1,6 @@
 """A checkpoint under the names of its module, where its files have others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import Params
-from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.checkpoint import PIECE, Checkpoint
 from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.formats.headers import StoredTensor
 from regauge.storage.checkpoints.formats.state_dicts import shorten
@@ -35,7 +35,7 @@ class Converted(Checkpoint):
             stored[name] = StoredTensor(name, first.file, blank.dtype, blank.shape, first.start, nbytes)
         super().__init__(source.label, source.path, stored, source.metadata, params)
         self.source, self.conversion, self.read_so_far, self.form = source, conversion, source.read_so_far, source.form
-        self.home = source.home
+        self.home, self.notes = source.home, source.notes
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -62,7 +62,9 @@ class Converted(Checkpoint):
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
-        return Converted(self.source, self.conversion, dict(params)).written_as(self.form)
+        result = Converted(self.source, self.conversion, dict(params)).written_as(self.form)
+        result.notes = self.notes
+        return result
 
     def written_as(self, form: Form) -> "Converted":
         """The same, whose result is written in another form; it is read as precisely as that asks for."""
@@ -90,4 +92,17 @@ class Converted(Checkpoint):
         return self.conversion.make(name, lambda n, r: self.source.read(n, rows=r), rows=rows, dtype=dtype)
 
     def _translate(self, pieces: Pieces) -> Pieces:
-        return name_as_stored(self.conversion, pieces, self.source.read)
+        return name_as_stored(self.conversion, pieces, self._read_extra)
+
+    def _read_extra(self, name: str) -> Iterator[Tensor]:
+        for rows in ranges_of(self.source.stored[name]):
+            yield self.source.read(name, rows=rows)
+
+
+def ranges_of(stored: StoredTensor) -> list[tuple[int, int] | None]:
+    """Ranges of the first axis in which a tensor may be read; None for all of it."""
+    if not stored.nbytes:
+        return [None]
+    size = stored.shape[0] if stored.shape else 1
+    rows = max(1, PIECE * size // stored.nbytes)
+    return [None] if rows >= size else [(first, min(first + rows, size)) for first in range(0, size, rows)]

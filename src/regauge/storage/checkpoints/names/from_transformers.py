@@ -10,14 +10,12 @@ from torch import Tensor, nn
 
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.formats.state_dicts import shorten
 from regauge.storage.checkpoints.names.conversion import Blank
 from regauge.storage.checkpoints.names.converted import Converted
 from regauge.storage.checkpoints.names.transformers_models import (
     CONFIG,
     choose_factory,
     find_conversion,
-    find_lacking,
     is_of_transformers,
 )
 
@@ -37,11 +35,23 @@ def find_factory(folder: Path) -> Callable[[], Any]:
 
 
 def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
-    """A checkpoint under the names of a symmetry, if the model of its folder has them and its files have not."""
+    """A checkpoint under the names of a symmetry, if the model of its folder has them and its files have not.
+
+    Where the files have tensors that the symmetry was not found on, the model says which of them it has not.
+    """
     names = {place.parameter for group in symmetry.groups for place in group.placements}
-    tied = {name for names in symmetry.tied for name in names}
-    module = None if names - tied <= checkpoint.stored.keys() else module_of(checkpoint)
-    return checkpoint if module is None else name_for(checkpoint, module)
+    needed = names - {name for names in symmetry.tied for name in names}
+    is_named = needed <= checkpoint.stored.keys()
+    if is_named and checkpoint.stored.keys() <= symmetry.shapes.keys():
+        return checkpoint
+    try:
+        module = module_of(checkpoint)
+        named = checkpoint if module is None else name_for(checkpoint, module)
+    except ValueError:
+        if not is_named:
+            raise
+        return checkpoint
+    return checkpoint if is_named and not needed <= named.stored.keys() else named
 
 
 def module_of(checkpoint: Checkpoint) -> nn.Module | None:
@@ -68,23 +78,15 @@ def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
     It is the checkpoint itself if the module is not of transformers, or its files have the names of the module.
 
     Raises:
-        ValueError: The module's tensors are more than re-arranged tensors of the files, or the files have tensors that
-            depend on others and are not of the module.
+        ValueError: The module's tensors are more than re-arranged tensors of the files.
     """
     if isinstance(checkpoint, Converted) or not is_of_transformers(module):
         return checkpoint
     try:
-        conversion, strange = find_conversion(_blanks(checkpoint), module)
+        conversion = find_conversion(_blanks(checkpoint), module)
     except ValueError as error:
         raise ValueError(f"{checkpoint.label!r} cannot be read as transformers reads it: {error}") from error
-    lacking = find_lacking(conversion, module)
-    if strange and not lacking:
-        raise ValueError(
-            f"{checkpoint.label} has {shorten(strange)}, which {type(module).__name__} lacks, so that they would no "
-            "longer fit what is moved; name the class that has them under 'architectures' in config.json, or leave "
-            "them out"
-        )
-    if conversion.is_identity or (lacking and not conversion.renamed and not conversion.made):
+    if conversion.is_identity or (not conversion.renamed and not conversion.made):
         return checkpoint
     return Converted(checkpoint, conversion)
 

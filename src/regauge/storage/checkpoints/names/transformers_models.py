@@ -51,13 +51,13 @@ def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> C
         return first
     with _configured(folder, "is a configuration from which no model can be built"), torch.device("meta"):
         module = first()
-    if not find_conversion(stored, module)[1]:
+    if not find_conversion(stored, module).unknown:
         return first
     for other in _siblings(type(module)):
         with torch.device("meta"):
             module = other(config)
-        conversion, strange = find_conversion(stored, module)
-        if not strange and not find_lacking(conversion, module):
+        conversion = find_conversion(stored, module)
+        if not conversion.unknown and not find_lacking(conversion, module):
             return partial(other, config)
     return first
 
@@ -71,11 +71,10 @@ def _configured(folder: Path, what: str) -> Iterator[None]:
         raise ValueError(f"{str(folder / CONFIG)!r} {what}: {type(error).__name__}: {error}") from error
 
 
-def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> tuple[Conversion, list[str]]:
+def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversion:
     """What the tensors of a transformers module consist of in files with these tensors.
 
-    The order in which transformations are tried is that of `from_pretrained`. With it come the tensors of the files
-    that the module neither has nor is known to ignore.
+    The order in which transformations are tried is that of `from_pretrained`.
 
     Raises:
         ValueError: A transformation does more than to re-arrange entries, or two tensors become one.
@@ -114,8 +113,8 @@ def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> tuple[Con
         else:
             made[target] = (stored[names[0]].shape, whole(names[0], stored[names[0]].numel))
     ignored = _ignored(model)
-    strange = [name for name, target in extra.items() if not (_is_inert(stored[name]) or ignored(name, target))]
-    return conversion_of(stored, {name: made[name] for name in state if name in made}, tuple(extra)), strange
+    known = tuple(name for name, target in extra.items() if _is_inert(stored[name]) or ignored(name, target))
+    return conversion_of(stored, {name: made[name] for name in state if name in made}, tuple(extra), known)
 
 
 def find_lacking(conversion: Conversion, module: nn.Module) -> list[str]:
