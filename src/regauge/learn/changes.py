@@ -1,0 +1,151 @@
+"""Random changes of networks for training, beyond their symmetry: motions of their inputs, noise, dropped values."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import Params, count_models
+from regauge.learn.input_layer import InputLayer
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Inputs are shifted: `f(x + t)` with `t` uniform in `[-size, size]` along each axis.
+
+    References:
+        Navon et al. (2023), appendix, augmentations.
+    """
+
+    size: float
+    moves_inputs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _require("the size of translations", self.size)
+
+    def draw(self, count: int, inputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Matrices and shifts."""
+        shift = self.size * (2 * torch.rand(count, inputs, generator=generator) - 1)
+        return torch.eye(inputs).expand(count, -1, -1), shift
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Inputs are rotated in a random plane, by an angle that is uniform up to `degrees` both ways.
+
+    References:
+        Navon et al. (2023), appendix, augmentations.
+    """
+
+    degrees: float
+    moves_inputs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _require("the angle of rotations", self.degrees, 180)
+
+    def draw(self, count: int, inputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Matrices and shifts."""
+        if inputs < 2:
+            raise ValueError("inputs of length 1 have no rotations; leave them out")
+        angle = math.radians(self.degrees) * (2 * torch.rand(count, 1, 1, generator=generator) - 1)
+        u, v = torch.linalg.qr(torch.randn(count, inputs, 2, generator=generator)).Q.unsqueeze(-1).unbind(-2)
+        within, across = u @ u.mT + v @ v.mT, v @ u.mT - u @ v.mT
+        return torch.eye(inputs) + (angle.cos() - 1) * within + angle.sin() * across, torch.zeros(count, inputs)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Inputs are multiplied by a factor that is uniform in `[1 - share, 1 + share]`.
+
+    References:
+        Navon et al. (2023), appendix, augmentations.
+    """
+
+    share: float
+    moves_inputs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _require("the share of scalings", self.share, 0.99)
+
+    def draw(self, count: int, inputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Matrices and shifts."""
+        factor = 1 + self.share * (2 * torch.rand(count, 1, 1, generator=generator) - 1)
+        return factor * torch.eye(inputs), torch.zeros(count, inputs)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Normal noise on every value, as a share of the root mean square of its tensor in its network.
+
+    Tensors without a negative value, such as variances, stay so.
+    """
+
+    share: float
+    moves_inputs: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _require("the share of noise", self.share)
+
+    def change(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
+        """One tensor of some networks, `[models, ...]`."""
+        size = tensor.flatten(1).square().mean(1).sqrt().reshape(-1, *[1] * (tensor.ndim - 1))
+        drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        noisy = tensor + self.share * size * drawn
+        return noisy.abs() if bool((tensor >= 0).all()) else noisy
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Every value is zero with a probability, without a factor for the others."""
+
+    share: float
+    moves_inputs: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _require("the share of dropped values", self.share, 0.99)
+
+    def change(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
+        """One tensor of some networks, `[models, ...]`."""
+        return tensor * (torch.rand(tensor.shape, generator=generator) >= self.share)
+
+
+Change = Translation | Rotation | Scaling | Noise | Dropout
+
+
+def move_inputs(
+    params: Mapping[str, Tensor], changes: Sequence[Change], layer: InputLayer | None, generator: torch.Generator
+) -> Params:
+    """Networks of moved inputs, by those of the changes that move inputs, one after the other."""
+    result = dict(params)
+    for change in changes:
+        if isinstance(change, Translation | Rotation | Scaling):
+            assert layer is not None
+            result = layer.move(result, *change.draw(count_models(params), layer.inputs, generator))
+    return result
+
+
+def change_values(
+    params: Mapping[str, Tensor],
+    changes: Sequence[Change],
+    tied: Sequence[Sequence[str]],
+    generator: torch.Generator,
+) -> Params:
+    """Networks with changed values, by those of the changes that change values; tied tensors stay equal."""
+    result = dict(params)
+    for change in changes:
+        if isinstance(change, Noise | Dropout):
+            first = {other: names[0] for names in tied for other in names[1:]}
+            for name, tensor in result.items():
+                if tensor.is_floating_point() and name not in first:
+                    result[name] = change.change(tensor, generator)
+            result.update({name: result[other] for name, other in first.items() if name in result})
+    return result
+
+
+def _require(what: str, value: float, largest: float = math.inf) -> None:
+    if not 0 < value <= largest or value == math.inf:
+        end = "" if largest == math.inf else f" and at most {largest:g}"
+        raise ValueError(f"{what} is {value}; it must be positive{end}; leave the change out for none")

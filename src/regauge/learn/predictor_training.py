@@ -1,0 +1,312 @@
+"""How predictors are trained: the settings, and one function from networks and targets to a predictor."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regauge.core.params import select
+from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.learn.changes import Change, change_values, move_inputs
+from regauge.learn.input_layer import InputLayer
+from regauge.learn.layer_statistics import boosted_trees
+from regauge.learn.populations import (
+    Indices,
+    Parts,
+    count_networks,
+    read_blocks,
+    read_networks,
+    split_networks,
+    symmetry_of,
+    to_device,
+    to_net,
+    values_of,
+)
+from regauge.learn.predictor import Predictor
+from regauge.learn.rendering import Rendering
+from regauge.learn.targets import Kind, Target
+from regauge.learn.training import Trained, Training, Validation, train
+from regauge.storage.loader import Batch, Loader, Networks
+from regauge.storage.store import Store
+from regauge.training.settings import derive_seed
+from regauge.weightspace.encoder import Values
+from regauge.weightspace.heads import Invariant
+from regauge.weightspace.layers import Layer
+from regauge.weightspace.layers.message_passing import MessagePassing
+from regauge.weightspace.metanet import Metanet
+
+SAMPLE = 1024
+"""Networks by which values are standardized."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorConfig(Training):
+    """Settings of a predictor: its net, its training, and how networks are varied.
+
+    Attributes:
+        layer: Settings of the net's layers; see `regauge.weightspace.LAYERS`.
+        width: Of the net.
+        depth: Number of layers.
+        values: How single values are encoded; standardized unless given.
+        parts: What the net respects by construction; everything that it can unless given.
+        hidden: Units of the hidden layer of the head.
+        dropout: Share of these that are dropped in training.
+        kind: Whether the targets are numbers or classes; found from them unless given.
+        augment: Parts of the random elements of the symmetry that move the networks in each step; for what the net does
+            not respect.
+        changes: Further random changes in each step.
+        render: Weight of a second loss in training: the net predicts, besides the target, what the network that it
+            reads computes at fixed inputs (mean squared error of standardized outputs). Zero for none.
+        statistics: Whether boosted trees on plain statistics of layers are fitted too, to compare with.
+    """
+
+    layer: Layer = field(default_factory=MessagePassing)
+    width: int = 64
+    depth: int = 4
+    values: Values | None = None
+    parts: tuple[str, ...] | None = None
+    hidden: int | None = None
+    dropout: float = 0.0
+    kind: Kind | None = None
+    augment: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    render: float = 0.0
+    statistics: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.render < float("inf"):
+            raise ValueError(f"render={self.render} is no weight of a loss; it is at least 0, and 0 means none")
+
+
+def fit_predictor(
+    population: Networks,
+    targets: str | Sequence[Any] | NDArray[Any] | Tensor,
+    symmetry: Symmetry | None = None,
+    config: PredictorConfig | None = None,
+    *,
+    generator: torch.Generator,
+    split: Mapping[str, Sequence[int]] | None = None,
+    module: nn.Module | None = None,
+    inputs: Any = None,
+    state: Path | None = None,
+    progress: Progress = no_progress,
+) -> Predictor:
+    """Train a net to predict a number or a class of networks; the weights with the best validation are kept.
+
+    Networks that are not finite or have no target are left out. The networks for testing are read once, at the end.
+
+    Args:
+        population: Parameters with a leading model axis, or a store, which is streamed.
+        targets: A value for each network, or the name of a column of the store.
+        symmetry: Of the networks; that of the store unless given.
+        config: Settings; `seconds` limits the training alone.
+        generator: The source of all chance, from which one number is drawn.
+        split: Numbers of the networks for "train", "validation" and "test". Unless given, a store is divided by run,
+            with its own test networks where it has a column "split" with some; of a population fixed random networks
+            are taken: 80%, 10% and 10%.
+        module: Runs the networks, where they are rendered or their inputs moved; that of the store unless given.
+        inputs: What rendered networks are run on.
+        state: File in which the training is kept while it runs, and from which the same call continues.
+
+    Raises:
+        KeyError: There is no such column.
+        ValueError: There is nothing to predict, a part of the split has no networks, something is missing that the
+            settings need, or the training diverged.
+    """
+    config = config or PredictorConfig()
+    name, values, usable = values_of(population, targets)
+    symmetry = symmetry_of(population, symmetry)
+    parts = split_networks(population, usable, split)
+    used = np.concatenate(list(parts.values()))
+    target = Target.of(name, values[used], values[parts["train"]], config.kind)
+    seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+    fitting = _Fitting.prepare(population, symmetry, target, values, parts, config, seed, module, inputs)
+    trained = train(
+        fitting.net,
+        fitting.loader,
+        fitting.loss,
+        fitting.validate,
+        config,
+        seed=seed,
+        state=state,
+        inputs={
+            "settings": repr(config),
+            "target": target.to_json(),
+            "values": _digest(values[used], used),
+            "networks": population.key if isinstance(population, Store) else count_networks(population),
+            "seed": seed,
+            "inputs": None if inputs is None else _digest(*_arrays(inputs)),
+        },
+        progress=progress,
+    )
+    return fitting.conclude(trained, progress)
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitting:
+    """Everything that a training needs."""
+
+    population: Networks
+    target: Target
+    values: NDArray[Any]
+    parts: Parts
+    config: PredictorConfig
+    seed: int
+    net: Metanet
+    loader: Loader
+    layer: InputLayer | None
+    rendering: Rendering | None
+    tied: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def prepare(
+        cls,
+        population: Networks,
+        symmetry: Symmetry,
+        target: Target,
+        values: NDArray[Any],
+        parts: Parts,
+        config: PredictorConfig,
+        seed: int,
+        module: nn.Module | None,
+        inputs: Any,
+    ) -> "_Fitting":
+        """Make the net and everything around it."""
+        sample = read_networks(population, _spread(parts["train"], SAMPLE))
+        is_moved = any(change.moves_inputs for change in config.changes)
+        if module is None and (is_moved or config.render):
+            if not isinstance(population, Store):
+                raise ValueError("networks of a population are run for `render` and motions of inputs; give `module`")
+            module = population.architecture.module()
+        rendering, rendered = None, 0
+        if config.render:
+            if inputs is None:
+                raise ValueError("`render` needs to know what the networks are run on; give `inputs`")
+            assert module is not None
+            rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
+            rendering = rendering.standardize(to_device(sample, config.device))
+            rendered = rendering(to_device(select(sample, slice(1)), config.device)).shape[1]
+        net = Metanet(
+            symmetry,
+            layer=config.layer,
+            head=Invariant(target.outputs + rendered, config.hidden, config.dropout),
+            width=config.width,
+            depth=config.depth,
+            values=config.values,
+            parts=config.parts,
+            generator=torch.Generator().manual_seed(derive_seed(seed, "net")),
+        )
+        net.standardize(sample)
+        loader = Loader(
+            population,
+            generator=torch.Generator().manual_seed(derive_seed(seed, "order")),
+            batch=config.batch,
+            indices=parts["train"],
+            augment=config.augment,
+            symmetry=symmetry,
+        )
+        return cls(
+            population,
+            target,
+            values,
+            parts,
+            config,
+            seed,
+            net.to(config.device),
+            loader,
+            InputLayer.find(symmetry, module) if is_moved and module is not None else None,
+            rendering,
+            tuple(symmetry.tied),
+        )
+
+    def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
+        """The mean loss of a batch, whose networks are changed at random."""
+        changes, target = self.config.changes, self.target
+        params = move_inputs(batch.params, changes, self.layer, chance)
+        changed = change_values(params, changes, self.tied, chance)
+        outputs = self.net(to_net(changed, self.net))
+        encoded = target.encode(self.values[batch.indices]).to(outputs.device)
+        loss = target.loss(_first(outputs, target), encoded)
+        if self.rendering is not None:
+            made = outputs[:, target.outputs :]
+            # What noise and dropped values did to the function is not to be predicted.
+            loss = loss + self.config.render * functional.mse_loss(
+                made, self.rendering(to_net(params, self.net)).to(made)
+            )
+        return loss
+
+    def validate(self) -> Validation:
+        """The loss on the networks for validation, and their scores."""
+        indices = self.parts["validation"]
+        outputs = self._read(indices)
+        measured = self.values[indices]
+        loss = float(self.target.loss(outputs, self.target.encode(measured).to(outputs.device)))
+        if not np.isfinite(loss):
+            return Validation((float("inf"),), {"validation_loss": loss})
+        scores = self.target.score(self.target.decode(outputs), measured)
+        order = (1 - scores["accuracy"], loss) if self.target.kind == "classes" else (loss,)
+        return Validation(order, {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})
+
+    def conclude(self, trained: Trained, progress: Progress) -> Predictor:
+        """The predictor, tested."""
+        test, fit = self.parts["test"], np.concatenate([self.parts["train"], self.parts["validation"]])
+        measured = self.values[test]
+        with torch.no_grad():
+            predicted = self.target.decode(self._read(test))
+        scores = {"net": self.target.score(predicted, measured)}
+        if self.config.statistics:
+            advance = progress("statistics", 1)
+            trees = boosted_trees(
+                lambda k: read_networks(self.population, k), self.target, self.values, fit, test, seed=self.seed
+            )
+            scores["statistics of layers, boosted trees"] = self.target.score(trees, measured)
+            advance(1)
+        constant = np.array([self.target.constant(self.values[fit])] * len(test))
+        scores["the same for all"] = self.target.score(constant, measured)
+        about = {
+            "scores": scores,
+            "networks": {name: len(part) for name, part in self.parts.items()},
+            "settings": repr(self.config),
+            "seed": self.seed,
+        }
+        tested = {"networks": test, "predicted": predicted, "measured": measured}
+        return Predictor(self.net.cpu().eval(), self.target, about, trained, tested)
+
+    def _read(self, indices: Indices) -> Tensor:
+        blocks = read_blocks(self.population, indices)
+        return torch.cat([_first(self.net(to_net(params, self.net)), self.target) for _, params in blocks])
+
+
+def _first(outputs: Tensor, target: Target) -> Tensor:
+    """The outputs of the target; those of the rendering follow them."""
+    return outputs[:, : target.outputs]
+
+
+def _spread(indices: Indices, count: int) -> Indices:
+    """At most so many of them, evenly spread."""
+    return indices[np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)]
+
+
+def _digest(*arrays: Any) -> str:
+    """A text that other values do not have."""
+    digest = blake2b(digest_size=16)
+    for array in arrays:
+        values = np.asarray(array)
+        digest.update(repr(values.tolist()).encode() if values.dtype == object else values.tobytes())
+    return digest.hexdigest()
+
+
+def _arrays(inputs: Any) -> list[Any]:
+    """The tensors of a module's inputs."""
+    if isinstance(inputs, Tensor):
+        return [inputs.cpu()]
+    return [array for one in (inputs.values() if isinstance(inputs, Mapping) else inputs) for array in _arrays(one)]

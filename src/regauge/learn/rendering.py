@@ -1,0 +1,60 @@
+"""What the networks compute at fixed inputs: targets that need no labels, and teach a net to read functions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.params import Params
+from regauge.core.task import Task
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """The outputs of networks at fixed inputs, such as an image on the grid of its pixels, standardized.
+
+    Attributes:
+        module: Runs the networks.
+        inputs: What they are run on: a tensor, a tuple of positional or a mapping of keyword arguments.
+        mean: Of each output over some networks, `[outputs]`; zero before `standardize`.
+        deviation: Of all outputs around their means.
+
+    References:
+        INR2JLS (recipes for reading INRs by decoding their images), and DWSNets' autoencoders.
+    """
+
+    module: nn.Module
+    inputs: Any
+    mean: Tensor | float = 0.0
+    deviation: float = 1.0
+
+    @torch.no_grad()
+    def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
+        """`[models, outputs]`, without a gradient."""
+        task = Task(self.module, ())
+        made = torch.func.vmap(lambda one: task.run(one, self.inputs))(dict(params)).flatten(1)
+        return (made - self.mean) / self.deviation
+
+    def standardize(self, params: Params) -> "Rendering":
+        """With the mean and the deviation over some networks.
+
+        Raises:
+            ValueError: The networks compute values that are not finite, or all the same.
+        """
+        made = replace(self, mean=0.0, deviation=1.0)(params)
+        mean = made.mean(0)
+        deviation = float((made - mean).square().mean().sqrt())
+        if not 0 < deviation < float("inf"):
+            raise ValueError(
+                f"what the networks compute at these inputs has the standard deviation {deviation}; they teach "
+                "nothing; give inputs at which the networks differ, or no rendering"
+            )
+        return replace(self, mean=mean, deviation=deviation)
+
+
+def grid(size: Sequence[int]) -> Tensor:
+    """The centers of the cells of a grid over `[-1, 1]` along each axis, `[cells, axes]`, the last axis fastest."""
+    axes = [(2 * torch.arange(n) + 1) / n - 1 for n in size]
+    return torch.cartesian_prod(*axes).reshape(-1, len(axes))

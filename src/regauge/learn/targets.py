@@ -1,0 +1,135 @@
+"""What is predicted about networks: numbers or classes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+from torch.nn import functional
+
+Kind = Literal["numbers", "classes"]
+FEW = 5
+"""Whole numbers are classes if each occurs so often on average."""
+MOST = 1000
+"""Most classes that are found by themselves."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One column of what is known about networks.
+
+    Attributes:
+        name: Of the column.
+        kind: Numbers, which are standardized, or classes.
+        classes: Their values in the column, sorted; empty for numbers.
+        mean: Of the numbers for training.
+        deviation: Standard deviation of the numbers for training.
+    """
+
+    name: str
+    kind: Kind
+    classes: tuple[Any, ...] = ()
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @classmethod
+    def of(cls, name: str, values: NDArray[Any], train: NDArray[Any], kind: Kind | None = None) -> "Target":
+        """The target with some values: texts and truth values are classes, and so are whole numbers that recur.
+
+        Args:
+            name: Of the column.
+            values: Of all networks that are used.
+            train: Of those for training.
+            kind: Numbers or classes; found from the values unless given.
+
+        Raises:
+            ValueError: All values are the same, or they are no numbers.
+        """
+        kind = kind or _kind_of(values)
+        if kind == "classes":
+            classes = tuple(sorted(set(values.tolist()), key=lambda one: (str(type(one)), one)))
+            if len(classes) < 2:
+                raise ValueError(f"all networks have {name!r} = {classes[0]!r}; there is nothing to predict")
+            return cls(name, kind, classes)
+        if values.dtype.kind not in "iuf":
+            raise ValueError(f"{name!r} has values such as {values[0]!r}, which are no numbers; predict classes")
+        known = train.astype(np.float64)
+        if not known.std() > 1e-12 * abs(known).max():
+            raise ValueError(f"all networks for training have {name!r} = {known[0]:g}; there is nothing to predict")
+        return cls(name, kind, (), float(known.mean()), float(known.std()))
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Target":
+        """Read what `to_json` gave."""
+        return cls(**{**document, "classes": tuple(document["classes"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {**asdict(self), "classes": list(self.classes)}
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a net gives for it."""
+        return len(self.classes) if self.kind == "classes" else 1
+
+    def encode(self, values: NDArray[Any]) -> Tensor:
+        """Places among the classes, int64, or standardized numbers; `[networks]`."""
+        if self.kind == "classes":
+            places = {value: k for k, value in enumerate(self.classes)}
+            return torch.tensor([places[value] for value in values.tolist()])
+        return torch.from_numpy((values.astype(np.float64) - self.mean) / self.deviation).float()
+
+    def loss(self, outputs: Tensor, encoded: Tensor) -> Tensor:
+        """The mean loss: cross entropy in nats, or Huber's with a bend at one deviation."""
+        if self.kind == "classes":
+            return functional.cross_entropy(outputs, encoded)
+        return functional.huber_loss(outputs.squeeze(-1), encoded.to(outputs))
+
+    def decode(self, outputs: Tensor) -> NDArray[Any]:
+        """From outputs, `[networks, outputs]`, to the likeliest classes or numbers as in the column."""
+        if self.kind == "classes":
+            values = np.array(self.classes) if len({type(one) for one in self.classes}) == 1 else _objects(self.classes)
+            chosen: NDArray[Any] = values[outputs.argmax(-1).cpu().numpy()]
+            return chosen
+        numbers: NDArray[Any] = outputs.squeeze(-1).double().cpu().numpy() * self.deviation + self.mean
+        return numbers
+
+    def score(self, predicted: NDArray[Any], measured: NDArray[Any]) -> dict[str, float]:
+        """Accuracy of classes; of numbers R2, Kendall's tau (b) and the mean absolute error.
+
+        Numbers that are all the same have a tau of 0, and an R2 of 0 where they are the measured ones.
+        """
+        if self.kind == "classes":
+            return {"accuracy": float(np.mean([a == b for a, b in zip(predicted, measured, strict=True)]))}
+        measured = measured.astype(np.float64)
+        spread = float(((measured - measured.mean()) ** 2).sum())
+        r2 = 1 - float(((predicted - measured) ** 2).sum()) / spread if spread else 0.0
+        is_ordered = len(set(predicted.tolist())) > 1 and len(set(measured.tolist())) > 1
+        tau = float(stats.kendalltau(predicted, measured).statistic) if is_ordered else 0.0
+        return {"R2": r2, "tau": tau, "absolute error": float(abs(predicted - measured).mean())}
+
+    def constant(self, train: NDArray[Any]) -> Any:
+        """The best prediction without a look at the network: the most frequent class, or the mean."""
+        if self.kind == "numbers":
+            return self.mean
+        counts = torch.bincount(self.encode(train), minlength=len(self.classes))
+        return self.classes[int(counts.argmax())]
+
+
+def _kind_of(values: NDArray[Any]) -> Kind:
+    if values.dtype.kind == "f":
+        return "numbers"
+    if values.dtype.kind in "iu":
+        distinct = len(np.unique(values))
+        return "classes" if distinct <= min(MOST, len(values) / FEW) else "numbers"
+    return "classes"
+
+
+def _objects(values: Sequence[Any]) -> NDArray[Any]:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array

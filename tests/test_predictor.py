@@ -1,0 +1,362 @@
+"""Predictors: what is learned, what is resumed, what is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge import learn
+from regauge import weightspace as ws
+from regauge.core.params import Params, select
+from regauge.learn.input_layer import InputLayer
+from regauge.learn.layer_statistics import layer_statistics
+from regauge.learn.rendering import Rendering
+from regauge.learn.targets import Target
+from regauge.nets.siren import Siren
+from regauge.storage.architecture import Architecture
+from regauge.storage.checkpoints.writing import save
+from regauge.storage.store import Store
+
+NETWORKS = 500
+GRID = learn.grid((4, 4))
+CONFIG = learn.PredictorConfig(layer=ws.LAYERS["propagation"](), width=24, depth=2, epochs=15, batch=32)
+ARCHITECTURE = Architecture("SIREN", "regauge.nets.siren:Siren", {"width": 8, "depth": 1, "omega": 3.0})
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@cache
+def sirens() -> tuple[nn.Module, rg.Symmetry, Params, Tensor]:
+    """Small sine networks, and what they compute at the points of a grid."""
+    module = Siren(2, 8, 1, depth=1, omega=3.0, generator=generator())
+    chance = generator(1)
+    networks = {
+        name: torch.randn(NETWORKS, *tensor.shape, generator=chance) / max(1, tensor[0].numel()) ** 0.5
+        for name, tensor in module.state_dict().items()
+    }
+    values = torch.func.vmap(lambda one: torch.func.functional_call(module, one, (GRID,)))(networks)
+    return module, rg.discover(module, (torch.randn(5, 2),)), networks, values.squeeze(-1)
+
+
+@cache
+def predictor() -> learn.Predictor:
+    _, symmetry, networks, values = sirens()
+    return learn.fit_predictor(networks, values[:, 5], symmetry, CONFIG, generator=generator())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    _, symmetry, networks, values = sirens()
+    made = Store.create(tmp_path / "store", ARCHITECTURE, symmetry)
+    rows = [
+        {
+            "id": k // 2,  # two checkpoints of each run
+            "step": k % 2,
+            "value": float(values[k, 5]),
+            "kind": "high" if values[k, 5] > 0 else "low",
+            "rare": 1.0 if k == 3 else None,
+            "same": 3.0,
+        }
+        for k in range(NETWORKS)
+    ]
+    made.append(networks, rows)
+    return Store.open(tmp_path / "store")
+
+
+def test_numbers_are_predicted_better_than_from_statistics() -> None:
+    scores = predictor().about["scores"]
+    assert scores["net"]["R2"] > 0.8
+    assert scores["net"]["tau"] > 0.7
+    assert scores["net"]["R2"] > scores["statistics of layers, boosted trees"]["R2"] + 0.2
+    assert abs(scores["the same for all"]["R2"]) < 0.2
+    _, symmetry, networks, values = sirens()
+    tested = predictor().tested
+    assert tested is not None
+    again = predictor().predict(select(networks, torch.from_numpy(tested["networks"])))
+    np.testing.assert_allclose(again, tested["predicted"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(values[:, 5][tested["networks"]].numpy(), tested["measured"])
+    moved = symmetry.act(symmetry.random(generator(2), predictor().net.parts, (NETWORKS,)), networks)
+    np.testing.assert_allclose(predictor().predict(moved), predictor().predict(networks), atol=1e-2)
+
+
+def test_classes_of_a_store_are_predicted_and_split_by_run(store: Store) -> None:
+    made = learn.fit_predictor(store, "kind", config=replace(CONFIG, epochs=10), generator=generator())
+    assert made.target.kind == "classes"
+    assert made.target.classes == ("high", "low")
+    scores = made.about["scores"]
+    assert scores["net"]["accuracy"] > scores["statistics of layers, boosted trees"]["accuracy"]
+    assert scores["net"]["accuracy"] > 0.85
+    assert made.tested is not None
+    np.testing.assert_array_equal(made.tested["networks"], store.split()["test"])
+    assert made.about["networks"] == {name: len(part) for name, part in store.split().items()}
+    assert set(made.predict(store)) == {"high", "low"}
+    likely = made.probabilities(store)
+    np.testing.assert_allclose(likely.sum(1).numpy(), 1, atol=1e-6)
+
+
+def test_test_networks_are_those_of_the_column(tmp_path: Path) -> None:
+    _, symmetry, networks, values = sirens()
+    made = Store.create(tmp_path / "store", ARCHITECTURE, symmetry)
+    rows = [
+        {"id": k, "step": 0, "value": float(values[k, 5]), "split": "test" if k % 7 == 0 else "train"}
+        for k in range(NETWORKS)
+    ]
+    made.append(networks, rows)
+    done = learn.fit_predictor(
+        Store.open(tmp_path / "store"),
+        "value",
+        config=replace(CONFIG, epochs=1, statistics=False),
+        generator=generator(),
+    )
+    assert done.tested is not None
+    np.testing.assert_array_equal(done.tested["networks"], np.arange(0, NETWORKS, 7))
+    assert sum(done.about["networks"].values()) == NETWORKS
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_after(steps: int) -> Any:
+    """A progress that ends the process, as it were, after some steps."""
+
+    def begin(label: str, total: float, /) -> Any:
+        done = 0
+
+        def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
+            nonlocal done
+            done += 1
+            if label == "training" and done == steps:
+                raise Killed
+
+        return advance
+
+    return begin
+
+
+@pytest.mark.parametrize("steps", [3, 17, 30])
+def test_a_training_that_was_killed_gives_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    module, symmetry, networks, values = sirens()
+    config = replace(
+        CONFIG,
+        epochs=3,
+        dropout=0.3,
+        augment=("permutation", "sign"),
+        changes=(learn.Noise(0.02), learn.Translation(0.1)),
+        render=0.5,
+        statistics=False,
+    )
+
+    def fit(**options: Any) -> learn.Predictor:
+        return learn.fit_predictor(
+            networks, values[:, 5], symmetry, config, generator=generator(), module=module, inputs=GRID, **options
+        )
+
+    monkeypatch.setattr("regauge.learn.training.SAVE_SECONDS", 0.0)
+    whole, state = fit(), tmp_path / "state.safetensors"
+    with pytest.raises(Killed):
+        fit(state=state, progress=kill_after(steps))
+    assert state.exists()
+    resumed = fit(state=state)
+    for name, tensor in whole.net.state_dict().items():
+        assert torch.equal(tensor, resumed.net.state_dict()[name]), name
+    assert whole.trained is not None
+    assert resumed.trained is not None
+    for one, other in zip(whole.trained.history, resumed.trained.history, strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    with pytest.raises(ValueError, match=r"other settings or networks \(settings\)"):
+        learn.fit_predictor(
+            networks, values[:, 5], symmetry, replace(config, lr=1e-4), generator=generator(), module=module,
+            inputs=GRID, state=state,
+        )  # fmt: skip
+
+
+def test_best_weights_are_kept_and_copied() -> None:
+    _, symmetry, networks, values = sirens()
+    config = replace(CONFIG, epochs=6, lr=0.3, clip=100.0, patience=2, statistics=False)
+    made = learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator())
+    assert made.trained is not None
+    losses = [row["validation_loss"] for row in made.trained.history]
+    assert made.trained.best == int(np.argmin(losses))
+    assert len(losses) == 6 or (made.trained.ended == "patience" and len(losses) == made.trained.best + 3)
+    parts = learn.populations.split_networks(networks, np.arange(NETWORKS), None)["validation"]
+    predicted = made.predict(select(networks, torch.from_numpy(parts)))
+    encoded = made.target.encode(values[:, 5].numpy()[parts])
+    outputs = (torch.from_numpy(predicted) - made.target.mean) / made.target.deviation
+    assert float(made.target.loss(outputs[:, None], encoded)) == pytest.approx(min(losses), rel=1e-4)
+
+
+def test_seconds_end_a_training() -> None:
+    _, symmetry, networks, values = sirens()
+    config = replace(CONFIG, epochs=100_000, seconds=0.5, statistics=False)
+    made = learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator())
+    assert made.trained is not None
+    assert made.trained.ended == "seconds"
+    assert made.trained.history[-1]["lr"] < config.lr  # the schedule ends with them
+
+
+def test_a_predictor_is_the_same_after_it_was_saved(tmp_path: Path) -> None:
+    _, _, networks, _ = sirens()
+    path = predictor().save(tmp_path / "p.safetensors")
+    again = learn.load_predictor(path)
+    np.testing.assert_array_equal(again.predict(networks), predictor().predict(networks))
+    assert again.about["scores"] == predictor().about["scores"]
+    assert again.target == predictor().target
+
+
+def test_changes_of_inputs_are_changes_of_weights() -> None:
+    module, symmetry, networks, _ = sirens()
+    layer = InputLayer.find(symmetry, module)
+    assert layer == InputLayer("layers.0.weight", "layers.0.bias", 2)
+    some = select(networks, slice(4))
+    run = torch.func.vmap(lambda one, x: torch.func.functional_call(module, one, (x,)))
+    for change in (learn.Translation(0.3), learn.Rotation(90), learn.Scaling(0.4)):
+        moved = learn.changes.move_inputs(some, (change,), layer, generator(3))
+        matrix, shift = change.draw(4, 2, generator(3))
+        points = GRID @ matrix.mT + shift.unsqueeze(1)
+        torch.testing.assert_close(run(moved, GRID.expand(4, -1, -1)), run(some, points), rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(points, GRID.expand(4, -1, -1))
+
+
+@pytest.mark.parametrize("inputs", [2, 3, 5])
+def test_rotations_are_rotations(inputs: int) -> None:
+    matrix, _ = learn.Rotation(120).draw(10, inputs, generator())
+    torch.testing.assert_close(matrix @ matrix.mT, torch.eye(inputs).expand(10, -1, -1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.linalg.det(matrix), torch.ones(10))
+    angles = ((matrix.diagonal(dim1=1, dim2=2).sum(1) - inputs + 2) / 2).clamp(-1, 1).acos().rad2deg()
+    assert float(angles.max()) <= 120.1
+    assert float(angles.std()) > 10
+
+
+def test_noise_keeps_variances_and_ties() -> None:
+    networks = {"var": torch.full((2, 50), 0.1), "a": torch.randn(2, 50, generator=generator()), "steps": torch.ones(2)}
+    networks["b"], networks["steps"] = networks["a"], networks["steps"].long()
+    made = learn.changes.change_values(networks, (learn.Noise(3.0), learn.Dropout(0.5)), (("a", "b"),), generator())
+    assert bool((made["var"] >= 0).all())
+    assert torch.equal(made["a"], made["b"])
+    assert torch.equal(made["steps"], networks["steps"])
+    assert 0.3 < float((made["a"] == 0).float().mean()) < 0.7
+
+
+def test_renderings_are_what_the_networks_compute() -> None:
+    module, symmetry, networks, values = sirens()
+    rendering = Rendering(module, GRID).standardize(networks)
+    made = rendering(networks)
+    torch.testing.assert_close(made * rendering.deviation + rendering.mean, values)
+    assert float(made.square().mean()) == pytest.approx(1, abs=1e-3)
+    moved = symmetry.act(symmetry.random(generator(), None, (NETWORKS,)), networks)
+    torch.testing.assert_close(rendering(moved), made, rtol=1e-3, atol=1e-3)
+
+
+def test_what_networks_compute_is_learned_beside_the_target() -> None:
+    module, symmetry, networks, values = sirens()
+    config = replace(CONFIG, render=1.0, statistics=False)
+    made = learn.fit_predictor(
+        networks, values[:, 5], symmetry, config, generator=generator(), module=module, inputs=GRID
+    )
+    assert made.about["scores"]["net"]["R2"] > 0.7
+    assert made.tested is not None
+    held_out = select(networks, torch.from_numpy(made.tested["networks"]))
+    wanted = Rendering(module, GRID).standardize(networks)(held_out)
+    with torch.no_grad():
+        read = made.net(held_out)[:, 1:]
+    assert float((read - wanted).square().mean()) < 0.5 * float(wanted.square().mean())
+
+
+def test_statistics_do_not_change_under_permutations() -> None:
+    _, symmetry, networks, _ = sirens()
+    moved = symmetry.act(symmetry.random(generator(), ("permutation",), (NETWORKS,)), networks)
+    np.testing.assert_allclose(layer_statistics(moved), layer_statistics(networks), rtol=1e-5, atol=1e-6)
+    assert layer_statistics(networks).shape == (NETWORKS, 7 * len(networks))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (np.array(["a", "b"] * 9, object), "classes"),
+        (np.array([True, False] * 9), "classes"),
+        (np.array([0, 1, 2] * 9), "classes"),
+        (np.arange(27), "numbers"),
+        (np.array([0.1, 0.2] * 9), "numbers"),
+    ],
+)
+def test_kinds_are_found_and_decoded(values: Any, kind: str) -> None:
+    target = Target.of("t", values, values)
+    assert target.kind == kind
+    encoded = target.encode(values)
+    outputs = nn.functional.one_hot(encoded, len(target.classes)) if kind == "classes" else encoded[:, None]
+    decoded = target.decode(outputs)
+    assert list(decoded) == list(values) if kind == "classes" else np.allclose(decoded, values.astype(float), atol=1e-4)
+    best = target.score(decoded, values)
+    assert best.get("accuracy", best.get("R2")) == pytest.approx(1)
+    assert Target.from_json(target.to_json()) == target
+
+
+REFUSED: dict[str, tuple[Callable[[Store], Any], str]] = {
+    "no such column": (lambda store: fit(store, "other"), "no column 'other'"),
+    "constant": (lambda store: fit(store, "same"), "nothing to predict"),
+    "one value": (lambda store: fit(store, "rare"), "none is left"),
+    "texts as numbers": (lambda store: fit(store, "kind", kind="numbers"), "no numbers"),
+    "shape": (lambda store: fit(store, torch.zeros(3)), "one for each"),
+    "no inputs": (lambda store: fit(store, "value", render=1.0), "give `inputs`"),
+    "a column of a population": (lambda _: fit(sirens()[2], "value"), "a population in memory has none"),
+    "no symmetry": (lambda _: fit(sirens()[2], sirens()[3][:, 0]), "give `symmetry`"),
+    "rotations of numbers": (lambda _: learn.Rotation(10).draw(2, 1, generator()), "no rotations"),
+    "no translation": (lambda _: learn.Translation(0), "must be positive"),
+    "no epochs": (lambda _: learn.PredictorConfig(epochs=0), "make no training"),
+    "split": (
+        lambda store: learn.fit_predictor(store, "value", generator=generator(), split={"train": [1], "test": [2]}),
+        "lacks",
+    ),
+    "overlap": (
+        lambda store: learn.fit_predictor(
+            store, "value", generator=generator(), split={"train": [1, 2], "test": [2], "validation": [3]}
+        ),
+        "distinct",
+    ),
+    "another architecture": (lambda _: predictor().predict({"w": torch.zeros(2, 3)}), "the networks lack"),
+    "not finite": (
+        lambda _: predictor().predict({name: t.clone().fill_(torch.nan) for name, t in sirens()[2].items()}),
+        "NaN or Inf",
+    ),
+    "probabilities of numbers": (lambda _: predictor().probabilities(sirens()[2]), "is a number"),
+}
+
+
+def fit(networks: Any, targets: Any, **options: Any) -> learn.Predictor:
+    return learn.fit_predictor(networks, targets, config=replace(CONFIG, epochs=1, **options), generator=generator())
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_used_gets_a_sentence(store: Store, case: str) -> None:
+    attempt, words = REFUSED[case]
+    with pytest.raises((ValueError, KeyError), match=words):
+        attempt(store)
+
+
+def test_motions_of_inputs_need_a_layer_of_inputs() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    symmetry = rg.discover(module, (torch.randn(2, 1, 4, 4),))
+    with pytest.raises(ValueError, match="leave out translations"):
+        InputLayer.find(symmetry, module)
+
+
+def test_other_files_are_no_predictors_and_no_states(tmp_path: Path) -> None:
+    _, symmetry, networks, values = sirens()
+    net = ws.Metanet(symmetry, head=ws.Invariant(2), width=8, depth=1, generator=generator())
+    with pytest.raises(ValueError, match="no predictor"):
+        learn.load_predictor(ws.save_net(net, tmp_path / "net.safetensors"))
+    state = save({"a": torch.zeros(2)}, tmp_path / "state.safetensors")
+    with pytest.raises(ValueError, match="no state of a training"):
+        learn.fit_predictor(networks, values[:, 5], symmetry, CONFIG, generator=generator(), state=state)
