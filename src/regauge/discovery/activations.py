@@ -45,9 +45,25 @@ class IntermediateValues:
         names: Sequence[str],
     ) -> dict[str, Tensor]:
         """Run the model as far as the named values need it, on inputs of the shapes of the trace; no gradients."""
+        with torch.no_grad():
+            return self.run(params, inputs, kwargs, names)
+
+    def run(
+        self,
+        params: Mapping[str, Tensor],
+        inputs: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        names: Sequence[str],
+    ) -> dict[str, Tensor]:
+        """As a call; with gradients, and `torch.func.vmap` applies as far as it knows the operators of the model."""
         graph = self._graph(tuple(names))
-        with torch.no_grad(), leaves_as_operators(self.module):
+        with leaves_as_operators(self.module):
             return dict(zip(names, graph(*self._placeholders(params, inputs, kwargs)), strict=True))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs that count."""
+        return tuple(f"%{node.name}" for node in self.program.outputs)
 
     def _graph(self, names: tuple[str, ...]) -> GraphModule:
         if names not in self._graphs:
@@ -89,12 +105,13 @@ class Activations:
         read: Values that layers read: operands of matrix products, convolutions, attention and recurrent layers,
             each once, before copies and changes of shape. Of groups that none of these shows, all values.
         notes: What could not be said, in sentences.
+        intermediate: All intermediate values of the model.
     """
 
     symmetry: Symmetry
     read: tuple[str, ...]
     notes: tuple[str, ...]
-    _values: IntermediateValues = field(repr=False)
+    intermediate: IntermediateValues = field(repr=False)
 
     def values(
         self,
@@ -108,7 +125,7 @@ class Activations:
         Returned are the named intermediate values, by default all that are reported.
         """
         names = list(self.symmetry.shapes) if names is None else list(names)
-        return self._values(params, inputs, kwargs or {}, names)
+        return self.intermediate(params, inputs, kwargs or {}, names)
 
 
 def activations(
@@ -185,11 +202,11 @@ def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Sy
 
 def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
     """Values that a random element moves otherwise than it should, at perturb parameters."""
-    params = {name: t.detach() for name, t in found._values.module.state_dict().items()}
+    params = {name: t.detach() for name, t in found.intermediate.module.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     element = symmetry.random(generator)
     failed: set[str] = set()
-    values = [node.meta.get("val") for node in _dependent(found._values.program)]
+    values = [node.meta.get("val") for node in _dependent(found.intermediate.program)]
     # Some models round inside to less than what they return.
     tolerance = max((torch.finfo(t.dtype).eps for t in values if isinstance(t, Tensor)), default=0.0) ** ROUNDING
 

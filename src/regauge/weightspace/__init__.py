@@ -13,6 +13,7 @@ from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.layers.relational_attention import RelationalAttention
 from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.probes import Probes
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Layout",
     "MessagePassing",
     "Metanet",
+    "Probes",
     "Propagation",
     "RelationalAttention",
     "RowEncoder",

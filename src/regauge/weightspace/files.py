@@ -1,12 +1,13 @@
 """Trained nets as files: safetensors, with everything that makes the net in the header."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
@@ -16,6 +17,7 @@ from regauge.weightspace.encoder import VALUES
 from regauge.weightspace.heads import HEADS
 from regauge.weightspace.layers import LAYERS
 from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.probes import MismatchError, ProbeEncoder, Probes
 
 KIND = "regauge net over networks"
 VERSION = "1"
@@ -36,7 +38,7 @@ def save_net(
         FileExistsError: The file exists, and `overwrite` is false.
         FileNotFoundError: Its folder does not exist.
         OSError: The disk is full.
-        ValueError: The name does not end in `.safetensors`.
+        ValueError: The name does not end in `.safetensors`, or a function chooses the outputs of probes.
     """
     settings = net.settings
     made = {
@@ -47,17 +49,27 @@ def save_net(
         "depth": settings.depth,
         "parts": list(settings.parts),
         "symmetries": [json.loads(symmetry.to_json()) for symmetry in net.symmetries],
+        "probes": [_written(encoder) for encoder in net.probes if isinstance(encoder, ProbeEncoder)],
     }
     header = {"kind": KIND, "version": VERSION, "net": json.dumps(made), "about": json.dumps(dict(about or {}))}
     return save(net.state_dict(), path, overwrite=overwrite, metadata=header)
 
 
-def load_net(path: str | Path) -> tuple[Metanet, dict[str, Any]]:
+def load_net(
+    path: str | Path, *, module: nn.Module | Sequence[nn.Module] | None = None
+) -> tuple[Metanet, dict[str, Any]]:
     """The net in a file, in evaluation mode, and what else is known about it.
+
+    Args:
+        path: The file.
+        module: The architecture that a net with probes runs, whose own parameters are not used; those of all, in the
+            order of its symmetries, for a net of several.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, no net, or of another version.
+        KeyError: The module is of another architecture.
+        ValueError: The file is damaged, no net, or of another version; or the module is missing, given for a net
+            without probes, or of another architecture.
     """
     path = Path(path)
     if not path.exists():
@@ -71,22 +83,74 @@ def load_net(path: str | Path) -> tuple[Metanet, dict[str, Any]]:
             f"the net {str(path)!r} has version {header.get('version')}, but this regauge reads version {VERSION}; "
             "upgrade regauge, or train the net again"
         )
+    modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
     try:
         made, about = json.loads(header["net"]), json.loads(header["about"])
+        symmetries = tuple(Symmetry.from_json(json.dumps(symmetry)) for symmetry in made["symmetries"])
+        written = made.get("probes", [])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damage(path, error) from error
+    if len(modules) != len(written):
+        raise ValueError(
+            f"the net {str(path)!r} runs networks of {len(written)} architectures on probes, but {len(modules)} "
+            "modules were given; give `module`, the architecture of each, and none for a net without probes"
+        )
+    for one, symmetry in zip(modules, symmetries, strict=False):
+        symmetry.bind(one.state_dict())
+    try:
         net = Metanet(
-            tuple(Symmetry.from_json(json.dumps(symmetry)) for symmetry in made["symmetries"]),
+            symmetries,
             layer=_made(made["layer"], LAYERS),
             head=_made(made["head"], HEADS),
             values=_made(made["values"], VALUES),
             width=made["width"],
             depth=made["depth"],
             parts=made["parts"],
+            probes=[_probes(*pair, tensors, k) for k, pair in enumerate(zip(modules, written, strict=True))] or None,
         )
         dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
         net.to(dtype).load_state_dict(tensors)
+    except MismatchError:
+        raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"the net {str(path)!r} is damaged ({error}); train it again") from error
+        raise _damage(path, error) from error
     return net.eval(), about
+
+
+def _damage(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"the net {str(path)!r} is damaged ({error}); train it again")
+
+
+def _written(encoder: ProbeEncoder) -> dict[str, Any]:
+    """The settings of probes but for their module; the tensors are among those of the net."""
+    probes = encoder.probes
+    if callable(probes.outputs):
+        raise ValueError(
+            "a function chooses the outputs of the probes' module, which no file holds; name the outputs, or wrap the "
+            "module in one that returns them alone"
+        )
+    return {
+        "arguments": [[name, encoder.plain.get(name)] for name in probes.arguments],
+        "constant": [name for name in probes.arguments if name not in probes.per_example],
+        "inputs": probes.inputs,
+        "outputs": probes.outputs,
+    }
+
+
+def _probes(module: nn.Module, written: Mapping[str, Any], tensors: Mapping[str, Tensor], number: int) -> Probes:
+    """Probes that begin as those of a file."""
+    given = {}
+    for name, value in written["arguments"]:
+        keys = (f"probes.{number}.learned.{name}", f"probes.{number}.given_{name}")
+        given[name] = next((tensors[key] for key in keys if key in tensors), value)
+    return Probes(
+        module,
+        tuple(x for name, x in given.items() if name.isdigit()),
+        {name: x for name, x in given.items() if not name.isdigit()},
+        written["inputs"],
+        written["outputs"],
+        tuple(written["constant"]),
+    )
 
 
 def _named(settings: Any, table: Mapping[str, type[Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A network over networks: values of weights to features, layers, and a head."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,15 +17,20 @@ from regauge.weightspace.heads import Equivariant, Head
 from regauge.weightspace.layers import Layer
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layout import Layout, compile_layout
+from regauge.weightspace.probes import Probed, ProbeEncoder, Probes
 
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """One architecture that a net reads: `number` is that of the parameters that are its own."""
+    """One architecture that a net reads: `number` is that of the parameters that are its own.
+
+    `probed` says how its networks are run on probes, if there are any.
+    """
 
     layout: Layout
     frame: Frame
     number: int
+    probed: Probed | None = None
 
     def fits(self, population: Mapping[str, Tensor]) -> bool:
         """Whether a population has the tensors of this architecture."""
@@ -75,11 +80,13 @@ class Metanet(nn.Module):
         values: How single values are encoded.
         parts: What is respected: some of "permutation", "sign", "scale", "shift" and "linear", always with
             "permutation"; all unless given. `net.parts` says what holds.
+        probes: Inputs that the networks are run on, whose activations and outputs are features, too; for several
+            architectures those of each, in the order of the symmetries.
         generator: Source of the initial weights.
 
     Raises:
         ValueError: A part is unknown, a size makes no sense, or layers have parameters for single tensors and there are
-            several architectures.
+            several architectures; or probes are not one for each architecture, or their module is of another one.
     """
 
     def __init__(
@@ -92,6 +99,7 @@ class Metanet(nn.Module):
         depth: int = 4,
         values: Values | None = None,
         parts: Sequence[str] | None = None,
+        probes: Probes | Sequence[Probes] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -118,6 +126,18 @@ class Metanet(nn.Module):
             Encoder(layout, width, values, has_pairs=layer.keeps_pairs, channels=layer.channels, generator=generator)
             for layout in layouts
         )
+        given = () if probes is None else (probes,) if isinstance(probes, Probes) else tuple(probes)
+        if given and len(given) != len(symmetries):
+            raise ValueError(
+                f"there are probes for {len(given)} architectures, but this net reads {len(symmetries)}; give one "
+                "`Probes` for each symmetry, in the same order"
+            )
+        self.probes = nn.ModuleList(
+            ProbeEncoder(one, layout, width, generator=generator) for one, layout in zip(given, layouts, strict=False)
+        )
+        for k, encoder in enumerate(self.probes):
+            assert isinstance(encoder, ProbeEncoder)
+            self._readers[k] = replace(self._readers[k], probed=encoder.probed)
         everything = frozenset({"units", "positions", "network"})
         if layer.keeps_pairs:
             everything |= {"pairs", "unwritten"}
@@ -147,16 +167,21 @@ class Metanet(nn.Module):
         """The layout of the first architecture."""
         return self._readers[0].layout
 
-    def adapt(self, symmetry: Symmetry) -> None:
+    def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
         """Read networks of another symmetry, too, with the parameters that there are.
 
+        Args:
+            symmetry: Of the other networks.
+            module: Their architecture, for nets with probes.
+
         Raises:
-            ValueError: The networks differ from those that the net was made for in more than the numbers of units.
+            ValueError: The networks differ from those that the net was made for in more than the numbers of units, or
+                the module is missing.
         """
         made = self._reader(symmetry, 0)
         for reader in self._readers:
             if reader.layout.key == made.layout.key and self.settings.layer.is_shared:
-                self._readers.append(self._reader(symmetry, reader.number))
+                self._readers.append(replace(made, number=reader.number, probed=self._trace(reader, made, module)))
                 return
         raise ValueError(
             "this net has no parameters for networks of that symmetry: their tensors, their fixed axes (inputs, "
@@ -178,6 +203,10 @@ class Metanet(nn.Module):
         encoder = self.encoders[reader.number]
         assert isinstance(encoder, Encoder)
         encoder.standardize(reader.layout.read(canonical), reader.layout)
+        if reader.probed is not None:
+            probes = self.probes[reader.number]
+            assert isinstance(probes, ProbeEncoder)
+            probes.standardize(canonical, reader.probed)
         sizes = [float(canonical[name].double().square().mean().sqrt()) or 1.0 for name in reader.layout.parameters]
         self.get_buffer(f"sizes_{reader.number}").copy_(torch.tensor(sizes))
 
@@ -207,6 +236,8 @@ class Metanet(nn.Module):
 
     def _run(self, reader: _Reader, canonical: Mapping[str, Tensor], layers: int) -> Features:
         features: Features = self.encoders[reader.number](reader.layout.read(canonical), reader.layout)
+        if reader.probed is not None:
+            features = self.probes[reader.number](features, canonical, reader.probed)
         for layer in self.layers[:layers]:
             features = layer(features, reader.layout)
         return features
@@ -216,6 +247,22 @@ class Metanet(nn.Module):
         return _Reader(
             layout, Frame.of(layout, tuple(part for part in self.settings.parts if part != "permutation")), number
         )
+
+    def _trace(self, reader: _Reader, made: _Reader, module: nn.Module | None) -> Probed | None:
+        """How networks of another layout are run on the probes of a reader."""
+        if reader.probed is None:
+            return None
+        if module is None:
+            raise ValueError("this net runs networks on probes; give the `module` of the other architecture, too")
+        encoder = self.probes[reader.number]
+        assert isinstance(encoder, ProbeEncoder)
+        probed = encoder.trace(module, made.layout)
+        if probed.key != reader.probed.key:
+            raise ValueError(
+                "the activations of that module belong to other sets of units than those of the module that the net "
+                "was made with; make a net for both and train it on both"
+            )
+        return probed
 
     def _find(self, population: Mapping[str, Tensor]) -> _Reader:
         for reader in self._readers:

@@ -1,0 +1,9 @@
+"""Learned inputs that networks are run on: their activations become features of units, their outputs of networks.
+
+`readings` finds which intermediate values belong to which sets of units, `probed` runs networks, `probes` learns.
+"""
+
+from regauge.weightspace.probes.probed import MismatchError, Probed
+from regauge.weightspace.probes.probes import ProbeEncoder, Probes
+
+__all__ = ["MismatchError", "ProbeEncoder", "Probed", "Probes"]

@@ -1,0 +1,209 @@
+"""One architecture that can be run on probes: its program, and what of its values is read."""
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.groups import Placement
+from regauge.core.outputs import Outputs
+from regauge.core.params import Params, select
+from regauge.core.probe import perturb
+from regauge.discovery.activations import Activations, IntermediateValues, activations
+from regauge.weightspace.layout import Layout
+from regauge.weightspace.probes.readings import Along, Reading, find_examples, find_readings, flatten_outputs, roll
+
+MOST = 2**14
+"""Numbers of the outputs of one network that are read singly."""
+
+
+class MismatchError(ValueError):
+    """A module that probes cannot run for networks of some symmetry; reading a file must not mistake it for damage."""
+
+
+@dataclass(frozen=True, eq=False)
+class Probed:
+    """What is read of the networks of one layout when they are run on probes.
+
+    Attributes:
+        values: The program that runs them, in the dtype and on the device of the module.
+        readings: Intermediate values that belong to units.
+        outputs: Names of the outputs, and where the examples lie in each.
+        is_stacked: Whether several networks run as one program (`torch.func.vmap`); else one after the other.
+        dtype: Of the module.
+        device: Of the module.
+    """
+
+    values: IntermediateValues
+    readings: tuple[Reading, ...]
+    outputs: tuple[tuple[str, Along | None], ...]
+    is_stacked: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        layout: Layout,
+        inputs: Mapping[str, Any],
+        per_example: Sequence[str],
+        *,
+        count: int,
+        outputs: Outputs,
+    ) -> "Probed":
+        """Trace a module and find what is read.
+
+        Which values belong to which units is what discovery says and a random element confirms, in float64 too where
+        the module can be run in it.
+
+        Args:
+            module: The architecture, on a real device.
+            layout: Compiled from its symmetry.
+            inputs: Arguments: positional ones are named by their numbers, keywords by their names.
+            per_example: Names of those that have `count` examples on their first axis.
+            count: Number of examples.
+            outputs: Which outputs count, as for `discover`.
+
+        Raises:
+            KeyError: The symmetry is of another architecture.
+            MismatchError: The module is on the meta device, or its outputs change under the symmetry.
+        """
+        if any(tensor.is_meta for tensor in module.state_dict().values()):
+            raise MismatchError(
+                "the module of the probes is on the meta device, where nothing can be run; make it on a real one, such "
+                "as with `module.to_empty(device='cpu')`"
+            )
+        first = next((t for t in module.state_dict().values() if t.is_floating_point()), torch.zeros(()))
+        args, kwargs = arguments(inputs, first.dtype, first.device)
+        check = layout.symmetry.verify(
+            module, args, kwargs, generator=torch.Generator().manual_seed(0), outputs=outputs, each_group=False
+        )
+        if not check.ok:
+            raise MismatchError(
+                f"the outputs of the probes' module change by {check.max_error:.1e} of their size under the symmetry "
+                "that the net was made for; give the module that this symmetry was found on, and the same `outputs`"
+            )
+        found = activations(module, args, layout.symmetry, kwargs, outputs=outputs)
+        names = _confirmed(found, module, layout, args, kwargs, outputs)
+        params = perturb(
+            {name: t.detach() for name, t in module.state_dict().items()},
+            {*layout.symmetry.buffers},
+            torch.Generator().manual_seed(0),
+        )
+        wanted = (*names, *found.intermediate.outputs)
+        before = found.values(params, args, kwargs, wanted)
+        other, others = arguments(roll(dict(inputs), per_example), first.dtype, first.device)
+        after = found.values(params, other, others, wanted)
+        along = {name: find_examples(before[name], after[name], count) for name in wanted}
+        readings = tuple(
+            reading
+            for name in names
+            for reading in find_readings(
+                name, found.symmetry.shapes[name], found.symmetry.sites[name], layout, along[name]
+            )
+        )
+        floating = [name for name in found.intermediate.outputs if before[name].is_floating_point()]
+        known = tuple((name, along[name]) for name in floating)
+        made = cls(found.intermediate, readings, known, is_stacked=True, dtype=first.dtype, device=first.device)
+        return made if made._stacks(params, inputs) else cls(**{**vars(made), "is_stacked": False})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Probed":
+        return self  # nothing changes it, and traced values cannot be copied
+
+    @property
+    def key(self) -> str:
+        """Equal for architectures that one set of learned parameters fits."""
+        return repr(([(r.units, r.channels, r.piece.labels) for r in self.readings], self.outputs))
+
+    def run(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> tuple[list[Tensor], Tensor]:
+        """Run the networks of a population.
+
+        Returns:
+            For each reading `[models, *sizes, channels]`, and the outputs, `[models, numbers]`.
+
+        Raises:
+            ValueError: The networks lack a tensor that the module has.
+        """
+        args, kwargs = arguments(inputs, self.dtype, self.device)
+        names = list(dict.fromkeys([*(r.value for r in self.readings), *(name for name, _ in self.outputs)]))
+        states = self._states(params)
+
+        def one(state: Params) -> dict[str, Tensor]:
+            return self.values.run(state, args, kwargs, names)
+
+        if self.is_stacked:
+            values: dict[str, Tensor] = torch.func.vmap(one)(states)
+        else:
+            count = len(next(iter(states.values())))
+            each = [one(select(states, k)) for k in range(count)]
+            values = {name: torch.stack([made[name] for made in each]) for name in names}
+        numbers = [flatten_outputs(values[name], along, MOST) for name, along in self.outputs]
+        return [reading(values[reading.value]) for reading in self.readings], torch.cat(numbers, 1)
+
+    def _states(self, params: Mapping[str, Tensor]) -> Params:
+        """The tensors of a population that the program reads."""
+        program, states = self.values.program, {}
+        for state in program.states.values():
+            name = next((name for name in program.aliases.get(state, (state,)) if name in params), None)
+            if name is None:
+                raise ValueError(
+                    f"the networks lack {state!r}, which is needed to run them on probes; give all parameters and "
+                    "buffers, or make a net without probes"
+                )
+            states[name] = params[name].to(device=self.device, dtype=self.dtype)
+        return states
+
+    def _stacks(self, params: Params, inputs: Mapping[str, Any]) -> bool:
+        """Whether two networks can run as one program."""
+        both = {name: torch.stack([tensor, tensor]) for name, tensor in params.items()}
+        try:
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("error")  # operators that run in a hidden loop warn
+                self.run(both, inputs)
+        except (RuntimeError, NotImplementedError, UserWarning):
+            return False
+        return True
+
+
+def arguments(
+    inputs: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from their names; floating-point tensors in a dtype."""
+    given = {
+        name: x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype) if isinstance(x, Tensor) else x
+        for name, x in inputs.items()
+    }
+    positional = tuple(x for name, x in given.items() if name.isdigit())
+    return positional, {name: x for name, x in given.items() if not name.isdigit()}
+
+
+def _confirmed(
+    found: Activations,
+    module: nn.Module,
+    layout: Layout,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outputs: Outputs,
+) -> list[str]:
+    """Values that layers read and that units move in the same way in float64, if the module can be run in it."""
+    if next((t.dtype for t in module.state_dict().values() if t.is_floating_point()), None) == torch.float64:
+        return list(found.read)
+    doubled, keywords = arguments(
+        {**{f"{k}": x for k, x in enumerate(args)}, **kwargs}, torch.float64, torch.device("cpu")
+    )
+    try:
+        exact = activations(copy.deepcopy(module).double().cpu(), doubled, layout.symmetry, keywords, outputs=outputs)
+    except (RuntimeError, ValueError):  # it makes tensors of single precision of its own
+        return list(found.read)
+    there = {f"%{node.name}" for node in exact.intermediate.program.graph.graph.nodes}
+    return [name for name in found.read if name not in there or _moves(found, name) == _moves(exact, name)]
+
+
+def _moves(found: Activations, name: str) -> set[tuple[str, Placement]]:
+    """What acts on a value, and where."""
+    return {(group.name, p) for group in found.symmetry.groups for p in group.placements if p.parameter == name}

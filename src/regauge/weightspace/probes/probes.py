@@ -1,0 +1,175 @@
+"""Probes: the settings, and the learned inputs with the maps from activations to features."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.outputs import Outputs
+from regauge.weightspace.features import Features
+from regauge.weightspace.layers.dense import Dense
+from regauge.weightspace.layout import Layout
+from regauge.weightspace.probes.probed import Probed
+
+PLAIN = (bool, int, float, str, type(None))
+"""What arguments may be besides tensors."""
+
+
+@dataclass(frozen=True, eq=False)
+class Probes:
+    """Inputs that a net learns and runs the networks on, with gradients through them.
+
+    Their activations, averaged over what is no unit and no probe (pixels, tokens), become features of units; their
+    outputs become features of the network. What belongs to which units is found by discovery and confirmed by a random
+    element, whatever the module; activations that belong to none, such as those inside of recurrent operators, are not
+    used. Networks are run in their canonical form, in the dtype of the module, and so signs and scales are as canonical
+    as they are in the weights.
+
+    Floating-point inputs are learned. They begin as examples, drawn at random; where there are fewer examples than
+    probes, as normal numbers with their mean and deviation. Others (tokens, masks) stay examples. Arguments whose first
+    axis is not as long as that of the first tensor are taken as they are.
+
+    A module that computes in single precision inside, as language models do, makes the features exact to single
+    precision only.
+
+    Attributes:
+        module: The architecture. Its own parameters are not used.
+        examples: Positional arguments of the module, as for `discover`: a batch, the examples along the first axis.
+        kwargs: Keyword arguments.
+        inputs: Number of probes.
+        outputs: Which outputs count, as it was given to `discover`.
+        constant: Names of arguments (numbers of positional ones) that have no row for each example, although their
+            first axis is as long.
+
+    References:
+        Kofinas et al. (2024), section 3.3.
+    """
+
+    module: nn.Module
+    examples: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: int = 64
+    outputs: Outputs = None
+    constant: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.inputs < 1:
+            raise ValueError(f"inputs={self.inputs}; at least one probe is needed, or leave out `probes`")
+        for name, x in self.arguments.items():
+            if not isinstance(x, (Tensor, *PLAIN)):
+                raise ValueError(
+                    f"argument {name!r} of the probes' module is a {type(x).__name__}, but probes are tensors, and "
+                    "other arguments numbers, texts or None; wrap the module in one that takes these"
+                )
+        if not self.per_example:
+            raise ValueError("the examples hold no tensor with a row for each; give a batch of inputs of the module")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments: positional ones are named by their numbers."""
+        return {**{f"{k}": x for k, x in enumerate(self.examples)}, **self.kwargs}
+
+    @property
+    def per_example(self) -> tuple[str, ...]:
+        """Names of the tensors that have a row for each example."""
+        tensors = {
+            name: x
+            for name, x in self.arguments.items()
+            if isinstance(x, Tensor) and x.ndim and len(x) and name not in self.constant
+        }
+        count = len(next(iter(tensors.values()), ()))
+        return tuple(name for name, x in tensors.items() if len(x) == count)
+
+    def draw(self, generator: torch.Generator | None) -> dict[str, Any]:
+        """All arguments, with as many rows as there are probes."""
+        given = self.arguments
+        count = len(given[self.per_example[0]])
+        has_enough = count >= self.inputs
+        rows = (
+            torch.randperm(count, generator=generator)[: self.inputs]
+            if has_enough
+            else torch.randint(count, (self.inputs,), generator=generator)
+        )
+        for name in self.per_example:
+            x = given[name].detach()
+            if has_enough or not x.is_floating_point():
+                given[name] = x[rows.to(x.device)]
+            else:
+                deviation = float(x.double().std(correction=0)) or 1.0
+                noise = torch.randn(self.inputs, *x.shape[1:], generator=generator)
+                given[name] = (float(x.mean()) + deviation * noise).to(x)
+        return given
+
+
+class ProbeEncoder(nn.Module):
+    """The learned inputs of one architecture, and the maps from what networks compute to features."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, probes: Probes, layout: Layout, width: int, *, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.probes = probes
+        drawn = probes.draw(generator)
+        self.learned, self.plain = nn.ParameterDict(), {}
+        for name, x in drawn.items():
+            if name in probes.per_example and x.is_floating_point():
+                self.learned[name] = nn.Parameter(x.clone())
+            elif isinstance(x, Tensor):
+                self.register_buffer(f"given_{name}", x.detach().clone())
+            else:
+                self.plain[name] = x
+        self.probed = self.trace(probes.module, layout)
+        with torch.no_grad():
+            state = {name: tensor.detach().unsqueeze(0) for name, tensor in probes.module.state_dict().items()}
+            numbers = self.probed.run(state, self.inputs)[1].shape[1]
+        readings = self.probed.readings
+        share = Counter(reading.units for reading in readings)
+        self.register_buffer("mean", torch.zeros(len(readings) + 1))
+        self.register_buffer("std", torch.ones(len(readings) + 1))
+        self.maps = nn.ModuleList(
+            Dense(r.channels, width, gain=1 / math.sqrt(share[r.units]), generator=generator) for r in readings
+        )
+        self.outputs = Dense(numbers, width, generator=generator)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """All arguments of the module, in their order."""
+        known = {**self.learned, **self.plain}
+        return {
+            name: known[name] if name in known else self.get_buffer(f"given_{name}") for name in self.probes.arguments
+        }
+
+    def trace(self, module: nn.Module, layout: Layout) -> Probed:
+        """How networks of one layout are run on these probes."""
+        return Probed.of(
+            module,
+            layout,
+            {name: x.detach() if isinstance(x, Tensor) else x for name, x in self.inputs.items()},
+            self.probes.per_example,
+            count=self.probes.inputs,
+            outputs=self.probes.outputs,
+        )
+
+    @torch.no_grad()
+    def standardize(self, params: Mapping[str, Tensor], probed: Probed) -> None:
+        """Take mean and deviation of every reading and of the outputs over networks, units and probes."""
+        read, outputs = probed.run(params, self.inputs)
+        for k, values in enumerate([*read, outputs]):
+            self.mean[k] = values.double().mean()
+            self.std[k] = float(values.double().std(correction=0)) or 1.0
+
+    def forward(self, features: Features, params: Mapping[str, Tensor], probed: Probed) -> Features:
+        read, outputs = probed.run(params, self.inputs)
+        units = dict(features.units)
+        for k, (reading, values) in enumerate(zip(probed.readings, read, strict=True)):
+            units[reading.units] = units[reading.units] + self.maps[k](self._standard(values, k))
+        network = features.network + self.outputs(self._standard(outputs, len(read)))
+        return Features(units, features.pairs, network, features.values)
+
+    def _standard(self, values: Tensor, k: int) -> Tensor:
+        return (values.to(self.mean) - self.mean[k]) / self.std[k]

@@ -1,0 +1,122 @@
+"""Which intermediate values of a network belong to which sets of units, and how they are read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Num
+from torch import Tensor
+
+from regauge.core.act import Site
+from regauge.weightspace.features import order_as
+from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout.blocks import End, find_ends
+from regauge.weightspace.layout.cut import Piece, cut
+
+CLOSE = 1e-3
+"""Values differ by a smaller share of the largest one where rolled inputs only roll them."""
+
+
+@dataclass(frozen=True)
+class Along:
+    """Where the examples lie along an axis: `[count, rest]` if they come first, else `[rest, count]`."""
+
+    axis: int
+    count: int
+    is_first: bool
+
+    def last(self, values: Tensor, lead: int) -> Tensor:
+        """The examples on a last axis of their own; `lead` axes precede those that are counted."""
+        axis = lead + self.axis
+        sizes = (self.count, -1) if self.is_first else (-1, self.count)
+        apart = values.reshape(*values.shape[:axis], *sizes, *values.shape[axis + 1 :])
+        return apart.movedim(axis if self.is_first else axis + 1, -1)
+
+
+def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
+    """Where the examples lie, from values for inputs and for the same inputs rolled by one; None if nowhere."""
+    if not values.numel():
+        return None
+    allowed = CLOSE * float(values.abs().max())
+    for axis, size in enumerate(values.shape):
+        for is_first in (True, False):
+            along = Along(axis, count, is_first)
+            if size % count == 0 and bool(
+                ((along.last(values, 0).roll(1, -1) - along.last(rolled, 0)).abs() <= allowed).all()
+            ):
+                return along
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A piece of an intermediate value as features of one set of units.
+
+    Attributes:
+        value: Name of the intermediate value.
+        units: Name of the set.
+        piece: The part of the value that belongs to the set.
+        end: The labels of the piece that tell the units apart.
+        examples: Where the examples lie; None where they are averaged with the rest.
+    """
+
+    value: str
+    units: str
+    piece: Piece
+    end: End
+    examples: Along | None
+
+    @property
+    def channels(self) -> int:
+        """Numbers for each unit."""
+        return 1 if self.examples is None else self.examples.count
+
+    def __call__(self, values: Num[Tensor, "models *shape"]) -> Num[Tensor, "models *sizes channels"]:
+        """Numbers of each unit for each example, averaged over everything else."""
+        labels = len(self.piece.labels)
+        x = self.piece.read(values)
+        x = x.reshape(*x.shape[:-1], *self.piece.fixed)
+        x = x.unsqueeze(-1) if self.examples is None else self.examples.last(x, 1 + labels)
+        rest = [*(1 + k for k in range(labels) if k not in self.end.axes), *range(1 + labels, x.ndim - 1)]
+        return order_as(x.mean(rest) if rest else x, self.end)
+
+
+def find_readings(
+    name: str, shape: tuple[int, ...], sites: Sequence[Site], layout: Layout, examples: Along | None
+) -> Iterator[Reading]:
+    """The readings of one intermediate value.
+
+    Values along the axes of matrices that have no canonical form belong to no units, and are left out.
+    """
+    try:
+        pieces = cut(name, shape, sites)
+    except ValueError:  # units own different numbers of its values
+        return
+    for piece in pieces:
+        groups = [label.group for label in piece.labels]
+        if any(group in layout.contracted for group in groups):
+            continue
+        kept = [k for k, group in enumerate(groups) if group in layout.units]
+        place = {k: number for number, k in enumerate(kept)}
+        bases = tuple(tuple(place[base] for base in piece.bases[k] if base in place) for k in kept)
+        is_whole = examples is not None and piece.fixed[examples.axis] == shape[examples.axis]
+        for end in find_ends(tuple(groups[k] for k in kept), bases):
+            axes = tuple(kept[axis] for axis in end.axes)
+            sizes = tuple(piece.sizes[axis] for axis in axes)
+            if sizes == layout.units[end.units].sizes:
+                yield Reading(name, end.units, piece, End(end.units, axes), examples if is_whole else None)
+
+
+def flatten_outputs(
+    values: Num[Tensor, "models *shape"], examples: Along | None, most: int
+) -> Num[Tensor, "models numbers"]:
+    """Outputs as numbers of the network; where these are more than `most`, all but examples and classes is averaged."""
+    x = values.unsqueeze(-1) if examples is None else examples.last(values, 1)
+    if x[0].numel() > most and x.ndim > 3:
+        x = x.mean(list(range(1, x.ndim - 2)))
+    return x.flatten(1)
+
+
+def roll(inputs: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """Inputs whose examples are the ones before."""
+    return {name: torch.roll(x, 1, 0) if name in names else x for name, x in inputs.items()}
