@@ -1,5 +1,6 @@
 """Networks that read and write the weights of networks."""
 
+from regauge.weightspace.chains import ChainConfig, ChainDWS
 from regauge.weightspace.decoder import Decoder
 from regauge.weightspace.encoder import Fourier, Scalars
 from regauge.weightspace.files import load_net, save_net
@@ -21,6 +22,8 @@ __all__ = [
     "HEADS",
     "LAYERS",
     "NFN",
+    "ChainConfig",
+    "ChainDWS",
     "Decoder",
     "Equivariant",
     "Fourier",

@@ -66,7 +66,7 @@ class ExchangeLayer(nn.Module):
     def forward(self, features: Features, layout: Layout) -> Features:
         values = _values(features)
         active = {key: nn.functional.silu(norm(x)) for norm, (key, x) in zip(self.norms, values.items(), strict=True)}
-        pools = {key: _Pools(x, self.settings.pooling) for key, x in active.items()}
+        pools = {key: Pools(x, self.settings.pooling) for key, x in active.items()}
         hubs = find_hubs(layout, self.targets, is_local=self.settings.is_local)
         made: dict[Key, list[Tensor]] = {}
         for k, (hub, weight) in enumerate(zip(hubs, self.weights, strict=True)):
@@ -107,7 +107,7 @@ class _Attention(nn.Module):
         return result
 
 
-class _Pools:
+class Pools:
     """Features pooled over some of their axes, each combination once, from the smallest result that has them."""
 
     def __init__(self, x: Tensor, pooling: Pooling) -> None:
@@ -117,14 +117,15 @@ class _Pools:
     def read(self, link: Link, hub: Hub) -> Tensor:
         """`[models, *sizes of the hub, width]`."""
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
-        x = self._over(kept)
+        x = self.over(kept)
         places = [link.axes[axis] for axis in kept]
         if places == list(range(len(hub.sizes))):
             return x
         last = len(hub.sizes) + 1
         return torch.einsum(x, [0, *(1 + place for place in places), last], [*range(last + 1)])
 
-    def _over(self, kept: tuple[int, ...]) -> Tensor:
+    def over(self, kept: tuple[int, ...]) -> Tensor:
+        """Features with some of their axes, in order."""
         if kept not in self.known:
             sources = [axes for axes in self.known if {*kept} <= {*axes}]
             source = min(sources, key=lambda axes: self.known[axes].numel())

@@ -1,0 +1,91 @@
+"""Chains of linear layers in a layout: which tensor is which layer's weight or bias."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from torch import Tensor
+
+from regauge.weightspace.layout import Block, Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """The tensors of a chain of linear layers, each at one or two of its places: 0 for inputs, the last for outputs.
+
+    Attributes:
+        layout: Of the networks.
+        sets: Names of the sets of hidden units, from the inputs to the outputs.
+        weights: One for each layer.
+        biases: One for each layer.
+    """
+
+    layout: Layout
+    sets: tuple[str, ...]
+    weights: tuple[Block, ...]
+    biases: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Chain":
+        """The chain in a layout.
+
+        Raises:
+            ValueError: The networks are no chains of at least three linear layers with biases.
+        """
+        shapes = layout.symmetry.shapes
+        ends = [block for block in layout.unit_blocks if len(shapes[block.parameters[0]]) == 2]
+        sets = [ends[0].ends[0].units] if len(ends) == 2 and layout.pair_blocks else []
+        weights = [ends[0]] if sets else []
+        rest = list(layout.pair_blocks)
+        while sets and rest:
+            found = next((block for block in rest if sets[-1] in (end.units for end in block.ends)), None)
+            others = [end.units for end in found.ends if end.units not in sets] if found is not None else []
+            if found is None or len(others) != 1 or len(found.ends) != 2:
+                break
+            rest.remove(found)
+            weights.append(found)
+            sets += others
+        biases = [
+            block
+            for name in sets
+            for block in layout.unit_blocks
+            if block.ends[0].units == name and len(shapes[block.parameters[0]]) == 1
+        ]
+        biases += layout.network_blocks
+        weights += ends[1:]
+        is_whole = len(weights) + len(biases) == len(layout.blocks) and {*sets} == {*layout.units}
+        is_plain = all(len(units.axes) == 1 for units in layout.units.values()) and all(
+            len(block.parameters) == 1 and block.channels == 1 for block in layout.pair_blocks
+        )
+        is_chain = is_whole and is_plain and not rest and len(weights) == len(biases) == len(sets) + 1
+        if not is_chain or ends[1].ends[0].units != sets[-1]:
+            raise ValueError(
+                "deep weight space networks as published read chains of at least three linear layers with biases and "
+                f"nonlinearities between them, but these networks have {len(layout.units)} sets of units and the "
+                f"tensors {list(layout.parameters)[:6]}, ...; use `Metanet` with `layer=DWS()`, which reads any network"
+            )
+        return cls(layout, tuple(sets), tuple(weights), tuple(biases))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of units at every place."""
+        hidden = (self.layout.units[name].sizes[0] for name in self.sets)
+        return (self.weights[0].channels, *hidden, self.weights[-1].channels)
+
+    def read(self, params: Mapping[str, Tensor]) -> list[Tensor]:
+        """Weights `[models, inputs, outputs, 1]`, and then biases `[models, outputs, 1]`."""
+        values = self.layout.read(params)
+        first, *inner, last = (values[block.name] for block in self.weights)
+        between = [
+            x if block.ends[0].units == source else x.transpose(1, 2)
+            for x, block, source in zip(inner, self.weights[1:-1], self.sets[:-1], strict=True)
+        ]
+        *biases, output = (values[block.name] for block in self.biases)
+        ends = first.transpose(1, 2).unsqueeze(-1), last.unsqueeze(-1)
+        return [ends[0], *between, ends[1], *biases, output.unsqueeze(-1)]
+
+
+def axes_of(places: int) -> tuple[tuple[int, ...], ...]:
+    """The places of every tensor of a chain: of weights from the first to the last, and then of biases."""
+    return (*pairwise(range(places)), *((place,) for place in range(1, places)))
