@@ -58,6 +58,7 @@ BEFORE_PARSING = (
     "cli/options.py",
     "cli/zoo_options.py",
     "cli/inr_options.py",
+    "cli/learn_options.py",
 )
 """What `regauge --help` imports."""
 
@@ -175,6 +176,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.options",
                 "regauge.cli.zoo_options",
                 "regauge.cli.inr_options",
+                "regauge.cli.learn_options",
                 "regauge.storage.plain_files",
             }
 

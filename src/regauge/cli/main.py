@@ -16,6 +16,7 @@ from typing import NoReturn
 import tyro
 
 from regauge.cli.inr_options import Inr
+from regauge.cli.learn_options import Learn
 from regauge.cli.options import Options, UsageError
 from regauge.cli.zoo_options import Zoo
 from regauge.storage.plain_files import require_plain
@@ -108,10 +109,10 @@ def _tell() -> None:
         storage.setLevel(logging.INFO)
 
 
-def parse(args: Sequence[str] | None = None) -> Options | Zoo | Inr:
+def parse(args: Sequence[str] | None = None) -> Options | Zoo | Inr | Learn:
     """The options of one command; prints help or what is wrong with them and exits otherwise."""
-    options: Options | Zoo | Inr = tyro.cli(
-        Options | Zoo | Inr,
+    options: Options | Zoo | Inr | Learn = tyro.cli(
+        Options | Zoo | Inr | Learn,
         prog="regauge",
         description=DESCRIPTION,
         args=args,

@@ -129,11 +129,15 @@ def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Pat
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with whole_file(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=dates.get(path.suffix))
+    tell_written(path, write_rows(rows, path.with_suffix(".csv")))
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Write rows as CSV, with all digits, under the names of the first one."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
-    table = save_text(text.getvalue(), path.with_suffix(".csv"))
-    tell_written(path, table)
+    return save_text(text.getvalue(), path)
 
 
 def form_of(options: Written) -> Form:

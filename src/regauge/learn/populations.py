@@ -12,7 +12,7 @@ from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.storage.loader import Networks
 from regauge.storage.store import Store
-from regauge.storage.store.listing import FINITE
+from regauge.storage.store.listing import FINITE, resolve
 from regauge.storage.store.rows import STANDARD, split
 
 Indices = NDArray[np.int64]
@@ -71,14 +71,18 @@ def symmetry_of(networks: Networks, symmetry: Symmetry | None) -> Symmetry:
     raise ValueError("the symmetry of a population in memory is not known; give `symmetry`")
 
 
-def values_of(networks: Networks, targets: str | Sequence[Any] | Any) -> tuple[str, NDArray[Any], Indices]:
+def values_of(
+    networks: Networks, targets: str | Sequence[Any] | Any, indices: Sequence[int] | NDArray[Any] | None = None
+) -> tuple[str, NDArray[Any], Indices]:
     """The name and values of a target, `[networks]`, and the numbers of the networks that have one and are finite.
 
     Args:
         networks: A store or a population.
         targets: Name of a column of the store, or a value for each network.
+        indices: Numbers of the networks to use, or a mask; all unless given.
 
     Raises:
+        IndexError: There is no network of some number.
         KeyError: The store has no such column.
         ValueError: The targets are not one for each network, or none of the networks can be used.
     """
@@ -94,14 +98,14 @@ def values_of(networks: Networks, targets: str | Sequence[Any] | Any) -> tuple[s
         raise ValueError(f"the targets have shape {values.shape}, but there are {count} networks; give one for each")
     usable = ~np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.ones(count, bool)
     values = np.ma.getdata(values)
+    if indices is not None:
+        usable = usable & np.isin(np.arange(count), resolve(indices, count, "the population"))
     if values.dtype.kind == "f":
         usable = usable & np.isfinite(values)
     if isinstance(networks, Store):
         usable = usable & np.ma.filled(networks.rows[FINITE], False).astype(bool)
     if not usable.any():
-        raise ValueError(
-            f"none of the {count} networks is finite and has a value of {name!r}; there is nothing to learn"
-        )
+        raise ValueError(f"none of these networks is finite and has a value of {name!r}; there is nothing to learn")
     return name, values, np.flatnonzero(usable)
 
 

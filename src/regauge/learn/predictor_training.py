@@ -40,7 +40,7 @@ from regauge.training.settings import derive_seed
 from regauge.weightspace.encoder import Values
 from regauge.weightspace.heads import Invariant
 from regauge.weightspace.layers import Layer
-from regauge.weightspace.layers.message_passing import MessagePassing
+from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.metanet import Metanet
 
 SAMPLE = 1024
@@ -68,7 +68,7 @@ class PredictorConfig(Training):
         statistics: Whether boosted trees on plain statistics of layers are fitted too, to compare with.
     """
 
-    layer: Layer = field(default_factory=MessagePassing)
+    layer: Layer = field(default_factory=Propagation)
     width: int = 64
     depth: int = 4
     values: Values | None = None
@@ -94,6 +94,7 @@ def fit_predictor(
     config: PredictorConfig | None = None,
     *,
     generator: torch.Generator,
+    indices: Sequence[int] | NDArray[Any] | None = None,
     split: Mapping[str, Sequence[int]] | None = None,
     module: nn.Module | None = None,
     inputs: Any = None,
@@ -110,6 +111,7 @@ def fit_predictor(
         symmetry: Of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
+        indices: Numbers of the networks to use, or a mask; all unless given.
         split: Numbers of the networks for "train", "validation" and "test". Unless given, a store is divided by run,
             with its own test networks where it has a column "split" with some; of a population fixed random networks
             are taken: 80%, 10% and 10%.
@@ -118,12 +120,13 @@ def fit_predictor(
         state: File in which the training is kept while it runs, and from which the same call continues.
 
     Raises:
+        IndexError: There is no network of some number.
         KeyError: There is no such column.
         ValueError: There is nothing to predict, a part of the split has no networks, something is missing that the
             settings need, or the training diverged.
     """
     config = config or PredictorConfig()
-    name, values, usable = values_of(population, targets)
+    name, values, usable = values_of(population, targets, indices)
     symmetry = symmetry_of(population, symmetry)
     parts = split_networks(population, usable, split)
     used = np.concatenate(list(parts.values()))

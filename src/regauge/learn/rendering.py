@@ -41,9 +41,15 @@ class Rendering:
         """With the mean and the deviation over some networks.
 
         Raises:
-            ValueError: The networks compute values that are not finite, or all the same.
+            ValueError: The networks cannot be run on the inputs, or compute values that are not finite or all the same.
         """
-        made = replace(self, mean=0.0, deviation=1.0)(params)
+        try:
+            made = replace(self, mean=0.0, deviation=1.0)(params)
+        except (RuntimeError, TypeError, IndexError) as error:
+            reason = str(error).split("\n")[0]
+            raise ValueError(
+                f"the networks cannot be run on the inputs for `render` ({reason}); give inputs that the module takes"
+            ) from error
         mean = made.mean(0)
         deviation = float((made - mean).square().mean().sqrt())
         if not 0 < deviation < float("inf"):

@@ -1,6 +1,7 @@
 """Training of a net over networks: epochs of batches, validation, the best weights, and a state to resume from."""
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,11 @@ class Training:
                 f"clip={self.clip}, patience={self.patience} and seconds={self.seconds} make no training; all are "
                 "positive, weight_decay may be 0, and patience and seconds None"
             )
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = re.split(r"\n|[.:] ", str(error))[0]
+            raise ValueError(f"device={self.device!r} cannot be used here ({reason}); say cpu") from error
 
 
 class Validation(NamedTuple):

@@ -1,0 +1,212 @@
+"""`regauge learn`: nets that read networks, trained and used."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regauge import learn
+from regauge import weightspace as ws
+from regauge.cli.learn_options import Learn, LearnPredict, LearnPredictor
+from regauge.cli.options import UsageError
+from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, write_rows
+from regauge.cli.tasks import load_batches
+from regauge.cli.zoo_populations import conditions_of
+from regauge.core.typed_json import require_fields
+from regauge.learn.changes import Change
+from regauge.names import VERSION
+from regauge.report.predictor_page import predictor_page
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.writing import require_writable, save_text
+from regauge.storage.store import Store
+
+GRID = "grid:"
+EXAMPLES = 512
+"""Inputs of one batch of DATA at which networks are rendered."""
+
+
+def run(options: Learn) -> None:
+    """Run the command."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # packages in the folder where the command is typed
+    commands: dict[type, Callable[[Any], None]] = {LearnPredictor: predictor, LearnPredict: predict}
+    commands[type(options.command)](options.command)
+
+
+def predictor(options: LearnPredictor) -> None:
+    """Train a predictor, and write it with a report."""
+    out, (page, numbers) = options.output, map(options.output.with_suffix, (".html", ".json"))
+    state = out.with_name(f"{out.stem}.partial.safetensors")
+    # An interrupted training was allowed to write there.
+    overwrite = options.overwrite or (options.resume and state.exists())
+    require_writable(out, overwrite=overwrite)
+    require_writable(page, overwrite=overwrite, suffixes=(".html",))
+    require_writable(numbers, overwrite=overwrite, suffixes=(".json",))
+    config = config_of(options)
+    look_at_state(state, options)
+    with show_status("reading the columns"):
+        store = Store.open(options.store)
+        chosen = store.rows.where(**conditions_of(options.where))
+        if options.final:
+            chosen = np.intersect1d(chosen, store.rows.final())
+        inputs = inputs_of(options.render) if options.render else None
+    with show_progress() as progress:
+        made = learn.fit_predictor(
+            store,
+            options.target,
+            config=config,
+            generator=torch.Generator().manual_seed(options.seed),
+            indices=chosen,
+            inputs=inputs,
+            state=state,
+            progress=progress,
+        )
+    save_text(json.dumps(results_of(made, options), indent=1) + "\n", numbers)
+    save_text(predictor_page(numbers), page)
+    made.save(out, overwrite=overwrite)
+    state.unlink(missing_ok=True)
+    counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
+    tell(f"{options.target!r} of networks: {counts}", networks=made.about["networks"])
+    tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
+    if made.trained is not None:
+        last = len(made.trained.history)
+        tell(
+            f"epoch {made.trained.best + 1} of {last} is kept; the training ended by its {made.trained.ended}",
+            history=[dict(row) for row in made.trained.history],
+            best=made.trained.best,
+            ended=made.trained.ended,
+        )
+    tell_written(out, page, numbers)
+
+
+def predict(options: LearnPredict) -> None:
+    """Print or write predictions."""
+    if options.output is not None:
+        require_writable(options.output, overwrite=options.overwrite, suffixes=(".csv",))
+    if not options.networks:
+        raise UsageError("no networks are named; give folders of stores, or checkpoints")
+    with show_status("reading"):
+        made = learn.load_predictor(options.predictor)
+        rows = [row for path in options.networks for row in _predictions(made, path)]
+    if options.output is None:
+        tell_table("predictions", rows)
+    else:
+        write_rows(rows, options.output)
+        tell_written(options.output)
+
+
+def _predictions(made: learn.Predictor, path: Path) -> Iterator[dict[str, Any]]:
+    """A row for each network of a store, or for a checkpoint."""
+    store = Store.find(path) if path.is_dir() else None
+    if store is None:
+        with Checkpoint.open(path) as checkpoint:
+            networks: Any = {name: tensor.unsqueeze(0) for name, tensor in checkpoint.params.items()}
+        known: list[dict[str, Any]] = [{"network": str(path)}]
+    else:
+        if not len(store):
+            raise UsageError(f"the store {str(path)!r} has no networks")
+        networks = store
+        ids, steps = (store.rows[name].tolist() for name in ("id", "step"))
+        known = [{"network": str(path), "id": k, "step": step} for k, step in zip(ids, steps, strict=True)]
+    try:
+        predicted = made.predict(networks).tolist()
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r}: {error}") from error
+    sure = made.probabilities(networks).amax(1).tolist() if made.target.kind == "classes" else None
+    for k, row in enumerate(known):
+        yield {**row, made.target.name: predicted[k], **({} if sure is None else {"probability": sure[k]})}
+
+
+def config_of(options: LearnPredictor) -> learn.PredictorConfig:
+    """The settings that were typed."""
+    if options.layer not in ws.LAYERS:
+        raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
+    varied = options.varied
+    kinds: tuple[tuple[Callable[[float], Change], float], ...] = (
+        (learn.Translation, varied.translate),
+        (learn.Rotation, varied.rotate),
+        (learn.Scaling, varied.scale),
+        (learn.Noise, varied.noise),
+        (learn.Dropout, varied.drop),
+    )
+    return learn.PredictorConfig(
+        layer=layer_of(options),
+        width=options.width,
+        depth=options.depth,
+        values=ws.Fourier(options.fourier) if options.fourier else None,
+        parts=options.parts or None,
+        dropout=options.dropout,
+        kind=options.kind,
+        augment=varied.augment,
+        changes=tuple(kind(value) for kind, value in kinds if value),
+        render=options.render_weight if options.render else 0.0,
+        statistics=options.statistics == "yes",
+        epochs=options.epochs,
+        batch=options.batch,
+        lr=options.lr,
+        weight_decay=options.weight_decay,
+        patience=options.patience,
+        seconds=options.seconds,
+        device=options.device,
+    )
+
+
+def layer_of(options: LearnPredictor) -> Any:
+    """The layer with its settings."""
+    kind = ws.LAYERS[options.layer]
+    try:
+        settings = json.loads(options.layer_settings)
+        require_fields(settings, kind, f"layer {options.layer}")
+        return kind(**settings)
+    except (json.JSONDecodeError, TypeError, AttributeError) as error:
+        known = ", ".join(asdict(kind()))
+        raise UsageError(
+            f"--layer-settings {options.layer_settings!r} cannot be used ({error}); write JSON with some of {known}, "
+            "for example '{\"expansion\": 2}'"
+        ) from error
+
+
+def look_at_state(state: Path, options: LearnPredictor) -> None:
+    """Refuse what an interrupted training left, or remove it, unless it is to be continued."""
+    if state.exists() and not options.resume:
+        if not options.overwrite:
+            raise FileExistsError(
+                f"an interrupted training left {str(state)!r}; say --resume to go on with it, or --overwrite to begin "
+                "anew"
+            )
+        state.unlink()
+
+
+def inputs_of(text: str) -> Tensor | Any:
+    """At what networks are rendered."""
+    if not text.startswith(GRID):
+        return load_batches(text, EXAMPLES)[0][0]
+    sizes = text.removeprefix(GRID).split("x")
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise UsageError(f"--render {text!r} is no grid; write the number of pixels along each axis: grid:28x28")
+    return learn.grid([int(size) for size in sizes])
+
+
+def results_of(made: learn.Predictor, options: LearnPredictor) -> dict[str, Any]:
+    """Everything that the report shows, as JSON."""
+    assert made.trained is not None
+    assert made.tested is not None
+    return {
+        "format": "regauge.predictor",
+        "version": VERSION,
+        "store": str(options.store),
+        "target": made.target.to_json(),
+        "parts": list(made.net.parts),
+        "parameters": sum(parameter.numel() for parameter in made.net.parameters()),
+        **made.about,
+        "history": [dict(row) for row in made.trained.history],
+        "best": made.trained.best,
+        "ended": made.trained.ended,
+        "tested": {name: values.tolist() for name, values in made.tested.items()},
+    }

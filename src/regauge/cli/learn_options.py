@@ -1,0 +1,131 @@
+"""Options of the commands that train nets over networks. Nothing here imports torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg, subcommand
+
+from regauge.cli.options import BATCHES_HELP, CHECKPOINT_HELP, Json, MaybeOutput, Output, Seed
+from regauge.cli.zoo_options import StoreFolder, Where
+
+RENDER_HELP = (
+    "In training the net also predicts what the networks that it reads compute at these inputs, which needs no labels: "
+    f"grid:28x28, the centers of pixels over [-1, 1]^2, for networks of coordinates; or {BATCHES_HELP}"
+    "whose inputs are used."
+)
+LAYER_HELP = (
+    "Kind of the net's layers: propagation, message_passing, nfn, dws, relational_attention, or another of "
+    "regauge.weightspace.LAYERS."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Varied:
+    """How networks are changed at random in each step of the training."""
+
+    augment: Annotated[
+        tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
+    ] = ()
+    """Parts of the symmetry by whose random elements networks are moved, where --parts leaves some out."""
+    translate: float = 0.0
+    """Shift the inputs of networks of coordinates by up to so much along each axis, which changes their first layer."""
+    rotate: float = 0.0
+    """Rotate these inputs by up to so many degrees."""
+    scale: float = 0.0
+    """Multiply these inputs by a factor that differs from 1 by up to so much."""
+    noise: float = 0.0
+    """Add noise to all weights, as a share of the root mean square of each tensor."""
+    drop: float = 0.0
+    """Set this share of the weights to zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnPredictor:
+    """Train a net that reads networks to predict a column of a store: a number such as an accuracy, or a class.
+
+    Networks are split by run, or as a column "split" of the store says. Beside the net stand boosted trees on plain
+    statistics of the layers. An interrupted training continues with --resume.
+    """
+
+    store: StoreFolder
+    target: Annotated[str, arg(metavar="COLUMN")]
+    """What is predicted; `regauge zoo info STORE` lists the columns."""
+    output: Output
+    """Where the net goes, a .safetensors file; the report goes to the same name with .html, its numbers with .json."""
+    kind: Literal["numbers", "classes"] | None = None
+    """Whether the column has numbers or classes; texts, truth values and whole numbers that recur are classes where
+    left out."""
+    layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
+    layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
+    """Settings of the layers as JSON, for example '{"channels": 8}'."""
+    width: int = 64
+    """Length of the vectors of units."""
+    depth: int = 4
+    """Number of layers."""
+    fourier: int = 0
+    """Encode values with so many sines and cosines each."""
+    parts: Annotated[
+        tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
+    ] = ()
+    """What the net respects by construction, always with permutation; the whole symmetry where left out."""
+    dropout: float = 0.0
+    """Share of the hidden units of the head that are dropped in training."""
+    render: Annotated[str, arg(metavar="GRID|DATA", help=RENDER_HELP)] = ""
+    render_weight: float = 1.0
+    """Weight of that loss."""
+    varied: Annotated[Varied, arg(name="")] = Varied()
+    epochs: int = 100
+    """How often each network is read at most."""
+    batch: int = 64
+    """Networks of a step."""
+    lr: float = 2e-3
+    """Largest learning rate."""
+    weight_decay: float = 1e-2
+    """Weight decay of AdamW."""
+    patience: int | None = None
+    """End the training after so many epochs without a better validation."""
+    seconds: float | None = None
+    """End the training after so many seconds; the learning rate falls in time."""
+    statistics: Literal["yes", "no"] = "yes"
+    """Whether boosted trees on statistics of the layers are fitted, too."""
+    where: Where = ()
+    final: bool = False
+    """Only the last checkpoint of each trajectory that was not discarded."""
+    device: str = "cpu"
+    """Where the net is trained: cpu, cuda or another device of torch."""
+    seed: Seed = 0
+    resume: bool = False
+    """Continue an interrupted training with the same settings."""
+    overwrite: bool = False
+    """Replace the output and what is written beside it if they exist, and what an interrupted training left."""
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class LearnPredict:
+    """Tell what a trained predictor says about networks."""
+
+    predictor: Annotated[Positional[Path], arg(help="What `regauge learn predictor` wrote.")]
+    networks: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
+    ]
+    output: MaybeOutput = None
+    """Write the predictions to this file, .csv, instead of printing them."""
+    overwrite: bool = False
+    """Replace the output if it exists."""
+    json: Json = False
+
+
+LearnCommand = (
+    Annotated[LearnPredictor, subcommand("predictor", prefix_name=False)]
+    | Annotated[LearnPredict, subcommand("predict", prefix_name=False)]
+)
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Networks that read networks: train a predictor, and use it."""
+
+    command: LearnCommand

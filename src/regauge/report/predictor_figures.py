@@ -1,0 +1,85 @@
+"""Figures of a training: its curves, and what was predicted beside what was measured."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from regauge.report.figures import COLORS, INK, MUTED, draw_figure
+
+MOST_NAMES = 30
+"""Most classes whose names and counts are written."""
+WORDS = {"validation_accuracy": "accuracy on validation networks", "validation_R2": "R2 on validation networks"}
+"""What is drawn beside the loss, where the history has it."""
+
+
+def curves_figure(history: Sequence[Mapping[str, Any]], best: int) -> Figure:
+    """The losses of training and validation by epoch, and the score beside them; the epoch that was kept is marked."""
+    epochs = [row["epoch"] + 1 for row in history]
+    names = [name for name in WORDS if name in history[0]]
+    with draw_figure(4.4 * (1 + len(names)), 3.3) as figure:
+        axes = figure.add_subplot(1, 1 + len(names), 1)
+        for k, (name, label) in enumerate((("loss", "training"), ("validation_loss", "validation"))):
+            values = [row[name] for row in history]
+            axes.plot(
+                epochs, values, color=COLORS[1 - k], linewidth=2, label=label, marker="o" if len(epochs) < 3 else ""
+            )
+        if min(min(row["loss"], row["validation_loss"]) for row in history) > 0:
+            axes.set_yscale("log")
+        axes.set_title("loss")
+        axes.legend(frameon=False, labelcolor=MUTED)
+        panels = [(axes, "validation_loss")]
+        for k, name in enumerate(names):
+            beside = figure.add_subplot(1, 1 + len(names), 2 + k)
+            beside.plot(epochs, [row[name] for row in history], color=COLORS[0], linewidth=2)
+            beside.set_title(WORDS[name])
+            panels.append((beside, name))
+        for one, name in panels:
+            one.plot(epochs[best], history[best][name], "o", color=INK, markersize=6, zorder=5)
+            one.set_xlabel("epoch")
+            one.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return figure
+
+
+def scatter_figure(measured: NDArray[np.float64], predicted: NDArray[np.float64], name: str) -> Figure:
+    """Predicted against measured numbers, with the line on which they are equal; in the range of the measured ones."""
+    low, high = float(measured.min()), float(measured.max())
+    margin = 0.05 * (high - low) or 1.0
+    ends = (low - margin, high + margin)
+    with draw_figure(4.6, 4.4) as figure:
+        axes = figure.add_subplot()
+        axes.plot(ends, ends, color=MUTED, linewidth=1)
+        size = float(np.clip(4000 / len(measured), 3, 25))
+        axes.scatter(measured, np.clip(predicted, *ends), s=size, color=COLORS[1], alpha=0.6, linewidths=0)
+        axes.set(xlim=ends, ylim=ends, xlabel=f"{name}, measured", ylabel="predicted")
+        axes.set_title(f"{len(measured):,} test networks")
+        axes.set_aspect("equal")
+        return figure
+
+
+def confusion_figure(counts: NDArray[np.int64], names: Sequence[str], name: str) -> Figure:
+    """How often each class (a row) was predicted to be each other one; shades are shares of the row."""
+    shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
+    size = float(np.clip(0.42 * len(names) + 1.8, 3.4, 8))
+    with draw_figure(size, size) as figure:
+        axes = figure.add_subplot()
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        axes.grid(False)
+        if len(names) <= MOST_NAMES:
+            ticks = range(len(names))
+            is_long = max(map(len, names)) > 3
+            axes.set_xticks(ticks, names, rotation=90 if is_long else 0)
+            axes.set_yticks(ticks, names)
+            for row in ticks:
+                for column in ticks:
+                    if counts[row, column]:
+                        color = "white" if shares[row, column] > 0.5 else INK
+                        axes.text(
+                            column, row, f"{counts[row, column]}", ha="center", va="center", color=color, fontsize=8
+                        )
+        axes.set(xlabel="predicted", ylabel=f"{name}, measured")
+        axes.set_title(f"{counts.sum():,} test networks")
+        return figure

@@ -1,0 +1,53 @@
+"""The report of a predictor: one HTML page that needs nothing but itself, from the numbers that the training wrote."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from regauge.report.figures import data_uri
+from regauge.report.predictor_figures import confusion_figure, curves_figure, scatter_figure
+
+PERCENT = ("accuracy",)
+"""Scores that are shares."""
+
+
+def predictor_page(path: str | Path) -> str:
+    """The page for a file of numbers that `regauge learn predictor` wrote."""
+    results: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("regauge.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(thousands="{:,}".format, score=_score)
+    scores = results["scores"]
+    first = next(iter(scores["net"]))
+    return environment.get_template("predictor.html.j2").render(
+        results | {"figures": _figures(results), "first": first, "names": list(scores["net"])}
+    )
+
+
+def _score(value: float, name: str) -> str:
+    return f"{value:.1%}" if name in PERCENT else f"{value:.4g}"
+
+
+def _figures(results: Mapping[str, Any]) -> dict[str, str]:
+    target, tested = results["target"], results["tested"]
+    if target["kind"] == "classes":
+        names = [str(one) for one in target["classes"]]
+        places = {name: k for k, name in enumerate(names)}
+        counts = np.zeros((len(names), len(names)), np.int64)
+        for measured, predicted in zip(tested["measured"], tested["predicted"], strict=True):
+            counts[places[str(measured)], places[str(predicted)]] += 1
+        picture = confusion_figure(counts, names, target["name"])
+    else:
+        picture = scatter_figure(np.array(tested["measured"]), np.array(tested["predicted"]), target["name"])
+    curves = curves_figure(results["history"], results["best"]) if results["history"] else None
+    kind: Any = "png" if target["kind"] == "numbers" and len(tested["measured"]) > 3000 else "svg"
+    return {"tested": data_uri(picture, kind), **({} if curves is None else {"curves": data_uri(curves, "svg")})}
