@@ -315,6 +315,14 @@ LOOPS: dict[str, FolderCase] = {
         "NllbMoeConfig",
         SEQUENCES | {"num_experts": 4, "encoder_sparse_step": 1, "decoder_sparse_step": 1, "expert_capacity": 64},
     ),
+    "longcat": causal(
+        "LongcatFlash",
+        **LATENT | {"num_key_value_heads": 4, "qk_head_dim": 8, "num_layers": 1, "ffn_hidden_size": 20},
+        expert_ffn_hidden_size=12,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        moe_topk=2,
+    ),
 }
 """Mixtures that are loops over the experts that some token chose."""
 MORE: dict[str, FolderCase] = {
@@ -339,6 +347,17 @@ MORE: dict[str, FolderCase] = {
         SEQUENCES
         | {"input_feat_per_channel": 8, "max_source_positions": 64, "max_target_positions": 16}
         | {"conv_channels": 12, "conv_kernel_sizes": [3], "num_conv_layers": 1},
+    ),
+    "fnet": masked("FNet", type_vocab_size=2),
+    "granite speech": FolderCase(
+        "GraniteSpeech5ForCTC",
+        "GraniteSpeech5CTCConfig",
+        {
+            "vocab_size": 12,
+            "encoder_config": WIDE
+            | {"num_key_value_heads": 4, "head_dim": 4, "num_mel_bins": 8, "vocab_size": 12, "context_size": 4}
+            | {"conv_kernel_size": 3, "subsample_layers": [0]},
+        },
     ),
 }
 """Experts whose tokens are sorted, and inputs that are neither text nor single images nor waves."""

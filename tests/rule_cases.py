@@ -316,6 +316,12 @@ add(
     nansum=lambda m, h, g: h.nansum(1),
     nanmean=lambda m, h, g: h.nanmean(1),
     cumsum=lambda m, h, g: h.cumsum(1),
+    unfold=lambda m, h, g: h.unfold(1, 3, 1),
+    fft_fft=lambda m, h, g: ops.view_as_real(torch.fft.fft(h, dim=1)),
+    fft_ifft=lambda m, h, g: ops.view_as_real(torch.fft.ifft(torch.fft.fft(h, dim=1), n=4, dim=-2)),
+    fft_rfft=lambda m, h, g: ops.view_as_real(torch.fft.rfft(h, dim=1)),
+    fft_irfft=lambda m, h, g: torch.fft.irfft(torch.fft.rfft(h, dim=1), n=7, dim=1),
+    fft_hfft=lambda m, h, g: torch.fft.hfft(torch.fft.ihfft(h, dim=1), dim=1),
 )
 add(
     "tokens",
@@ -403,6 +409,10 @@ add(
     "frozen",
     cumsum_of_units=lambda m, h, g: h.cumsum(-1),
     cumprod_of_units=lambda m, h, g: h.cumprod(2),
+    unfold_units=lambda m, h, g: h.unfold(-1, 3, 1),
+    fft_of_units=lambda m, h, g: ops.view_as_real(torch.fft.fft(h)),
+    fft_of_all=lambda m, h, g: ops.view_as_real(torch.fft.fftn(h)),
+    fft_of_last=lambda m, h, g: ops.view_as_real(torch.fft.fftn(h, s=(5, 6))),
     sum_as_integer=lambda m, h, g: ops.sum.dim_IntList(3 * h, [1], False, dtype=torch.int64),
     argmax_as_number=lambda m, h, g: h.argmax(-1),
     topk_unsorted=lambda m, h, g: h.topk(3, -1, sorted=False).values,
@@ -613,6 +623,7 @@ add(
 add(
     "rows", "signed", view_as_real=lambda m, h, g: ops.view_as_real(ops.view_as_complex(h.unflatten(-1, (3, 2)))).tanh()
 )
+add("tokens", "nested permutation", unfold_blocks=lambda m, h, g: fn.rms_norm(h.unfold(-1, 2, 2), (2,)).exp())
 add("tokens", "nested permutation", unflatten=lambda m, h, g: fn.rms_norm(ops.unflatten(h, -1, [3, 2]), (2,)).exp())
 
 # Products
@@ -793,6 +804,15 @@ add(
     pad_circular=lambda m, h, g: fn.pad(h, (1, 1, 1, 1), mode="circular"),
     pad_negative=lambda m, h, g: fn.pad(h, (-1, 1)),
     im2col=lambda m, h, g: fn.unfold(h, 3, stride=2),
+    unfold_image=lambda m, h, g: h.unfold(2, 3, 1).unfold(3, 2, 2),
+    fft_fft2=lambda m, h, g: ops.view_as_real(torch.fft.fft2(h)),
+    fft_ifft2=lambda m, h, g: ops.view_as_real(torch.fft.ifft2(torch.fft.fft2(h))),
+    fft_rfft2=lambda m, h, g: ops.view_as_real(torch.fft.rfft2(h, norm="ortho")),
+    fft_irfft2=lambda m, h, g: torch.fft.irfft2(torch.fft.rfft2(h)),
+    fft_fftn=lambda m, h, g: ops.view_as_real(torch.fft.fftn(h, dim=(2, 3))),
+    fft_ifftn=lambda m, h, g: ops.view_as_real(torch.fft.ifftn(torch.fft.fft2(h), s=(4, 3))),
+    fft_rfftn=lambda m, h, g: torch.fft.irfftn(torch.fft.rfftn(h, dim=(2, 3)), dim=(3, 2)),
+    _fft_c2c=lambda m, h, g: ops._fft_c2r(ops._fft_c2c(ops._fft_r2c(h, [2], 0, True), [3], 1, True), [2], 0, 6),
     pixel_unshuffle=lambda m, h, g: fn.pixel_unshuffle(h, 2),
 )
 add(

@@ -999,7 +999,53 @@ def scattered_from_units(m: Any, x: Tensor) -> Any:
     return m.head(h.masked_scatter(mask, m.square.T).tanh())
 
 
+def windows_of_units(m: Any, x: Tensor) -> Any:
+    """Windows of units beside the units that they begin with."""
+    h = m.fc1(x).relu()
+    return m.head(h * h.unfold(-1, 2, 1)[..., 0].sum(-1, keepdim=True) + m.gain)
+
+
+def overlapping_windows(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).relu()
+    windows = fn.pad(h, (0, 1)).unfold(-1, 2, 1)
+    return m.head(windows.amax(-1) + windows.mean(-1))
+
+
+def blocks_and_units(m: Any, x: Tensor) -> Any:
+    """The same units as blocks without overlap, and one by one."""
+    h = m.fc1(x).relu()
+    return m.head(h * h.unfold(-1, 2, 2).sum(-1).repeat_interleave(2, -1))
+
+
+def filtered_units(m: Any, x: Tensor) -> Any:
+    """Units filtered over their own axis."""
+    h = m.fc1(x).tanh()
+    return m.head(torch.fft.irfft(torch.fft.rfft(h) * m.gain[:5], n=8))
+
+
+def magnitudes_of_frequencies(m: Any, x: Tensor) -> Any:
+    """Spectra over rows: absolute values keep the order of the units, and not the signs of two of them in a product."""
+    spectrum = torch.fft.fft(m.fc1(x), dim=0)
+    return m.head(spectrum.abs() + (spectrum * spectrum.roll(1, -1)).abs())
+
+
+def mixed_frequencies(m: Any, x: Tensor) -> Any:
+    """Real parts of a transform of both axes, as in FNet."""
+    h = m.fc1(x)
+    return m.head(fn.layer_norm(h + torch.fft.fftn(h, dim=(-2, -1)).real, (8,)))
+
+
+def frequencies_of_phases(m: Any, x: Tensor) -> Any:
+    """Angles do not know positive scales, but signs."""
+    return m.head(torch.fft.fft(m.fc1(x).tanh() * m.gain, dim=0).angle())
+
+
 ROWS: tuple[Forward, ...] = (
+    windows_of_units,
+    overlapping_windows,
+    blocks_and_units,
+    filtered_units,
+    frequencies_of_phases,
     constant_of_a_type,
     constant_of_a_device,
     constant_of_a_view,
@@ -1053,6 +1099,8 @@ ROWS: tuple[Forward, ...] = (
     item_param,
 )
 TOKENS: tuple[Forward, ...] = (
+    mixed_frequencies,
+    magnitudes_of_frequencies,
     softmax_heads,
     talking,
     talking_same,

@@ -36,7 +36,7 @@ class EveryExpert(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.nonzero, torch.nonzero) and args[0].ndim == 1:
-            return [[expert] for expert in range(args[0].shape[0] - self._spare)]
+            return [_Number([expert]) for expert in range(args[0].shape[0] - self._spare)]
         if func is torch.where and len(args) == 1 and args[0].ndim == 2:
             ranks, tokens = args[0].shape
             rank = torch.arange(ranks, device=args[0].device).repeat_interleave(tokens)
@@ -59,6 +59,14 @@ class EveryExpert(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if error[0] is None and (self._chosen or self._counts):
             raise ValueError("the model uses in another way which tokens chose an expert")
+
+
+class _Number(list[int]):
+    """The number of an expert, as the tensor of one entry that `nonzero` gives."""
+
+    def item(self) -> int:
+        """The number itself."""
+        return self[0]
 
 
 class _Counts(list[int]):

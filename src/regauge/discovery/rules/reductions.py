@@ -90,6 +90,16 @@ def accumulate(b: Builder, call: Call) -> list[Value]:
     ]
 
 
+def transform(b: Builder, call: Call) -> Value:
+    """Fourier transforms: positions along their axes have a fixed meaning, the other axes pass."""
+    x, dim = as_value(b, call.x), call.arguments.get("dim")
+    if dim is None:
+        dim = range(-len(call.get("s", x.shape)), 0)
+    ended = {d % x.ndim for d in ints(dim)}
+    sources = [None if d in ended else d for d in range(x.ndim)]
+    return b.carry(x, sources, call.shape, law.linear, ended=None, reason=f"{b.op}: frequencies")
+
+
 def pool(along: LawOf) -> Rule:
     """A rule for pooling and resampling: spatial axes are frozen, channels have the given law."""
 
@@ -138,6 +148,10 @@ RULES: dict[str, Rule] = {
     **named(lambda b, call: _winner(b, as_value(b, call.x), call), "argmax argmin"),
     **named(order, "sort topk argsort"),
     **named(accumulate, "cumsum cumprod logcumsumexp cummax cummin"),
+    **named(
+        transform, "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2"
+    ),
+    **named(transform, "fft_fftn fft_ifftn fft_rfftn fft_irfftn _fft_r2c _fft_c2c _fft_c2r"),
     **named(pool(law.positive), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d"),
     **named(pool(law.positive), "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool3d"),
     **named(pool(law.linear), "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d"),

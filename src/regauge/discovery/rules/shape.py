@@ -166,6 +166,21 @@ def unfold_patches(b: Builder, call: Call) -> Any:
     return b.view(b.carry(x, sources, shape, law.linear, ended=None, reason=f"{b.op}: spatial axis"), call.shape)
 
 
+def unfold_windows(b: Builder, call: Call) -> Any:
+    """Windows of one axis, with the places within them along a new last axis; a view where they do not overlap."""
+    x, size, step = call.x, call["size"], call["step"]
+    ndim = len(x.shape)
+    if not ndim:
+        raise NoRuleError("windows of a number")
+    dim = call["dimension"] % ndim
+    if size == step and x.shape[dim] % size == 0:
+        wide: Any = b.view(x, [*x.shape[:dim], x.shape[dim] // size, size, *x.shape[dim + 1 :]])
+        return b.permute(wide, [k for k in range(ndim + 1) if k != dim + 1] + [dim + 1])
+    sources = [*(None if k == dim else k for k in range(ndim)), None]
+    reason = f"{b.op}: positions are moved by a fixed rule"
+    return b.carry(as_value(b, x), sources, call.shape, law.same, ended=None, reason=reason)
+
+
 def view_as_complex(b: Builder, call: Call) -> Value:
     """The pairs of the last axis as complex numbers."""
     x = as_value(b, call.x)
@@ -216,6 +231,7 @@ RULES: dict[str, Rule] = {
     "stack": stack,
     "copy": copy_into,
     "im2col": unfold_patches,
+    "unfold": unfold_windows,
     "view_as_complex": view_as_complex,
     "view_as_real": view_as_real,
 }
