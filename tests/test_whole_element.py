@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +11,16 @@ from symmetries import generator
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.alignment.streamed.match import align_streamed
+from regauge.alignment.streamed.plan import make_plan
 from regauge.core.balance import balance, balance_alike
+from regauge.core.element import Value
 from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.matrices import balancing
 from regauge.core.params import Params
 from regauge.core.probe import Probe, perturb, relative_change
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.writing import save
 
 LEFT = 1e-6
 """What may be left of a random element, as a share of the norm."""
@@ -189,7 +195,7 @@ class Frozen(nn.Module):
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
-def test_gains_that_are_buffers_do_not_keep_scales(is_mixed: bool) -> None:
+def test_gains_that_are_buffers_do_not_keep_scales(is_mixed: bool, tmp_path: Path) -> None:
     """Without these buffers the scales of the filters around them would have no smallest norm."""
     torch.manual_seed(0)
     middle = nn.BatchNorm2d(8) if is_mixed else Frozen(8)
@@ -210,6 +216,12 @@ def test_gains_that_are_buffers_do_not_keep_scales(is_mixed: bool) -> None:
         far = symmetry.act(symmetry.random(generator(seed)), noisy)
         found = rg.align(a, far, symmetry)
         assert left_of(symmetry, a, found.params) <= 1.02 * left_of(symmetry, a, noisy)
+    for file, params in (("a", a), ("far", far)):
+        save(params, tmp_path / f"{file}.safetensors")
+    plan = make_plan(symmetry, [{n: t.dtype for n, t in a.items()}] * 2, memory=1 << 40, buffers="move")
+    with Checkpoint.open(tmp_path / "a.safetensors") as first, Checkpoint.open(tmp_path / "far.safetensors") as second:
+        streamed = symmetry.act(align_streamed(first, second, plan, rg.WeightMatching()).element, far)
+    assert left_of(symmetry, found.params, streamed) <= 1e-4 * left_of(symmetry, a, noisy)
 
 
 def linear_mlp(*widths: int, seed: int = 0) -> tuple[rg.Symmetry, Params]:
@@ -218,6 +230,21 @@ def linear_mlp(*widths: int, seed: int = 0) -> tuple[rg.Symmetry, Params]:
     shapes = {"0.weight": widths[1::-1], "0.bias": widths[1:2], "1.weight": widths[:0:-1]}
     params = {n: torch.randn(s, generator=generator(seed), dtype=torch.float64) for n, s in shapes.items()}
     return rg.Symmetry.from_axes(axes, kinds={"h": "linear"}).bind(params), params
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_matrix_whose_rank_is_in_doubt_is_fitted(seed: int) -> None:
+    """Balancing leaves it; the direction that both networks have little of does not hold up the fit of the others."""
+    symmetry, a = linear_mlp(3, 6, 6, seed=seed)
+    u, values, v = torch.linalg.svd(a["1.weight"])
+    a["1.weight"] = u * torch.cat([values[:-1], values[:1] * 1e-4]) @ v
+    matrix = torch.eye(6, dtype=torch.float64) + 0.1 * torch.randn((6, 6), generator=generator(seed)).double()
+    moved = symmetry.act(rg.Element({"h": Value(matrix=matrix)}), a)
+    single = [{n: t.float() for n, t in params.items()} for params in (a, moved)]
+    assert bool(balance_alike(single, symmetry)[0].rigid["h"])
+    found = rg.align(*single, symmetry)
+    assert left_of(symmetry, single[0], found.params) <= LEFT
+    assert not found.notes
 
 
 @pytest.mark.parametrize("widths", [(8, 3, 8), (2, 7, 3), (2, 7, 9), (9, 7, 2), (5, 6, 6), (1, 6, 1)])

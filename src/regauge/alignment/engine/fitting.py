@@ -19,9 +19,12 @@ SWEEPS = 100
 SETTLED = 1e-5
 """A round that lowers the squared distance by less than this share is the last one."""
 LONGEST = 1.0
-"""Steps of logarithms of factors and of entries of matrices end here; longer ones are shortened."""
+"""Norm of the longest step of the logarithms of a unit's factors, or of the entries of a matrix."""
 FLAT = 1e-11
 """A direction whose curvature is below this share of the largest changes next to nothing, and is left alone."""
+
+HALVINGS = 40
+"""How often the interval is halved in which the damping of a long step lies."""
 
 PerPair = Float64[Tensor, " pair"]
 
@@ -77,12 +80,9 @@ class GroupFit:
         if self.group.matrix == "linear":
             none = torch.zeros_like(right)
             step = _sylvester(sums.get("forward", none), sums.get("inverse", none), right)
-            step = step * _shorten(step)
             return Value(matrix=torch.linalg.matrix_exp(step)), (step * right).flatten(1).sum(1)
         values, vectors = torch.linalg.eigh(sums["curvature"])
-        inverse = torch.where(values > FLAT * values.amax(-1, keepdim=True), values.reciprocal(), 0.0)
-        step = (vectors * inverse.unsqueeze(-2)) @ (vectors.mT @ right.unsqueeze(-1))
-        step = step.squeeze(-1).clamp(-LONGEST, LONGEST)
+        step = (vectors @ _solve(values, (vectors.mT @ right.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)).squeeze(-1)
         return Value(scale=step.movedim(-1, -2).exp()), (step * right).flatten(1).sum(1)
 
 
@@ -90,6 +90,8 @@ def fit_continuous(
     symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors
 ) -> tuple[Element, dict[str, Tensor]]:
     """The scales and matrices that bring each second network closest to its first one, nearby, and where it is then.
+
+    Tensors are moved from where they were given by all steps at once, in double precision, so that no rounding adds up.
 
     Args:
         symmetry: With every size known.
@@ -102,23 +104,27 @@ def fit_continuous(
         (1972), Solution of the matrix equation AX + XB = C.
     """
     pairs = len(next(iter(a.values())))
-    blank, moved = symmetry.identity((pairs,)), dict(b)
-    total = blank
+    blank = total = symmetry.identity((pairs,))
     every = (GroupFit(symmetry, group) for group in groups)
     fits = [(fit, names) for fit in every if (names := [name for name in a if name in fit.sites])]
+
+    def moved(name: str) -> Tensor:
+        return move_by(symmetry, total, {name: b[name].double()})[name]
+
+    left = squared_distances(a, b)
     for _ in range(SWEEPS):
         lowered = torch.zeros(pairs, dtype=torch.float64)
         for fit, names in fits:
             for name in names:
-                fit.add(name, a[name], moved[name])
+                fit.add(name, a[name], moved(name))
             value, gain = fit.step()
             step = Element({fit.group.name: value}, (pairs,)).fill(blank)
-            for name in names:  # One after the other, so that the old ones are not held meanwhile.
-                moved |= move_by(symmetry, step, {name: moved[name]})
             total, lowered = symmetry.compose(step, total), lowered + gain
-        if bool((lowered <= SETTLED * squared_distances(a, moved)).all()):
-            break
-    return total, moved
+        if bool((lowered <= SETTLED * left).all()):  # It was larger when it was measured, so that this comes first.
+            left = torch.stack([squared_distances({name: a[name]}, {name: moved(name)}) for name in a]).sum(0)
+            if bool((lowered <= SETTLED * left).all()):
+                break
+    return total, {name: moved(name).to(b[name].dtype) for name in a}
 
 
 def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
@@ -150,17 +156,27 @@ def _sylvester(
     f, columns = torch.linalg.eigh(forward)
     g, rows = torch.linalg.eigh(inverse)
     sums = g.clamp_min(0).unsqueeze(-1) + f.clamp_min(0).unsqueeze(-2)
-    is_flat = sums <= FLAT * sums.amax((-1, -2), keepdim=True)
-    inner = torch.where(is_flat, 0.0, rows.mT @ right @ columns / torch.where(is_flat, 1.0, sums))
+    inner = _solve(sums.flatten(-2), (rows.mT @ right @ columns).flatten(-2)).reshape(sums.shape)
     found: Tensor = rows @ inner @ columns.mT
     return found
 
 
-def _shorten(step: Float64[Tensor, "*lead n n"]) -> Float64[Tensor, "*lead 1 1"]:
-    """What makes steps of matrices no longer than `LONGEST`."""
-    norms = torch.linalg.matrix_norm(step, ord=2, keepdim=True)
-    share: Tensor = LONGEST / norms.clamp_min(torch.finfo(norms.dtype).tiny)
-    return share.clamp(max=1.0)
+def _solve(curvature: Float64[Tensor, "*lead k"], right: Float64[Tensor, "*lead k"]) -> Float64[Tensor, "*lead k"]:
+    """`right / (curvature + d)` with the smallest d >= 0 that makes it no longer than `LONGEST`; zero where it is flat.
+
+    So the directions that little is known of do not hold up the others, as they would if all were shortened alike.
+    """
+    is_flat = curvature <= FLAT * curvature.amax(-1, keepdim=True)
+    right, curvature = torch.where(is_flat, 0.0, right), torch.where(is_flat, 1.0, curvature)
+    if bool(((right / curvature).square().sum(-1) <= LONGEST**2).all()):
+        return right / curvature
+    low, high = torch.zeros_like(right[..., :1]), right.norm(dim=-1, keepdim=True) / LONGEST
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        is_long = (right / (curvature + middle)).square().sum(-1, keepdim=True) > LONGEST**2
+        low, high = torch.where(is_long, middle, low), torch.where(is_long, high, middle)
+    is_short = (right / curvature).square().sum(-1, keepdim=True) <= LONGEST**2
+    return right / (curvature + torch.where(is_short, 0.0, high))
 
 
 def _moves_statistics(symmetry: Symmetry, group: Group) -> bool:

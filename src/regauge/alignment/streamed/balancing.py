@@ -4,13 +4,13 @@ Tensors whose scales depend on one another are read together. Of those that are 
 axis are kept, on which nothing acts.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.fitting import fit_continuous, fitted_parts, squared_distances
+from regauge.alignment.engine.fitting import fit_continuous, squared_distances
 from regauge.alignment.engine.frames import notes_on
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.passes import Passes
@@ -47,20 +47,25 @@ def balance_streamed(
 
 
 def fit_streamed(
-    a: Checkpoint, b: Checkpoint, symmetry: Symmetry, groups: Sequence[Group], names: Collection[str], passes: Passes
+    a: Checkpoint,
+    b: Checkpoint,
+    symmetry: Symmetry,
+    groups: Sequence[Group],
+    parts: Iterable[Collection[str]],
+    passes: Passes,
 ) -> tuple[Element, bool]:
     """The scales and matrices that bring the second network closest to the first, and whether that is closer.
 
     Args:
         a: The first network.
         b: The second network, moved next to the first.
-        symmetry: With every size known.
+        symmetry: With every size known, and gains of frozen normalization counted.
         groups: Those that are fitted; see `fitted_groups`.
-        names: The compared tensors.
+        parts: Tensors that are fitted together; see `fitted_parts`.
         passes: Counts what is read.
     """
     total, gained, chosen = symmetry.identity(), 0.0, {group.name for group in groups}
-    for part in fitted_parts(symmetry, groups, names):
+    for part in parts:
         before = passes.bytes_and_seconds[0]
         x, y = {}, {}
         for name in sorted(part):

@@ -18,6 +18,7 @@ from regauge.alignment.streamed.source import Moved, Source, measure_squares
 from regauge.alignment.streamed.state import ClimbState, State
 from regauge.core.balance import has_balance
 from regauge.core.element import Element
+from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.checkpoint import Checkpoint
@@ -137,6 +138,7 @@ class _Matching:
             element, is_closer = self._fit(Moved(self.b, self._symmetry, state.found))
             if is_closer:
                 state.found = self._symmetry.compose(element, state.found)
+                state.notes = []  # They are about matrices that balancing leaves and fitting does not.
             state.fits += 1
             self.keep(state)
 
@@ -170,9 +172,10 @@ class _Matching:
             for k in range(1, len(elements)):
                 if squares[k] < CLOSER * squares[state.chosen]:
                     state.chosen = k
-            groups = fitted_groups(symmetry, self._buffers)
-            square = torch.tensor(squares[state.chosen])
-            if groups and bool(is_near_copy(square, torch.tensor(norm))):
+            gains = sorted(frozenset[str]().union(*self.plan.fitted) - {*self.plan.names})
+            more, above = measure_squares(self.a, self.b, symmetry, [elements[state.chosen]], gains, self.passes)
+            square = torch.tensor(squares[state.chosen] + more[0])
+            if self.plan.fitted and bool(is_near_copy(square, torch.tensor(norm + above))):
                 state.fits = 0
         return elements[state.chosen]
 
@@ -181,8 +184,9 @@ class _Matching:
         symmetry = self._symmetry
         if self.state.fits != 1:
             with self.passes.timed("fitting scales", self.plan.sweep_bytes):
-                groups = fitted_groups(symmetry, self._buffers)
-                return fit_streamed(self.a, moved, symmetry, groups, self.plan.names, self.passes)
+                counted = count_frozen_gains(symmetry, self._buffers)
+                groups = fitted_groups(counted, self._buffers)
+                return fit_streamed(self.a, moved, counted, groups, self.plan.fitted, self.passes)
         climb = ClimbState(symmetry.identity())
         self._climb(moved, climb, ", scales fitted", replace(self.method, scales="keep", start="identity"))
         assert climb.initial is not None

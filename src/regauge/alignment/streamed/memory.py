@@ -22,8 +22,10 @@ ROTATING = 10.0
 """Matrices that a singular value decomposition holds."""
 MOVED = 5
 """Copies of a tensor, in float64, that balancing its matrices holds."""
-FITTED = 3
-"""Copies of a tensor that fitting scales holds besides those of all."""
+FITTED = 6
+"""Copies of a tensor, in float64, that fitting it holds besides those of all."""
+GRAMS = 5
+"""Copies of a matrix of inner products that taking its root holds."""
 PAIRED = 8
 """Copies of the blocks of a nested group, for all pairs of blocks, that its exact step holds."""
 
@@ -103,7 +105,7 @@ class Sizes:
 
         Those that matrices act on are there in float64 too, one of them moved, scaled and unfolded.
         """
-        mixed = [n for n in part if any(site.group.matrix == "linear" for site in self.symmetry.sites[n])]
+        mixed = [n for n in part if self._is_mixed(n)]
         squares = [8 * self._kept(n) for n in part]
         reading = [2 * min(CHUNK, self.nbytes([n])) if self.is_pieced(n) else 2 * self.nbytes([n]) for n in part]
         moving = sum(12 * self._kept(n) for n in mixed) + MOVED * max((8 * self._kept(n) for n in mixed), default=0)
@@ -111,20 +113,25 @@ class Sizes:
 
     def fit_peak(self, part: Collection[str]) -> int:
         """Bytes while scales are fitted on some tensors: both networks, and the second one moved."""
-        kept = [
-            16 * self.numel(n) // self.symmetry.shapes[n][0] if self.is_pieced(n) else self.nbytes([n]) for n in part
-        ]
-        widest = max((self.nbytes([n]) for n in part if not self.is_pieced(n)), default=0)
-        reading = max((6 * CHUNK for n in part if self.is_pieced(n)), default=0)
-        return 3 * sum(kept) + max(FITTED * widest, reading)
+        kept, widest, reading = 0, 0, 0
+        for name in part:
+            if self.is_pieced(name):  # Two rows stand for it, or twice as many as there are columns.
+                own = 16 * self._kept(name)
+                reading = max(reading, 8 * CHUNK + (GRAMS * 2 * own if self._is_mixed(name) else 0))
+                kept, widest = kept + own, max(widest, own)
+            else:
+                kept, widest = kept + self.nbytes([name]), max(widest, 8 * self.numel(name))
+        return 3 * kept + max(FITTED * widest, reading)
 
     def _kept(self, name: str) -> int:
         """How many numbers stand for a tensor that is balanced."""
         if not self.is_pieced(name):
             return self.numel(name)
         values = self.numel(name) // self.symmetry.shapes[name][0]
-        is_mixed = any(site.group.matrix == "linear" for site in self.symmetry.sites[name])
-        return values * (values if is_mixed else 1)
+        return values * (values if self._is_mixed(name) else 1)
+
+    def _is_mixed(self, name: str) -> bool:
+        return any(site.group.matrix == "linear" for site in self.symmetry.sites[name])
 
     def _summing(self, names: Collection[str], inside: Collection[str] = ()) -> int:
         """Bytes while the costs of a group on some tensors are summed up, of those that are not chosen there."""

@@ -17,6 +17,7 @@ from regauge.alignment.streamed.memory import Sizes
 from regauge.core.act import resolve
 from regauge.core.balance import Buffers, balanced_parts
 from regauge.core.families import Family, families
+from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.groups import Group
 from regauge.core.params import work_dtype
 from regauge.core.symmetry import Symmetry
@@ -53,6 +54,7 @@ class Plan:
         loose: Tensors on which only spread groups act; they are read in pieces.
         spread: The families that are chosen after a sweep, from the costs that it summed up, by their roots' names.
         rounds: Their names in rounds that share no tensor; each sweep chooses one round.
+        fitted: Tensors whose scales and matrices are fitted together, with gains of frozen normalization.
         sweep_bytes: Bytes that one sweep reads from both checkpoints.
         peak: Bound on the memory that is held at once, in bytes, with what is held already.
         held: Bytes in `peak` that the process held when the plan was made.
@@ -64,6 +66,7 @@ class Plan:
     loose: tuple[str, ...]
     spread: Mapping[str, Family]
     rounds: tuple[tuple[str, ...], ...]
+    fitted: tuple[frozenset[str], ...]
     sweep_bytes: int
     peak: int = 0
     held: int = 0
@@ -112,7 +115,7 @@ def make_plan(
     balanced = (
         [p for way in balances_of(symmetry, buffers) for p in balanced_parts(symmetry, buffers=way)] if buffers else []
     )
-    fitted = fitted_parts(symmetry, fitted_groups(symmetry, buffers), names) if buffers else []
+    fitted = _fitted(symmetry, buffers, dtypes[0]) if buffers else ()
     sizes = Sizes(symmetry, {n: work_dtype(*(own[n] for own in dtypes)).itemsize for n in names})
     first, *others = ({n: own[n].itemsize * sizes.numel(n) for n in names} for own in dtypes)
     sweep_bytes = sum(first.values()) + max((sum(other.values()) for other in others), default=0)
@@ -121,7 +124,7 @@ def make_plan(
         sets = _working_sets(symmetry, waiting, spread, sizes)
         together = {name for one in sets for name in one.names}
         loose = tuple(name for name in names if name not in together)
-        plan = Plan(symmetry, sizes, sets, loose, spread, _rounds(spread), sweep_bytes)
+        plan = Plan(symmetry, sizes, sets, loose, spread, _rounds(spread), fitted, sweep_bytes)
         shared = {name: len(plan.shared_signs(family.root)) for name, family in spread.items()}
         parts = [(one.names, one.families) for one in sets]
         peak, worst = sizes.total_peak(parts, loose, shared, balanced, fitted)
@@ -139,6 +142,12 @@ def make_plan(
                 f"{memory / 1e9:.3g} GB that memory allows{needed}; allow {(peak + held) / 1e9:.3g} GB or more"
             )
         spread[widest.root.name] = waiting.pop(widest.root.name)
+
+
+def _fitted(symmetry: Symmetry, buffers: Buffers, dtypes: Mapping[str, torch.dtype]) -> tuple[frozenset[str], ...]:
+    counted = count_frozen_gains(symmetry, buffers)
+    names = [n for n in counted.sites if n not in counted.buffers and dtypes[n].is_floating_point]
+    return tuple(fitted_parts(counted, fitted_groups(counted, buffers), names))
 
 
 def _keep_signs(group: Group, chosen: Sequence[int], names: Sequence[str]) -> Group:
