@@ -58,10 +58,10 @@ class GroupFit:
             values = unit_values(self._symmetry, name, site, y, 1).double()
             gap = unit_values(self._symmetry, name, site, x, 1).double() - values
             if is_linear and site.placement.is_inverse:
-                self._count("inverse", shared * values @ values.mT)
+                self._count("inverse", shared * (values @ values.mT))
                 self._count("right", -values @ gap.mT)
             elif is_linear:
-                self._count("forward", shared * values @ values.mT)
+                self._count("forward", shared * (values @ values.mT))
                 self._count("right", gap @ values.mT)
             else:
                 exponents = torch.tensor(site.placement.scale, dtype=torch.float64)
@@ -86,10 +86,8 @@ class GroupFit:
         return Value(scale=step.movedim(-1, -2).exp()), (step * right).flatten(1).sum(1)
 
 
-def fit_continuous(
-    symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors
-) -> tuple[Element, dict[str, Tensor]]:
-    """The scales and matrices that bring each second network closest to its first one, nearby, and where it is then.
+def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
+    """The scales and matrices that bring each second network closest to its first one, nearby, and how close that is.
 
     Tensors are moved from where they were given by all steps at once, in double precision, so that no rounding adds up.
 
@@ -98,6 +96,9 @@ def fit_continuous(
         groups: Those whose scales or matrices are fitted; see `fitted_groups`.
         a: Compared tensors of the first networks, `[pair, ...]`.
         b: Compared tensors of the second networks.
+
+    Returns:
+        The element and the squared distances that it leaves.
 
     References:
         Nocedal and Wright (2006), Numerical Optimization, section 10.3, for Gauss-Newton steps; Bartels and Stewart
@@ -111,6 +112,9 @@ def fit_continuous(
     def moved(name: str) -> Tensor:
         return move_by(symmetry, total, {name: b[name].double()})[name]
 
+    def distances() -> PerPair:
+        return torch.stack([squared_distances({name: a[name]}, {name: moved(name)}) for name in a]).sum(0)
+
     left = squared_distances(a, b)
     for _ in range(SWEEPS):
         lowered = torch.zeros(pairs, dtype=torch.float64)
@@ -121,10 +125,10 @@ def fit_continuous(
             step = Element({fit.group.name: value}, (pairs,)).fill(blank)
             total, lowered = symmetry.compose(step, total), lowered + gain
         if bool((lowered <= SETTLED * left).all()):  # It was larger when it was measured, so that this comes first.
-            left = torch.stack([squared_distances({name: a[name]}, {name: moved(name)}) for name in a]).sum(0)
+            left = distances()
             if bool((lowered <= SETTLED * left).all()):
                 break
-    return total, {name: moved(name).to(b[name].dtype) for name in a}
+    return total, distances()
 
 
 def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:

@@ -60,18 +60,17 @@ def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Ten
     if not len(rows):
         return blank, is_closer
     a, b = ({name: at(t, rows) for name, t in tensors.items()} for tensors in (a, b))
-    total, now = symmetry.identity((len(rows),)), before[rows]
-    steps: list[Callable[[Tensors], tuple[Element, Tensors]]] = [
+    total, now, given = symmetry.identity((len(rows),)), before[rows], b
+    steps: list[Callable[[Tensors], tuple[Element, Tensor]]] = [
         lambda b: fit_continuous(symmetry, groups, a, b),
         lambda b: _match(symmetry, a, b),
         lambda b: fit_continuous(symmetry, groups, a, b),
     ]
     for step in steps:
-        element, moved = step(b)
-        after = squared_distances(a, moved)
+        element, after = step(b)
         better = after < now
         total = symmetry.compose(element, total).where(better, total)
-        b = {name: torch.where(_along(better, t), moved[name], t) for name, t in b.items()}
+        b = _move(symmetry, total, given)
         now = torch.where(better, after, now)
     is_closer[rows] = now < before[rows]
     return blank.zip(total, lambda here, there: here.index_copy(0, rows, there.to(here.dtype))), is_closer
@@ -82,11 +81,11 @@ def is_near_copy(square: Tensor, norm: Tensor) -> Tensor:
     return (square < NEAR * norm) & (square > EXACT * norm)
 
 
-def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, dict[str, Tensor]]:
-    """Orders, signs and rotations, chosen once more."""
+def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]:
+    """Orders, signs and rotations, chosen once more, and the squared distances that they leave."""
     element = climb(symmetry, a, b).element
-    return element, act_on(symmetry.groups, {name: symmetry.sites[name] for name in b}, element, b)
+    return element, squared_distances(a, _move(symmetry, element, b))
 
 
-def _along(rows: Tensor, tensor: Tensor) -> Tensor:
-    return rows.to(tensor.device).reshape(-1, *[1] * (tensor.ndim - 1))
+def _move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, Tensor]:
+    return act_on(symmetry.groups, {name: symmetry.sites[name] for name in tensors}, element, tensors)

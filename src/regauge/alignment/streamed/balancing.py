@@ -72,8 +72,8 @@ def fit_streamed(
             x[name], y[name] = _read_pair(a, b, symmetry, name)
         own = _restrict(symmetry, {name: tensor[0] for name, tensor in x.items()})
         before_fit = squared_distances(x, y)
-        element, y = fit_continuous(own, [group for group in own.groups if group.name in chosen], x, y)
-        gained += float(before_fit - squared_distances(x, y))
+        element, left = fit_continuous(own, [group for group in own.groups if group.name in chosen], x, y)
+        gained += float(before_fit - left)
         for name, value in element.item(0).items():
             total = total.replace(name, _join(total[name], value))
         passes.advance(passes.bytes_and_seconds[0] - before)

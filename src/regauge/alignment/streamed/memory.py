@@ -22,7 +22,7 @@ ROTATING = 10.0
 """Matrices that a singular value decomposition holds."""
 MOVED = 5
 """Copies of a tensor, in float64, that balancing its matrices holds."""
-FITTED = 6
+FITTED = 4
 """Copies of a tensor, in float64, that fitting it holds besides those of all."""
 GRAMS = 5
 """Copies of a matrix of inner products that taking its root holds."""
@@ -112,7 +112,7 @@ class Sizes:
         return sum(squares) + 2 * max(squares) + max(reading) + moving
 
     def fit_peak(self, part: Collection[str]) -> int:
-        """Bytes while scales are fitted on some tensors: both networks, and the second one moved."""
+        """Bytes while scales and matrices are fitted on some tensors: both networks, and one of them moved."""
         kept, widest, reading = 0, 0, 0
         for name in part:
             if self.is_pieced(name):  # Two rows stand for it, or twice as many as there are columns.
@@ -121,7 +121,7 @@ class Sizes:
                 kept, widest = kept + own, max(widest, own)
             else:
                 kept, widest = kept + self.nbytes([name]), max(widest, 8 * self.numel(name))
-        return 3 * kept + max(FITTED * widest, reading)
+        return 2 * kept + max(FITTED * widest, reading)
 
     def _kept(self, name: str) -> int:
         """How many numbers stand for a tensor that is balanced."""
