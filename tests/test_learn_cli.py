@@ -48,7 +48,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
 def test_a_number_is_learned_reported_and_predicted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--render", "grid:3x3", "--translate", "0.1", "--noise", "0.01", "--fourier", "2"]
+    options = ["--inputs", "grid:3x3", "--render", "1", "--translate", "0.1", "--noise", "0.01", "--fourier", "2"]
     run(
         folder,
         monkeypatch,
@@ -98,6 +98,24 @@ def test_a_class_is_learned_and_written_as_csv(
     assert all(0.5 <= float(row["probability"]) <= 1 for row in rows)
 
 
+def test_networks_are_run_on_probes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--inputs", "grid:3x3", "--probes", "4", "--statistics", "no"]
+    run(folder, monkeypatch, "predictor", "zoo", "--target", "size", "-o", "probed.safetensors", *SMALL, *options)
+    (folder / "mine.py").write_text(
+        "from regauge.nets.siren import Siren\n\n\ndef net():\n    return Siren(2, 4, 1, depth=1, omega=3.0)\n"
+    )
+    capsys.readouterr()
+    both = ["probed.safetensors", "zoo", "one.safetensors"]
+    run(folder, monkeypatch, "predict", *both, "--model", "mine.py:net", "--json")
+    rows = json.loads(capsys.readouterr().out)["predictions"]
+    assert rows[-1]["size"] == pytest.approx(rows[0]["size"], rel=1e-4)
+    with pytest.raises(SystemExit):
+        run(folder, monkeypatch, "predict", "probed.safetensors", "one.safetensors")
+    assert "name their architecture: --model" in capsys.readouterr().err
+
+
 def test_an_interrupted_training_is_resumed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,11 +155,15 @@ def test_an_interrupted_training_is_resumed(
             "with some of",
         ),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--layer-settings", "[1]"], "with some of"),
-        (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--render", "grid:axb"], "no grid"),
-        (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--render", "grid:4"], "cannot be run"),
+        (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--inputs", "grid:axb"], "no grid"),
+        (
+            ["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--inputs", "grid:4", "--render", "1"],
+            "cannot be run",
+        ),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--device", "foo"], "cannot be used here"),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--epochs", "0"], "make no training"),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--where", "size=7"], "nothing to learn"),
+        (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--probes", "4"], "give `inputs`"),
         (["predict", "one.safetensors", "zoo"], "no net over networks"),
     ],
 )

@@ -155,6 +155,7 @@ def test_a_training_that_was_killed_gives_the_same_bits(
         augment=("permutation", "sign"),
         changes=(learn.Noise(0.02), learn.Translation(0.1)),
         render=0.5,
+        probes=2,
         statistics=False,
     )
 

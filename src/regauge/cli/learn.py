@@ -14,6 +14,7 @@ from torch import Tensor
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.cli.learn_options import Learn, LearnPredict, LearnPredictor
+from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, write_rows
 from regauge.cli.tasks import load_batches
@@ -28,7 +29,7 @@ from regauge.storage.store import Store
 
 GRID = "grid:"
 EXAMPLES = 512
-"""Inputs of one batch of DATA at which networks are rendered."""
+"""Examples of DATA that networks are run on."""
 
 
 def run(options: Learn) -> None:
@@ -55,7 +56,7 @@ def predictor(options: LearnPredictor) -> None:
         chosen = store.rows.where(**conditions_of(options.where))
         if options.final:
             chosen = np.intersect1d(chosen, store.rows.final())
-        inputs = inputs_of(options.render) if options.render else None
+        inputs = inputs_of(options.inputs) if options.inputs else None
     with show_progress() as progress:
         made = learn.fit_predictor(
             store,
@@ -92,8 +93,7 @@ def predict(options: LearnPredict) -> None:
     if not options.networks:
         raise UsageError("no networks are named; give folders of stores, or checkpoints")
     with show_status("reading"):
-        made = learn.load_predictor(options.predictor)
-        rows = [row for path in options.networks for row in _predictions(made, path)]
+        rows = [row for path in options.networks for row in _predictions(options, path)]
     if options.output is None:
         tell_table("predictions", rows)
     else:
@@ -101,16 +101,25 @@ def predict(options: LearnPredict) -> None:
         tell_written(options.output)
 
 
-def _predictions(made: learn.Predictor, path: Path) -> Iterator[dict[str, Any]]:
+def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
     """A row for each network of a store, or for a checkpoint."""
     store = Store.find(path) if path.is_dir() else None
+    if store is not None and not len(store):
+        raise UsageError(f"the store {str(path)!r} has no networks")
+    module = None
+    if has_probes(options.predictor):
+        if store is None and options.model is None:
+            raise UsageError(
+                f"{str(options.predictor)!r} runs the networks on probes; name their architecture: --model"
+            )
+        is_named = options.model is not None
+        module = load_module(str(options.model)).module if is_named or store is None else store.architecture.module()
+    made = learn.load_predictor(options.predictor, module=module)
     if store is None:
         with Checkpoint.open(path) as checkpoint:
             networks: Any = {name: tensor.unsqueeze(0) for name, tensor in checkpoint.params.items()}
         known: list[dict[str, Any]] = [{"network": str(path)}]
     else:
-        if not len(store):
-            raise UsageError(f"the store {str(path)!r} has no networks")
         networks = store
         ids, steps = (store.rows[name].tolist() for name in ("id", "step"))
         known = [{"network": str(path), "id": k, "step": step} for k, step in zip(ids, steps, strict=True)]
@@ -121,6 +130,14 @@ def _predictions(made: learn.Predictor, path: Path) -> Iterator[dict[str, Any]]:
     sure = made.probabilities(networks).amax(1).tolist() if made.target.kind == "classes" else None
     for k, row in enumerate(known):
         yield {**row, made.target.name: predicted[k], **({} if sure is None else {"probability": sure[k]})}
+
+
+def has_probes(path: Path) -> bool:
+    """Whether a file holds a net that runs the networks that it reads."""
+    if not path.is_file():
+        return False  # what is wrong with it is told where it is loaded
+    with Checkpoint.open(path) as checkpoint:
+        return bool(json.loads(checkpoint.header.get("net", "{}")).get("probes"))
 
 
 def config_of(options: LearnPredictor) -> learn.PredictorConfig:
@@ -145,7 +162,8 @@ def config_of(options: LearnPredictor) -> learn.PredictorConfig:
         kind=options.kind,
         augment=varied.augment,
         changes=tuple(kind(value) for kind, value in kinds if value),
-        render=options.render_weight if options.render else 0.0,
+        render=options.render,
+        probes=options.probes,
         statistics=options.statistics == "yes",
         epochs=options.epochs,
         batch=options.batch,
@@ -184,12 +202,12 @@ def look_at_state(state: Path, options: LearnPredictor) -> None:
 
 
 def inputs_of(text: str) -> Tensor | Any:
-    """At what networks are rendered."""
+    """What networks are run on."""
     if not text.startswith(GRID):
         return load_batches(text, EXAMPLES)[0][0]
     sizes = text.removeprefix(GRID).split("x")
     if not all(size.isdecimal() and int(size) for size in sizes):
-        raise UsageError(f"--render {text!r} is no grid; write the number of pixels along each axis: grid:28x28")
+        raise UsageError(f"--inputs {text!r} is no grid; write the number of pixels along each axis: grid:28x28")
     return learn.grid([int(size) for size in sizes])
 
 

@@ -6,13 +6,12 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from regauge.cli.options import BATCHES_HELP, CHECKPOINT_HELP, Json, MaybeOutput, Output, Seed
+from regauge.cli.options import BATCHES_HELP, CHECKPOINT_HELP, Json, MaybeOutput, Model, Output, Seed
 from regauge.cli.zoo_options import StoreFolder, Where
 
-RENDER_HELP = (
-    "In training the net also predicts what the networks that it reads compute at these inputs, which needs no labels: "
-    f"grid:28x28, the centers of pixels over [-1, 1]^2, for networks of coordinates; or {BATCHES_HELP}"
-    "whose inputs are used."
+INPUTS_HELP = (
+    "Inputs of the networks, for --render and --probes: grid:28x28, the centers of pixels over [-1, 1]^2, for networks "
+    f"of coordinates; or {BATCHES_HELP}of which the inputs of the first 512 examples are used."
 )
 LAYER_HELP = (
     "Kind of the net's layers: propagation, message_passing, nfn, dws, relational_attention, or another of "
@@ -71,9 +70,12 @@ class LearnPredictor:
     """What the net respects by construction, always with permutation; the whole symmetry where left out."""
     dropout: float = 0.0
     """Share of the hidden units of the head that are dropped in training."""
-    render: Annotated[str, arg(metavar="GRID|DATA", help=RENDER_HELP)] = ""
-    render_weight: float = 1.0
-    """Weight of that loss."""
+    inputs: Annotated[str, arg(metavar="GRID|DATA", help=INPUTS_HELP)] = ""
+    render: float = 0.0
+    """Weight of a second loss in training: the net also predicts what the networks that it reads compute at the inputs,
+    which needs no labels."""
+    probes: int = 0
+    """Run the networks on so many learned inputs, which begin as some of the inputs, and read their activations."""
     varied: Annotated[Varied, arg(name="")] = Varied()
     epochs: int = 100
     """How often each network is read at most."""
@@ -111,6 +113,8 @@ class LearnPredict:
         Positional[tuple[Path, ...]],
         arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
     ]
+    model: Model = None
+    """The architecture of the checkpoints, for a net with probes; a store knows its own."""
     output: MaybeOutput = None
     """Write the predictions to this file, .csv, instead of printing them."""
     overwrite: bool = False

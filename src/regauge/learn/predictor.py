@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from regauge.learn.populations import count_networks, read_blocks, to_net
 from regauge.learn.targets import Target
@@ -83,14 +83,18 @@ class Predictor:
         return torch.cat(made)
 
 
-def load_predictor(path: str | Path) -> Predictor:
+def load_predictor(path: str | Path, *, module: nn.Module | None = None) -> Predictor:
     """The predictor in a file, ready to predict.
+
+    Args:
+        path: The file.
+        module: The architecture of the networks, for a net with probes; files name no code that is run.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or no predictor.
     """
-    net, about = load_net(path)
+    net, about = load_net(path, module=module)
     if about.get("kind") != KIND:
         raise ValueError(f"{str(path)!r} is a net over networks but no predictor; `regauge learn predictor` makes one")
     try:

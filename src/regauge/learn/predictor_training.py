@@ -42,6 +42,7 @@ from regauge.weightspace.heads import Invariant
 from regauge.weightspace.layers import Layer
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.probes import Probes
 
 SAMPLE = 1024
 """Networks by which values are standardized."""
@@ -65,6 +66,7 @@ class PredictorConfig(Training):
         changes: Further random changes in each step.
         render: Weight of a second loss in training: the net predicts, besides the target, what the network that it
             reads computes at fixed inputs (mean squared error of standardized outputs). Zero for none.
+        probes: Number of learned inputs that the net runs the networks on; zero for none.
         statistics: Whether boosted trees on plain statistics of layers are fitted too, to compare with.
     """
 
@@ -79,12 +81,15 @@ class PredictorConfig(Training):
     augment: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
     render: float = 0.0
+    probes: int = 0
     statistics: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.render < float("inf"):
             raise ValueError(f"render={self.render} is no weight of a loss; it is at least 0, and 0 means none")
+        if self.probes < 0:
+            raise ValueError(f"probes={self.probes} is no number of inputs; it is at least 0, and 0 means none")
 
 
 def fit_predictor(
@@ -115,8 +120,10 @@ def fit_predictor(
         split: Numbers of the networks for "train", "validation" and "test". Unless given, a store is divided by run,
             with its own test networks where it has a column "split" with some; of a population fixed random networks
             are taken: 80%, 10% and 10%.
-        module: Runs the networks, where they are rendered or their inputs moved; that of the store unless given.
-        inputs: What rendered networks are run on.
+        module: Runs the networks, where they are rendered, probed or their inputs moved; that of the store unless
+            given.
+        inputs: What networks are rendered at, and what probes begin as: a tensor, a tuple of positional or a mapping
+            of keyword arguments of the module.
         state: File in which the training is kept while it runs, and from which the same call continues.
 
     Raises:
@@ -186,14 +193,14 @@ class _Fitting:
         """Make the net and everything around it."""
         sample = read_networks(population, _spread(parts["train"], SAMPLE))
         is_moved = any(change.moves_inputs for change in config.changes)
-        if module is None and (is_moved or config.render):
+        if module is None and (is_moved or config.render or config.probes):
             if not isinstance(population, Store):
-                raise ValueError("networks of a population are run for `render` and motions of inputs; give `module`")
+                raise ValueError("`render`, `probes` and motions of inputs run the networks; give `module`")
             module = population.architecture.module()
+        if inputs is None and (config.render or config.probes):
+            raise ValueError("`render` and `probes` need to know what the networks are run on; give `inputs`")
         rendering, rendered = None, 0
         if config.render:
-            if inputs is None:
-                raise ValueError("`render` needs to know what the networks are run on; give `inputs`")
             assert module is not None
             rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
             rendering = rendering.standardize(to_device(sample, config.device))
@@ -206,6 +213,7 @@ class _Fitting:
             depth=config.depth,
             values=config.values,
             parts=config.parts,
+            probes=_probes(module, inputs, config.probes) if config.probes and module is not None else None,
             generator=torch.Generator().manual_seed(derive_seed(seed, "net")),
         )
         net.standardize(sample)
@@ -292,6 +300,13 @@ class _Fitting:
 def _first(outputs: Tensor, target: Target) -> Tensor:
     """The outputs of the target; those of the rendering follow them."""
     return outputs[:, : target.outputs]
+
+
+def _probes(module: nn.Module, inputs: Any, count: int) -> Probes:
+    """Learned inputs that begin as some of the given ones."""
+    if isinstance(inputs, Mapping):
+        return Probes(module, (), inputs, count)
+    return Probes(module, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, count)
 
 
 def _spread(indices: Indices, count: int) -> Indices:
