@@ -28,6 +28,9 @@ output under a random element of the whole symmetry; about 1e-7 means that the m
 
 Made by `.venv/bin/python benchmarks/architectures.py > docs/architectures.md`.
 
+Folders of many more families were aligned and merged, loaded again and compared: see
+[docs/interoperation.md](interoperation.md#what-was-run).
+
 | architecture | groups | scales | signs | shifts | frozen axes | error |
 | --- | --- | --- | --- | --- | --- | --- |"""
 
