@@ -7,6 +7,8 @@ import torch
 from weightspace_cases import generator, population, symmetry
 
 from regauge import weightspace as ws
+from regauge.weightspace.layers.hubs import POOLED, Key, find_hubs
+from regauge.weightspace.layout import compile_layout
 
 SETTINGS = [
     ws.DWS(sets=sets, pooling=pooling, is_diagonal=is_diagonal, heads=2)
@@ -41,6 +43,47 @@ def test_a_diagonal_layer_hears_from_neighbors_alone() -> None:
         parts = [net.features(params, layers=1).units["layers.2"] for params in (networks, changed)]
         heard[is_diagonal] = not torch.equal(*parts)
     assert heard == {False: True, True: False}
+
+
+@pytest.mark.parametrize("case", ["siren", "lstm", "vit"])
+def test_all_maps_into_a_tensor_share_one_variance(case: str) -> None:
+    # The published layers count only some of the maps that are added up.
+    net = ws.Metanet(symmetry(case), layer=ws.NFN(), head=ws.Invariant(2), width=32, depth=1, generator=generator(0))
+    (layer,) = net.layers
+    hubs = find_hubs(net.layout, layer.targets, is_local=False)
+    total: dict[Key, float] = {}
+    for hub, weight in zip(hubs, layer.weights, strict=True):
+        for link, rows in zip(hub.writes, weight.detach().chunk(len(hub.writes)), strict=True):
+            total[link.key] = total.get(link.key, 0.0) + float(rows.square().sum(1).mean())
+    assert len(total) == len(net.layout.units) + len(net.layout.pair_blocks) + 1
+    assert all(0.8 < variance < 1.25 for variance in total.values())
+
+
+@pytest.mark.parametrize("layer", [ws.NFN(), ws.DWS(heads=2)], ids=str)
+def test_neither_the_order_of_tensors_nor_that_of_units_is_learned(layer: ws.NFN | ws.DWS) -> None:
+    # Statistics for every entry, as published, would make both matter.
+    found, networks = symmetry("cnn_flatten"), population("cnn_flatten")
+    moved = found.act(found.random(generator(5), ("permutation",), (3,)), networks)
+    made = []
+    for params in (networks, moved, dict(reversed(networks.items()))):
+        net = ws.Metanet(found, layer=layer, head=ws.Invariant(2), width=4, depth=1, generator=generator(0)).double()
+        net.standardize(params)
+        made.append(net(params).detach())
+    for other in made[1:]:
+        torch.testing.assert_close(other, made[0], rtol=1e-8, atol=1e-9)
+
+
+def test_entries_of_one_tensor_hear_from_those_of_another_over_the_same_units() -> None:
+    # In a transformer's feed-forward part: the weights into and out of one unit.
+    layout = compile_layout(symmetry("hf_llama"))
+    hubs = find_hubs(layout, frozenset({"pairs"}), is_local=True)
+    gate, down = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.down_proj.weight"
+    meeting = [
+        hub
+        for hub in hubs
+        if len(hub.sizes) == 2 and {gate, down} <= {link.key[1] for link in hub.reads if POOLED not in link.axes}
+    ]
+    assert len(meeting) == 1
 
 
 def test_settings_that_make_no_layer_get_a_sentence() -> None:

@@ -70,7 +70,8 @@ class ExchangeLayer(nn.Module):
         hubs = find_hubs(layout, self.targets, is_local=self.settings.is_local)
         made: dict[Key, list[Tensor]] = {}
         for k, (hub, weight) in enumerate(zip(hubs, self.weights, strict=True)):
-            gathered = torch.cat([pools[link.key].read(link, hub) for link in hub.reads], -1)
+            arrived = [pools[link.key].read(link, hub) for link in hub.reads]
+            gathered = torch.cat(arrived, -1) if len(arrived) > 1 else arrived[0]
             out = nn.functional.linear(gathered, weight)
             if f"{k}" in self.attention:
                 out = out + self.attention[f"{k}"](gathered)
@@ -131,7 +132,12 @@ class Pools:
             source = min(sources, key=lambda axes: self.known[axes].numel())
             away = [1 + k for k, axis in enumerate(source) if axis not in kept]
             x = self.known[source]
-            self.known[kept] = x.amax(away) if self.pooling == "max" else x.mean(away)
+            if self.pooling == "mean":
+                x = x.mean(away)
+            else:
+                for axis in reversed(away):  # One axis at a time: its gradient needs the places of the maxima alone.
+                    x = x.max(axis).values
+            self.known[kept] = x
         return self.known[kept]
 
 
