@@ -261,8 +261,6 @@ class _Fitting:
         outputs = self._read(indices)
         measured = self.values[indices]
         loss = float(self.target.loss(outputs, self.target.encode(measured).to(outputs.device)))
-        if not np.isfinite(loss):
-            return Validation((float("inf"),), {"validation_loss": loss})
         scores = self.target.score(self.target.decode(outputs), measured)
         order = (1 - scores["accuracy"], loss) if self.target.kind == "classes" else (loss,)
         return Validation(order, {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})

@@ -19,7 +19,7 @@ from regauge.training.schedules import OneCycle, Schedule
 from regauge.training.settings import derive_seed
 
 SAVE_SECONDS = 60.0
-"""Seconds between two states that are saved within an epoch."""
+"""Seconds between two states that are saved: what a kill loses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def train(
         inputs: Everything that the training depends on, as JSON; a state of others is refused.
 
     Raises:
-        ValueError: The loss is not finite, or the state is of a training with other inputs.
+        ValueError: A loss is not finite, or the state is of a training with other inputs.
     """
     optimizer = _optimizer(net, config)
     now = State(best={name: tensor.clone() for name, tensor in net.state_dict().items()})
@@ -160,7 +160,7 @@ def train(
             now.ended = "epochs"
         elif config.patience is not None and done - 1 - now.best_epoch >= config.patience:
             now.ended = "patience"
-        if state is not None:
+        if state is not None and (now.ended or time.monotonic() - saved > SAVE_SECONDS):
             saved = time.monotonic()
             save_state(state, net, optimizer, loader, now, inputs or {})
     advance(steps - now.step)
@@ -211,6 +211,11 @@ def _validate(net: nn.Module, validate: Callable[[], Validation], now: State) ->
     net.eval()
     with torch.no_grad():
         found = validate()
+    if not all(map(math.isfinite, found.order)):
+        raise ValueError(
+            f"the validation loss was {found.order[-1]} after step {now.step}; lower the learning rate, or look for "
+            "networks with huge values"
+        )
     row = {"epoch": len(now.history), "step": now.step, "loss": now.total / now.count, "lr": now.rate}
     now.history.append({**row, **found.facts})
     now.total, now.count = 0.0, 0
