@@ -5,13 +5,17 @@ import pickle
 from itertools import islice
 from pathlib import Path
 
+import models
 import numpy as np
 import pytest
 import torch
+import weightspace_cases
 from torch.func import functional_call, vmap
 
 import regauge as rg
+from regauge.core.outputs import output_tensors
 from regauge.core.params import Params
+from regauge.core.random_moves import RandomMoves
 from regauge.storage.architecture import Architecture
 from regauge.storage.loader import Batch, Loader, Statistics
 from regauge.storage.store import Store
@@ -153,6 +157,93 @@ def test_workers_give_together_what_one_loader_gives() -> None:
         whole, parts_of_it = list(single), [list(share) for share in shares]
         assert [len(part) for part in parts_of_it] == [3, 2, 2]
         assert same([parts_of_it[k % 3][k // 3] for k in range(7)], whole)
+
+
+def test_workers_of_torch_share_the_batches(tmp_path: Path) -> None:
+    architecture, parts = ARCHITECTURES["relu"]
+    store = store_of(tmp_path / "zoo", population(architecture, 30))
+
+    def loader() -> Loader:
+        return Loader(store, batch=4, augment=parts, generator=chance())
+
+    single, shared = loader(), loader()
+    batches = torch.utils.data.DataLoader(shared, batch_size=None, num_workers=2)
+    for epoch in range(2):
+        shared.set_epoch(epoch)
+        whole, found = list(single), [Batch(b.indices.numpy(), b.params) for b in batches]
+        assert same(sorted(found, key=lambda b: int(b.indices[0])), sorted(whole, key=lambda b: int(b.indices[0])))
+    alone = torch.utils.data.DataLoader(loader(), batch_size=None)
+    assert same([Batch(b.indices.numpy(), b.params) for b in alone], list(loader()))
+
+
+def test_batches_that_a_thread_prepares_are_the_same() -> None:
+    architecture, parts = ARCHITECTURES["relu"]
+    params, symmetry = population(architecture, 22), symmetry_of(architecture)
+
+    def loader(prefetch: int) -> Loader:
+        settings = {"batch": 4, "augment": parts, "symmetry": symmetry, "prefetch": prefetch}
+        return Loader(params, **settings, generator=chance())
+
+    for prefetch in (1, 2, 50):
+        ahead = loader(prefetch)
+        begun = list(islice(ahead.stream(), 8))
+        other = loader(0)
+        other.load_state_dict(ahead.state_dict())
+        assert same(begun + list(islice(other.stream(), 4)), list(islice(loader(0).stream(), 12)))
+    failing = Loader(
+        {"a": params["layers.0.weight"]}, batch=4, augment=parts, symmetry=symmetry, prefetch=2, generator=chance()
+    )
+    with pytest.raises(KeyError, match="the parameters lack"):
+        next(iter(failing))
+
+
+@pytest.mark.parametrize(
+    "case", ["resnet20_group_B", "grouped_conv", "depthwise_multiplier", "vit", "hf_gpt2", "concatenation"]
+)
+def test_random_elements_leave_any_function_unchanged(case: str) -> None:
+    found = weightspace_cases.symmetry(case)
+    parts = ("permutation", "sign", "scale", "shift")
+    networks = weightspace_cases.population(case, 4)
+    known = next(one for one in models.CASES if one.name == case)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = known.module().double().eval()
+    inputs = tuple(x.double() if x.is_floating_point() else x for x in known.inputs())
+
+    def run(params: Params, k: int) -> torch.Tensor:
+        one = {name: tensor[k] for name, tensor in params.items()}
+        return output_tensors(functional_call(module, one, inputs, known.kwargs(), tie_weights=False), known.outputs)[0]
+
+    moved = RandomMoves(found, parts)(networks, chance())
+    for k in range(4):
+        torch.testing.assert_close(run(moved, k), run(networks, k), rtol=1e-9, atol=1e-9)
+    assert {n for n, t in moved.items() if not torch.equal(t, networks[n])} == {
+        n
+        for n, t in found.act(found.random(chance(1), parts, (4,)), networks).items()
+        if not torch.equal(t, networks[n])
+    }
+
+
+def test_random_permutations_are_uniform() -> None:
+    symmetry = rg.Symmetry.from_axes({"a": ("h",)}).bind({"a": torch.zeros(3)})
+    moved = RandomMoves(symmetry, ("permutation",))({"a": torch.arange(3.0).repeat(6000, 1)}, chance())["a"]
+    _, counts = torch.unique(moved, dim=0, return_counts=True)
+    assert len(counts) == 6
+    assert float((counts / 1000 - 1).abs().max()) < 0.15
+
+
+def test_statistics_of_a_store_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGAUGE_CACHE", str(tmp_path / "cache"))
+    store = store_of(tmp_path / "zoo", population(ARCHITECTURES["relu"][0], 12))
+    first, some = Statistics.of(store), Statistics.of(store, range(6))
+    monkeypatch.setattr("regauge.storage.loader._join", None)  # what would be needed to compute them
+    assert Statistics.of(Store.open(store.folder)) == first != some == Statistics.of(store, range(6))
+    with pytest.raises(TypeError):
+        Statistics.of(store, is_centered=False)
+    store.append(population(ARCHITECTURES["relu"][0], 2), [{"id": 20 + k, "step": 0} for k in range(2)])
+    store.refresh()
+    with pytest.raises(TypeError):
+        Statistics.of(store)
 
 
 def test_standardized_values_have_mean_zero_and_deviation_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
