@@ -12,6 +12,7 @@ from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.nfn import NFN
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.layers.relational_attention import RelationalAttention
+from regauge.weightspace.layers.scale_gmn import ScaleGMN
 from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes import Probes
@@ -37,6 +38,7 @@ __all__ = [
     "RelationalAttention",
     "RowEncoder",
     "Scalars",
+    "ScaleGMN",
     "UnitFeatures",
     "compile_layout",
     "load_net",

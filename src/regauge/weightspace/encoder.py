@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regauge.weightspace.features import Features
+from regauge.weightspace.features import Features, Odd
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import Block, Layout
+from regauge.weightspace.layout.characters import at_end
 
 CONSTANT = 1e-5
 """Values whose deviation is a smaller share of their size are taken for equal: a canonical form may make them so."""
@@ -69,7 +70,8 @@ class Encoder(nn.Module):
 
     Values are standardized by one mean and deviation for each block, which `standardize` sets. What no group moves
     (pixels, classes, kernel positions) are inputs of these maps, so that weights tell positions apart. Units that are
-    known by their positions get a learned vector each, and so does a unit's weight to itself.
+    known by their positions get a learned vector each, and so does a unit's weight to itself. Where signs still act on
+    values, those are read twice: by their sizes, and as they are, without biases, for features that signs change.
 
     Args:
         has_pairs: Whether blocks with two ends or more get vectors.
@@ -102,7 +104,7 @@ class Encoder(nn.Module):
         share = {name: sum(any(e.units == name for e in b.ends) for b in layout.unit_blocks) for name in layout.units}
         share[""] = len(layout.network_blocks)
         self.has_pairs = has_pairs
-        self.maps, self.functions = nn.ModuleDict(), nn.ModuleDict()
+        self.maps, self.functions, self.odd_maps = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         for k, block in enumerate(layout.blocks):
             numbers = block.channels * values.count()
             is_pair = len(block.ends) > 1
@@ -111,6 +113,9 @@ class Encoder(nn.Module):
             if is_pair and not has_pairs:
                 continue
             parts = 1 if is_pair else share["" if not block.ends else block.ends[0].units]
+            if block.name in layout.signs:
+                gain = 1 / math.sqrt(parts)
+                self.odd_maps[f"{k}"] = Dense(block.channels, width, is_biased=False, gain=gain, generator=generator)
             dense = Dense(numbers, width, gain=1 / math.sqrt(parts), generator=generator)
             if is_pair and dense.bias is not None:
                 nn.init.normal_(dense.bias, generator=generator)
@@ -137,6 +142,8 @@ class Encoder(nn.Module):
         """Take mean and deviation of every block over networks and positions."""
         for k, block in enumerate(layout.blocks):
             found = values[block.name].double()
+            if f"{k}" in self.odd_maps:
+                found = found.abs()
             if not found.numel():
                 continue
             mean, spread = float(found.mean()), float(found.std(unbiased=False))
@@ -150,10 +157,16 @@ class Encoder(nn.Module):
         for k, (name, known) in enumerate(layout.units.items()):
             x = self.kinds[f"{k}"].expand(models, *known.sizes, -1)
             units[name] = x + self.positions[f"{k}"] if f"{k}" in self.positions else x
+        odd = Odd({name: dict.fromkeys(found, units[name] * 0) for name, found in layout.unit_signs.items()})
         pairs, functions = {}, {}
         network = self.network.expand(models, -1)
         for k, block in enumerate(layout.blocks):
-            standard = (values[block.name].to(dtype) - self.mean[k]) / self.std[k]
+            found = values[block.name].to(dtype)
+            if f"{k}" in self.odd_maps:
+                size = (self.mean[k].square() + self.std[k].square()).sqrt()
+                self._add_odd(odd, block, layout, self.odd_maps[f"{k}"](found / size))
+                found = found.abs()
+            standard = (found - self.mean[k]) / self.std[k]
             encoded = self.values.encode(standard, self.frequencies)
             if f"{k}" in self.functions:
                 functions[block.name] = self.functions[f"{k}"](encoded)
@@ -169,7 +182,16 @@ class Encoder(nn.Module):
             else:
                 (end,) = block.ends
                 units[end.units] = units[end.units] + x.permute(0, *(1 + axis for axis in end.axes), x.ndim - 1)
-        return Features(units, pairs, network, functions)
+        return Features(units, pairs, network, functions, odd)
+
+    def _add_odd(self, odd: Odd, block: Block, layout: Layout, x: Tensor) -> None:
+        if len(block.ends) > 1:
+            odd.pairs[block.name] = x
+            return
+        (end,) = block.ends
+        known = odd.units[end.units]
+        own = at_end(layout.signs[block.name], end)
+        known[own] = known[own] + x.permute(0, *(1 + axis for axis in end.axes), x.ndim - 1)
 
 
 def _diagonal(block: Block) -> Tensor:

@@ -1,12 +1,25 @@
 """What a network over networks computes at every layer: vectors for units, for pairs of units, and for the network."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxtyping import Float
 from torch import Tensor
 
-from regauge.weightspace.layout import Block, End, Layout
+from regauge.weightspace.layout import Block, Character, End, Layout
+
+
+@dataclass(frozen=True)
+class Odd:
+    """Vectors that signs multiply as they do the values of networks, by their characters.
+
+    Attributes:
+        units: For each set of units and each character that values of its units have, `[models, *sizes, width]`.
+        pairs: For each block with two ends or more whose values signs change, `[models, *labels, width]`.
+    """
+
+    units: dict[str, dict[Character, Float[Tensor, "models *sizes width"]]] = field(default_factory=dict)
+    pairs: dict[str, Float[Tensor, "models *labels width"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -19,12 +32,14 @@ class Features:
         network: `[models, width]`.
         values: For each such block a few functions of its values, `[models, *labels, functions]`, where layers multiply
             by these; no layer changes them.
+        odd: What signs change, if no canonical form has fixed these before; nothing changes the others.
     """
 
     units: dict[str, Float[Tensor, "models *sizes width"]]
     pairs: dict[str, Float[Tensor, "models *labels width"]]
     network: Float[Tensor, "models width"]
     values: dict[str, Float[Tensor, "models *labels functions"]]
+    odd: Odd = field(default_factory=Odd)
 
 
 @dataclass(frozen=True)

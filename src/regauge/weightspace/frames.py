@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.canonical.carry_out import carry_out
-from regauge.canonical.steps import LinearStep, Plan, RotationStep, SignStep, plan
+from regauge.canonical.steps import LinearStep, Place, Plan, RotationStep, ShiftStep, SignStep, Step, plan
 from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -32,8 +32,8 @@ class Frame:
     open: frozenset[str]
 
     @classmethod
-    def of(cls, layout: Layout, parts: tuple[str, ...]) -> "Frame":
-        """The frame that fixes some parts, in as few steps as possible."""
+    def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "Frame":
+        """The frame that fixes some parts, in as few steps as possible, and leaves others to the layers."""
         found = plan(layout.symmetry)
         touched = {*layout.contracted}
         needed = [step for step in found.steps if step.group not in touched]
@@ -42,6 +42,9 @@ class Frame:
             needed = list(found.steps)  # Their values are not settled before those of the matrices are.
         kept = tuple(step for step in needed if _part(step) in parts)
         still_open = {part for group, part in found.open if group not in touched and part in parts}
+        if "sign" in left and any(map(_sees_signs, kept)):
+            parts = (*parts, "sign")  # What these steps choose by is settled only once signs are.
+            kept = tuple(step for step in needed if _part(step) in parts)
         return cls(layout.symmetry, replace(found, steps=kept), parts, frozenset(still_open))
 
     def __call__(self, params: Mapping[str, Tensor]) -> Element | None:
@@ -62,6 +65,17 @@ class Frame:
         """How changes of networks move: nothing is added to them."""
         groups = tuple(group.without("shift") for group in self.symmetry.groups)
         return replace(self.symmetry, groups=groups)
+
+
+def _sees_signs(step: Step) -> bool:
+    """Whether a step chooses by sums over values that signs of other groups change."""
+    if isinstance(step, ShiftStep):
+        places: tuple[Place, ...] = (step.place,)
+    elif isinstance(step, SignStep):
+        places = step.places
+    else:
+        return False
+    return any(any(other.signs) for place in places for other in place.others)
 
 
 def _part(step: object) -> str:

@@ -67,8 +67,9 @@ class Metanet(nn.Module):
 
     Permutations are respected by the layers. Products over the axes of invertible matrices (queries with keys) take the
     place of their factors. Scales, signs, half periods, and rotations that no products of moderate size describe, are
-    brought to a canonical form first; with an `Equivariant` head the changes are brought back. A canonical form jumps
-    where a sum that decides a sign is zero.
+    brought to a canonical form first, except for what the layers respect by themselves (`ScaleGMN`: signs, unless
+    there are probes); with an `Equivariant` head the changes are brought back. A canonical form jumps where a sum that
+    decides a sign is zero.
 
     Args:
         symmetry: Of the networks, with every size known; or those of several architectures, which then share
@@ -119,6 +120,8 @@ class Metanet(nn.Module):
                 f"{len(symmetries)}; choose a layer that is shared by all tensors, such as MessagePassing"
             )
         self.settings = Settings(layer, head, width, depth, values, wanted)
+        # Activations on probes change sign with units, so that networks that are run come in a canonical form.
+        self._left = () if probes is not None else tuple(part for part in wanted if part in layer.respects)
         self._readers = [self._reader(one, k) for k, one in enumerate(symmetries)]
         layouts = [reader.layout for reader in self._readers]
         self.parts = tuple(part for part in wanted if not any(part in reader.frame.open for reader in self._readers))
@@ -138,7 +141,7 @@ class Metanet(nn.Module):
         for k, encoder in enumerate(self.probes):
             assert isinstance(encoder, ProbeEncoder)
             self._readers[k] = replace(self._readers[k], probed=encoder.probed)
-        everything = frozenset({"units", "positions", "network"})
+        everything = frozenset({"units", "positions", "network", "odd"})
         if layer.keeps_pairs:
             everything |= {"pairs", "unwritten"}
         self.layers = nn.ModuleList(
@@ -243,10 +246,10 @@ class Metanet(nn.Module):
         return features
 
     def _reader(self, symmetry: Symmetry, number: int) -> _Reader:
-        layout = compile_layout(symmetry, is_contracted="linear" in self.settings.parts)
-        return _Reader(
-            layout, Frame.of(layout, tuple(part for part in self.settings.parts if part != "permutation")), number
-        )
+        wanted, left = self.settings.parts, self._left
+        layout = compile_layout(symmetry, is_contracted="linear" in wanted, is_signed="sign" in left)
+        fixed = tuple(part for part in wanted if part not in ("permutation", *left))
+        return _Reader(layout, Frame.of(layout, fixed, left), number)
 
     def _trace(self, reader: _Reader, made: _Reader, module: nn.Module | None) -> Probed | None:
         """How networks of another layout are run on the probes of a reader."""

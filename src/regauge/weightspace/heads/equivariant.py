@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from regauge.core.params import Params
 from regauge.weightspace.features import Read, spread
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout.characters import at_end, character_of, is_odd, multiply
 from regauge.weightspace.layout.writing import Written
 
 RANK = 4
@@ -23,7 +25,8 @@ class Equivariant:
     Values of pairs of units follow from the features of the pair, values of units from those of the unit. Along an axis
     on which matrices act, a change is made of what is there: `a_i v_i` plus, for a few directions, `b_i` times the mean
     of `c_j v_j` over all `v_j` that the same matrix multiplies, with numbers `a`, `b` and `c` from features. So it
-    moves as the values do, whatever the matrix is. Buffers do not change.
+    moves as the values do, whatever the matrix is. Where signs still act on values, changes are made of features that
+    these signs change, and of the values themselves. Buffers do not change.
 
     Attributes:
         scale: Size of the changes at first; every tensor has a learned one of its own.
@@ -45,7 +48,8 @@ class Equivariant:
         """Which features of the last layer are read; `has_pairs` says whether layers have any of pairs anyway."""
         pairs = {block.name for layout in layouts for block in layout.pair_blocks}
         is_read = any(written.block.name not in pairs for layout in layouts for written in layout.writer.written)
-        return frozenset({"units", "positions", "pairs", *(("network",) if is_read else ())})
+        odd = ("odd",) if any(layout.unit_signs[name] for layout in layouts for name in layout.units) else ()
+        return frozenset({"units", "positions", "pairs", *odd, *(("network",) if is_read else ())})
 
     def build(
         self, layouts: Sequence[Layout], width: int, *, has_pairs: bool, generator: torch.Generator | None
@@ -73,12 +77,16 @@ class _Changes(nn.Module):
     def __init__(self, settings: Equivariant, layout: Layout, width: int, generator: torch.Generator | None) -> None:
         super().__init__()
         self.count = settings.changes
-        self.maps, self.mixers = nn.ModuleList(), nn.ModuleDict()
+        self.maps, self.mixers, self.odd_maps = nn.ModuleList(), nn.ModuleDict(), nn.ModuleDict()
         for k, written in enumerate(layout.writer.written):
             outputs = settings.changes * written.values
             self.maps.append(Dense(width, outputs, generator=generator))
+            is_signed = layout.is_signed and is_odd(character_of(written.block))
+            if is_signed and not written.matrices:
+                self.odd_maps[f"{k}"] = Dense(width, outputs, is_biased=False, generator=generator)
             if written.group is not None:
-                self.mixers[f"{k}"] = Dense(width, 2 * RANK * outputs, generator=generator)
+                mixer = Dense(width, 2 * RANK * outputs, is_biased=not is_signed, generator=generator)
+                self.mixers[f"{k}"] = mixer
         self.scales = nn.Parameter(torch.full((len(layout.writer.parameters),), settings.scale))
 
     def forward(self, read: Read) -> Params:
@@ -91,8 +99,10 @@ class _Changes(nn.Module):
                 gathered = piece.gather(self.mixers[f"{k}"], self.count)
                 pools.setdefault((group.group, group.is_inverse), []).append(gathered)
         made = []
-        for piece, dense in zip(pieces, self.maps, strict=True):
+        for k, (piece, dense) in enumerate(zip(pieces, self.maps, strict=True)):
             change = piece.change(dense, self.count)
+            if f"{k}" in self.odd_maps:
+                change = change + piece.turn(self.odd_maps[f"{k}"], self.count)
             group = piece.written.group
             if group is not None:
                 change = change + piece.scatter(torch.stack(pools[group.group, group.is_inverse]).mean(0))
@@ -118,8 +128,11 @@ class _Change:
             for end in block.ends:
                 x = x + spread(features.units[end.units], end, block)
             self.features = x.expand(-1, *block.sizes, -1) / (1 + len(block.ends)) ** 0.5
-        self.values = None
-        if written.matrices:
+        self.values, self.odd = None, None
+        is_signed = read.layout.is_signed and is_odd(character_of(block))
+        if is_signed:
+            self.odd = _odd(written, read)
+        if written.matrices or is_signed:
             self.values = written.read(read.params).to(features.network.dtype) / read.sizes[written.piece.parameter]
         self.out: Tensor | None = None
 
@@ -132,10 +145,17 @@ class _Change:
             change = change.unsqueeze(-3)
         return change * self.values.unsqueeze(-2)
 
+    def turn(self, dense: nn.Module, changes: int) -> Tensor:
+        """The change that is made of features which signs change: `[models, *units, changes, values]`."""
+        change: Tensor = dense(self.odd).unflatten(-1, (changes, -1))
+        return change
+
     def gather(self, mixer: nn.Module, changes: int) -> Tensor:
         """The mean of what the matrix acts on, times numbers from features, in `RANK` ways."""
         assert self.values is not None
-        mixed = mixer(self.features).unflatten(-1, (2, RANK, changes, -1)).unsqueeze(-5)
+        mixed = (
+            mixer(self.features if self.odd is None else self.odd).unflatten(-1, (2, RANK, changes, -1)).unsqueeze(-5)
+        )
         into, self.out = mixed.unbind(-4)
         return self.written.pool(into * self.values.unsqueeze(-2).unsqueeze(-2))
 
@@ -143,3 +163,22 @@ class _Change:
         """The opposite of `gather`, for the sum of what all tensors gathered."""
         assert self.out is not None
         return (self.out * self.written.unpool(pooled)).sum(-3)
+
+
+def _odd(written: Written, read: Read) -> Tensor:
+    """Features that signs multiply as they do the values of a piece: `[models, *units, width]`."""
+    block, odd = written.block, read.features.odd
+    if block.name in odd.pairs:
+        return odd.pairs[block.name]
+    wanted = character_of(block)
+    known = read.layout.unit_signs
+    blank = tuple((0,) * len(exponents) for exponents in wanted)
+    choices = [(at_end(blank, end), *known[end.units]) for end in block.ends]
+    for chosen in product(*choices):
+        if multiply(blank, zip(block.ends, chosen, strict=True)) == wanted:
+            found = torch.ones(()).to(read.features.network)
+            for end, own in zip(block.ends, chosen, strict=True):
+                x = odd.units[end.units][own] if is_odd(own) else read.features.units[end.units]
+                found = found * spread(x, end, block)
+            return found.expand(-1, *block.sizes, -1)
+    return read.features.network.new_zeros(len(read.features.network), *block.sizes, read.features.network.shape[-1])

@@ -20,10 +20,11 @@ from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.nfn import NFN
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.layers.relational_attention import RelationalAttention
+from regauge.weightspace.layers.scale_gmn import ScaleGMN
 
-__all__ = ["DWS", "LAYERS", "NFN", "Layer", "MessagePassing", "Propagation", "RelationalAttention"]
+__all__ = ["DWS", "LAYERS", "NFN", "Layer", "MessagePassing", "Propagation", "RelationalAttention", "ScaleGMN"]
 
-Layer = MessagePassing | Propagation | NFN | DWS | RelationalAttention
+Layer = MessagePassing | Propagation | NFN | DWS | RelationalAttention | ScaleGMN
 
 LAYERS: dict[str, type[Layer]] = {
     "message_passing": MessagePassing,
@@ -31,5 +32,6 @@ LAYERS: dict[str, type[Layer]] = {
     "nfn": NFN,
     "dws": DWS,
     "relational_attention": RelationalAttention,
+    "scale_gmn": ScaleGMN,
 }
 """Name on the command line to class."""

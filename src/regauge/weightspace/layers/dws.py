@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -40,6 +41,7 @@ class DWS:
     is_diagonal: bool = False
 
     is_shared = False
+    respects: ClassVar[tuple[str, ...]] = ()
     keeps_pairs = True
     channels = 0
 

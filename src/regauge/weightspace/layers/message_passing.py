@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ class MessagePassing:
     expansion: int = 2
 
     is_shared = True
+    respects: ClassVar[tuple[str, ...]] = ()
     keeps_pairs = True
     channels = 0
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -33,6 +34,7 @@ class NFN:
     """
 
     is_shared = False
+    respects: ClassVar[tuple[str, ...]] = ()
     keeps_pairs = True
     channels = 0
 

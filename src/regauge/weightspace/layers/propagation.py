@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,7 @@ class Propagation:
     expansion: int = 2
 
     is_shared = True
+    respects: ClassVar[tuple[str, ...]] = ()
     keeps_pairs = False
 
     def __post_init__(self) -> None:

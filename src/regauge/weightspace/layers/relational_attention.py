@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ class RelationalAttention:
     expansion: int = 2
 
     is_shared = True
+    respects: ClassVar[tuple[str, ...]] = ()
     keeps_pairs = True
     channels = 0
 

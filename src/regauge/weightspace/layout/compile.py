@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.layout.blocks import Block, UnitSet, find_ends, unit_sets
+from regauge.weightspace.layout.characters import Character, at_end, character_of, is_odd
 from regauge.weightspace.layout.cut import Piece, cut
 from regauge.weightspace.layout.products import Bases, Step, eliminate, fold
 from regauge.weightspace.layout.writing import Writer
@@ -26,6 +27,7 @@ class Layout:
         fixed: Groups of matrices whose axes are channels here: they must be brought to a canonical form before.
         pieces: The pieces of tensors, by their names.
         steps: The products, each of two of these or of products before it.
+        is_signed: Whether signs still act on the values that are read; otherwise a canonical form has fixed them.
     """
 
     symmetry: Symmetry
@@ -35,6 +37,7 @@ class Layout:
     fixed: tuple[str, ...]
     pieces: Mapping[str, Piece]
     steps: Mapping[str, Step]
+    is_signed: bool = False
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -67,6 +70,22 @@ class Layout:
         """Blocks without ends: values of the network."""
         return tuple(block for block in self.blocks if not block.ends)
 
+    @cached_property
+    def signs(self) -> dict[str, Character]:
+        """What signs multiply the values of a block by, for those that they change."""
+        found = {block.name: character_of(block) for block in self.blocks}
+        return {name: character for name, character in found.items() if self.is_signed and is_odd(character)}
+
+    @cached_property
+    def unit_signs(self) -> dict[str, tuple[Character, ...]]:
+        """For each set of units, what signs multiply those values by that they change."""
+        blocks = [*self.blocks, *(written.block for written in self.writer.written)]
+        found = {name: set[Character]() for name in self.units}
+        for block in blocks if self.is_signed else []:
+            for end in block.ends:
+                found[end.units].add(at_end(character_of(block), end))
+        return {name: tuple(sorted(filter(is_odd, characters))) for name, characters in found.items()}
+
     def __str__(self) -> str:
         sets = [f"{s.name}: {' x '.join(map(str, s.sizes))} units" for s in self.units.values()]
         rows = [
@@ -79,7 +98,7 @@ class Layout:
         """Equal for layouts that one set of learned parameters fits, whatever the sizes of their sets."""
         rows = [(b.name, b.channels, [end.units for end in b.ends]) for b in self.blocks]
         fixed = [(s.name, s.sizes[-1]) for s in self.units.values() if not s.is_permuted]
-        return repr((rows, fixed))
+        return repr((rows, fixed, self.signs, self.unit_signs))
 
     def read(self, params: Mapping[str, Tensor]) -> dict[str, Num[Tensor, "models *labels channels"]]:
         """The values of every block, for a population.
@@ -104,11 +123,11 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def _compile(symmetry_text: str, is_contracted: bool) -> Layout:
-    return _build(Symmetry.from_json(symmetry_text), is_contracted)
+def _compile(symmetry_text: str, is_contracted: bool, is_signed: bool) -> Layout:
+    return replace(_build(Symmetry.from_json(symmetry_text), is_contracted), is_signed=is_signed)
 
 
-def compile_layout(symmetry: Symmetry, *, is_contracted: bool = True) -> Layout:
+def compile_layout(symmetry: Symmetry, *, is_contracted: bool = True, is_signed: bool = False) -> Layout:
     """The layout of a symmetry, made once for each symmetry.
 
     Tensors that cannot influence the outputs are left out, and all but one of the names of a tied tensor.
@@ -116,6 +135,7 @@ def compile_layout(symmetry: Symmetry, *, is_contracted: bool = True) -> Layout:
     Args:
         symmetry: With every size known.
         is_contracted: Whether groups of matrices enter by products over their axes, where those are small enough.
+        is_signed: Whether features are to know what signs multiply them by, since no canonical form fixes these before.
 
     Raises:
         ValueError: A size is not known, or a group's units do not own equally many values.
@@ -125,7 +145,7 @@ def compile_layout(symmetry: Symmetry, *, is_contracted: bool = True) -> Layout:
             "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first and use "
             "what it returns"
         )
-    return _compile(symmetry.to_json(), is_contracted)
+    return _compile(symmetry.to_json(), is_contracted, is_signed)
 
 
 def _build(symmetry: Symmetry, is_contracted: bool) -> Layout:

@@ -124,6 +124,8 @@ def _reduced(known: tuple[Block, Bases], axis: int, name: str, how: str) -> tupl
     labels, rest = _without(block.labels, bases, axis)
     channels = block.channels * (block.sizes[axis] if how == "fold" else 1)
     sizes = tuple(size for k, size in enumerate(block.sizes) if k != axis)
+    if how == "square":
+        labels = tuple(_joined(label, label) for label in labels)
     made = Block(f"{how}({name})", block.parameters, labels, sizes, channels, ())
     return made, rest, Reduction(name, axis + 1, how)
 

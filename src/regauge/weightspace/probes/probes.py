@@ -169,7 +169,7 @@ class ProbeEncoder(nn.Module):
         for k, (reading, values) in enumerate(zip(probed.readings, read, strict=True)):
             units[reading.units] = units[reading.units] + self.maps[k](self._standard(values, k))
         network = features.network + self.outputs(self._standard(outputs, len(read)))
-        return Features(units, features.pairs, network, features.values)
+        return Features(units, features.pairs, network, features.values, features.odd)
 
     def _standard(self, values: Tensor, k: int) -> Tensor:
         return (values.to(self.mean) - self.mean[k]) / self.std[k]
