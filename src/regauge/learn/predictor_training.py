@@ -203,8 +203,11 @@ class _Fitting:
         if config.render:
             assert module is not None
             rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
-            rendering = rendering.standardize(to_device(sample, config.device))
-            rendered = rendering(to_device(select(sample, slice(1)), config.device)).shape[1]
+            run = {
+                name: t.float() if t.is_floating_point() else t for name, t in sample.items()
+            }  # as the net reads them
+            rendering = rendering.standardize(to_device(run, config.device))
+            rendered = rendering(to_device(select(run, slice(1)), config.device)).shape[1]
         net = Metanet(
             symmetry,
             layer=config.layer,

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from regauge.core.params import Params
+from regauge.core.params import Params, count_models, select
 from regauge.core.task import Task
 
 
@@ -34,7 +35,12 @@ class Rendering:
     def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
         """`[models, outputs]`, without a gradient."""
         task = Task(self.module, ())
-        made = torch.func.vmap(lambda one: task.run(one, self.inputs))(dict(params)).flatten(1)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention are not batched over networks
+                made = torch.func.vmap(lambda one: task.run(one, self.inputs))(dict(params))
+        except RuntimeError:  # an operator that cannot be batched, such as a recurrent one; other errors come again
+            made = torch.stack([task.run(select(params, k), self.inputs) for k in range(count_models(params))])
+        made = made.flatten(1)
         return (made - self.mean) / self.deviation
 
     def standardize(self, params: Params) -> "Rendering":
