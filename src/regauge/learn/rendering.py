@@ -23,7 +23,7 @@ class Rendering:
         deviation: Of all outputs around their means.
 
     References:
-        INR2JLS (recipes for reading INRs by decoding their images), and DWSNets' autoencoders.
+        INR2JLS, which reads networks of images by decoding the images.
     """
 
     module: nn.Module

@@ -11,7 +11,7 @@ from regauge.alignment.streamed.source import move_tensor
 from regauge.core.element import Element
 from regauge.core.movable import VALUES, require_shared
 from regauge.core.symmetry import Symmetry
-from regauge.merging.rule import Rule, Target
+from regauge.merging.rule import Rule, Target, combine_from
 from regauge.merging.table import RULES
 from regauge.merging.tokens import TokenPlan, as_tokenized
 from regauge.storage.architecture import TensorSpec
@@ -79,13 +79,9 @@ class Assembly:
             return
         work, target = self._work(part), Target(part.key, part.depth, self.seed)
         for rows in self._ranges(part):
+            start = None if part.base is None else self._filled(part.base, rows, work)
             tensors = (self._filled(place, rows, work) for place in part.sources)
-            if part.base is None:
-                yield part.rule.combine(tensors, part.factors, target).to(dtype)
-                continue
-            start = self._filled(part.base, rows, work)
-            vectors = (tensor.sub_(start) for tensor in tensors)
-            yield part.rule.combine(vectors, part.factors, target).add_(start).to(dtype)
+            yield combine_from(start, part.rule, tensors, part.factors, target).to(dtype)
 
     def held(self) -> int:
         """Bytes that making the largest tensor holds at most."""

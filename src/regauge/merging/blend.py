@@ -14,7 +14,7 @@ from regauge.core.interpolation import shares_of
 from regauge.core.movable import VALUES, require_shared
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.merging.rule import Rule, Target, weighted_sum
+from regauge.merging.rule import Rule, Target, combine_from, weighted_sum
 from regauge.merging.settings import Number, Setting, find_depths
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 
@@ -120,13 +120,13 @@ class Blend:
         for rows in self._ranges(name):
             if alone is not None and self.base is None:
                 yield self._moved(alone, name, rows, work)
-            elif is_statistic or self.base is None:
-                tensors = (self._moved(k, name, rows, work) for k in range(count))
-                yield weighted_sum(tensors, factors) if is_statistic else self.rule.combine(tensors, factors, target)
+                continue
+            start = None if is_statistic or self.base is None else _read(self.base, name, rows, work)
+            tensors = (self._moved(k, name, rows, work) for k in range(count))
+            if is_statistic:
+                yield weighted_sum(tensors, factors)
             else:
-                start = _read(self.base, name, rows, work)
-                vectors = (self._moved(k, name, rows, work).sub_(start) for k in range(count))
-                yield self.rule.combine(vectors, factors, target).add_(start)
+                yield combine_from(start, self.rule, tensors, factors, target)
 
     def held(self) -> int:
         """Bytes that making the largest tensor holds at most."""

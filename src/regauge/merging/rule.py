@@ -112,6 +112,15 @@ class Rule(ABC):
         """
 
 
+def combine_from(
+    start: Tensor | None, rule: Rule, tensors: Iterator[Tensor], factors: tuple[float, ...], target: Target
+) -> Tensor:
+    """What a rule makes of tensors, which it may overwrite: of their differences from `start`, where there is one."""
+    if start is None:
+        return rule.combine(tensors, factors, target)
+    return rule.combine((tensor.sub_(start) for tensor in tensors), factors, target).add_(start)
+
+
 def weighted_sum(tensors: Iterator[Tensor], factors: Sequence[float]) -> Tensor:
     """The sum of tensors with factors, one read after the other."""
     total: Tensor | None = None
