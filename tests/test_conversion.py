@@ -55,7 +55,7 @@ def test_entries_are_followed_through_any_rearrangement(steps: list[int]) -> Non
     mode = Rearranging()
     with mode:
         made = rearrange(mode.blank("x", blanks["x"]), mode.blank("y", blanks["y"]), steps).view(12, 4)
-    conversion = conversion_of(blanks, {"z": ((12, 4), mode.boxes(made))}, ())
+    conversion = conversion_of(blanks, {"z": ((12, 4), mode.boxes(made))}, (), ())
 
     def read(name: str, rows: tuple[int, int] | None) -> Tensor:
         return values[name] if rows is None else values[name][rows[0] : rows[1]]
@@ -84,9 +84,9 @@ def test_computations_are_refused_by_name(compute: Any, why: str) -> None:
 def test_parts_that_are_lost_are_refused() -> None:
     boxes = whole("x", 24)
     with pytest.raises(ValueError, match="takes over a part of 'x' only"):
-        conversion_of({"x": Blank((24,), torch.float32)}, {"z": ((12,), cut(boxes, 0, 12))}, ())
+        conversion_of({"x": Blank((24,), torch.float32)}, {"z": ((12,), cut(boxes, 0, 12))}, (), ())
     with pytest.raises(ValueError, match="hold a part of 'z' only"):
-        conversion_of({"x": Blank((24,), torch.float32)}, {"z": ((30,), boxes)}, ())
+        conversion_of({"x": Blank((24,), torch.float32)}, {"z": ((30,), boxes)}, (), ())
 
 
 def test_large_tensors_take_no_memory() -> None:

@@ -148,7 +148,7 @@ def test_every_parameter_gets_a_gradient(case: str, layer: str, head: str) -> No
 
 
 @EVERY_LAYER
-@pytest.mark.parametrize("case", ["mlp_relu", "siren", "resnet20_batch_A", "vit"])
+@pytest.mark.parametrize("case", ["mlp_relu", "siren", "resnet8_batch_A", "vit"])
 @torch.no_grad()
 def test_spread_over_networks_lasts_through_eight_layers(case: str, layer: str) -> None:
     net = make(case, layer, ws.Invariant(3), depth=8, width=16)
@@ -264,7 +264,7 @@ def test_files_that_are_no_nets_get_a_sentence(tmp_path: Path) -> None:
         ws.load_net(other)
 
 
-@pytest.mark.parametrize("case", ["siren", "resnet20_batch_A", "tied_autoencoder"])
+@pytest.mark.parametrize("case", ["siren", "resnet8_batch_A", "tied_autoencoder"])
 def test_decoders_make_networks_that_run(case: str) -> None:
     networks = population(case)
     decoder = ws.Decoder(symmetry(case), inputs=4, widths=(8,), generator=generator(0)).double()

@@ -1,14 +1,16 @@
 """Architectures whose networks are read by networks: populations of each, and their symmetries."""
 
+from collections.abc import Callable
 from functools import cache
 
 import models
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import regauge as rg
 from regauge.core.element import Element
 from regauge.core.params import Params
+from regauge.nets.resnet import resnet20
 from regauge.weightspace.layout import Layout
 
 NAMES = (
@@ -16,8 +18,8 @@ NAMES = (
     "mlp_linear",
     "siren",
     "cnn_flatten",
-    "resnet20_batch_A",
-    "resnet20_group_B",
+    "resnet8_batch_A",
+    "resnet8_group_B",
     "lstm",
     "grouped_conv",
     "depthwise_conv",
@@ -29,7 +31,12 @@ NAMES = (
     "hf_llama",
     "hf_mixtral",
 )
-"""Of `models.CASES`."""
+"""Of `models.CASES` and `SHALLOW`."""
+SHALLOW: dict[str, Callable[[], nn.Module]] = {
+    "resnet8_batch_A": lambda: resnet20(shortcut="A", blocks=1),
+    "resnet8_group_B": lambda: resnet20(norm="group", blocks=1),
+}
+"""Residual networks with one block a stage: the kinds of tensors that deeper ones have, in a third of the time."""
 
 
 def generator(seed: int) -> torch.Generator:
@@ -59,9 +66,16 @@ def population(name: str, networks: int = 3, seed: int = 0, dtype: torch.dtype =
     return result
 
 
+def find_case(name: str) -> models.Case:
+    """The case of a name in `NAMES`."""
+    if name in SHALLOW:
+        return models.Case(name, SHALLOW[name], models.IMAGE, "")
+    return next(case for case in models.CASES if case.name == name)
+
+
 @cache
 def _found(name: str) -> tuple[rg.Symmetry, Params]:
-    case = next(case for case in models.CASES if case.name == name)
+    case = find_case(name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = case.module().eval()

@@ -47,7 +47,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(141)
     except (UsageError, ValueError, KeyError, OSError, ImportError) as error:  # ImportError: an extra is missing
         LOG.debug("the command failed", exc_info=True)
@@ -74,7 +74,17 @@ def _ending_at_once() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+def _drop_output() -> None:
+    """Write what the standard output still holds nowhere: the interpreter would fail on it once more as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _refuse(text: str, code: int = 2) -> NoReturn:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _drop_output()
     print(f"regauge: {text}", file=sys.stderr)
     sys.exit(code)
 
