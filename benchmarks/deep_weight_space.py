@@ -107,7 +107,7 @@ def published_net(folder: Path) -> Step:
 
 
 def chain_net() -> Step:
-    """The same function."""
+    """The net here that computes what the published one does."""
     symmetry, params = networks(DEEP_ALIGN, 2)
     net = ws.ChainDWS(symmetry, ws.ChainConfig(inputs_to=8), head=ws.UnitFeatures(128))
     return train(net, lambda: list(net(params).values()))

@@ -238,6 +238,14 @@ def test_wrong_inputs_get_a_sentence() -> None:
         net({"other": torch.zeros(2, 3)})
     with pytest.raises(ValueError, match="stack the networks"):
         net(select(networks, 0))
+    with pytest.raises(ValueError, match="at least one network"):
+        net(select(networks, slice(0, 0)))
+    with pytest.raises(ValueError, match=r"is torch\.int8, but weights are read"):
+        net({name: tensor.to(torch.int8) for name, tensor in networks.items()})
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        net.standardize({name: tensor * float("nan") for name, tensor in networks.items()})
+    with pytest.raises(ValueError, match=r"this decoder takes \[models, 3\]"):
+        ws.Decoder(symmetry("mlp_relu"), inputs=3)(torch.zeros(2, 4))
     with pytest.raises(ValueError, match="name them"):
         ws.Metanet(symmetry("mlp_relu"), head=ws.Invariant(2), parts=("sign",))
     with pytest.raises(ValueError, match="outputs"):

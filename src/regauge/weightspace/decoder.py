@@ -46,7 +46,7 @@ class Decoder(nn.Module):
             raise ValueError(f"inputs={inputs} and widths={widths} must be positive")
         layout = compile_layout(symmetry)
         self.shapes = {name: symmetry.shapes[name] for name in layout.writer.parameters}
-        self.tied = symmetry.tied
+        self.tied, self.inputs = symmetry.tied, inputs
         counts = [torch.Size(shape).numel() for shape in self.shapes.values()]
         self.counts = counts
         sizes = (inputs, *widths, sum(counts))
@@ -61,6 +61,10 @@ class Decoder(nn.Module):
 
     def forward(self, codes: Float[Tensor, "models inputs"], like: Mapping[str, Tensor] | None = None) -> Params:
         """The networks of vectors; tensors of `like` that are not made (one network's) are repeated for each."""
+        if codes.ndim != 2 or codes.shape[1] != self.inputs:
+            raise ValueError(
+                f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]"
+            )
         x = codes
         for k, layer in enumerate(self.layers):
             x = layer(nn.functional.silu(x) if k else x)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.element import PARTS, Element, require_parts
-from regauge.core.params import Params
+from regauge.core.params import Params, count_models, require_finite
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.encoder import Encoder, Scalars, Values
 from regauge.weightspace.features import Features, Read
@@ -202,6 +202,7 @@ class Metanet(nn.Module):
             ValueError: The networks are of an architecture that this net does not read.
         """
         reader = self._find(population)
+        require_finite({name: population[name] for name in reader.layout.parameters}, "the population")
         canonical, _ = reader.canonicalize(population)
         encoder = self.encoders[reader.number]
         assert isinstance(encoder, Encoder)
@@ -270,6 +271,7 @@ class Metanet(nn.Module):
     def _find(self, population: Mapping[str, Tensor]) -> _Reader:
         for reader in self._readers:
             if reader.fits(population):
+                _require_values(population, reader.layout.parameters)
                 return reader
         layout = self.layout
         shapes = layout.symmetry.shapes
@@ -284,6 +286,17 @@ class Metanet(nn.Module):
             f"{wrong!r} has shape {tuple(population[wrong].shape)}, but this net reads populations in which it has one "
             f"model axis and then {tuple(shapes[wrong])}; stack the networks, or call `net.adapt(symmetry)` if they "
             "differ only in their numbers of units"
+        )
+
+
+def _require_values(population: Mapping[str, Tensor], names: Sequence[str]) -> None:
+    """Raise a ValueError unless the tensors that are read hold numbers, of equally many networks."""
+    count_models({name: population[name] for name in names})
+    wrong = [name for name in names if not population[name].is_floating_point()]
+    if wrong:
+        raise ValueError(
+            f"{wrong[0]!r} is {population[wrong[0]].dtype}, but weights are read as floating-point values; convert "
+            "quantized networks back first"
         )
 
 
