@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from regauge.data.images import ImageData
 from regauge.zoo import presets
 from regauge.zoo.training import Examples, train
+from regauge.zoo.training.examples import image_signals
 
 SIZES = {
     "uci-mlps": 802,
@@ -22,6 +24,7 @@ SIZES = {
     "small-cnns-tanh": 4970,
     "sine-inrs": 1153,
     "mnist-inrs": 1185,
+    "fashion-inrs": 1185,
     "cifar10-inrs": 3363,
 }
 SHAPES = {
@@ -32,6 +35,7 @@ SHAPES = {
     "cifar10-gray": (1, 32, 32),
     "sine-waves": (1,),
     "mnist-signals": (2,),
+    "fashion-mnist-signals": (2,),
     "cifar10-signals": (2,),
 }
 
@@ -76,3 +80,22 @@ def test_the_steps_that_paper_000_keeps() -> None:
     assert total == 62  # 50 epochs of 40 examples in batches of 32
     assert min(block.checkpoints.steps(1000)) == 128
     assert sorted(block.checkpoints.steps(140)) == [128, 132, 136]
+
+
+def test_signals_of_images_are_of_both_sets_from_the_start() -> None:
+    data = ImageData(
+        "images",
+        torch.arange(12.0).reshape(12, 1, 1, 1),
+        torch.arange(12),
+        torch.arange(12.0, 14.0).reshape(2, 1, 1, 1),
+        torch.arange(12, 14),
+    )
+    examples = image_signals(data)
+    assert examples.is_test is not None
+    assert examples.labels is not None
+    assert examples.is_test.nonzero().flatten().tolist() == [3, 10]
+    assert torch.equal(examples.is_test, examples.labels >= 12)
+    assert torch.equal(examples.targets.flatten(), examples.labels.float())
+    config = replace(presets.mnist_inrs(5), steps=1, architecture=presets.siren_architecture(2, 4, 1, depth=1))
+    rows = [row for block in train(config, data=examples) for row in block.rows]
+    assert [row["split"] for row in rows] == ["train", "train", "train", "test", "train"]

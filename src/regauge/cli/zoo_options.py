@@ -41,8 +41,8 @@ class ZooTrain:
         arg(
             metavar="CONFIG",
             help="A preset, such as uci-mlps, mnist-tiny-mlps, mnist-mlps, cifar10-mlps, cifar10-cnns, "
-            "small-cnns-relu, sine-inrs or mnist-inrs; or package.module:factory or file.py:factory that returns a "
-            "Config.",
+            "small-cnns-relu, sine-inrs, mnist-inrs or fashion-inrs; or package.module:factory or file.py:factory that "
+            "returns a Config.",
         ),
     ]
     output: NewStore

@@ -30,6 +30,8 @@ class Examples:
         validation_targets: As the targets.
         is_signals: Whether each network learns a signal of its own, at points that all share.
         labels: The class of each signal, `[signals]`, which rows tell and no network learns; None if there are none.
+        is_test: Which signals are of the data's test set, `[signals]`: the column "split" of a network is "test" or
+            "train". None if nobody divided them.
 
     Raises:
         ValueError: Numbers of inputs and targets, or of signals and labels, differ, or targets are of another shape or
@@ -43,6 +45,7 @@ class Examples:
     validation_targets: Tensor
     is_signals: bool = False
     labels: Tensor | None = None
+    is_test: Tensor | None = None
 
     def __post_init__(self) -> None:
         axis = int(self.is_signals)
@@ -60,11 +63,12 @@ class Examples:
                 f"validation {self.validation_targets.dtype} of {tuple(self.validation_targets.shape)}; only axis "
                 f"{axis} may be of another length"
             )
-        if self.labels is not None and (not self.is_signals or self.labels.shape != self.targets.shape[:1]):
-            raise ValueError(
-                f"{self.name!r} has labels of shape {tuple(self.labels.shape)} and targets of shape "
-                f"{tuple(self.targets.shape)}; only signals have labels, one for each"
-            )
+        for what, known in (("labels", self.labels), ("is_test", self.is_test)):
+            if known is not None and (not self.is_signals or known.shape != self.targets.shape[:1]):
+                raise ValueError(
+                    f"{self.name!r} has {what} of shape {tuple(known.shape)} and targets of shape "
+                    f"{tuple(self.targets.shape)}; only signals have {what}, one for each"
+                )
 
     @property
     def is_classification(self) -> bool:
@@ -176,12 +180,25 @@ def image_classes(data: ImageData, mean: float, std: float) -> Examples:
 
 
 def image_signals(data: ImageData) -> Examples:
-    """Every training image, with its class, as a function from pixel centers in [-1, 1]^2, row by row, to channels."""
-    count, channels, height, width = data.train_images.shape
+    """Every image, with its class, as a function from pixel centers in [-1, 1]^2, row by row, to channels.
+
+    Test images are spread evenly among training images, so that the first signals have both.
+    """
+    images, labels = torch.cat([data.train_images, data.test_images]), torch.cat([data.train_labels, data.test_labels])
+    count, channels, height, width = images.shape
+    places = [(torch.arange(n) + 0.5) / n for n in (len(data.train_images), len(data.test_images))]
+    order = torch.cat(places).argsort(stable=True)
     points = pixel_centers(height, width)
-    values = data.train_images.reshape(count, channels, height * width).transpose(1, 2)
+    values = images[order].reshape(count, channels, height * width).transpose(1, 2)
     return Examples(
-        f"{data.name} as functions", points, values, points, values, is_signals=True, labels=data.train_labels
+        f"{data.name} as functions",
+        points,
+        values,
+        points,
+        values,
+        is_signals=True,
+        labels=labels[order],
+        is_test=order >= len(data.train_images),
     )
 
 
@@ -210,5 +227,6 @@ SETS: dict[str, Callable[[], Examples]] = {
     "sine-waves": _waves,
     "digits-signals": lambda: image_signals(digits()),
     "mnist-signals": lambda: image_signals(mnist()),
+    "fashion-mnist-signals": lambda: image_signals(fashion_mnist()),
     "cifar10-signals": lambda: image_signals(cifar10()),
 }

@@ -148,6 +148,8 @@ class Running:
                 row["signal"] = member.signal
             if self.examples.labels is not None:
                 row["label"] = int(self.examples.labels[member.signal])
+            if self.examples.is_test is not None:
+                row["split"] = "test" if self.examples.is_test[member.signal] else "train"
             row["train_loss"] = last[k] if is_fine else None
             row["validation_loss"] = float(loss[k]) if is_fine else None
             if accuracy is not None:
