@@ -6,6 +6,7 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
 from regauge.storage.checkpoints.outputs.replacing import own_files
-from regauge.storage.checkpoints.outputs.staging import Staging, partial_of
+from regauge.storage.checkpoints.outputs.staging import Staging, partial_of, require_place
 from regauge.storage.checkpoints.writing import Shard, save, whole_file, write_index, write_shard
 
 INDEX = "model.safetensors.index.json"
@@ -69,10 +70,12 @@ def _require(folder: Path, files: dict[str, str]) -> None:
 
 
 def _make(out: Path, seed: int, count: int = 2, source: Checkpoint | None = None, **settings: Any) -> None:
-    params = _params(seed)
+    params, shards = _params(seed), _shards(count)
+    if out.suffix:
+        shards = [replace(shards[0], file=out.name)]
     with Staging(out, {"of": seed}, **{"resume": False, "overwrite": True, **settings}) as staging:
-        staging.write(_shards(count), lambda name: iter([params[name]]))
-        staging.publish(_shards(count), source)
+        staging.write(shards, lambda name: iter([params[name]]))
+        staging.publish(shards, source)
 
 
 def _equal(found: Params, seed: int) -> bool:
@@ -122,6 +125,67 @@ def test_what_makes_up_a_checkpoint(tmp_path: Path) -> None:
     odd.mkdir()
     save(_params(0), odd / "weights.safetensors")
     assert own_files(odd) == {"weights.safetensors"}
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+def _kill(monkeypatch: pytest.MonkeyPatch, step: int, *calls: tuple[Any, str]) -> None:
+    """From the call with this number on, nothing is done."""
+    done = 0
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal done
+            if done >= step:
+                raise Killed
+            done += 1
+            return call(*args, **kwargs)
+
+        return run
+
+    for module, name in calls:
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+
+
+@pytest.mark.parametrize("old", ["both", "file", "beside", "none"])
+@pytest.mark.parametrize("step", range(24))
+def test_a_file_is_never_beside_what_belongs_to_another(
+    step: int, old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every system call that puts a file and its card in place is the last one of a run; the next run goes on there."""
+    out, card = tmp_path / "out.safetensors", tmp_path / "out.md"
+    shards, params = [replace(_shards(1)[0], file=out.name)], _params(1)
+    if old in ("both", "file"):
+        save(_params(0), out)
+    if old in ("both", "beside"):
+        card.write_text("0")
+    staging = Staging(out, {}, resume=False, overwrite=True)
+    staging.write(shards, lambda name: iter([params[name]]))
+    (staging.content / card.name).write_text("1")
+    with monkeypatch.context() as patch:
+        _kill(patch, step, (os, "replace"), (os, "unlink"), (os, "fsync"), (os, "rmdir"), (os, "rename"))
+        with suppress(Killed):
+            staging.publish(shards)
+    staging._lock.release()
+
+    def require_whole() -> int | None:
+        found = [seed for seed in (0, 1) if out.exists() and _equal(load(out), seed)]
+        assert bool(found) == out.exists()
+        assert not (found and card.exists()) or card.read_text() == str(found[0])
+        return found[0] if found else None
+
+    before = require_whole()
+    with suppress(FileExistsError):
+        require_place(out, overwrite=False)
+    after = require_whole()
+    assert after in (before, 1)
+    expected = "1" if after == 1 else "0" if old in ("both", "beside") else None
+    assert (card.read_text() if card.exists() else None) == expected
+    _make(out, 0, 1)
+    assert _equal(load(out), 0)
+    assert not partial_of(out).exists()
 
 
 @pytest.mark.parametrize("has_links", [True, False], ids=["links", "no links"])
@@ -327,10 +391,8 @@ def test_what_was_finished_before_a_disk_was_full_is_kept(tmp_path: Path, monkey
 
     out = tmp_path / "out"
     with (
-        pytest.raises(
-            OSError, match=r"the disk is too full to write .*model-00002-of-00002\.safetensors', which needs"
-        ),
-        Staging(out, {}, resume=False, overwrite=False) as staging,
+        pytest.raises(OSError, match=r"to write '[^']*out', which needs .* in '[^']*out\.partial': make room and say"),
+        Staging(out, {}, resume=False, overwrite=False, nbytes=1000) as staging,
     ):
         staging.write(_shards(), pieces)
     with Staging(out, {}, resume=True, overwrite=False) as staging:

@@ -127,6 +127,7 @@ def require_pictures(path: Path, *, overwrite: bool) -> None:
 def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write a picture, the same bytes every time, and its numbers with all their digits beside it as CSV."""
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    path.with_suffix(".csv").unlink(missing_ok=True)  # of another picture
     with whole_file(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=dates.get(path.suffix))
     tell_written(path, write_rows(rows, path.with_suffix(".csv")))

@@ -20,29 +20,36 @@ PARTIAL = ".partial"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+class FullDiskError(OSError):
+    """A disk without room for an output, or a used up quota.
+
+    Args:
+        path: Of the output.
+        nbytes: How much the output still needs, if that is known.
+        remedy: What to do.
+    """
+
+    def __init__(self, path: Path, nbytes: int | None, remedy: str = "make room or write elsewhere") -> None:
+        needed = "" if nbytes is None else f", which needs {size_text(nbytes)}"
+        free = size_text(shutil.disk_usage(path.parent).free)
+        super().__init__(f"the disk is too full to write {str(path)!r}{needed} ({free} are free); {remedy}")
+
+
 def require_space(path: Path, nbytes: int) -> None:
-    """Raise an OSError unless the disk has room for an output of so many bytes."""
+    """Raise unless the disk has room for an output of so many bytes."""
     if shutil.disk_usage(path.parent).free < nbytes:
-        raise _full(path, nbytes)
+        raise FullDiskError(path, nbytes)
 
 
 @contextmanager
 def full_disks_told(path: Path, nbytes: int | None = None) -> Iterator[None]:
-    """A full disk, or a used up quota, within the block is an OSError that names the output and says what to do."""
+    """A full disk, or a used up quota, within the block is an error that names the output and says what to do."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise _full(path, nbytes) from error
-
-
-def _full(path: Path, nbytes: int | None) -> OSError:
-    needed = "" if nbytes is None else f", which needs {size_text(nbytes)}"
-    free = size_text(shutil.disk_usage(path.parent).free)
-    return OSError(
-        f"the disk is too full to write {str(path)!r}{needed} ({free} are free); make room or write elsewhere"
-    )
+        raise FullDiskError(path, nbytes) from error
 
 
 @contextmanager

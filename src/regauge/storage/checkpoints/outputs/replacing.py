@@ -1,6 +1,6 @@
-"""One folder in the place of another: what belongs to the old checkpoint goes, everything else in the folder stays.
+"""One output in the place of another: what belongs to the old checkpoint goes, everything else in a folder stays.
 
-The new folder is complete before it takes its place, with hard links to what stays. The old one is moved aside first,
+A new folder is complete before it takes its place, with hard links to what stays. The old one is moved aside first,
 and between the two steps nothing has the name; `finish_replacing` mends that for a run that was killed.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from regauge.storage.checkpoints.formats.location import FOLDER_FILES, locate, shards_of
-from regauge.storage.checkpoints.writing import SUFFIX
+from regauge.storage.checkpoints.writing import SUFFIX, flush
 
 OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")
 """What regauge writes beside weights: alignment, card and provenance."""
@@ -32,6 +32,25 @@ def own_files(folder: Path) -> set[str]:
         except (OSError, ValueError):
             continue
     return {name for name in own if (folder / name).is_file()}
+
+
+def replace_files(new: Path, out: Path) -> None:
+    """Put a file, and what belongs to it, where others may be; called again, it goes on where a run ended within it.
+
+    At no time is there a file beside what belongs to another one: the old goes before the file, the new comes after it.
+    Where there is no old file, the new one comes last.
+    """
+    beside = sorted(path for path in new.iterdir() if path.name != out.name)
+    if (new / out.name).exists():
+        if out.exists():
+            for path in beside:
+                (out.parent / path.name).unlink(missing_ok=True)
+            flush(out.parent)
+        else:
+            _move_all(beside, out.parent)
+        os.replace(new / out.name, out)
+        flush(out.parent)
+    _move_all([path for path in beside if path.exists()], out.parent)
 
 
 def replace_folder(new: Path, out: Path, aside: Path) -> tuple[list[str], list[str]]:
@@ -67,6 +86,13 @@ def finish_replacing(out: Path, aside: Path) -> None:
         shutil.rmtree(aside)
     else:
         os.rename(aside, out)
+
+
+def _move_all(files: Collection[Path], folder: Path) -> None:
+    """Move files into a folder, in place of others."""
+    for path in files:
+        os.replace(path, folder / path.name)
+    flush(folder)
 
 
 def _only_checkpoint(folder: Path) -> str | None:

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.checkpoint import Checkpoint, index_metadata
-from regauge.storage.checkpoints.disk import PARTIAL, full_disks_told, require_space
+from regauge.storage.checkpoints.disk import PARTIAL, FullDiskError, full_disks_told, require_space
 from regauge.storage.checkpoints.formats.headers import PROVENANCE
 from regauge.storage.checkpoints.formats.state_dicts import shorten
 from regauge.storage.checkpoints.outputs.carrying import carry_files
 from regauge.storage.checkpoints.outputs.provenance import IN_FOLDER, Provenance
-from regauge.storage.checkpoints.outputs.replacing import finish_replacing, own_files, replace_folder
+from regauge.storage.checkpoints.outputs.replacing import finish_replacing, own_files, replace_files, replace_folder
 from regauge.storage.checkpoints.writing import (
     INDEX,
     SUFFIX,
@@ -41,6 +41,7 @@ from regauge.storage.checkpoints.writing import (
 REFUSALS = (ValueError, KeyError, TypeError)
 """Errors about inputs: what such a run left is of no use to a later one."""
 IN_USE = "another process is writing {!r}; wait for it, or end it"
+CONTENT, REPLACED, LEDGER = "output", "replaced", "run.json"
 LOG = logging.getLogger(__name__)
 
 
@@ -74,15 +75,16 @@ class Staging:
         require_parent(out)
         self.out = out.resolve() if out.is_symlink() and out.is_dir() else out
         self.folder, self.provenance = partial_of(self.out), provenance
-        self.content, self.progress = self.folder / "output", self.folder / "progress.safetensors"
-        self._replaced, self._ledger = self.folder / "replaced", self.folder / "run.json"
+        self.content, self.progress = self.folder / CONTENT, self.folder / "progress.safetensors"
+        self._replaced, self._ledger = self.folder / REPLACED, self.folder / LEDGER
         self.beside: dict[str, bytes | None] = {}
         self._inputs = json.loads(json.dumps(inputs))
         self._shards: dict[str, list[int]] = {}
+        self._nbytes = nbytes
         self._lock = _lock(self.out)
-        is_left = self.content.exists() or self._replaced.exists()
+        is_left = True
         try:
-            finish_replacing(self.out, self._replaced)
+            _finish(self.out)
             is_left = self.content.exists() and self._is_of_use()
             _require_name(self.out, overwrite=overwrite)
             if is_left and not (resume or overwrite):
@@ -91,8 +93,7 @@ class Staging:
                     "begin anew"
                 )
             self._begin(resume=resume and is_left)
-            finished = sum(path.stat().st_size for path in self.content.iterdir())
-            require_space(self.out, max(0, nbytes - finished))
+            require_space(self.out, self._needed())
         except BaseException:
             self.close(is_kept=is_left)
             raise
@@ -100,8 +101,15 @@ class Staging:
     def __enter__(self) -> "Staging":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.close(is_kept=kind is None or not issubclass(kind, REFUSALS))
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *where: object) -> None:
+        is_kept = self._inputs is not None and not isinstance(error, REFUSALS)
+        self.close(is_kept=is_kept)
+        if isinstance(error, FullDiskError):
+            needed = self._needed() or None
+            if not is_kept:
+                raise FullDiskError(self.out, needed) from error
+            kept = f"what is done is kept in {str(self.folder)!r}: make room and say --resume"
+            raise FullDiskError(self.out, needed, kept) from error
 
     def write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress = no_progress) -> list[str]:
         """Write all files of a checkpoint but those that an earlier run finished; these are checked and named."""
@@ -131,11 +139,11 @@ class Staging:
     def publish(self, shards: Sequence[Shard], source: Checkpoint | None = None) -> Checkpoint:
         """Put the output in its place, a folder with the name of the index and the further files of another one."""
         if self.out.suffix == SUFFIX:
-            # The checkpoint comes last: what lies beside it belongs to it.
-            names = sorted(p.name for p in self.content.iterdir() if p.name != self.out.name)
-            for name in [*names, self.out.name]:
-                flush(self.content / name)
-                os.replace(self.content / name, self.out.parent / name)
+            for path in self.content.iterdir():
+                flush(path)
+            self._save(is_complete=True)
+            replace_files(self.content, self.out)
+            shutil.rmtree(self.content)
         else:
             with full_disks_told(self.out):
                 self._complete(shards, source)
@@ -172,7 +180,7 @@ class Staging:
 
     def close(self, *, is_kept: bool = True) -> None:
         """Release the lock; keep partial output for `--resume`, or remove it."""
-        if not (is_kept or os.path.lexists(self._replaced)):
+        if not (is_kept or os.path.lexists(self._replaced) or _is_complete(self.folder)):
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
 
@@ -202,8 +210,14 @@ class Staging:
             path.unlink()
         self._save()
 
-    def _save(self) -> None:
-        save_text(json.dumps({"inputs": self._inputs, "shards": self._shards}, indent=1), self._ledger)
+    def _needed(self) -> int:
+        """How many bytes are still to be written."""
+        found = self.content.iterdir() if self.content.exists() else ()
+        return max(0, self._nbytes - sum(path.stat().st_size for path in found))
+
+    def _save(self, *, is_complete: bool = False) -> None:
+        document = {"inputs": self._inputs, "shards": self._shards, "is_complete": is_complete}
+        save_text(json.dumps(document, indent=1), self._ledger)
 
 
 def partial_of(out: Path) -> Path:
@@ -215,12 +229,13 @@ def partial_of(out: Path) -> Path:
 
 def require_place(out: Path, *, overwrite: bool) -> None:
     """Raise unless an output, a file or a folder, can be written there, before any work is done for it."""
-    lock = partial_of(out) / "lock"
-    if lock.exists():
-        try:
-            FileLock(lock, timeout=0).acquire().lock.release()
-        except Timeout as error:
-            raise ValueError(IN_USE.format(str(out))) from error
+    out = out.resolve() if out.is_symlink() and out.is_dir() else out
+    if partial_of(out).is_dir():
+        lock = _lock(out)
+        _finish(out)
+        if {path.name for path in partial_of(out).iterdir()} == {"lock"}:
+            shutil.rmtree(partial_of(out))
+        lock.release()
     _require_name(out, overwrite=overwrite)
 
 
@@ -228,6 +243,25 @@ def require_parent(out: Path) -> None:
     """Raise unless the folder of an output is there."""
     if not out.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(out.parent)!r} of the output does not exist; create it first")
+
+
+def _finish(out: Path) -> None:
+    """Go on where a run ended while it put its output in its place; the lock is held."""
+    folder = partial_of(out)
+    finish_replacing(out, folder / REPLACED)
+    if _is_complete(folder):
+        replace_files(folder / CONTENT, out)
+        LOG.info(f"{str(out)!r} is what an interrupted run had made, which is in its place now")
+        shutil.rmtree(folder / CONTENT)
+        (folder / LEDGER).unlink()
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a run ended while it put a file in its place."""
+    ledger = folder / LEDGER
+    if not (ledger.exists() and (folder / CONTENT).exists()):
+        return False
+    return bool(json.loads(ledger.read_text(encoding="utf-8")).get("is_complete"))
 
 
 def _require_name(out: Path, *, overwrite: bool) -> None:
