@@ -14,7 +14,7 @@ from regauge.weightspace.encoder import Encoder, Scalars, Values
 from regauge.weightspace.features import Features, Read
 from regauge.weightspace.frames import Frame
 from regauge.weightspace.heads import Equivariant, Head
-from regauge.weightspace.layers import Layer
+from regauge.weightspace.layers import Layer, Plan
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.probes import Probed, ProbeEncoder, Probes
@@ -144,14 +144,9 @@ class Metanet(nn.Module):
         everything = frozenset({"units", "positions", "network", "odd"})
         if layer.keeps_pairs:
             everything |= {"pairs", "unwritten"}
+        last = head.reads(layouts, has_pairs=layer.keeps_pairs)
         self.layers = nn.ModuleList(
-            layer.build(
-                layouts,
-                width,
-                reads=head.reads(layouts, has_pairs=layer.keeps_pairs) if k == depth - 1 else everything,
-                generator=generator,
-            )
-            for k in range(depth)
+            layer.build(Plan(layouts, width, last if k == depth - 1 else everything, generator)) for k in range(depth)
         )
         self.head = head.build(layouts, width, has_pairs=layer.keeps_pairs, generator=generator)
         for k, layout in enumerate(layouts):

@@ -2,29 +2,26 @@
 
 A built layer takes and gives `Features`, and the layout that they are of:
 
-    layer = MessagePassing().build(layouts, width, reads=frozenset({"units", "network"}), generator=generator)
+    layer = MessagePassing().build(Plan(layouts, width, reads=frozenset({"units", "network"}), generator=generator))
     features = layer(features, layout)
 
-`reads` says which of its outputs the next layer or the head reads, so that a last layer makes nothing in vain: "units",
-"pairs" and "network", where "units" leaves out sets whose units are not permuted ("positions"), and "pairs" leaves out
-the blocks of `layout.unwritten` ("unwritten"). Layers with `keeps_pairs` work with vectors of pairs of units, others
-with `channels` functions of each value between units: the encoder makes what is asked for. Layers with `is_shared` have
-no parameters for single tensors, so that one built layer works on features of any layout.
+`Plan.reads` says which of its outputs the next layer or the head reads, so that a last layer makes nothing in vain:
+"units", "pairs" and "network", where "units" leaves out sets whose units are not permuted ("positions"), and "pairs"
+leaves out the blocks of `layout.unwritten` ("unwritten").
 
-To add one: write a file with the dataclass and the module, and name it in `LAYERS`; the battery of laws in
+To add one: write a file with the dataclass, a `Layer`, and the module, and name it in `LAYERS`; the battery of laws in
 `tests/test_weightspace.py` runs over that table.
 """
 
 from regauge.weightspace.layers.dws import DWS
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.nfn import NFN
+from regauge.weightspace.layers.plan import Layer, Plan
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.layers.relational_attention import RelationalAttention
 from regauge.weightspace.layers.scale_gmn import ScaleGMN
 
-__all__ = ["DWS", "LAYERS", "NFN", "Layer", "MessagePassing", "Propagation", "RelationalAttention", "ScaleGMN"]
-
-Layer = MessagePassing | Propagation | NFN | DWS | RelationalAttention | ScaleGMN
+__all__ = ["DWS", "LAYERS", "NFN", "Layer", "MessagePassing", "Plan", "Propagation", "RelationalAttention", "ScaleGMN"]
 
 LAYERS: dict[str, type[Layer]] = {
     "message_passing": MessagePassing,

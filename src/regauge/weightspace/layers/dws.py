@@ -1,18 +1,15 @@
 """Deep weight space networks: maps between all tensors in which the units of a set hear from each other."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-import torch
 from torch import nn
 
 from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer, Pooling, Sets
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layers.plan import Layer, Plan
 
 
 @dataclass(frozen=True)
-class DWS:
+class DWS(Layer):
     """The layers of deep weight space networks, for any layout.
 
     Every tensor is pooled once over the axes that others lack, and what meets at the units of a set is mapped at once
@@ -41,9 +38,6 @@ class DWS:
     is_diagonal: bool = False
 
     is_shared = False
-    respects: ClassVar[tuple[str, ...]] = ()
-    keeps_pairs = True
-    channels = 0
 
     def __post_init__(self) -> None:
         if self.sets not in ("attention", "mean") or self.pooling not in ("max", "mean") or self.heads < 1:
@@ -52,16 +46,14 @@ class DWS:
                 "'max' or 'mean', and at least one head"
             )
 
-    def build(
-        self, layouts: Sequence[Layout], width: int, *, reads: frozenset[str], generator: torch.Generator | None
-    ) -> nn.Module:
+    def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`.
 
         Raises:
             ValueError: The heads do not divide the width.
         """
-        if self.sets == "attention" and width % self.heads:
-            raise ValueError(f"{self.heads} heads of attention do not divide a width of {width}; choose either anew")
-        (layout,) = layouts
-        settings = Exchange(self.pooling, self.sets, self.heads, self.is_diagonal)
-        return ExchangeLayer(settings, layout, width, reads, generator)
+        if self.sets == "attention" and plan.width % self.heads:
+            raise ValueError(
+                f"{self.heads} heads of attention do not divide a width of {plan.width}; choose either anew"
+            )
+        return ExchangeLayer(Exchange(self.pooling, self.sets, self.heads, self.is_diagonal), plan)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regauge.weightspace.features import Features
 from regauge.weightspace.layers.dense import Dense, Norm
 from regauge.weightspace.layers.hubs import POOLED, Hub, Key, Link, count_fans, find_hubs
+from regauge.weightspace.layers.plan import Plan
 from regauge.weightspace.layout import Layout
 
 Pooling = Literal["mean", "max"]
@@ -42,17 +43,11 @@ class ExchangeLayer(nn.Module):
     number of features that an output hears from at all hubs together.
     """
 
-    def __init__(
-        self,
-        settings: Exchange,
-        layout: Layout,
-        width: int,
-        reads: frozenset[str],
-        generator: torch.Generator | None,
-    ) -> None:
+    def __init__(self, settings: Exchange, plan: Plan) -> None:
         super().__init__()
-        self.settings, self.targets = settings, reads
-        hubs = find_hubs(layout, reads, is_local=settings.is_local)
+        (layout,), width, generator = plan.layouts, plan.width, plan.generator
+        self.settings, self.targets = settings, plan.reads
+        hubs = find_hubs(layout, plan.reads, is_local=settings.is_local)
         fans = count_fans(hubs)
         self.norms = nn.ModuleList(Norm(width) for _ in _keys(layout))
         self.weights = nn.ParameterList(_draw(hub, fans, width, generator) for hub in hubs)

@@ -1,18 +1,15 @@
 """Neural functional networks: linear maps between all tensors that respect permutations."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-import torch
 from torch import nn
 
 from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layers.plan import Layer, Plan
 
 
 @dataclass(frozen=True)
-class NFN:
+class NFN(Layer):
     """The linear maps of a neural functional network for hidden units that are permuted (HNP), for any layout.
 
     Every tensor has maps of its own from every other one: the new features of a weight between units i and j are linear
@@ -34,13 +31,7 @@ class NFN:
     """
 
     is_shared = False
-    respects: ClassVar[tuple[str, ...]] = ()
-    keeps_pairs = True
-    channels = 0
 
-    def build(
-        self, layouts: Sequence[Layout], width: int, *, reads: frozenset[str], generator: torch.Generator | None
-    ) -> nn.Module:
+    def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
-        (layout,) = layouts
-        return ExchangeLayer(Exchange(), layout, width, reads, generator)
+        return ExchangeLayer(Exchange(), plan)

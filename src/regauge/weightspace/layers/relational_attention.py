@@ -5,13 +5,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, at_units, from_nested, order_as, others, spread
 from regauge.weightspace.layers.dense import Dense, Norm
+from regauge.weightspace.layers.plan import Layer, Plan
 from regauge.weightspace.layout import Block, End, Layout
 
 ENDS = 3
@@ -19,7 +19,7 @@ ENDS = 3
 
 
 @dataclass(frozen=True)
-class RelationalAttention:
+class RelationalAttention(Layer):
     """Attention of every unit to its connections, to itself, to the network, and to what it is repeated within.
 
     For a unit x and a weight with features `e` between it and a unit y:
@@ -42,20 +42,13 @@ class RelationalAttention:
     heads: int = 4
     expansion: int = 2
 
-    is_shared = True
-    respects: ClassVar[tuple[str, ...]] = ()
-    keeps_pairs = True
-    channels = 0
-
     def __post_init__(self) -> None:
         if self.heads < 1 or self.expansion < 1:
             raise ValueError(f"heads={self.heads} and expansion={self.expansion} must be at least 1")
 
-    def build(
-        self, layouts: Sequence[Layout], width: int, *, reads: frozenset[str], generator: torch.Generator | None
-    ) -> nn.Module:
+    def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
-        return _Layer(self, layouts, width, reads, generator)
+        return _Layer(self, plan.layouts, plan.width, plan.reads, plan.generator)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Odd, at_units, from_nested, order_as, others, spread
 from regauge.weightspace.layers.dense import Dense, Norm
+from regauge.weightspace.layers.plan import Layer, Plan
 from regauge.weightspace.layout import Block, Character, Layout
 from regauge.weightspace.layout.characters import find_sources, is_odd
 
@@ -18,7 +18,7 @@ ENDS = 3
 
 
 @dataclass(frozen=True)
-class ScaleGMN:
+class ScaleGMN(Layer):
     """Message passing that respects signs by what it multiplies, without a canonical form of them.
 
     Units and weights have features that no sign changes, `x` and `e`, and others that signs multiply by the exponents
@@ -46,20 +46,15 @@ class ScaleGMN:
 
     expansion: int = 2
 
-    is_shared = True
-    respects: ClassVar[tuple[str, ...]] = ("sign",)
-    keeps_pairs = True
-    channels = 0
+    respects = ("sign",)
 
     def __post_init__(self) -> None:
         if self.expansion < 1:
             raise ValueError(f"expansion={self.expansion} must be at least 1")
 
-    def build(
-        self, layouts: Sequence[Layout], width: int, *, reads: frozenset[str], generator: torch.Generator | None
-    ) -> nn.Module:
+    def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
-        return _Layer(self, layouts, width, reads, generator)
+        return _Layer(self, plan.layouts, plan.width, plan.reads, plan.generator)
 
 
 @dataclass(frozen=True)

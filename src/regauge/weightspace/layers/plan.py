@@ -1,0 +1,97 @@
+"""What layers are built for, and what every kind of layer says about itself."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regauge.weightspace.layers.dense import Dense
+from regauge.weightspace.layout import Layout
+
+ENDS = 3
+"""Ends of a block that have maps of their own; further ones share the last."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a layer is built for.
+
+    Attributes:
+        layouts: Of all networks that it is to read.
+        width: Length of the vectors of units, pairs and networks.
+        reads: Which of its outputs the next layer or the head reads; see `weightspace.layers`.
+        generator: Source of the initial weights.
+    """
+
+    layouts: Sequence[Layout]
+    width: int
+    reads: frozenset[str]
+    generator: torch.Generator | None
+
+    @property
+    def has_units(self) -> bool:
+        """Whether some network has units."""
+        return any(layout.units for layout in self.layouts)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether some network has values between units."""
+        return any(layout.pair_blocks for layout in self.layouts)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether some units are repeated within others."""
+        return any(len(units.axes) > 1 for layout in self.layouts for units in layout.units.values())
+
+    def dense(self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> Dense:
+        """A linear map."""
+        return Dense(inputs, outputs, is_biased=is_biased, gain=gain, generator=self.generator)
+
+    def for_ends(self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> "ForEnds":
+        """One linear map for each end of a block."""
+        ends = max((len(block.ends) for layout in self.layouts for block in layout.pair_blocks), default=0)
+        return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(min(ENDS, ends)))
+
+
+class ForEnds(nn.ModuleList):
+    """One module for each end of a block."""
+
+    def number(self, end: int) -> int:
+        """Of the module of an end."""
+        return min(end, len(self) - 1)
+
+    def at(self, end: int, x: Tensor) -> Tensor:
+        """What the module of an end makes of vectors."""
+        made: Tensor = self[self.number(end)](x)
+        return made
+
+
+@dataclass(frozen=True)
+class Layer(ABC):
+    """The settings of a layer, and what all layers of its kind have in common.
+
+    Attributes:
+        is_shared: Whether no parameters belong to single tensors, so that one built layer works on any layout.
+        respects: Parts of a symmetry, beside permutations, that need no canonical form before it.
+        keeps_pairs: Whether it works with vectors of pairs of units.
+    """
+
+    is_shared: ClassVar[bool] = True
+    respects: ClassVar[tuple[str, ...]] = ()
+    keeps_pairs: ClassVar[bool] = True
+
+    @property
+    def channels(self) -> int:
+        """How many functions of each value between units it multiplies by."""
+        return 0
+
+    @abstractmethod
+    def build(self, plan: Plan) -> nn.Module:
+        """One layer; see `weightspace.layers`.
+
+        Raises:
+            ValueError: The settings do not fit the width.
+        """

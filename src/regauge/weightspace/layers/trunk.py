@@ -1,0 +1,99 @@
+"""How vectors of units, of pairs and of the network change by what they hear, in all layers with shared maps."""
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor, nn
+
+from regauge.weightspace.features import Features, at_units, from_nested, spread
+from regauge.weightspace.layers.dense import Norm
+from regauge.weightspace.layers.plan import Plan
+from regauge.weightspace.layout import Block, Layout
+
+Inbox = Mapping[str, list[Tensor]]
+"""For each set of units the messages that they hear, of the hidden width."""
+
+
+class Update(nn.Module):
+    """`x + B silu(A norm(x) + what is heard)`, where vectors that are heard have the hidden width.
+
+    What is not read stays as it is, and has no maps.
+    """
+
+    def __init__(self, plan: Plan, hidden: int, *, is_read: bool = True) -> None:
+        super().__init__()
+        self.is_read = is_read
+        self.norm = Norm(plan.width)
+        if is_read:
+            self.into, self.out = plan.dense(plan.width, hidden), plan.dense(hidden, plan.width, gain=0.5)
+
+    def activate(self, normed: Tensor, heard: Iterable[Tensor]) -> Tensor:
+        """`silu(A normed + what is heard)`."""
+        mixed: Tensor = self.into(normed)
+        for part in heard:
+            mixed = mixed + part
+        return nn.functional.silu(mixed)
+
+    def forward(self, x: Tensor, normed: Tensor, heard: Iterable[Tensor]) -> Tensor:
+        return x + self.out(self.activate(normed, heard)) if self.is_read else x
+
+
+class PairUpdate(Update):
+    """Pairs hear from the units at their ends."""
+
+    def __init__(self, plan: Plan, hidden: int) -> None:
+        super().__init__(plan, hidden)
+        self.ends = plan.for_ends(plan.width, hidden, is_biased=False)
+
+    def hear(self, block: Block, units: Mapping[str, Tensor]) -> Iterable[Tensor]:
+        """What comes from the units at the ends of a block."""
+        return (spread(self.ends.at(k, units[end.units]), end, block) for k, end in enumerate(block.ends))
+
+    def change(self, features: Features, units: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+        """The new vectors of all pairs."""
+        blocks = {block.name: (block, features.pairs[block.name]) for block in layout.pair_blocks}
+        return {name: self(e, self.norm(e), self.hear(block, units)) for name, (block, e) in blocks.items()}
+
+
+class UnitUpdate(Update):
+    """Units hear messages, the network, and what they are repeated within or what is within them."""
+
+    def __init__(self, plan: Plan, hidden: int) -> None:
+        super().__init__(plan, hidden)
+        self.from_network = plan.dense(plan.width, hidden, is_biased=False)
+        if plan.is_nested:
+            self.from_base = plan.dense(plan.width, hidden, is_biased=False)
+            self.from_inner = plan.dense(plan.width, hidden, is_biased=False)
+
+    def hear(
+        self, name: str, units: Mapping[str, Tensor], network: Tensor, inbox: Inbox, layout: Layout
+    ) -> Iterable[Tensor]:
+        """All that the units of a set hear."""
+        yield at_units(self.from_network(network), units[name])
+        for message in inbox[name]:
+            yield message / len(inbox[name]) ** 0.5
+        for is_outer, there in from_nested(name, units, layout):
+            yield (self.from_base if is_outer else self.from_inner)(there)
+
+    def change(
+        self, features: Features, units: Mapping[str, Tensor], network: Tensor, inbox: Inbox, layout: Layout
+    ) -> dict[str, Tensor]:
+        """The new vectors of all units."""
+        return {
+            name: self(features.units[name], x, self.hear(name, units, network, inbox, layout))
+            for name, x in units.items()
+        }
+
+
+class NetworkUpdate(Update):
+    """The network hears the mean of each set of units."""
+
+    def __init__(self, plan: Plan, hidden: int) -> None:
+        super().__init__(plan, hidden, is_read="network" in plan.reads)
+        if self.is_read and plan.has_units:
+            self.from_units = plan.dense(plan.width, hidden, is_biased=False)
+
+    def change(self, features: Features, network: Tensor, units: Mapping[str, Tensor]) -> Tensor:
+        """The new vector of the network."""
+        means = (self.from_units(x.flatten(1, -2).mean(1)) / len(units) for x in units.values())
+        made: Tensor = self(features.network, network, means)
+        return made
