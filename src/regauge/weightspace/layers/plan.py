@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.layers.dense import Dense
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout import Block, Layout
 
 ENDS = 3
 """Ends of a block that have maps of their own; further ones share the last."""
@@ -50,10 +50,21 @@ class Plan:
         """A linear map."""
         return Dense(inputs, outputs, is_biased=is_biased, gain=gain, generator=self.generator)
 
-    def for_ends(self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> "ForEnds":
-        """One linear map for each end of a block."""
-        ends = max((len(block.ends) for layout in self.layouts for block in layout.pair_blocks), default=0)
-        return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(min(ENDS, ends)))
+    def for_ends(
+        self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0, are_read: bool = False
+    ) -> "ForEnds":
+        """One linear map for each end of a block, of those alone that are read if wanted."""
+        blocks = [b for one in self.layouts for b in (read_blocks(one, self.reads) if are_read else one.pair_blocks)]
+        ends = min(ENDS, max((len(block.ends) for block in blocks), default=0))
+        return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))
+
+
+def read_blocks(layout: Layout, reads: frozenset[str]) -> tuple[Block, ...]:
+    """The blocks of pairs whose new vectors are read."""
+    if "pairs" not in reads:
+        return ()
+    is_all = "unwritten" in reads
+    return tuple(block for block in layout.pair_blocks if is_all or block.name not in layout.unwritten)
 
 
 class ForEnds(nn.ModuleList):

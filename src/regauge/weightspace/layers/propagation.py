@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, spread
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.plan import Layer, Plan, read_blocks
 from regauge.weightspace.layers.trunk import NetworkUpdate, UnitUpdate
 from regauge.weightspace.layout import Block, End, Layout
 
@@ -51,15 +51,15 @@ class _Layer(nn.Module):
         super().__init__()
         self.channels = settings.channels
         width, hidden = plan.width, settings.expansion * plan.width
-        self.are_pairs_read = "pairs" in plan.reads and plan.has_pairs
+        self.reads = plan.reads
         self.network = NetworkUpdate(plan, hidden)
         self.sent = plan.for_ends(width, self.channels * width, is_biased=False, gain=1 / math.sqrt(self.channels))
         self.heard = plan.for_ends(width, hidden, is_biased=False)
         if plan.has_units:
             self.units = UnitUpdate(plan, hidden)
-        if self.are_pairs_read:
+        if any(read_blocks(layout, plan.reads) for layout in plan.layouts):
             self.pair_in, self.pair_out = plan.dense(self.channels, width), plan.dense(width, width)
-            self.pair_ends = plan.for_ends(width, width, is_biased=False)
+            self.pair_ends = plan.for_ends(width, width, is_biased=False, are_read=True)
 
     def forward(self, features: Features, layout: Layout) -> Features:
         units = {name: self.units.norm(x) for name, x in features.units.items()}
@@ -77,7 +77,7 @@ class _Layer(nn.Module):
                         message = _multiply(features.values[block.name], sent[key], block, end, other)
                         inbox[end.units].append(self.heard.at(k, message))
         result = self.units.change(features, units, network, inbox, layout) if units else {}
-        pairs = {block.name: self._pair(block, features, result) for block in layout.pair_blocks if self.are_pairs_read}
+        pairs = {block.name: self._pair(block, features, result) for block in read_blocks(layout, self.reads)}
         return Features(result, pairs, self.network.change(features, network, result), features.values)
 
     def _pair(self, block: Block, features: Features, units: dict[str, Tensor]) -> Tensor:
