@@ -54,9 +54,13 @@ class Plan:
         self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0, are_read: bool = False
     ) -> "ForEnds":
         """One linear map for each end of a block, of those alone that are read if wanted."""
-        blocks = [b for one in self.layouts for b in (read_blocks(one, self.reads) if are_read else one.pair_blocks)]
-        ends = min(ENDS, max((len(block.ends) for block in blocks), default=0))
+        ends = self.count_ends(are_read=are_read)
         return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))
+
+    def count_ends(self, *, are_read: bool = False) -> int:
+        """How many ends of a block have maps of their own."""
+        blocks = [b for one in self.layouts for b in (read_blocks(one, self.reads) if are_read else one.pair_blocks)]
+        return min(ENDS, max((len(block.ends) for block in blocks), default=0))
 
 
 def read_blocks(layout: Layout, reads: frozenset[str]) -> tuple[Block, ...]:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from string import ascii_lowercase
 
@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, at_units, from_nested, order_as, others, spread
 from regauge.weightspace.layers.dense import Dense, Norm
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.plan import ForEnds, Layer, Plan
+from regauge.weightspace.layers.trunk import PairUpdate, Update
 from regauge.weightspace.layout import Block, End, Layout
-
-ENDS = 3
-"""Ends of a block that have maps of their own; further ones share the last."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class RelationalAttention(Layer):
 
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
-        return _Layer(self, plan.layouts, plan.width, plan.reads, plan.generator)
+        return _Layer(self, plan)
 
 
 @dataclass(frozen=True)
@@ -133,74 +131,51 @@ class _Edges:
 
 
 class _Layer(nn.Module):
-    def __init__(
-        self,
-        settings: RelationalAttention,
-        layouts: Sequence[Layout],
-        width: int,
-        reads: frozenset[str],
-        generator: torch.Generator | None,
-    ) -> None:
+    def __init__(self, settings: RelationalAttention, plan: Plan) -> None:
         super().__init__()
-        hidden = settings.expansion * width
+        width, hidden = plan.width, settings.expansion * plan.width
         heads = self.heads = settings.heads
         attention = heads * math.ceil(hidden / heads)
         self.scale = (attention / heads) ** -0.5
-        ends = min(ENDS, max((len(block.ends) for layout in layouts for block in layout.pair_blocks), default=0))
-        has_units = any(layout.units for layout in layouts)
-        is_nested = any(len(units.axes) > 1 for layout in layouts for units in layout.units.values())
-
-        def dense(inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> Dense:
-            return Dense(inputs, outputs, is_biased=is_biased, gain=gain, generator=generator)
 
         def token() -> _Token:
-            return _Token(width, heads, attention, generator)
+            return _Token(width, heads, attention, plan.generator)
 
-        self.network_norm = Norm(width)
-        if has_units:
-            self.unit_norm = Norm(width)
-            self.query, self.value = dense(width, attention), dense(width, attention)
-            self.key = dense(width, attention, is_biased=False)
-            self.unit_in, self.heard = dense(width, hidden), dense(attention, hidden, is_biased=False)
-            self.unit_out = dense(hidden, width, gain=0.5)
+        self.network = Update(plan, hidden, is_read="network" in plan.reads)
+        if plan.has_units:
+            self.units = Update(plan, hidden)
+            self.query, self.value = plan.dense(width, attention), plan.dense(width, attention)
+            self.key = plan.dense(width, attention, is_biased=False)
+            self.heard = plan.dense(attention, hidden, is_biased=False)
             self.whole = token()
-        if is_nested:
+            if self.network.is_read:
+                self.asked, self.member = plan.dense(width, attention), token()
+                self.network_heard = plan.dense(attention, hidden, is_biased=False)
+        if plan.is_nested:
             self.base, self.inner = token(), token()
-        if ends:
-            self.pair_norm, self.heard_norm = Norm(width), Norm(width)
-            self.pair_in, self.pair_out = dense(width, hidden), dense(hidden, width, gain=0.5)
-            self.end_in = nn.ModuleList(dense(width, hidden, is_biased=False) for _ in range(ends))
-            self.connections = nn.ModuleList(_Connection(width, heads, attention, generator) for _ in range(ends))
-        self.is_network_read = "network" in reads
-        if self.is_network_read:
-            self.network_in, self.network_out = dense(width, hidden), dense(hidden, width, gain=0.5)
-            if has_units:
-                self.asked, self.member = dense(width, attention), token()
-                self.network_heard = dense(attention, hidden, is_biased=False)
+        if plan.has_pairs:
+            self.pairs, self.heard_norm = PairUpdate(plan, hidden), Norm(width)
+            self.connections = ForEnds(
+                _Connection(width, heads, attention, plan.generator) for _ in range(plan.count_ends())
+            )
 
     def forward(self, features: Features, layout: Layout) -> Features:
-        units = {name: self.unit_norm(x) for name, x in features.units.items()}
-        network = self.network_norm(features.network)
-        pairs = {}
-        for block in layout.pair_blocks:
-            mixed = self.pair_in(self.pair_norm(features.pairs[block.name]))
-            for k, end in enumerate(block.ends):
-                mixed = mixed + spread(self.end_in[min(k, ENDS - 1)](units[end.units]), end, block)
-            pairs[block.name] = features.pairs[block.name] + self.pair_out(nn.functional.silu(mixed))
-        result = {}
+        units = {name: self.units.norm(x) for name, x in features.units.items()}
+        network = self.network.norm(features.network)
+        pairs = self.pairs.change(features, units, layout) if layout.pair_blocks else {}
+        attended = self._attend(units, pairs, network, layout) if units else {}
+        result = {
+            name: self.units(features.units[name], units[name], [self.heard(heard)]) for name, heard in attended.items()
+        }
+        changed = self.network(features.network, network, self._hear_members(network, result))
+        return Features(result, pairs, changed, features.values)
+
+    def _hear_members(self, network: Tensor, units: dict[str, Tensor]) -> Iterator[Tensor]:
+        """What the network hears from all units together."""
         if units:
-            for name, heard in self._attend(units, pairs, network, layout).items():
-                mixed = nn.functional.silu(self.unit_in(units[name]) + self.heard(heard))
-                result[name] = features.units[name] + self.unit_out(mixed)
-        if not self.is_network_read:
-            return Features(result, pairs, features.network, features.values)
-        mixed = self.network_in(network)
-        if result:
-            everything = torch.cat([self.unit_norm(x).flatten(1, -2) for x in result.values()], 1)
+            everything = torch.cat([self.units.norm(x).flatten(1, -2) for x in units.values()], 1)
             tokens = self.member(_split(self.asked(network), self.heads) * self.scale, everything)
-            mixed = mixed + self.network_heard(tokens.collect(tokens.logits.softmax(-2)).flatten(-2))
-        network = features.network + self.network_out(nn.functional.silu(mixed))
-        return Features(result, pairs, network, features.values)
+            yield self.network_heard(tokens.collect(tokens.logits.softmax(-2)).flatten(-2))
 
     def _attend(
         self, units: dict[str, Tensor], pairs: dict[str, Tensor], network: Tensor, layout: Layout
@@ -230,7 +205,7 @@ class _Layer(nn.Module):
         return result
 
     def _connection(self, end: int) -> _Connection:
-        found = self.connections[min(end, ENDS - 1)]
+        found = self.connections[self.connections.number(end)]
         assert isinstance(found, _Connection)
         return found
 

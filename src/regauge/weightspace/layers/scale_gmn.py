@@ -1,20 +1,18 @@
 """ScaleGMN: messages are products, so that features change sign as the weights do that they are made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
 import torch
 from torch import Tensor, nn
 
-from regauge.weightspace.features import Features, Odd, at_units, from_nested, order_as, others, spread
-from regauge.weightspace.layers.dense import Dense, Norm
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.features import Features, Odd, order_as, others, spread
+from regauge.weightspace.layers.dense import Dense
+from regauge.weightspace.layers.plan import ENDS, Layer, Plan
+from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
 from regauge.weightspace.layout import Block, Character, Layout
 from regauge.weightspace.layout.characters import find_sources, is_odd
-
-ENDS = 3
-"""Ends of a block that have maps of their own; further ones share the last."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class ScaleGMN(Layer):
 
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
-        return _Layer(self, plan.layouts, plan.width, plan.reads, plan.generator)
+        return _Layer(self, plan)
 
 
 @dataclass(frozen=True)
@@ -114,18 +112,10 @@ class _Invariants(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(
-        self,
-        settings: ScaleGMN,
-        layouts: Sequence[Layout],
-        width: int,
-        reads: frozenset[str],
-        generator: torch.Generator | None,
-    ) -> None:
+    def __init__(self, settings: ScaleGMN, plan: Plan) -> None:
         super().__init__()
-        hidden = settings.expansion * width
+        width, hidden, layouts = plan.width, settings.expansion * plan.width, plan.layouts
         pairs = [(layout, block) for layout in layouts for block in layout.pair_blocks]
-        ends = min(ENDS, max((len(block.ends) for _, block in pairs), default=0))
         messages = [message for layout, block in pairs for message in _messages(layout, block)]
         has_odd_units = any(signs for layout in layouts for signs in layout.unit_signs.values())
         has_odd_pairs = any(block.name in layout.signs for layout, block in pairs)
@@ -134,15 +124,12 @@ class _Layer(nn.Module):
             for layout in layouts
         }
 
-        def dense(inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> Dense:
-            return Dense(inputs, outputs, is_biased=is_biased, gain=gain, generator=generator)
-
         def maps(name: str) -> nn.ModuleDict:
             used = sorted({key for message in messages for key in message.keys[name]})
             is_heard = name == "heard"
             return nn.ModuleDict(
                 {
-                    key: dense(
+                    key: plan.dense(
                         width,
                         hidden if is_heard and key.startswith("even") else width,
                         is_biased=not is_heard and key.startswith("even"),
@@ -152,74 +139,53 @@ class _Layer(nn.Module):
             )
 
         self.factor, self.source, self.addend, self.heard = map(maps, ("factor", "source", "addend", "heard"))
-        self.network_norm = Norm(width)
-        if ends:
-            self.pair_norm = Norm(width)
-            self.pair_in, self.pair_out = dense(width, hidden), dense(hidden, width, gain=0.5)
-            self.end_in = nn.ModuleList(dense(width, hidden, is_biased=False) for _ in range(ends))
+        self.network = NetworkUpdate(plan, hidden)
+        if plan.has_pairs:
+            self.pairs = PairUpdate(plan, hidden)
         if has_odd_pairs:
             self.odd_pair_norm = _OddNorm(width)
-            self.pair_invariants = _Invariants(width, hidden, generator)
-        self.are_odd_pairs_new = has_odd_pairs and ("odd" in reads or any(message.is_block_odd for message in messages))
+            self.pair_invariants = _Invariants(width, hidden, plan.generator)
+        self.are_odd_pairs_new = has_odd_pairs and (
+            "odd" in plan.reads or any(message.is_block_odd for message in messages)
+        )
         if self.are_odd_pairs_new:
-            self.odd_pair, self.pair_gate = dense(width, width, is_biased=False, gain=0.5), dense(hidden, width)
-        if any(layout.units for layout in layouts):
-            self.unit_norm = Norm(width)
-            self.unit_in = dense(width, hidden)
-            self.from_network = dense(width, hidden, is_biased=False)
-            self.unit_out = dense(hidden, width, gain=0.5)
-        if any(len(units.axes) > 1 for layout in layouts for units in layout.units.values()):
-            self.from_base = dense(width, hidden, is_biased=False)
-            self.from_inner = dense(width, hidden, is_biased=False)
+            self.odd_pair = plan.dense(width, width, is_biased=False, gain=0.5)
+            self.pair_gate = plan.dense(hidden, width)
+        if plan.has_units:
+            self.units = UnitUpdate(plan, hidden)
         if has_odd_units:
             self.odd_norm = _OddNorm(width)
-            self.odd_in = dense(width, width, is_biased=False)
+            self.odd_in = plan.dense(width, width, is_biased=False)
             self.mixed_norm = _OddNorm(width)
-            self.unit_invariants = _Invariants(width, hidden, generator)
+            self.unit_invariants = _Invariants(width, hidden, plan.generator)
         if any(_products(signs) for layout in layouts for signs in layout.unit_signs.values()):
             self.crossed_norm = _OddNorm(width)
-            self.cross_left, self.cross_right = (dense(width, width, is_biased=False) for _ in range(2))
-        self.are_odd_units_new = has_odd_units and "odd" in reads
+            self.cross_left, self.cross_right = (plan.dense(width, width, is_biased=False) for _ in range(2))
+        self.are_odd_units_new = has_odd_units and "odd" in plan.reads
         if self.are_odd_units_new:
-            self.unit_gate = dense(hidden, width, gain=0.5)
-        self.is_network_read = "network" in reads
-        if self.is_network_read:
-            self.network_in = dense(width, hidden)
-            self.network_out = dense(hidden, width, gain=0.5)
-            if any(layout.units for layout in layouts):
-                self.network_heard = dense(width, hidden, is_biased=False)
+            self.unit_gate = plan.dense(hidden, width, gain=0.5)
 
     def forward(self, features: Features, layout: Layout) -> Features:
-        units = {name: self.unit_norm(x) for name, x in features.units.items()}
+        units = {name: self.units.norm(x) for name, x in features.units.items()}
         odd_units = {name: self._cross(known) for name, known in features.odd.units.items()}
         pairs, odd_pairs = self._relate(features, units, layout)
         inbox, odd_inbox = self._send(pairs, odd_pairs, units, odd_units, layout)
-        network = self.network_norm(features.network)
+        network = self.network.norm(features.network)
         result: dict[str, Tensor] = {}
         odd_result: dict[str, dict[Character, Tensor]] = {}
         for name, x in units.items():
-            mixed = self.unit_in(x) + at_units(self.from_network(network), x) + _mean(inbox[name])
-            for is_outer, there in from_nested(name, units, layout):
-                mixed = mixed + (self.from_base if is_outer else self.from_inner)(there)
             turned = {
                 s: self.mixed_norm(self.odd_in(u) + _mean(odd_inbox[name][s])) for s, u in odd_units[name].items()
             }
-            for u in turned.values():
-                mixed = mixed + self.unit_invariants(u)
-            mixed = nn.functional.silu(mixed)
-            result[name] = features.units[name] + self.unit_out(mixed)
+            heard = self.units.hear(name, units, network, inbox, layout)
+            mixed = self.units.activate(x, (*heard, *(self.unit_invariants(u) for u in turned.values())))
+            result[name] = features.units[name] + self.units.out(mixed)
             odd_result[name] = features.odd.units[name]
             if self.are_odd_units_new and turned:
                 gate = self.unit_gate(mixed)
                 odd_result[name] = {s: features.odd.units[name][s] + u * gate for s, u in turned.items()}
-        odd = Odd(odd_result, odd_pairs)
-        if not self.is_network_read:
-            return Features(result, pairs, features.network, features.values, odd)
-        mixed = self.network_in(network)
-        for x in result.values():
-            mixed = mixed + self.network_heard(x.flatten(1, -2).mean(1)) / len(result)
-        network = features.network + self.network_out(nn.functional.silu(mixed))
-        return Features(result, pairs, network, features.values, odd)
+        changed = self.network.change(features, network, result)
+        return Features(result, pairs, changed, features.values, Odd(odd_result, odd_pairs))
 
     def _cross(self, known: dict[Character, Tensor]) -> dict[Character, Tensor]:
         """Normed features of units; those of one character get products of those of two others that make it up."""
@@ -237,14 +203,12 @@ class _Layer(nn.Module):
         pairs, odd = {}, {}
         for block in layout.pair_blocks:
             e, o = features.pairs[block.name], features.odd.pairs.get(block.name)
-            mixed = self.pair_in(self.pair_norm(e))
-            for k, end in enumerate(block.ends):
-                mixed = mixed + spread(self.end_in[min(k, ENDS - 1)](units[end.units]), end, block)
+            heard = [*self.pairs.hear(block, units)]
             if o is not None:
                 normed = self.odd_pair_norm(o)
-                mixed = mixed + self.pair_invariants(normed)
-            mixed = nn.functional.silu(mixed)
-            pairs[block.name] = e + self.pair_out(mixed)
+                heard.append(self.pair_invariants(normed))
+            mixed = self.pairs.activate(self.pairs.norm(e), heard)
+            pairs[block.name] = e + self.pairs.out(mixed)
             if o is not None:
                 odd[block.name] = o + self.odd_pair(normed) * self.pair_gate(mixed) if self.are_odd_pairs_new else o
         return pairs, odd
