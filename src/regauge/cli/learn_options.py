@@ -52,9 +52,9 @@ class LearnPredictor:
     """What is predicted; `regauge zoo info STORE` lists the columns."""
     output: Output
     """Where the net goes, a .safetensors file; the report goes to the same name with .html, its numbers with .json."""
-    kind: Literal["numbers", "classes"] | None = None
-    """Whether the column has numbers or classes; texts, truth values and whole numbers that recur are classes where
-    left out."""
+    kind: Literal["numbers", "fractions", "classes"] | None = None
+    """Whether the column has numbers, fractions in [0, 1] such as accuracies, or classes; texts, truth values and whole
+    numbers that recur are classes where left out, everything else numbers."""
     layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON, for example '{"channels": 8}'."""

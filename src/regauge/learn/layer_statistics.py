@@ -1,4 +1,4 @@
-"""Plain statistics of layers under boosted trees: what every net over networks is compared with."""
+"""Plain statistics of layers, and boosted trees on them: what every net over networks is compared with."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,40 +33,41 @@ def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
     return np.concatenate(columns, 1).astype(np.float32)
 
 
+def read_statistics(read: Callable[[NDArray[np.int64]], Params], indices: NDArray[np.int64]) -> NDArray[np.float32]:
+    """`layer_statistics` of the networks with these numbers, a moderate number at a time."""
+    blocks = [indices[k : k + BLOCK] for k in range(0, len(indices), BLOCK)]
+    return np.concatenate([layer_statistics(read(block)) for block in blocks])
+
+
 def boosted_trees(
-    read: Callable[[NDArray[np.int64]], Params],
-    target: Target,
-    values: NDArray[Any],
-    train: NDArray[np.int64],
-    test: NDArray[np.int64],
-    *,
-    seed: int,
-) -> NDArray[Any]:
-    """Predictions for test networks by gradient boosting on layer statistics, trained on other networks.
+    statistics: NDArray[np.float32], values: NDArray[Any], target: Target, *, seed: int
+) -> Callable[[NDArray[np.float32]], NDArray[Any]]:
+    """Fit gradient boosting to statistics of layers.
 
     Args:
-        read: From numbers of networks to their parameters.
-        target: What is predicted.
-        values: Its values for all networks.
-        train: Numbers of the networks that trees are fitted to.
-        test: Numbers of the networks that are predicted.
+        statistics: Of the networks to learn from, `[models, statistics]`.
+        values: What is predicted of them, as in the column.
+        target: Says what that is.
         seed: Of the trees.
+
+    Returns:
+        A function from statistics of other networks to values.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    def features(indices: NDArray[np.int64]) -> NDArray[np.float32]:
-        blocks = [indices[k : k + BLOCK] for k in range(0, len(indices), BLOCK)]
-        return np.concatenate([layer_statistics(read(block)) for block in blocks])
-
     kind = HistGradientBoostingClassifier if target.kind == "classes" else HistGradientBoostingRegressor
-    trees = kind(max_iter=ITERATIONS, random_state=seed % 2**32)
-    encoded = target.encode(values[train]).numpy()
+    encoded = target.encode(values).numpy()
     if target.kind == "classes" and len(np.unique(encoded)) < 2:
-        return np.array([target.constant(values[train])] * len(test))
-    made = trees.fit(features(train), encoded).predict(features(test))
-    if target.kind == "numbers":
-        numbers: NDArray[Any] = made * target.deviation + target.mean
+        return lambda others: np.array([target.constant(values)] * len(others))
+    trees = kind(max_iter=ITERATIONS, random_state=seed % 2**32).fit(statistics, encoded)
+
+    def predict(others: NDArray[np.float32]) -> NDArray[Any]:
+        made = trees.predict(others)
+        if target.kind == "classes":
+            chosen = np.empty(len(made), object)
+            chosen[:] = [target.classes[k] for k in made]
+            return chosen
+        numbers: NDArray[Any] = made * target.deviation + target.mean if target.kind == "numbers" else made.clip(0, 1)
         return numbers
-    chosen = np.empty(len(made), object)
-    chosen[:] = [target.classes[k] for k in made]
-    return chosen
+
+    return predict

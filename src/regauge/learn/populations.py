@@ -109,7 +109,9 @@ def values_of(
     return name, values, np.flatnonzero(usable)
 
 
-def split_networks(networks: Networks, usable: Indices, given: Mapping[str, Sequence[int]] | None) -> Parts:
+def split_networks(
+    networks: Networks, usable: Indices, given: Mapping[str, Sequence[int] | NDArray[Any]] | None
+) -> Parts:
     """Numbers of the networks for "train", "validation" and "test".
 
     What was given is taken. A store with a column "split" has its test part there (and perhaps its validation part),

@@ -59,7 +59,7 @@ class Predictor:
         Raises:
             ValueError: Numbers are predicted, or the networks are of another architecture.
         """
-        if self.target.kind == "numbers":
+        if self.target.kind != "classes":
             raise ValueError(f"{self.target.name!r} is a number, not a class; call `predict`")
         return self._outputs(networks).softmax(-1)
 

@@ -17,7 +17,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.learn.changes import Change, change_values, move_inputs
 from regauge.learn.input_layer import InputLayer
-from regauge.learn.layer_statistics import boosted_trees
+from regauge.learn.layer_statistics import boosted_trees, read_statistics
 from regauge.learn.populations import (
     Indices,
     Parts,
@@ -60,7 +60,8 @@ class PredictorConfig(Training):
         parts: What the net respects by construction; everything that it can unless given.
         hidden: Units of the hidden layer of the head.
         dropout: Share of these that are dropped in training.
-        kind: Whether the targets are numbers or classes; found from them unless given.
+        kind: Whether the targets are numbers, classes, or fractions such as accuracies, which are learned by cross
+            entropy and stay in [0, 1]; numbers or classes, as they are, unless given.
         augment: Parts of the random elements of the symmetry that move the networks in each step; for what the net does
             not respect.
         changes: Further random changes in each step.
@@ -100,7 +101,7 @@ def fit_predictor(
     *,
     generator: torch.Generator,
     indices: Sequence[int] | NDArray[Any] | None = None,
-    split: Mapping[str, Sequence[int]] | None = None,
+    split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
     module: nn.Module | None = None,
     inputs: Any = None,
     state: Path | None = None,
@@ -277,10 +278,9 @@ class _Fitting:
         scores = {"net": self.target.score(predicted, measured)}
         if self.config.statistics:
             advance = progress("statistics", 1)
-            trees = boosted_trees(
-                lambda k: read_networks(self.population, k), self.target, self.values, fit, test, seed=self.seed
-            )
-            scores["statistics of layers, boosted trees"] = self.target.score(trees, measured)
+            known, others = (read_statistics(lambda k: read_networks(self.population, k), part) for part in (fit, test))
+            trees = boosted_trees(known, self.values[fit], self.target, seed=self.seed)
+            scores["statistics of layers, boosted trees"] = self.target.score(trees(others), measured)
             advance(1)
         constant = np.array([self.target.constant(self.values[fit])] * len(test))
         scores["the same for all"] = self.target.score(constant, measured)

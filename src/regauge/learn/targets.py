@@ -1,5 +1,6 @@
-"""What is predicted about networks: numbers or classes."""
+"""What is predicted about networks: numbers, fractions or classes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -11,11 +12,13 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
-Kind = Literal["numbers", "classes"]
+Kind = Literal["numbers", "fractions", "classes"]
 FEW = 5
 """Whole numbers are classes if each occurs so often on average."""
 MOST = 1000
 """Most classes that are found by themselves."""
+FURTHEST = 1e-4
+"""Fractions that are predicted of all networks stay so far from 0 and 1, where logits are infinite."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,10 @@ class Target:
 
     Attributes:
         name: Of the column.
-        kind: Numbers, which are standardized, or classes.
-        classes: Their values in the column, sorted; empty for numbers.
-        mean: Of the numbers for training.
-        deviation: Standard deviation of the numbers for training.
+        kind: Numbers, which are standardized; fractions, such as accuracies, of which a net gives logits; or classes.
+        classes: Their values in the column, sorted; empty for numbers and fractions.
+        mean: Of the numbers or fractions for training.
+        deviation: Standard deviation of the numbers or fractions for training.
     """
 
     name: str
@@ -44,10 +47,10 @@ class Target:
             name: Of the column.
             values: Of all networks that are used.
             train: Of those for training.
-            kind: Numbers or classes; found from the values unless given.
+            kind: Numbers, fractions or classes; numbers or classes, as the values are, unless given.
 
         Raises:
-            ValueError: All values are the same, or they are no numbers.
+            ValueError: All values are the same, they are no numbers, or fractions are not between 0 and 1.
         """
         kind = kind or _kind_of(values)
         if kind == "classes":
@@ -60,6 +63,11 @@ class Target:
         known = train.astype(np.float64)
         if not known.std() > 1e-12 * abs(known).max():
             raise ValueError(f"all networks for training have {name!r} = {known[0]:g}; there is nothing to predict")
+        if kind == "fractions" and not (values.min() >= 0 and values.max() <= 1):
+            raise ValueError(
+                f"{name!r} has values from {values.min():g} to {values.max():g}, but fractions lie in [0, 1]; predict "
+                "numbers"
+            )
         return cls(name, kind, (), float(known.mean()), float(known.std()))
 
     @classmethod
@@ -77,16 +85,21 @@ class Target:
         return len(self.classes) if self.kind == "classes" else 1
 
     def encode(self, values: NDArray[Any]) -> Tensor:
-        """Places among the classes, int64, or standardized numbers; `[networks]`."""
+        """Places among the classes, int64; fractions as they are; or standardized numbers; `[networks]`."""
         if self.kind == "classes":
             places = {value: k for k, value in enumerate(self.classes)}
             return torch.tensor([places[value] for value in values.tolist()])
+        if self.kind == "fractions":
+            return torch.from_numpy(values.astype(np.float64)).float()
         return torch.from_numpy((values.astype(np.float64) - self.mean) / self.deviation).float()
 
     def loss(self, outputs: Tensor, encoded: Tensor) -> Tensor:
-        """The mean loss: cross entropy in nats, or Huber's with a bend at one deviation."""
+        """The mean loss: cross entropy in nats, that of fractions too; or Huber's with a bend at one deviation."""
         if self.kind == "classes":
             return functional.cross_entropy(outputs, encoded)
+        if self.kind == "fractions":
+            logits = outputs.squeeze(-1) + self._middle
+            return functional.binary_cross_entropy_with_logits(logits, encoded.to(outputs))
         return functional.huber_loss(outputs.squeeze(-1), encoded.to(outputs))
 
     def decode(self, outputs: Tensor) -> NDArray[Any]:
@@ -95,11 +108,14 @@ class Target:
             values = np.array(self.classes) if len({type(one) for one in self.classes}) == 1 else _objects(self.classes)
             chosen: NDArray[Any] = values[outputs.argmax(-1).cpu().numpy()]
             return chosen
+        if self.kind == "fractions":
+            fractions: NDArray[Any] = (outputs.squeeze(-1).double() + self._middle).sigmoid().cpu().numpy()
+            return fractions
         numbers: NDArray[Any] = outputs.squeeze(-1).double().cpu().numpy() * self.deviation + self.mean
         return numbers
 
     def score(self, predicted: NDArray[Any], measured: NDArray[Any]) -> dict[str, float]:
-        """Accuracy of classes; of numbers R2, Kendall's tau (b) and the mean absolute error.
+        """Accuracy of classes; of numbers and fractions R2, Kendall's tau (b) and the mean absolute error.
 
         Numbers that are all the same have a tau of 0, and an R2 of 0 where they are the measured ones.
         """
@@ -114,10 +130,16 @@ class Target:
 
     def constant(self, train: NDArray[Any]) -> Any:
         """The best prediction without a look at the network: the most frequent class, or the mean."""
-        if self.kind == "numbers":
+        if self.kind != "classes":
             return self.mean
         counts = torch.bincount(self.encode(train), minlength=len(self.classes))
         return self.classes[int(counts.argmax())]
+
+    @property
+    def _middle(self) -> float:
+        """The logit of the mean fraction, from which a net begins."""
+        mean = min(max(self.mean, FURTHEST), 1 - FURTHEST)
+        return math.log(mean / (1 - mean))
 
 
 def _kind_of(values: NDArray[Any]) -> Kind:

@@ -37,6 +37,8 @@ class Training:
         seconds: Seconds of training after which the best so far is returned; no limit if None. The learning rate
             follows the steps or the seconds, whichever are nearer to their end, so that a run that is cut short by
             them depends on the machine's speed.
+        is_cpu_time: Whether these are CPU seconds of this process, the same budget on a busy machine, and not those of
+            the clock.
         device: Where the net is trained, such as "cpu" or "cuda".
     """
 
@@ -48,6 +50,7 @@ class Training:
     clip: float = 1.0
     patience: int | None = None
     seconds: float | None = None
+    is_cpu_time: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -123,14 +126,15 @@ def train(
     now = State(best={name: tensor.clone() for name, tensor in net.state_dict().items()})
     if state is not None and state.exists():
         now = read_state(state, net, optimizer, loader, inputs or {})
-    steps, begun, saved = config.epochs * len(loader), time.monotonic() - now.seconds, time.monotonic()
+    clock = time.process_time if config.is_cpu_time else time.monotonic
+    steps, begun, saved = config.epochs * len(loader), clock() - now.seconds, time.monotonic()
     advance = progress("training", steps)
     if now.step:
         advance(now.step)
     while not now.ended:
         net.train()
         for batch in loader:
-            now.seconds = time.monotonic() - begun
+            now.seconds = clock() - begun
             spent = 0.0 if config.seconds is None else now.seconds / config.seconds
             if spent >= 1:
                 break
@@ -145,12 +149,12 @@ def train(
             advance(1, loss=value)
             is_last = now.count == len(loader)
             if state is not None and not is_last and time.monotonic() - saved > SAVE_SECONDS:
-                now.seconds, saved = time.monotonic() - begun, time.monotonic()
+                now.seconds, saved = clock() - begun, time.monotonic()
                 save_state(state, net, optimizer, loader, now, inputs or {})
-        is_late = config.seconds is not None and time.monotonic() - begun >= config.seconds
+        is_late = config.seconds is not None and clock() - begun >= config.seconds
         if now.count:
             _validate(net, validate, now)
-        now.seconds = time.monotonic() - begun
+        now.seconds = clock() - begun
         if now.history:
             now.history[-1]["seconds"] = now.seconds
         done = len(now.history)

@@ -10,6 +10,7 @@ from regauge.papers import (
     shapes,
     sine_waves,
     transformers,
+    weight_nets,
 )
 from regauge.papers.experiment import Experiment
 
@@ -21,5 +22,6 @@ EXPERIMENTS: dict[str, dict[str, Experiment]] = {
     "extra": residual.EXPERIMENTS,
     "merging": one_classifier.EXPERIMENTS | resnets.EXPERIMENTS,
     "transformers": transformers.EXPERIMENTS,
+    "weightspace": weight_nets.EXPERIMENTS,
 }
-"""Papers by number; "extra", "merging" and "transformers" hold what belongs to none of them."""
+"""Papers by number; "extra", "merging", "transformers" and "weightspace" hold what belongs to none of them."""

@@ -52,6 +52,8 @@ STYLE: Any = {
     "svg.hashsalt": "regauge",
 }
 WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
+PANELS = 4
+"""Most panels of a picture side by side; further ones stand below."""
 LEVELS = 12
 """Number of contours of a surface."""
 
@@ -108,14 +110,17 @@ def plane_figure(
 
 
 def picture_figure(picture: Picture) -> Figure:
-    """Charts or surfaces side by side."""
+    """Charts or surfaces side by side, in rows of equal length where there are many."""
     if not picture:
         raise ValueError("a picture needs at least one panel")
     planes = [_plane_size(np.array(p.xs), np.array(p.ys)) for p in picture if isinstance(p, Surface)]
     sizes = planes if len(planes) == len(picture) else [(4.3, 3.4)] * len(picture)
-    with draw_figure(sum(width for width, _ in sizes), max(height for _, height in sizes)) as figure:
+    rows = -(-len(picture) // PANELS)
+    columns = -(-len(picture) // rows)
+    width = max(sum(width for width, _ in sizes[k : k + columns]) for k in range(0, len(sizes), columns))
+    with draw_figure(width, rows * max(height for _, height in sizes)) as figure:
         for k, panel in enumerate(picture):
-            axes = figure.add_subplot(1, len(picture), k + 1)
+            axes = figure.add_subplot(rows, columns, k + 1)
             if isinstance(panel, Surface):
                 _draw_surface(figure, axes, panel)
             else:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
@@ -116,13 +117,15 @@ class VmapEngine:
         """See `Engine`."""
         self.module.train()
         learned = {name: params[name].detach().requires_grad_() for name in self.names}
-        losses = self.run(dict(params) | learned, inputs, targets)
-        return losses.detach(), list(torch.autograd.grad(losses.sum(), list(learned.values())))
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention run one network after the other
+            losses = self.run(dict(params) | learned, inputs, targets)
+            return losses.detach(), list(torch.autograd.grad(losses.sum(), list(learned.values())))
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """See `Engine`; one batch for all."""
         self.module.eval()
-        return torch.func.vmap(self._call, in_dims=(0, None))(dict(params), inputs[0])
+        with sdpa_kernel(SDPBackend.MATH):
+            return torch.func.vmap(self._call, in_dims=(0, None))(dict(params), inputs[0])
 
     def _losses(self, params: Params, inputs: Tensor, targets: Tensor) -> Tensor:
         groups = len(inputs)

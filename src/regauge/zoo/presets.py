@@ -16,6 +16,8 @@ from regauge.zoo.training.examples import WAVE_POINTS, WAVES
 
 TABLE_4 = [16, 32, 32, "pool", 64, 64, "pool", 128, 128, "pool"]
 """Channels and pooling of the CNN of Navon et al. (2024), table 4."""
+SMALL = (1, 16, 16, 16)
+"""Channels of the CNNs of Unterthiner et al. (2020), on gray images."""
 TINY_SCALE = 0.1**0.5
 """Standard deviation of the initialization N(0, 0.1 I) of paper 000."""
 
@@ -32,10 +34,16 @@ def siren_architecture(in_features: int, width: int, out_features: int, *, depth
     return Architecture(f"SIREN {'-'.join(map(str, widths))}", "regauge.nets.siren:Siren", settings)
 
 
-def cnn_architecture(activation: Literal["relu", "tanh"], *, in_channels: int) -> Architecture:
-    """The small CNN: three 3 x 3 convolutions of 16 channels and average pooling."""
-    settings = {"channels": [in_channels, 16, 16, 16], "activation": activation}
+def cnn_architecture(activation: Literal["relu", "tanh"], *channels: int) -> Architecture:
+    """The small CNN: 3 x 3 convolutions by their channels, the input's first, and average pooling."""
+    settings = {"channels": list(channels), "activation": activation}
     return Architecture(f"small CNN, {activation}", "regauge.zoo.formats.modules:SmallCNN", settings)
+
+
+def vit_architecture(image: int, patch: int, *, width: int, heads: int) -> Architecture:
+    """A vision transformer of two blocks for gray images."""
+    settings = {"image": image, "patch": patch, "width": width, "layers": 2, "heads": heads}
+    return Architecture(f"ViT of width {width}", "regauge.nets.transformer:ViT", settings)
 
 
 def table4_architecture() -> Architecture:
@@ -144,7 +152,7 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> Config:
         Unterthiner et al. (2020), section 3 and appendix.
     """
     return Config(
-        cnn_architecture("tanh", in_channels=1),
+        cnn_architecture("tanh", *SMALL),
         "cifar10-gray",
         count,
         seed,
@@ -158,7 +166,49 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> Config:
 
 def small_cnns_relu(count: int = 10_000, seed: int = 0) -> Config:
     """As `small_cnns_tanh`, with ReLU."""
-    return replace(small_cnns_tanh(count, seed), architecture=cnn_architecture("relu", in_channels=1))
+    return replace(small_cnns_tanh(count, seed), architecture=cnn_architecture("relu", *SMALL))
+
+
+def cnn_zoo(count: int = 400, seed: int = 0) -> Config:
+    """As `small_cnns_relu`, on Fashion-MNIST, 300 steps with batches of 64: what a core trains in a second.
+
+    Each is kept at three ages. Groups of 16 share their batches, so that shares of the data differ more often.
+    """
+    return replace(
+        small_cnns_relu(count, seed),
+        data="fashion-mnist",
+        steps=300,
+        batch=64,
+        group=16,
+        checkpoints=Checkpoints(every=120, warmup=60),
+    )
+
+
+def cnn_zoo_sgd(count: int = 200, seed: int = 1) -> Config:
+    """As `cnn_zoo`, by gradient descent with momentum or without; learning rates are log-uniform in [5e-3, 0.5]."""
+    optimizer = SGD(LogUniform(5e-3, 0.5), momentum=Choice((0.0, 0.9)), weight_decay=LogUniform(1e-8, 1e-2))
+    return replace(cnn_zoo(count, seed), optimizer=optimizer)
+
+
+def vit_zoo(count: int = 320, seed: int = 0) -> Config:
+    """Vision transformers of width 16 on Fashion-MNIST, 150 steps each, at two ages, with settings of their own.
+
+    Learning rates are log-uniform in [3e-4, 3e-2], decays in [1e-3, 1], scales of the start in [0.3, 2]; 1%, 10% or all
+    of the data. 16 patches, two blocks, two heads.
+    """
+    return Config(
+        vit_architecture(28, 7, width=16, heads=2),
+        "fashion-mnist",
+        count,
+        seed,
+        steps=150,
+        batch=64,
+        optimizer=AdamW(lr=LogUniform(3e-4, 3e-2), weight_decay=LogUniform(1e-3, 1.0)),
+        initialization=Initialization(("factory", "he", "glorot", "orthogonal"), LogUniform(0.3, 2.0)),
+        subset=Fraction(Choice((0.01, 0.1, 1.0))),
+        group=16,
+        checkpoints=Checkpoints(every=150, warmup=50),
+    )
 
 
 def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> Config:
@@ -224,6 +274,9 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "cifar10-halves": cifar10_halves,
     "small-cnns-relu": small_cnns_relu,
     "small-cnns-tanh": small_cnns_tanh,
+    "cnn-zoo": cnn_zoo,
+    "cnn-zoo-sgd": cnn_zoo_sgd,
+    "vit-zoo": vit_zoo,
     "sine-inrs": sine_inrs,
     "mnist-inrs": mnist_inrs,
     "fashion-inrs": fashion_inrs,

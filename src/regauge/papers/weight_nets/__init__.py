@@ -1,0 +1,12 @@
+"""Nets that read networks, on populations of our own: what they predict beside plain statistics of the layers."""
+
+from regauge.papers.experiment import Experiment
+from regauge.papers.weight_nets import cnns, vision_transformers
+from regauge.papers.weight_nets.accuracy import measure
+
+EXPERIMENTS = {
+    "cnns": Experiment("the accuracy of small CNNs, predicted from their weights", cnns.config, measure),
+    "vits": Experiment(
+        "the accuracy of small vision transformers, predicted from their weights", vision_transformers.config, measure
+    ),
+}

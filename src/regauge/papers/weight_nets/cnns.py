@@ -1,0 +1,48 @@
+"""Generalization of small CNNs: their accuracy is read off their weights.
+
+References:
+    Unterthiner et al. (2020), Predicting neural network accuracy from weights; paper 002 reads the same family.
+"""
+
+from dataclasses import replace
+
+from regauge import learn
+from regauge import weightspace as ws
+from regauge.papers.experiment import Scale
+from regauge.papers.weight_nets.accuracy import Study
+from regauge.papers.weight_nets.readers import Mean, Net, Reader, Ridge, Trees
+from regauge.zoo.presets import cnn_architecture, cnn_zoo, cnn_zoo_sgd
+
+PAPER = (
+    "published on the CIFAR-10 part of the zoo of Unterthiner et al., whose networks are many more and trained longer: "
+    "tau .936 (DNG), .935 (Neural Graphs), .934 (NFN), .914 (boosted trees on statistics)"
+)
+
+
+def config(scale: Scale) -> Study:
+    """600 runs by two optimizers; the paper's scale has as many runs as a part of the public zoo."""
+    if scale == "smoke":
+        architecture = cnn_architecture("relu", 1, 8, 8)
+        small = replace(cnn_zoo(48), architecture=architecture, data="digits", steps=20, checkpoints=None)
+        return Study("small CNNs", (("cnn-zoo", small),), readers(0.2, width=8), splits=2)
+    counts = (400, 200) if scale == "cpu" else (10_000, 5_000)
+    populations = (("cnn-zoo", cnn_zoo(counts[0])), ("cnn-zoo-sgd", cnn_zoo_sgd(counts[1])))
+    return Study("small CNNs 1-16-16-16-10", populations, readers(30 if scale == "cpu" else 3600), 3, PAPER)
+
+
+def readers(seconds: float, width: int = 32) -> tuple[Reader, ...]:
+    """Every layer at the same budget of CPU seconds, and what stands beside them."""
+    common = learn.PredictorConfig(
+        width=width,
+        depth=3,
+        seconds=seconds,
+        is_cpu_time=True,
+        kind="fractions",
+        batch=32,
+        epochs=200,
+        statistics=False,
+    )
+    layers = {name: kind() for name, kind in ws.LAYERS.items()}
+    nets = [Net(name.replace("_", " "), replace(common, layer=layer)) for name, layer in layers.items()]
+    only = replace(common, layer=ws.Propagation(), parts=("permutation",))
+    return (*nets, Net("propagation, permutations only", only), Trees(), Ridge(), Mean())

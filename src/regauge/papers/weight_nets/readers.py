@@ -1,0 +1,122 @@
+"""Ways to predict an accuracy from weights: nets, and what stands beside them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from regauge import learn
+from regauge.core.params import Params, select
+from regauge.core.symmetry import Symmetry
+from regauge.learn.layer_statistics import boosted_trees, layer_statistics
+from regauge.learn.populations import Parts
+from regauge.learn.targets import Target
+
+PENALTIES = np.logspace(-2, 5, 15)
+"""Among which ridge regression chooses."""
+Predict = Callable[[Params], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Networks, their accuracies, and which of them are for what."""
+
+    networks: Params
+    values: NDArray[np.float64]
+    symmetry: Symmetry
+    parts: Parts
+
+    def read(self, indices: NDArray[np.int64]) -> Params:
+        """Some of the networks."""
+        return select(self.networks, torch.from_numpy(indices))
+
+    @property
+    def fit(self) -> NDArray[np.int64]:
+        """Networks for training and validation, which ways without validation are fitted to."""
+        return np.concatenate([self.parts["train"], self.parts["validation"]])
+
+
+class Reader(Protocol):
+    """A way to predict."""
+
+    @property
+    def label(self) -> str:
+        """Its row in the table."""
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether predictions stay the same under the whole group."""
+
+    def fit(self, known: Known, generator: torch.Generator) -> Predict:
+        """Learn from networks, and return what predicts others."""
+
+
+@dataclass(frozen=True)
+class Net:
+    """A net over networks."""
+
+    label: str
+    config: learn.PredictorConfig
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether nothing is left out."""
+        return self.config.parts is None
+
+    def fit(self, known: Known, generator: torch.Generator) -> Predict:
+        """Train it."""
+        found = learn.fit_predictor(
+            known.networks, known.values, known.symmetry, self.config, generator=generator, split=known.parts
+        )
+        found.net.double()  # so that what moves predictions is told from rounding
+        return found.predict
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Gradient boosting on statistics of layers."""
+
+    label: str = "statistics of layers, boosted trees"
+    is_invariant: bool = False
+
+    def fit(self, known: Known, generator: torch.Generator) -> Predict:
+        """Fit the trees."""
+        values = known.values[known.fit]
+        target = Target.of("accuracy", values, values, "fractions")
+        seed = int(generator.initial_seed())
+        trees = boosted_trees(layer_statistics(known.read(known.fit)), values, target, seed=seed)
+        return lambda params: trees(layer_statistics(params))
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """Ridge regression on standardized statistics of layers; the penalty is chosen by leaving one network out."""
+
+    label: str = "statistics of layers, ridge regression"
+    is_invariant: bool = False
+
+    def fit(self, known: Known, generator: torch.Generator) -> Predict:
+        """Fit the regression."""
+        from sklearn.linear_model import RidgeCV
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        made: Any = make_pipeline(StandardScaler(), RidgeCV(PENALTIES))
+        made.fit(layer_statistics(known.read(known.fit)), known.values[known.fit])
+        return lambda params: np.asarray(made.predict(layer_statistics(params)), np.float64)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of the networks that others learn from."""
+
+    label: str = "the mean, for all"
+    is_invariant: bool = True
+
+    def fit(self, known: Known, generator: torch.Generator) -> Predict:
+        """Take the mean."""
+        mean = float(known.values[known.fit].mean())
+        return lambda params: np.full(len(next(iter(params.values()))), mean)
