@@ -166,7 +166,11 @@ class Metanet(nn.Module):
         return self._readers[0].layout
 
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
-        """Read networks of another symmetry, too, with the parameters that there are.
+        """Read networks with other numbers of units, too, with the parameters that there are.
+
+        Maps belong to roles of tensors and never to sizes, in every layer, so that all sizes that come from sets of
+        units may differ: widths, heads, experts, those of matrices whose products are read. Fixed axes (inputs,
+        classes, kernels) are inputs of maps, and must be as long as they were. The statistics of `standardize` stay.
 
         Args:
             symmetry: Of the other networks.
@@ -176,14 +180,15 @@ class Metanet(nn.Module):
             ValueError: The networks differ from those that the net was made for in more than the numbers of units, or
                 the module is missing.
         """
-        made = self._reader(symmetry, 0)
         for reader in self._readers:
-            if reader.layout.key == made.layout.key and self.settings.layer.is_shared:
+            made = self._reader(symmetry, 0, reader.layout.contracted)
+            if reader.layout.key == made.layout.key:
                 self._readers.append(replace(made, number=reader.number, probed=self._trace(reader, made, module)))
                 return
+        there = self._reader(symmetry, 0, self.layout.contracted).layout
         raise ValueError(
-            "this net has no parameters for networks of that symmetry: their tensors, their fixed axes (inputs, "
-            "classes, kernels) or what is connected to what differ; make a net for both symmetries and train it on both"
+            "this net has no parameters for networks of that symmetry, which differ in more than the numbers of units: "
+            f"{self.layout.difference(there)}; make a net for both symmetries and train it on both"
         )
 
     @torch.no_grad()
@@ -241,9 +246,10 @@ class Metanet(nn.Module):
             features = layer(features, reader.layout)
         return features
 
-    def _reader(self, symmetry: Symmetry, number: int) -> _Reader:
+    def _reader(self, symmetry: Symmetry, number: int, contracted: tuple[str, ...] | None = None) -> _Reader:
         wanted, left = self.settings.parts, self._left
-        layout = compile_layout(symmetry, is_contracted="linear" in wanted, is_signed="sign" in left)
+        chosen = contracted if "linear" in wanted else ()
+        layout = compile_layout(symmetry, contracted=chosen, is_signed="sign" in left)
         fixed = tuple(part for part in wanted if part not in ("permutation", *left))
         return _Reader(layout, Frame.of(layout, fixed, left), number)
 

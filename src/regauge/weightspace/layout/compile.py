@@ -1,6 +1,6 @@
 """A layout, compiled from a symmetry: which values of a network belong to which units."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -11,7 +11,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.weightspace.layout.blocks import Block, UnitSet, find_ends, unit_sets
 from regauge.weightspace.layout.characters import Character, at_end, character_of, is_odd
 from regauge.weightspace.layout.cut import Piece, cut
-from regauge.weightspace.layout.products import Bases, Step, eliminate, fold
+from regauge.weightspace.layout.products import MOST, Bases, Step, eliminate, fold
 from regauge.weightspace.layout.writing import Writer
 
 
@@ -96,9 +96,25 @@ class Layout:
     @cached_property
     def key(self) -> str:
         """Equal for layouts that one set of learned parameters fits, whatever the sizes of their sets."""
-        rows = [(b.name, b.channels, [end.units for end in b.ends]) for b in self.blocks]
-        fixed = [(s.name, s.sizes[-1]) for s in self.units.values() if not s.is_permuted]
-        return repr((rows, fixed, self.signs, self.unit_signs))
+        blocks = [(b.name, b.channels, [label.group for label in b.labels], b.ends) for b in self.blocks]
+        sets = [(s.name, s.axes, None if s.is_permuted else s.sizes[-1]) for s in self.units.values()]
+        pieces = [(name, p.channels, [label.group for label in p.labels]) for name, p in self.pieces.items()]
+        return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs))
+
+    def difference(self, other: "Layout") -> str | None:
+        """The first thing in which another layout needs other learned parameters; None if there is none."""
+        ours, theirs = ({b.name: b.channels for b in layout.blocks} for layout in (self, other))
+        for name in [*ours, *theirs]:
+            if ours.get(name) != theirs.get(name):
+                counts = (f"{known[name]} values" if name in known else "no values" for known in (ours, theirs))
+                return f"{name!r} has {' and '.join(counts)} for each combination of units"
+        for name in [*self.units, *other.units]:
+            one, two = (layout.units.get(name) for layout in (self, other))
+            if one is None or two is None or (one.axes, one.is_permuted) != (two.axes, two.is_permuted):
+                return f"the units of {name!r} are not those of one set"
+            if not one.is_permuted and one.sizes[-1] != two.sizes[-1]:
+                return f"{name!r} has {one.sizes[-1]} and {two.sizes[-1]} units, which are known by their positions"
+        return None if self.key == other.key else "tensors belong to other sets of units"
 
     def read(self, params: Mapping[str, Tensor]) -> dict[str, Num[Tensor, "models *labels channels"]]:
         """The values of every block, for a population.
@@ -123,18 +139,19 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def _compile(symmetry_text: str, is_contracted: bool, is_signed: bool) -> Layout:
-    return replace(_build(Symmetry.from_json(symmetry_text), is_contracted), is_signed=is_signed)
+def _compile(symmetry_text: str, contracted: frozenset[str] | None, is_signed: bool) -> Layout:
+    return replace(_build(Symmetry.from_json(symmetry_text), contracted), is_signed=is_signed)
 
 
-def compile_layout(symmetry: Symmetry, *, is_contracted: bool = True, is_signed: bool = False) -> Layout:
+def compile_layout(symmetry: Symmetry, *, contracted: Collection[str] | None = None, is_signed: bool = False) -> Layout:
     """The layout of a symmetry, made once for each symmetry.
 
     Tensors that cannot influence the outputs are left out, and all but one of the names of a tied tensor.
 
     Args:
         symmetry: With every size known.
-        is_contracted: Whether groups of matrices enter by products over their axes, where those are small enough.
+        contracted: Names of the groups of matrices that enter by products over their axes; those whose products are
+            small enough, unless given.
         is_signed: Whether features are to know what signs multiply them by, since no canonical form fixes these before.
 
     Raises:
@@ -145,10 +162,10 @@ def compile_layout(symmetry: Symmetry, *, is_contracted: bool = True, is_signed:
             "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first and use "
             "what it returns"
         )
-    return _compile(symmetry.to_json(), is_contracted, is_signed)
+    return _compile(symmetry.to_json(), None if contracted is None else frozenset(contracted), is_signed)
 
 
-def _build(symmetry: Symmetry, is_contracted: bool) -> Layout:
+def _build(symmetry: Symmetry, chosen: frozenset[str] | None) -> Layout:
     left_out = {*symmetry.unused, *(name for names in symmetry.tied for name in names[1:])}
     pieces: dict[str, Piece] = {}
     for name in symmetry.shapes:
@@ -169,7 +186,8 @@ def _build(symmetry: Symmetry, is_contracted: bool) -> Layout:
     steps: dict[str, Step] = {}
     contracted, fixed = [], []
     for group in matrices:
-        made = eliminate(group, blocks) if is_contracted else None
+        is_wanted = chosen is None or group.name in chosen
+        made = eliminate(group, blocks, most=MOST if chosen is None else None) if is_wanted else None
         if made is None:
             fixed.append(group.name)
         else:

@@ -71,12 +71,14 @@ class Reduction:
 Step = Product | Reduction
 
 
-def eliminate(group: Group, blocks: Known) -> tuple[dict[str, tuple[Block, Bases]], dict[str, Step]] | None:
+def eliminate(
+    group: Group, blocks: Known, *, most: int | None
+) -> tuple[dict[str, tuple[Block, Bases]], dict[str, Step]] | None:
     """The blocks without the axes of a group of matrices, and the steps that make those that are new.
 
     The products of all values that the matrices multiply with all that their inverses multiply tell everything about an
     orbit of invertible matrices; for rotations these are the products of all pairs of blocks, and norms.
-    None where products tell less, or would be too large: such a group needs a canonical form.
+    None where products tell less, or would hold more than `most` times the values: such a group needs a canonical form.
     """
     places = {
         name: [k for k, label in enumerate(block.labels) if label.group == group.name]
@@ -100,7 +102,7 @@ def eliminate(group: Group, blocks: Known) -> tuple[dict[str, tuple[Block, Bases
     turns = group.is_proper and group.size == 2
     made += [_multiplied(blocks[a], axis[a], blocks[b], axis[b], is_turned=turns) for a, b in pairs]
     before = sum(_count(blocks[name][0]) for name in members)
-    if sum(_count(block) for block, _, _ in made) > MOST * before:
+    if most is not None and sum(_count(block) for block, _, _ in made) > most * before:
         return None
     kept = {name: known for name, known in blocks.items() if name not in members}
     kept.update({block.name: (block, bases) for block, bases, _ in made})
