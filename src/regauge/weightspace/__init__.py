@@ -1,6 +1,6 @@
 """Networks that read and write the weights of networks."""
 
-from regauge.weightspace.chains import ChainConfig, ChainDWS
+from regauge.weightspace.chains import ChainConfig, ChainDWS, ChainScaleConfig, ChainScaleGMN
 from regauge.weightspace.decoder import Decoder
 from regauge.weightspace.encoder import Fourier, Scalars
 from regauge.weightspace.files import load_net, save_net
@@ -25,6 +25,8 @@ __all__ = [
     "NFN",
     "ChainConfig",
     "ChainDWS",
+    "ChainScaleConfig",
+    "ChainScaleGMN",
     "Decoder",
     "Equivariant",
     "Fourier",

@@ -1,12 +1,13 @@
 """Chains of linear layers in a layout: which tensor is which layer's weight or bias."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from torch import Tensor
 
+from regauge.core.params import Params
 from regauge.weightspace.layout import Block, Layout
 
 
@@ -61,9 +62,9 @@ class Chain:
         is_chain = is_whole and is_plain and not rest and len(weights) == len(biases) == len(sets) + 1
         if not is_chain or ends[1].ends[0].units != sets[-1]:
             raise ValueError(
-                "deep weight space networks as published read chains of at least three linear layers with biases and "
-                f"nonlinearities between them, but these networks have {len(layout.units)} sets of units and the "
-                f"tensors {list(layout.parameters)[:6]}, ...; use `Metanet` with `layer=DWS()`, which reads any network"
+                "nets as published read chains of at least three linear layers with biases and nonlinearities between "
+                f"them, but these networks have {len(layout.units)} sets of units and the tensors "
+                f"{list(layout.parameters)[:6]}, ...; use `Metanet`, which reads any network"
             )
         return cls(layout, tuple(sets), tuple(weights), tuple(biases))
 
@@ -84,6 +85,20 @@ class Chain:
         *biases, output = (values[block.name] for block in self.biases)
         ends = first.transpose(1, 2).unsqueeze(-1), last.unsqueeze(-1)
         return [ends[0], *between, ends[1], *biases, output.unsqueeze(-1)]
+
+    def write(self, tensors: Sequence[Tensor]) -> Params:
+        """The opposite of `read`: values of weights and biases, laid out as there, as parameters."""
+        first, *inner, last = tensors[: len(self.weights)]
+        *biases, output = tensors[len(self.weights) :]
+        between = [
+            x if block.ends[0].units == source else x.transpose(1, 2)
+            for x, block, source in zip(inner, self.weights[1:-1], self.sets[:-1], strict=True)
+        ]
+        parts = [first.squeeze(-1).transpose(1, 2), *between, last.squeeze(-1), *biases, output.squeeze(-1)]
+        blocks = (*self.weights, *self.biases)
+        values = {block.name: part.unsqueeze(-2) for block, part in zip(blocks, parts, strict=True)}
+        written = self.layout.writer.write([values[piece.block.name] for piece in self.layout.writer.written])
+        return {name: tensor.squeeze(1) for name, tensor in written.items()}
 
 
 def axes_of(places: int) -> tuple[tuple[int, ...], ...]:
