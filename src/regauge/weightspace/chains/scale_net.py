@@ -156,7 +156,7 @@ class ChainScaleGMN(nn.Module):
         forward = self._weigh(tensors[:count])
         backward = forward
         if config.is_bidirectional and config.is_backward_inverted and self.has_backward:
-            backward = self._weigh([torch.where(w == 0, w, 1 / w) for w in tensors[:count]])
+            backward = self._weigh([_invert(w) for w in tensors[:count]])
         for k, layer in enumerate(self.layers):
             made, forward, backward = checkpoint(
                 layer, states, forward, backward, places, use_reentrant=False, preserve_rng_state=False
@@ -209,6 +209,12 @@ class ChainScaleGMN(nn.Module):
             end = last[kinds].reshape(1, hidden[-1], outputs, -1)
         vectors = [first[None, :, None], *(one[None, None] for one in inner), end]
         return {k: Signal(x, weight) for k, (x, weight) in enumerate(zip(vectors, weights, strict=True))}
+
+
+def _invert(weight: Tensor) -> Tensor:
+    """`1 / w`, and zero where w is zero."""
+    is_zero = weight == 0
+    return torch.where(is_zero, 0.0, 1 / torch.where(is_zero, 1.0, weight))
 
 
 def _common_part(chain: Chain) -> str:
