@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/loader.py [networks]
 
-CPU milliseconds of one thread for 64 networks drawn at random from a store in the page cache, medians of interleaved
-rounds. "Apart" draws an element and acts with it (`symmetry.random`, `symmetry.act`).
+CPU milliseconds of one thread for a batch of 64 networks, drawn at random from a store in the page cache: means over
+the batches of an epoch, medians of interleaved rounds. "Random elements" and "permutations alone" come on top of
+reading; "apart" draws an element and acts with it (`symmetry.random`, `symmetry.act`).
 """
 
 import statistics
@@ -16,62 +17,82 @@ from typing import Any
 
 import torch
 
-from regauge.core.random_moves import RandomMoves
 from regauge.discovery import discover
 from regauge.storage.architecture import Architecture
+from regauge.storage.loader import Loader
 from regauge.storage.store import Store
 
-BATCH, SHARD, ROUNDS = 64, 512, 41
+BATCH, SHARD, ROUNDS = 64, 512, 7
+MOST = 1 << 28
+"""Values of a store at most."""
 SIREN = {"in_features": 2, "width": 32, "out_features": 1, "depth": 2}
-CASES: dict[str, tuple[Architecture, int, tuple[str, ...]]] = {
+CASES: dict[str, tuple[Architecture, tuple[int, ...], tuple[str, ...]]] = {
     "SIREN 2-32-32-1": (
         Architecture("SIREN", "regauge.nets.siren:Siren", SIREN),
-        2,
+        (2,),
         ("permutation", "sign", "shift"),
     ),
     "MLP 30-16-16-2": (
         Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [30, 16, 16, 2]}),
-        30,
+        (30,),
         ("permutation", "scale"),
     ),
     "MLP 784-10-10": (
         Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [784, 10, 10]}),
-        784,
+        (784,),
         ("permutation", "scale"),
+    ),
+    "CNN 1-16-32-64-10": (
+        Architecture("CNN", "regauge.nets.cnn:CNN", {"channels": [16, 32], "hidden": 64, "classes": 10, "image": 12}),
+        (1, 12, 12),
+        ("permutation", "scale"),
+    ),
+    "transformer layer, 24 wide": (
+        Architecture(
+            "encoder layer",
+            "torch.nn:TransformerEncoderLayer",
+            {"d_model": 24, "nhead": 4, "dim_feedforward": 96, "batch_first": True},
+        ),
+        (8, 24),
+        ("permutation", "scale", "sign"),
     ),
 }
 
 
-def cpu(run: Callable[[], Any]) -> tuple[float, Any]:
+def cpu(run: Callable[[], Any]) -> float:
     start = time.process_time()
-    result = run()
-    return (time.process_time() - start) * 1e3, result
+    run()
+    return (time.process_time() - start) * 1e3
 
 
 def measure(name: str, folder: Path, count: int) -> str:
-    architecture, inputs, parts = CASES[name]
+    architecture, shape, parts = CASES[name]
     generator = torch.Generator().manual_seed(0)
-    symmetry = discover(architecture.module(), (torch.randn(2, inputs, generator=generator),))
+    symmetry = discover(architecture.module().eval(), (torch.randn(2, *shape, generator=generator),))
     store = Store.create(folder, architecture, symmetry)
+    count = max(BATCH, min(count, MOST // architecture.size))
     for start in range(0, count, SHARD):
-        params = {s.name: torch.randn(SHARD, *s.shape, generator=generator) for s in architecture.layout}
-        store.append(params, [{"id": start + k, "step": 0} for k in range(SHARD)])
+        size = min(SHARD, count - start)
+        params = {s.name: torch.rand(size, *s.shape, generator=generator).to(s.dtype) for s in architecture.layout}
+        store.append(params, [{"id": start + k, "step": 0} for k in range(size)])
     store.refresh()
-    moves = RandomMoves(symmetry, parts)
-    times: dict[str, list[float]] = {way: [] for way in ("read", "moves", "permutations", "apart")}
-    only = RandomMoves(symmetry, ("permutation",))
+    loaders = {
+        way: Loader(store, batch=BATCH, augment=chosen, generator=torch.Generator().manual_seed(1))
+        for way, chosen in {"reading": (), "elements": parts, "permutations": ("permutation",)}.items()
+    }
+    params = store.read(range(min(BATCH, len(store))))
+    times: dict[str, list[float]] = {way: [] for way in (*loaders, "apart")}
     for trial in range(ROUNDS):
-        numbers = torch.randint(len(store), (BATCH,), generator=generator).tolist()
-        found = {}
-        found["read"], params = cpu(lambda numbers=numbers: store.read(numbers))
-        found["moves"], _ = cpu(lambda params=params: moves(params, generator))
-        found["permutations"], _ = cpu(lambda params=params: only(params, generator))
-        found["apart"], _ = cpu(lambda params=params: symmetry.act(symmetry.random(generator, parts, (BATCH,)), params))
-        if trial:  # the first round compiles, and fills the caches
-            for way, spent in found.items():
+        for way, loader in loaders.items():
+            spent = cpu(lambda loader=loader: [None for _ in loader]) / len(loader)
+            if trial:  # the first round compiles, and fills the caches
                 times[way].append(spent)
-    row = " | ".join(f"{statistics.median(spent):.2f}" for spent in times.values())
-    return f"| {len(store):,} {name} | {', '.join(parts)} | {row} |"
+        spent = cpu(lambda: symmetry.act(symmetry.random(generator, parts, (BATCH,)), params))
+        if trial:
+            times["apart"].append(spent)
+    read, elements, permutations, apart = (statistics.median(spent) for spent in times.values())
+    row = f"{read:.2f} | {elements - read:.2f} | {permutations - read:.2f} | {apart:.2f}"
+    return f"| {len(store):,} {name} ({architecture.size:,} values) | {', '.join(parts)} | {row} |"
 
 
 def main() -> None:

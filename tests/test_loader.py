@@ -1,7 +1,11 @@
 """The loader: every network once in an epoch, the same batches from the same generator, functions left unchanged."""
 
 import json
+import multiprocessing
+import os
 import pickle
+import signal
+import warnings
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +21,8 @@ from regauge.core.outputs import output_tensors
 from regauge.core.params import Params
 from regauge.core.random_moves import RandomMoves
 from regauge.storage.architecture import Architecture
-from regauge.storage.loader import Batch, Loader, Statistics
+from regauge.storage.loader import Batch, Loader
+from regauge.storage.statistics import Statistics
 from regauge.storage.store import Store
 
 SINE = {"in_features": 4, "width": 6, "out_features": 2, "depth": 2}
@@ -170,10 +175,10 @@ def test_workers_of_torch_share_the_batches(tmp_path: Path) -> None:
     batches = torch.utils.data.DataLoader(shared, batch_size=None, num_workers=2)
     for epoch in range(2):
         shared.set_epoch(epoch)
-        whole, found = list(single), [Batch(b.indices.numpy(), b.params) for b in batches]
+        whole, found = list(single), [Batch(b.indices.numpy(), *b[1:]) for b in batches]
         assert same(sorted(found, key=lambda b: int(b.indices[0])), sorted(whole, key=lambda b: int(b.indices[0])))
     alone = torch.utils.data.DataLoader(loader(), batch_size=None)
-    assert same([Batch(b.indices.numpy(), b.params) for b in alone], list(loader()))
+    assert same([Batch(b.indices.numpy(), *b[1:]) for b in alone], list(loader()))
 
 
 def test_batches_that_a_thread_prepares_are_the_same() -> None:
@@ -214,7 +219,7 @@ def test_random_elements_leave_any_function_unchanged(case: str) -> None:
         one = {name: tensor[k] for name, tensor in params.items()}
         return output_tensors(functional_call(module, one, inputs, known.kwargs(), tie_weights=False), known.outputs)[0]
 
-    moved = RandomMoves(found, parts)(networks, chance())
+    moved = RandomMoves(found, parts)(networks, [(4, chance())])
     for k in range(4):
         torch.testing.assert_close(run(moved, k), run(networks, k), rtol=1e-9, atol=1e-9)
     assert {n for n, t in moved.items() if not torch.equal(t, networks[n])} == {
@@ -226,7 +231,7 @@ def test_random_elements_leave_any_function_unchanged(case: str) -> None:
 
 def test_random_permutations_are_uniform() -> None:
     symmetry = rg.Symmetry.from_axes({"a": ("h",)}).bind({"a": torch.zeros(3)})
-    moved = RandomMoves(symmetry, ("permutation",))({"a": torch.arange(3.0).repeat(6000, 1)}, chance())["a"]
+    moved = RandomMoves(symmetry, ("permutation",))({"a": torch.arange(3.0).repeat(6000, 1)}, [(6000, chance())])["a"]
     _, counts = torch.unique(moved, dim=0, return_counts=True)
     assert len(counts) == 6
     assert float((counts / 1000 - 1).abs().max()) < 0.15
@@ -236,7 +241,7 @@ def test_statistics_of_a_store_are_computed_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("REGAUGE_CACHE", str(tmp_path / "cache"))
     store = store_of(tmp_path / "zoo", population(ARCHITECTURES["relu"][0], 12))
     first, some = Statistics.of(store), Statistics.of(store, range(6))
-    monkeypatch.setattr("regauge.storage.loader._join", None)  # what would be needed to compute them
+    monkeypatch.setattr("regauge.storage.statistics._join", None)  # what would be needed to compute them
     assert Statistics.of(Store.open(store.folder)) == first != some == Statistics.of(store, range(6))
     with pytest.raises(TypeError):
         Statistics.of(store, is_centered=False)
@@ -249,7 +254,7 @@ def test_statistics_of_a_store_are_computed_once(tmp_path: Path, monkeypatch: py
 def test_standardized_values_have_mean_zero_and_deviation_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params = population(ARCHITECTURES["relu"][0], 40)
     params = {n: (k + 1) * t + 10 * k for k, (n, t) in enumerate(params.items())} | {"count": torch.arange(40)}
-    monkeypatch.setattr("regauge.storage.loader.BLOCK_BYTES", 1000)  # a few networks a block
+    monkeypatch.setattr("regauge.storage.statistics.BLOCK_BYTES", 1000)  # a few networks a block
     statistics = Statistics.of(params)
     (batch,) = Loader(params, batch=40, statistics=statistics, generator=chance())
     for name, tensor in batch.params.items():
@@ -293,3 +298,118 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         Loader(params | {"more": torch.zeros(3)}, generator=chance())
     with pytest.raises(ValueError, match="NaN or Inf"):
         Statistics.of({"a": torch.tensor([1.0, float("nan")])})
+
+
+WIDE = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 8, 2]})
+
+
+def several(folder: Path) -> tuple[list[Store], list[Params]]:
+    """Two stores of one architecture, and one of another."""
+    relu = ARCHITECTURES["relu"][0]
+    networks = [population(relu, 14, 1), population(relu, 9, 2), population(WIDE, 10, 3)]
+    stores = [store_of(folder / "first", networks[0]), store_of(folder / "second", networks[1])]
+    other = Store.create(folder / "other", WIDE, symmetry_of(WIDE))
+    other.append(networks[2], [{"id": k, "step": 0} for k in range(10)])
+    other.refresh()
+    return [*stores, other], networks
+
+
+def test_batches_of_several_stores_have_one_layout_each(tmp_path: Path) -> None:
+    stores, networks = several(tmp_path)
+    loader = Loader(stores, batch=4, generator=chance())
+    assert loader.collection.layouts == (0, 0, 1)
+    mixed = 0
+    for _ in range(3):
+        batches = list(loader)
+        assert len(batches) == len(loader) == 6 + 3
+        assert [b.layout for b in batches] != sorted(b.layout for b in batches)
+        seen = np.concatenate([b.indices for b in batches])
+        assert sorted(seen.tolist()) == list(range(33))
+        for b in batches:
+            member, there = loader.collection.locate(b.indices)
+            assert {loader.collection.layouts[k] for k in member} == {b.layout}
+            mixed += len(set(member.tolist())) > 1
+            for row, (k, number) in enumerate(zip(member.tolist(), there.tolist(), strict=True)):
+                assert all(torch.equal(t[row], networks[k][n][number]) for n, t in b.params.items())
+    assert mixed  # networks of the two stores of one architecture share batches
+    chosen = [1, 15, 22, 23, 30]
+    some = Loader(stores, batch=2, indices=chosen, generator=chance())
+    assert sorted(np.concatenate([b.indices for b in some]).tolist()) == chosen
+    with pytest.raises(IndexError, match="the collection has the networks 0 to 32"):
+        Loader(stores, indices=[33], generator=chance())
+
+
+def test_networks_of_several_architectures_are_moved_and_standardized(tmp_path: Path) -> None:
+    stores, networks = several(tmp_path)
+    statistics = [Statistics.of(stores[:2]), Statistics.of(stores[2])]
+    settings = {"batch": 5, "augment": ("permutation", "scale"), "statistics": statistics}
+    x = torch.randn(7, 4, generator=chance(3))
+    modules = [ARCHITECTURES["relu"][0].module(), WIDE.module()]
+    loader = Loader(stores, **settings, generator=chance())
+    for batch in loader:
+        params = statistics[batch.layout].restore(batch.params)
+        member, there = loader.collection.locate(batch.indices)
+        for row, (k, number) in enumerate(zip(member.tolist(), there.tolist(), strict=True)):
+            found = functional_call(modules[batch.layout], {n: t[row] for n, t in params.items()}, (x,))
+            known = functional_call(modules[batch.layout], {n: t[number] for n, t in networks[k].items()}, (x,))
+            torch.testing.assert_close(found, known, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match="statistics for 1 layouts"):
+        Loader(stores, statistics=statistics[0], generator=chance())
+    with pytest.raises(ValueError, match="several layouts cannot be stacked"):
+        Statistics.of(stores)
+    with pytest.raises(ValueError, match="2 symmetries"):
+        Loader(stores, symmetry=[None, None], generator=chance())
+
+
+def dump(folder: str, workers: int, out: str, state: str, stop: int) -> None:
+    """Write the batches of the rest of an epoch to a file, and the state after each; a process of its own runs this."""
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores
+    stores = [Store.open(Path(folder) / name) for name in ("first", "second", "other")]
+    loader = Loader(stores, batch=3, augment=("permutation", "scale"), prefetch=2, generator=chance(7))
+    if Path(state).exists():
+        loader.load_state_dict(json.loads(Path(state).read_text()))
+    batches = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=workers)
+    for number, batch in enumerate(batches):
+        with open(out, "a") as file:
+            values = [float(t.double().sum()) for t in batch.params.values()]
+            file.write(json.dumps([batch.layout, batch.indices.tolist(), values]) + "\n")
+        Path(state).write_text(json.dumps(dict(batch.state)))
+        if number == stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_an_epoch_in_workers_goes_on_after_a_kill(tmp_path: Path, workers: int) -> None:
+    several(tmp_path)
+    context = multiprocessing.get_context("fork")
+
+    def run(name: str, stop: int) -> int | None:
+        args = (str(tmp_path), workers, str(tmp_path / name), str(tmp_path / f"{name}.json"), stop)
+        process = context.Process(target=dump, args=args)
+        process.start()
+        process.join()
+        return process.exitcode
+
+    assert run("whole", -1) == 0
+    assert run("killed", 4) == -signal.SIGKILL
+    assert run("killed", -1) == 0
+    whole, killed = ((tmp_path / name).read_text().splitlines() for name in ("whole", "killed"))
+    assert len(whole) == 8 + 4
+    assert killed == whole  # the same batches in the same order
+    alone = Loader([Store.open(tmp_path / name) for name in ("first", "second", "other")], batch=3, generator=chance(7))
+    assert [json.loads(line)[1] for line in whole] == [b.indices.tolist() for b in alone]
+
+
+def test_processes_that_share_an_epoch_go_on_from_one_state() -> None:
+    params = population(ARCHITECTURES["relu"][0], 31)
+
+    def loader(rank: int) -> Loader:
+        return Loader(params, batch=4, rank=rank, world=3, generator=chance())
+
+    whole = [list(loader(rank)) for rank in range(3)]
+    state = whole[0][1].state  # of the first process, when all have done two steps
+    for rank in range(3):
+        other = loader(rank)
+        other.load_state_dict(state)
+        assert same(list(other), whole[rank][2:])
+    assert whole[1][-1].state["epoch"] == 1

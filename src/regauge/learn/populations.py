@@ -10,7 +10,7 @@ from torch import nn
 
 from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
-from regauge.storage.loader import Networks
+from regauge.storage.collection import Networks
 from regauge.storage.store import Store
 from regauge.storage.store.listing import FINITE, resolve
 from regauge.storage.store.rows import STANDARD, split

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regauge.learn.populations import count_networks, read_blocks, to_net
 from regauge.learn.targets import Target
 from regauge.learn.training import Trained
-from regauge.storage.loader import Networks
+from regauge.storage.collection import Networks
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.metanet import Metanet
 

@@ -34,7 +34,8 @@ from regauge.learn.predictor import Predictor
 from regauge.learn.rendering import Rendering
 from regauge.learn.targets import Kind, Target
 from regauge.learn.training import Trained, Training, Validation, train
-from regauge.storage.loader import Batch, Loader, Networks
+from regauge.storage.collection import Networks
+from regauge.storage.loader import Batch, Loader
 from regauge.storage.store import Store
 from regauge.training.settings import derive_seed
 from regauge.weightspace.encoder import Values

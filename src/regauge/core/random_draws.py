@@ -1,0 +1,245 @@
+"""Random permutations, signs, scales and half periods of all groups of a symmetry, from one draw of random bits."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from regauge.core.groups import Group, Placement
+from regauge.core.symmetry import Symmetry
+
+Key = TypeVar("Key")
+Factor = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""A group, and the exponents of its scales, its signs, and the signs of its odd half periods."""
+Shift = tuple[str, tuple[float, ...]]
+"""A group, and what its half periods add."""
+Bits = Int[Tensor, "models columns"]
+
+WORD = 63
+"""Random bits of a number."""
+LOW = 24
+"""Low bits of a number, which choose signs and half periods, or a scale; those above them order the units."""
+
+VECTOR = 64
+"""Values that a processor takes at once, or a multiple of them."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Elements for some networks, as tables with a column for each unit of each copy of a group.
+
+    The last column of each table changes nothing.
+
+    Attributes:
+        displacements: By how many units further each unit takes its values.
+        logs: Binary logarithms of the scales of each kind of factor; None where there are no scales.
+        signs: Signs of each kind of factor; None where there are none.
+        shifts: What each kind of half period adds; None where there are none.
+    """
+
+    displacements: Int[Tensor, "models moves"]
+    logs: Float[Tensor, "models factors"] | None
+    signs: Float[Tensor, "models factors"] | None
+    shifts: Float[Tensor, "models shifts"] | None
+
+    def factors(self, dtype: torch.dtype) -> Tensor | None:
+        """What values are multiplied by; None where nothing is."""
+        signs = None if self.signs is None else self.signs.to(dtype)
+        scales = None
+        if self.logs is not None:
+            # Whole vectors of the processor, since torch rounds what is left over differently.
+            whole = functional.pad(self.logs.to(dtype), (0, -self.logs.shape[1] % VECTOR))
+            scales = whole.exp2()[:, : self.logs.shape[1]]
+        return signs if scales is None else scales if signs is None else scales * signs
+
+
+class Draws:
+    """What is drawn for each network of a batch, found once for a symmetry and some parts of its elements.
+
+    Each unit has one number: its high bits order the units, its low bits choose the state of its signs and half
+    periods together. Each scale has a number of its own.
+
+    Attributes:
+        moves: Columns of the displacements of each permuted group.
+        factors: Columns of each kind of factor.
+        shifts: Columns of each kind of shift.
+    """
+
+    def __init__(self, symmetry: Symmetry, parts: Sequence[str]) -> None:
+        self.moves: dict[str, slice] = {}
+        self.factors: dict[Factor, slice] = {}
+        self.shifts: dict[Shift, slice] = {}
+        self._parts = tuple(parts)
+        self._groups = {group.name: group for group in symmetry.groups if group.matrix == "none"}
+        groups = list(self._groups.values())
+        count = {group.name: symmetry.count_copies(group.name) * group.size for group in groups}
+        copies = [torch.zeros(0, dtype=torch.int64)]
+        for group in groups:
+            if group.is_permuted and "permutation" in parts:
+                place_columns(self.moves, group.name, count[group.name])
+                copies.append(sum(map(len, copies)) + torch.arange(count[group.name]) // group.size)
+        self._rank_units(torch.cat(copies))
+        units, scales = dict(self.moves), dict[tuple[str, int], slice]()
+        for group in groups:
+            place_columns(units, group.name, count[group.name] if self._count_states(group) > 1 else 0)
+            for family in range(group.scales if "scale" in parts else 0):
+                place_columns(scales, (group.name, family), count[group.name])
+            for place in group.placements:
+                factor, shift = self.factor_of(group, place), self.shift_of(group, place)
+                if factor is not None:
+                    place_columns(self.factors, factor, count[group.name])
+                if shift is not None:
+                    place_columns(self.shifts, shift, count[group.name])
+        self._units, self._width = blank(units), blank(units) + blank(scales)
+        self._states = torch.ones(self._units, dtype=torch.int64)
+        for name, columns in units.items():
+            self._states[columns] = self._count_states(self._groups[name])
+        self._signs = self._tabulate(self.factors, units, self._sign_states, torch.float32)
+        self._shifts = self._tabulate(self.shifts, units, self._shift_states, torch.float64)
+        self._logs = self._exponents(scales)
+
+    def factor_of(self, group: Group, place: Placement) -> Factor | None:
+        """The kind of factor of a placement, as far as the parts say so; None if there is none."""
+
+        def wanted(part: str, exponents: Sequence[int]) -> tuple[int, ...]:
+            return tuple(exponents) if part in self._parts and any(exponents) else ()
+
+        made = (group.name, wanted("scale", place.scale), wanted("sign", place.sign), wanted("shift", place.parity))
+        return made if any(made[1:]) else None
+
+    def shift_of(self, group: Group, place: Placement) -> Shift | None:
+        """The kind of shift of a placement; None if there is none."""
+        return (group.name, tuple(place.shift)) if "shift" in self._parts and any(place.shift) else None
+
+    def draw(self, sources: Sequence[tuple[int, torch.Generator]]) -> Drawn:
+        """Draw so many elements from each source of chance.
+
+        Permutations and signs are uniform, scales between 1/2 and 2 uniform in their logarithms, shifts in {-1, 0, 1}.
+        """
+        models = sum(count for count, _ in sources)
+        bits = torch.empty(models, self._width, dtype=torch.int64)
+        for part, (count, generator) in zip(torch.split(bits, [count for count, _ in sources]), sources, strict=True):
+            if generator.device.type == "cpu":
+                part.random_(generator=generator)
+            else:
+                drawn = torch.empty(count, self._width, dtype=torch.int64, device=generator.device)
+                part.copy_(drawn.random_(generator=generator))
+        permuted = self._permute(bits)
+        if not (self._signs or self._shifts or self._logs):
+            return Drawn(permuted, None, None, None)
+        low = bits & ((1 << LOW) - 1)
+
+        def look_up(table: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+            values, columns, starts = table
+            states = (low[:, : self._units] * self._states) >> LOW
+            return values.index_select(0, (states.index_select(1, columns) + starts).view(-1)).view(models, -1)
+
+        logs = None
+        if self._logs:
+            uniform = functional.pad(low[:, self._units :] * 2.0 ** (1 - LOW) - 1, (0, 1))
+            logs = torch.stack([uniform.index_select(1, columns) * e for columns, e in self._logs]).sum(0)
+        return Drawn(
+            permuted,
+            logs,
+            None if self._signs is None else look_up(self._signs),
+            None if self._shifts is None else look_up(self._shifts),
+        )
+
+    def _rank_units(self, copies: Int[Tensor, " moves"]) -> None:
+        """Prepare the sort that permutes the units of each copy among themselves."""
+        count = len(copies)
+        column = max(1, (count - 1).bit_length())
+        high = column + (int(copies[-1]) if count else 0).bit_length()
+        self._column, self._random = column, min(WORD - LOW, WORD - high)
+        self._order = ((copies << (self._random + column)) | torch.arange(count)).numpy()
+
+    def _permute(self, bits: Bits) -> Int[Tensor, "models moves"]:
+        """Displacements: the numbers of the units, sorted by random bits within each copy."""
+        count = len(self._order)
+        displacements = np.zeros((len(bits), count + 1), np.int32)
+        if count:
+            keys = bits.numpy()[:, :count] >> (WORD - self._random)
+            keys <<= self._column
+            keys |= self._order
+            keys.sort(-1)
+            keys &= (1 << self._column) - 1  # the low bits of a key are the number of its unit
+            np.subtract(keys, np.arange(count), out=displacements[:, :count], casting="unsafe")
+        return torch.from_numpy(displacements)
+
+    def _count_states(self, group: Group) -> int:
+        """Number of the states that signs and half periods of a unit have together."""
+        signs, shifts = group.signs * ("sign" in self._parts), group.shifts * ("shift" in self._parts)
+        return int(2**signs * 3**shifts)
+
+    def _decode(self, group: Group) -> tuple[list[Tensor], list[Tensor]]:
+        """For each family the sign bit, and the half period, of each state."""
+        state = torch.arange(self._count_states(group))
+        signs = group.signs * ("sign" in self._parts)
+        shifts = group.shifts * ("shift" in self._parts)
+        return (
+            [(state >> family) & 1 for family in range(signs)],
+            [(state >> signs) // 3**family % 3 - 1 for family in range(shifts)],
+        )
+
+    def _sign_states(self, factor: Factor) -> Tensor:
+        """The sign of a kind of factor in each state."""
+        group, _, sign, parity = factor
+        bits, shifts = self._decode(self._groups[group])
+        flips = [one for one, e in zip(bits, sign, strict=False) if e]
+        flips += [one & 1 for one, e in zip(shifts, parity, strict=False) if e]
+        return 1 - 2 * (sum(flips, torch.zeros(self._count_states(self._groups[group]), dtype=torch.int64)) & 1)
+
+    def _shift_states(self, shift: Shift) -> Tensor:
+        """What half periods add in each state."""
+        group, amounts = shift
+        _, shifts = self._decode(self._groups[group])
+        return torch.stack([one.double() * amount for one, amount in zip(shifts, amounts, strict=True)]).sum(0)
+
+    def _tabulate(
+        self,
+        kinds: Mapping[Any, slice],
+        units: Mapping[str, slice],
+        states: Callable[[Any], Tensor],
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Values of all kinds in all states, and for each column its unit and where its values begin."""
+        made = [(kind, states(kind), units[kind[0]]) for kind in kinds]
+        if not any(bool((values != values[0]).any()) for _, values, _ in made):
+            return None
+        neutral = torch.full((int(self._states.max()),), 1 if dtype == torch.float32 else 0)
+        starts = np.cumsum([0, *(len(values) for _, values, _ in made)]).tolist()
+        columns = [torch.arange(unit.start, unit.stop) for _, _, unit in made]
+        places = [torch.full((len(column),), start) for column, start in zip(columns, starts, strict=False)]
+        return (
+            torch.cat([*(values for _, values, _ in made), neutral]).to(dtype),
+            torch.cat([*columns, torch.zeros(1, dtype=torch.int64)]),
+            torch.cat([*places, torch.tensor(starts[-1:])]),
+        )
+
+    def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
+        """For each column of the factors a first scale and its exponent, a second one, and so on."""
+        width, layers = blank(self.factors) + 1, list[tuple[Tensor, Tensor]]()
+        for (group, exponents, _, _), columns in self.factors.items():
+            there = [(family, exponent) for family, exponent in enumerate(exponents) if exponent]
+            for depth, (family, exponent) in enumerate(there):
+                if depth == len(layers):
+                    layers.append((torch.full((width,), blank(scales)), torch.zeros(width)))
+                layers[depth][0][columns] = torch.arange(scales[group, family].start, scales[group, family].stop)
+                layers[depth][1][columns] = exponent
+        return layers
+
+
+def blank(places: Mapping[Key, slice]) -> int:
+    """The column of a table that changes nothing: the last one."""
+    return max((columns.stop for columns in places.values()), default=0)
+
+
+def place_columns(places: dict[Key, slice], key: Key, count: int) -> None:
+    """Give a key the next columns, if it has none yet."""
+    if key not in places:
+        places[key] = slice(blank(places), blank(places) + count)

@@ -1,0 +1,190 @@
+"""Networks of one or several architectures as one: numbered one population after the other."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regauge.core.params import Params, count_models, select
+from regauge.core.symmetry import Symmetry
+from regauge.storage.architecture import TensorSpec
+from regauge.storage.store import Store
+from regauge.storage.store.columns import Array
+from regauge.storage.store.listing import resolve
+from regauge.storage.store.rows import Indices
+
+Networks = Store | Mapping[str, Tensor]
+"""A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""
+
+
+class Collection:
+    """Stores and populations, one or several, whose networks are numbered one member after the other.
+
+    Members with the same tensors and the same symmetry have one layout; networks of one layout can be stacked.
+
+    Args:
+        networks: A store or a population, or several.
+        symmetry: The symmetry of all of them, or one for each; that of each store unless given.
+
+    Attributes:
+        members: The stores and populations.
+        symmetries: Of each member; None where it is not known.
+        layouts: The number of each member's layout, counted from 0 in the order of their first members.
+        starts: The number of the first network of each member, and of the end.
+
+    Raises:
+        ValueError: There are no members, or symmetries are not one for each.
+    """
+
+    def __init__(
+        self,
+        networks: "Networks | Sequence[Networks] | Collection",
+        symmetry: Symmetry | Sequence[Symmetry | None] | None = None,
+    ) -> None:
+        if isinstance(networks, Collection):
+            symmetry = networks.symmetries if symmetry is None else symmetry
+            networks = networks.members
+        self.members: tuple[Networks, ...] = (networks,) if isinstance(networks, Store | Mapping) else tuple(networks)
+        given = (
+            (symmetry,) * len(self.members) if symmetry is None or isinstance(symmetry, Symmetry) else tuple(symmetry)
+        )
+        if not self.members or len(given) != len(self.members):
+            raise ValueError(
+                f"there are {len(self.members)} stores or populations and {len(given)} symmetries; give at least one, "
+                "and one symmetry for all or one for each"
+            )
+        self.symmetries: tuple[Symmetry | None, ...] = tuple(
+            one.symmetry if known is None and isinstance(one, Store) else known
+            for one, known in zip(self.members, given, strict=True)
+        )
+        keys = [_layout_key(*pair) for pair in zip(self.members, self.symmetries, strict=True)]
+        self._firsts = [keys.index(key) for key in dict.fromkeys(keys)]
+        self.layouts = tuple([keys[first] for first in self._firsts].index(key) for key in keys)
+        self.starts = np.cumsum([0, *(_count(one) for one in self.members)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __repr__(self) -> str:
+        return f"Collection({len(self)} networks of {len(self.members)} members, {len(self._firsts)} layouts)"
+
+    @property
+    def key(self) -> str:
+        """A text that other stores do not have; populations in memory are told apart by their tensors' shapes only."""
+        digest = blake2b(digest_size=16)
+        for one, count in zip(self.members, np.diff(self.starts).tolist(), strict=True):
+            digest.update(f"{one.key if isinstance(one, Store) else [*tensors_of(one)]} {count}\n".encode())
+        return digest.hexdigest()
+
+    def first(self, layout: int) -> int:
+        """The first member of a layout."""
+        return self._firsts[layout]
+
+    def symmetry(self, layout: int) -> Symmetry:
+        """The symmetry of a layout.
+
+        Raises:
+            ValueError: It is not known.
+        """
+        first = self.first(layout)
+        found, member = self.symmetries[first], self.members[first]
+        if found is not None:
+            return found
+        if isinstance(member, Store):
+            return member.require_symmetry()
+        raise ValueError("the symmetry of a population in memory is not known; give `symmetry`")
+
+    def resolve(self, indices: Iterable[int] | slice | Array | None) -> Indices:
+        """Numbers of networks from numbers, a slice or a mask; all unless given.
+
+        Raises:
+            IndexError: There is no network of some number.
+        """
+        what = "the store" if isinstance(self.members[0], Store) else "the population"
+        return resolve(slice(None) if indices is None else indices, len(self), self._what(what))
+
+    def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
+        """The member of each network, and its number there, `[networks]` both."""
+        member = np.searchsorted(self.starts, numbers, side="right") - 1
+        return member, numbers - self.starts[member]
+
+    def layout_of(self, numbers: Indices) -> Indices:
+        """The number of each network's layout, `[networks]`."""
+        return np.asarray(self.layouts, np.int64)[self.locate(numbers)[0]]
+
+    def read(self, numbers: Indices) -> Params:
+        """Some networks of one layout, stacked in their order.
+
+        Raises:
+            ValueError: They are of several layouts.
+        """
+        if len(self.members) == 1:
+            return _read(self.members[0], numbers)
+        member, there = self.locate(numbers)
+        found = np.unique(member)
+        if len({self.layouts[k] for k in found}) > 1:
+            raise ValueError("networks of several layouts cannot be stacked; read those of one layout at a time")
+        if len(found) == 1:
+            return _read(self.members[found[0]], there)
+        pieces = [_read(self.members[k], there[member == k]) for k in found]
+        back = torch.from_numpy(np.argsort(np.argsort(member, kind="stable"), kind="stable"))
+        return {name: torch.cat([piece[name] for piece in pieces]).index_select(0, back) for name in pieces[0]}
+
+    def column(self, name: str) -> Array:
+        """A column of all stores; masked where a network has no such value.
+
+        Raises:
+            KeyError: A store has no such column.
+            ValueError: A member is no store, or the columns are of kinds that cannot be joined.
+        """
+        columns = []
+        for one in self.members:
+            if not isinstance(one, Store):
+                raise ValueError(f"{name!r} names a column, but a population in memory has none; give values")
+            columns.append(one.rows[name])
+        kinds = {column.dtype.kind for column in columns}
+        if len(columns) == 1:
+            return columns[0]
+        if len(kinds) > 1 and not kinds <= set("iuf"):
+            raise ValueError(f"the column {name!r} has numbers in one store and other values in another; rename one")
+        is_masked = any(isinstance(column, np.ma.MaskedArray) for column in columns)
+        joined: Array = np.concatenate([np.ma.getdata(column) for column in columns])
+        if is_masked:
+            joined = np.ma.MaskedArray(joined, np.concatenate([np.ma.getmaskarray(column) for column in columns]))
+        return joined
+
+    def has_column(self, name: str) -> bool:
+        """Whether all members are stores with a column of that name."""
+        return all(isinstance(one, Store) and name in one.rows.names for one in self.members)
+
+    @cached_property
+    def stores(self) -> tuple[Store, ...]:
+        """The members that are stores."""
+        return tuple(one for one in self.members if isinstance(one, Store))
+
+    def _what(self, one: str) -> str:
+        return one if len(self.members) == 1 else "the collection"
+
+
+def tensors_of(networks: Networks) -> tuple[TensorSpec, ...]:
+    """The tensors of one network."""
+    if isinstance(networks, Store):
+        return networks.architecture.layout
+    return tuple(TensorSpec(name, tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in networks.items())
+
+
+def _layout_key(networks: Networks, symmetry: Symmetry | None) -> Hashable:
+    return tensors_of(networks), None if symmetry is None else symmetry.groups
+
+
+def _count(networks: Networks) -> int:
+    return len(networks) if isinstance(networks, Store) else count_models(networks)
+
+
+def _read(networks: Networks, indices: NDArray[Any]) -> Params:
+    return networks.read(indices) if isinstance(networks, Store) else select(networks, torch.from_numpy(indices))

@@ -1,0 +1,113 @@
+"""Statistics by which populations are standardized: one pair of numbers for each tensor, computed once."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.storage import cache
+from regauge.storage.collection import Collection, Networks
+from regauge.storage.store import Store
+
+KIND = "statistics"
+"""Of entries of the user's cache."""
+BLOCK_BYTES = 64 * 2**20
+"""Bytes of the blocks in which networks are read."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and standard deviation of the values of each tensor, over all networks and positions.
+
+    One number for a tensor rather than one for each of its values, because a permutation exchanges the positions. Where
+    signs are flipped at random, a mean other than zero has no meaning: take the statistics with
+    `is_centered=False`.
+
+    Attributes:
+        mean: By the name of the tensor; floating-point tensors only.
+        std: The same; one where all values are equal.
+    """
+
+    mean: Mapping[str, float]
+    std: Mapping[str, float]
+
+    @classmethod
+    def of(
+        cls,
+        networks: Networks | Sequence[Networks] | Collection,
+        indices: Sequence[int] | NDArray[Any] | None = None,
+        *,
+        is_centered: bool = True,
+    ) -> "Statistics":
+        """The statistics of networks, in float64; a store is read in blocks.
+
+        Those of a store are kept in the user's cache, for the store's key and the networks that are taken: shards never
+        change.
+
+        Args:
+            networks: A store or a population, or several of one layout.
+            indices: Numbers of the networks to take; all unless given.
+            is_centered: Whether means are subtracted; else they are zero, and deviations are root mean squares.
+
+        Raises:
+            ValueError: There are no networks, they are of several layouts, or a value is not finite.
+        """
+        collection = Collection(networks)
+        chosen = collection.resolve(indices)
+        if not len(chosen):
+            raise ValueError("no networks have no statistics; take more")
+        is_stored = len(collection.stores) == len(collection.members)
+        origin = _origin(collection.stores, chosen, is_centered=is_centered) if is_stored else None
+        known = None if origin is None else cache.recall(KIND, origin)
+        if known is not None:
+            return cls(**json.loads(known))
+        one = collection.read(chosen[:1])
+        block = max(1, BLOCK_BYTES // max(1, sum(tensor.nbytes for tensor in one.values())))
+        total = {name: np.zeros(3) for name, tensor in one.items() if tensor.is_floating_point()}
+        for start in range(0, len(chosen), block):
+            params = collection.read(chosen[start : start + block])
+            for name in total:
+                total[name] = _join(total[name], params[name].double())
+        mean = {name: float(sums[1]) if is_centered else 0.0 for name, sums in total.items()}
+        std = {}
+        for name, (count, center, square) in total.items():
+            variance = square / count + (0.0 if is_centered else center**2) if count else 1.0
+            if not np.isfinite(variance):
+                raise ValueError(f"{name!r} has values that are NaN or Inf; leave out the networks that are not finite")
+            std[name] = float(variance**0.5) or 1.0
+        found = cls(mean, std)
+        if origin is not None:
+            cache.keep(KIND, origin, json.dumps(asdict(found)))
+        return found
+
+    def standardize(self, params: Mapping[str, Tensor]) -> Params:
+        """Values less their mean, divided by their deviation."""
+        return {n: (t - self.mean[n]) / self.std[n] if n in self.std else t for n, t in params.items()}
+
+    def restore(self, params: Mapping[str, Tensor]) -> Params:
+        """The opposite of `standardize`."""
+        return {n: t * self.std[n] + self.mean[n] if n in self.std else t for n, t in params.items()}
+
+
+def _origin(stores: Sequence[Store], chosen: NDArray[np.int64], *, is_centered: bool) -> list[Any]:
+    """What the statistics of some networks of stores follow from, whatever was appended since."""
+    shards = [[[shard.path.name, shard.checksum] for shard in store.shards] for store in stores]
+    digest = blake2b(json.dumps(shards).encode())
+    digest.update(np.ascontiguousarray(chosen).data)
+    return [*(store.key for store in stores), digest.hexdigest(), is_centered]
+
+
+def _join(sums: NDArray[np.float64], values: Tensor) -> NDArray[np.float64]:
+    """Number, mean and sum of squared deviations of some values and more values (Chan et al., 1983)."""
+    if not values.numel():
+        return sums
+    mean = float(values.mean())
+    more = np.array([values.numel(), mean, float((values - mean).square().sum())])
+    count, gap = sums[0] + more[0], more[1] - sums[1]
+    return np.array([count, sums[1] + gap * more[0] / count, sums[2] + more[2] + gap**2 * sums[0] * more[0] / count])
