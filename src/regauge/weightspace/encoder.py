@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regauge.weightspace.features import Features, Odd
+from regauge.weightspace.features import Features, Odd, turn
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import Block, Layout
 from regauge.weightspace.layout.characters import at_end
@@ -71,11 +71,14 @@ class Encoder(nn.Module):
     Values are standardized by one mean and deviation for each block, which `standardize` sets. What no group moves
     (pixels, classes, kernel positions) are inputs of these maps, so that weights tell positions apart. Units that are
     known by their positions get a learned vector each, and so does a unit's weight to itself. Where signs still act on
-    values, those are read twice: by their sizes, and as they are, without biases, for features that signs change.
+    values, those are read twice: by their sizes, and as they are, without biases, for features that signs change. Where
+    half periods still act, values that are added to an angle turn it by at most one radian for each of its own, times
+    its frequency, and features are sine and cosine of the sum; the sine of twice the angle is what may be added to it.
 
     Args:
         has_pairs: Whether blocks with two ends or more get vectors.
         channels: How many functions of each of their values are made besides.
+        are_multiplied: Whether layers multiply by values that signs change.
     """
 
     mean: Tensor
@@ -90,6 +93,7 @@ class Encoder(nn.Module):
         *,
         has_pairs: bool,
         channels: int,
+        are_multiplied: bool = False,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
@@ -105,17 +109,26 @@ class Encoder(nn.Module):
         share[""] = len(layout.network_blocks)
         self.has_pairs = has_pairs
         self.maps, self.functions, self.odd_maps = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
+        self.odd_functions = nn.ModuleDict()
+        self.odd = [block.name in layout.signs for block in layout.blocks]
+        self.frequencies_of = {k: _frequency(block, layout) for k, block in enumerate(layout.blocks)}
+        waves = {name for wave in (layout.waves or {}).values() for name in (wave.sine, wave.cosine)}
         for k, block in enumerate(layout.blocks):
             numbers = block.channels * values.count()
             is_pair = len(block.ends) > 1
             if is_pair and channels:
                 self.functions[f"{k}"] = Dense(numbers, channels, generator=generator)
+            if is_pair and are_multiplied and block.name in layout.signs:
+                self.odd_functions[f"{k}"] = _one_function(block.channels, generator)
             if is_pair and not has_pairs:
                 continue
             parts = 1 if is_pair else share["" if not block.ends else block.ends[0].units]
-            if block.name in layout.signs:
+            if block.name in layout.signs and block.name not in waves:
                 gain = 1 / math.sqrt(parts)
-                self.odd_maps[f"{k}"] = Dense(block.channels, width, is_biased=False, gain=gain, generator=generator)
+                odd = Dense(block.channels, width, is_biased=False, gain=gain, generator=generator)
+                if self.frequencies_of[k] is not None:  # Waves of at most that many radians per unit of an input.
+                    nn.init.uniform_(odd.weight, -1.0, 1.0, generator=generator)
+                self.odd_maps[f"{k}"] = odd
             dense = Dense(numbers, width, gain=1 / math.sqrt(parts), generator=generator)
             if is_pair and dense.bias is not None:
                 nn.init.normal_(dense.bias, generator=generator)
@@ -135,6 +148,13 @@ class Encoder(nn.Module):
                 if has_pairs and len(block.ends) == 2 and block.ends[0].units == block.ends[1].units
             }
         )
+        self.doubles = nn.ModuleDict(
+            {
+                f"{k}": Dense(1, width, is_biased=False, generator=generator)
+                for k, name in enumerate(layout.units)
+                if name in (layout.waves or {})
+            }
+        )
         self.network = _vector(width, generator)
 
     @torch.no_grad()
@@ -142,7 +162,7 @@ class Encoder(nn.Module):
         """Take mean and deviation of every block over networks and positions."""
         for k, block in enumerate(layout.blocks):
             found = values[block.name].double()
-            if f"{k}" in self.odd_maps:
+            if self.odd[k]:
                 found = found.abs()
             if not found.numel():
                 continue
@@ -157,14 +177,20 @@ class Encoder(nn.Module):
         for k, (name, known) in enumerate(layout.units.items()):
             x = self.kinds[f"{k}"].expand(models, *known.sizes, -1)
             units[name] = x + self.positions[f"{k}"] if f"{k}" in self.positions else x
-        odd = Odd({name: dict.fromkeys(found, units[name] * 0) for name, found in layout.unit_signs.items()})
+        zeros = {name: dict.fromkeys(found, units[name] * 0) for name, found in layout.unit_signs.items()}
+        odd = Odd(zeros, given={name: {} for name in zeros})
         pairs, functions = {}, {}
         network = self.network.expand(models, -1)
         for k, block in enumerate(layout.blocks):
             found = values[block.name].to(dtype)
-            if f"{k}" in self.odd_maps:
+            if self.odd[k]:
                 size = (self.mean[k].square() + self.std[k].square()).sqrt()
-                self._add_odd(odd, block, layout, self.odd_maps[f"{k}"](found / size))
+                frequency = self.frequencies_of[k]
+                if f"{k}" in self.odd_maps:
+                    scaled = found / size if frequency is None else found * frequency
+                    self._add_odd(odd, block, layout, self.odd_maps[f"{k}"](scaled))
+                if f"{k}" in self.odd_functions:
+                    odd.values[block.name] = self.odd_functions[f"{k}"](found), size
                 found = found.abs()
             standard = (found - self.mean[k]) / self.std[k]
             encoded = self.values.encode(standard, self.frequencies)
@@ -182,6 +208,13 @@ class Encoder(nn.Module):
             else:
                 (end,) = block.ends
                 units[end.units] = units[end.units] + x.permute(0, *(1 + axis for axis in end.axes), x.ndim - 1)
+        for name, wave in (layout.waves or {}).items():
+            sine, cosine = (values[block].to(dtype) for block in (wave.sine, wave.cosine))
+            odd.waves[name] = sine, cosine
+            turned = turn(odd.waves[name], odd.units[name][wave.addend])
+            odd.units[name].update(zip(layout.wave_signs(name), turned, strict=True))
+            added = self.doubles[f"{list(layout.units).index(name)}"](2 * sine * cosine)
+            odd.units[name][wave.addend] = odd.units[name][wave.addend] + added
         return Features(units, pairs, network, functions, odd)
 
     def _add_odd(self, odd: Odd, block: Block, layout: Layout, x: Tensor) -> None:
@@ -190,8 +223,28 @@ class Encoder(nn.Module):
             return
         (end,) = block.ends
         known = odd.units[end.units]
-        own = at_end(layout.signs[block.name], end)
-        known[own] = known[own] + x.permute(0, *(1 + axis for axis in end.axes), x.ndim - 1)
+        own, given = at_end(layout.signs[block.name], end), odd.given[end.units]
+        x = x.permute(0, *(1 + axis for axis in end.axes), x.ndim - 1)
+        known[own] = known[own] + x
+        given[own] = given[own] + x if own in given else x
+
+
+def _frequency(block: Block, layout: Layout) -> float | None:
+    """Radians of one unit of the values of a block, if these add to the angle of its units."""
+    if len(block.ends) != 1 or block.name not in layout.signs:
+        return None
+    (end,) = block.ends
+    wave = (layout.waves or {}).get(end.units)
+    is_addend = wave is not None and at_end(layout.signs[block.name], end) == wave.addend
+    return wave.frequency if wave is not None and is_addend else None
+
+
+def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
+    """One linear function of the values of a pair, at first the value if there is one."""
+    dense = Dense(channels, 1, is_biased=False, generator=generator)
+    if channels == 1:
+        nn.init.ones_(dense.weight)
+    return dense
 
 
 def _diagonal(block: Block) -> Tensor:

@@ -16,10 +16,17 @@ class Odd:
     Attributes:
         units: For each set of units and each character that values of its units have, `[models, *sizes, width]`.
         pairs: For each block with two ends or more whose values signs change, `[models, *labels, width]`.
+        values: The values of each such block as they are, `[models, *labels, channels]`, and their root mean square;
+            where layers multiply by them. No layer changes them.
+        given: What `units` were made of their own values, sines and cosines of angles aside; no layer changes it.
+        waves: Sine and cosine of the angle of each unit, for each set whose units have one: `[models, *sizes, 1]`.
     """
 
     units: dict[str, dict[Character, Float[Tensor, "models *sizes width"]]] = field(default_factory=dict)
     pairs: dict[str, Float[Tensor, "models *labels width"]] = field(default_factory=dict)
+    values: dict[str, tuple[Float[Tensor, "models *labels channels"], Tensor]] = field(default_factory=dict)
+    given: dict[str, dict[Character, Float[Tensor, "models *sizes width"]]] = field(default_factory=dict)
+    waves: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,15 @@ class Read:
     number: int
     params: Mapping[str, Tensor]
     sizes: Mapping[str, float]
+
+
+def turn(
+    wave: tuple[Float[Tensor, "models *sizes 1"], Float[Tensor, "models *sizes 1"]],
+    by: Float[Tensor, "models *sizes width"],
+) -> tuple[Float[Tensor, "models *sizes width"], Float[Tensor, "models *sizes width"]]:
+    """Sine and cosine of angles that something is added to, from those of the angles."""
+    (sine, cosine), along, across = wave, by.cos(), by.sin()
+    return sine * along + cosine * across, cosine * along - sine * across
 
 
 def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) -> Float[Tensor, "models *ones width"]:

@@ -126,7 +126,15 @@ class Metanet(nn.Module):
         layouts = [reader.layout for reader in self._readers]
         self.parts = tuple(part for part in wanted if not any(part in reader.frame.open for reader in self._readers))
         self.encoders = nn.ModuleList(
-            Encoder(layout, width, values, has_pairs=layer.keeps_pairs, channels=layer.channels, generator=generator)
+            Encoder(
+                layout,
+                width,
+                values,
+                has_pairs=layer.keeps_pairs,
+                channels=layer.channels,
+                are_multiplied=not layer.keeps_pairs,
+                generator=generator,
+            )
             for layout in layouts
         )
         given = () if probes is None else (probes,) if isinstance(probes, Probes) else tuple(probes)
@@ -249,7 +257,14 @@ class Metanet(nn.Module):
     def _reader(self, symmetry: Symmetry, number: int, contracted: tuple[str, ...] | None = None) -> _Reader:
         wanted, left = self.settings.parts, self._left
         chosen = contracted if "linear" in wanted else ()
-        layout = compile_layout(symmetry, contracted=chosen, is_signed="sign" in left)
+        layout = compile_layout(
+            symmetry,
+            contracted=chosen,
+            is_signed="sign" in left,
+            has_shifts="sign" in left and "shift" in left,
+        )
+        if layout.waves is None:
+            left = tuple(part for part in left if part != "shift")
         fixed = tuple(part for part in wanted if part not in ("permutation", *left))
         return _Reader(layout, Frame.of(layout, fixed, left), number)
 

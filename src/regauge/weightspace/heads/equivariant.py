@@ -1,5 +1,6 @@
 """A change of every parameter, which moves along orbits as the parameters do."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,7 +12,8 @@ from regauge.core.params import Params
 from regauge.weightspace.features import Read, spread
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import Layout
-from regauge.weightspace.layout.characters import at_end, character_of, is_odd, multiply
+from regauge.weightspace.layout.characters import at_end, is_odd, multiply
+from regauge.weightspace.layout.waves import find_period
 from regauge.weightspace.layout.writing import Written
 
 RANK = 4
@@ -26,7 +28,7 @@ class Equivariant:
     on which matrices act, a change is made of what is there: `a_i v_i` plus, for a few directions, `b_i` times the mean
     of `c_j v_j` over all `v_j` that the same matrix multiplies, with numbers `a`, `b` and `c` from features. So it
     moves as the values do, whatever the matrix is. Where signs still act on values, changes are made of features that
-    these signs change, and of the values themselves. Buffers do not change.
+    these signs change, and of the values themselves (of the sine of twice an angle). Buffers do not change.
 
     Attributes:
         scale: Size of the changes at first; every tensor has a learned one of its own.
@@ -81,7 +83,7 @@ class _Changes(nn.Module):
         for k, written in enumerate(layout.writer.written):
             outputs = settings.changes * written.values
             self.maps.append(Dense(width, outputs, generator=generator))
-            is_signed = layout.is_signed and is_odd(character_of(written.block))
+            is_signed = layout.is_signed and is_odd(layout.character(written.block))
             if is_signed and not written.matrices:
                 self.odd_maps[f"{k}"] = Dense(width, outputs, is_biased=False, generator=generator)
             if written.group is not None:
@@ -129,11 +131,16 @@ class _Change:
                 x = x + spread(features.units[end.units], end, block)
             self.features = x.expand(-1, *block.sizes, -1) / (1 + len(block.ends)) ** 0.5
         self.values, self.odd = None, None
-        is_signed = read.layout.is_signed and is_odd(character_of(block))
+        is_signed = read.layout.is_signed and is_odd(read.layout.character(block))
         if is_signed:
             self.odd = _odd(written, read)
         if written.matrices or is_signed:
-            self.values = written.read(read.params).to(features.network.dtype) / read.sizes[written.piece.parameter]
+            self.values = written.read(read.params).to(features.network.dtype)
+            period = find_period(block) if read.layout.waves is not None else None
+            if period is None:
+                self.values = self.values / read.sizes[written.piece.parameter]
+            else:  # Half periods add to the value, but nothing to this.
+                self.values = torch.sin(2 * math.pi / period[2] * self.values)
         self.out: Tensor | None = None
 
     def change(self, dense: nn.Module, changes: int) -> Tensor:
@@ -170,7 +177,7 @@ def _odd(written: Written, read: Read) -> Tensor:
     block, odd = written.block, read.features.odd
     if block.name in odd.pairs:
         return odd.pairs[block.name]
-    wanted = character_of(block)
+    wanted = read.layout.character(block)
     known = read.layout.unit_signs
     blank = tuple((0,) * len(exponents) for exponents in wanted)
     choices = [(at_end(blank, end), *known[end.units]) for end in block.ends]

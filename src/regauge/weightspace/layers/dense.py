@@ -40,3 +40,22 @@ class Norm(nn.LayerNorm):
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
+
+
+class OddNorm(nn.RMSNorm):
+    """A vector divided by its root mean square, which keeps its sign."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, eps=1e-6)
+
+
+class Invariants(nn.Module):
+    """`(A u) * (B u)`: all that is left of a vector without its sign, for enough rows."""
+
+    def __init__(self, width: int, outputs: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.left, self.right = (Dense(width, outputs, is_biased=False, generator=generator) for _ in range(2))
+
+    def forward(self, u: Tensor) -> Tensor:
+        made: Tensor = self.left(u) * self.right(u)
+        return made

@@ -7,7 +7,8 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor, nn
 
-from regauge.weightspace.features import Features, spread
+from regauge.weightspace.features import Features, Odd, spread
+from regauge.weightspace.layers.odd_units import OddUnits
 from regauge.weightspace.layers.plan import Layer, Plan, read_blocks
 from regauge.weightspace.layers.trunk import NetworkUpdate, UnitUpdate
 from regauge.weightspace.layout import Block, End, Layout
@@ -24,9 +25,22 @@ class Propagation(Layer):
     the network's own pass with as many inputs costs, times `channels`. With one channel and the value itself it is one
     layer of that pass, or of the one backward. `x <- x + MLP(x, messages, what x is repeated within, network)` follows.
 
+    Where signs act, those functions are of absolute values, and units have further features that signs multiply by the
+    exponents of placements:
+
+        message to unit i:   sum over j of w_ij B u_j
+
+    Half periods make biases of sines angles. With such an angle `a` of frequency `f`, `u` is `sin(a + f messages)` and
+    the cosine; weights from the inputs are a part of that sum, with `width` learned inputs of at most one, and the
+    network hears sums of `u` times the weights to the outputs. So the first layers can compute what a network of sines
+    computes at learned inputs, although the network is never run. Other units mix `u` and messages, times functions of
+    `x`, and all `x` hear from products of two of the `u`.
+
     Attributes:
         channels: Functions of each weight.
         expansion: Width of the hidden layer of the MLP, as a multiple of the width.
+        is_signed: Whether signs and half periods are respected this way, instead of by a canonical form before.
+        is_pass: Whether the maps `B` of `u` begin as the identity, so that layers begin as the network's own pass.
 
     References:
         Related to the blocks of arXiv 2607.02166, which multiply features and weights too.
@@ -34,12 +48,19 @@ class Propagation(Layer):
 
     channels: int = 4
     expansion: int = 2
+    is_signed: bool = True
+    is_pass: bool = True
 
     keeps_pairs = False
 
     def __post_init__(self) -> None:
         if min(self.channels, self.expansion) < 1:
             raise ValueError(f"channels={self.channels} and expansion={self.expansion} must be at least 1")
+
+    @property
+    def respects(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Parts of a symmetry that need no canonical form before."""
+        return ("sign", "shift") if self.is_signed else ()
 
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
@@ -57,6 +78,9 @@ class _Layer(nn.Module):
         self.heard = plan.for_ends(width, hidden, is_biased=False)
         if plan.has_units:
             self.units = UnitUpdate(plan, hidden)
+        self.odd: OddUnits | None = None
+        if any(signs for layout in plan.layouts for signs in layout.unit_signs.values()):
+            self.odd = OddUnits(plan, hidden, is_pass=settings.is_pass)
         if any(read_blocks(layout, plan.reads) for layout in plan.layouts):
             self.pair_in, self.pair_out = plan.dense(self.channels, width), plan.dense(width, width)
             self.pair_ends = plan.for_ends(width, width, is_biased=False, are_read=True)
@@ -76,9 +100,27 @@ class _Layer(nn.Module):
                     if j != k:
                         message = _multiply(features.values[block.name], sent[key], block, end, other)
                         inbox[end.units].append(self.heard.at(k, message))
-        result = self.units.change(features, units, network, inbox, layout) if units else {}
-        pairs = {block.name: self._pair(block, features, result) for block in read_blocks(layout, self.reads)}
-        return Features(result, pairs, self.network.change(features, network, result), features.values)
+        if self.odd is None:
+            result = self.units.change(features, units, network, inbox, layout) if units else {}
+            return self._finish(features, layout, result, features.odd, network)
+        even, heard = self.odd.hear(features, units, layout)
+        turned, result, hidden = {}, {}, {}
+        for name, x in units.items():
+            turned[name] = self.odd.turn(name, features, heard, layout)
+            inbox[name].extend(even[name])
+            own = self.units.hear(name, units, network, inbox, layout)
+            hidden[name] = self.units.activate(x, (*own, *self.odd.hear_turned(turned[name])))
+            result[name] = features.units[name] + self.units.out(hidden[name])
+        odd = self.odd.change(features, turned, hidden, layout)
+        return self._finish(features, layout, result, odd, network)
+
+    def _finish(
+        self, features: Features, layout: Layout, units: dict[str, Tensor], odd: Odd, network: Tensor
+    ) -> Features:
+        """The new features, from those of the units."""
+        pairs = {block.name: self._pair(block, features, units) for block in read_blocks(layout, self.reads)}
+        read = 0.0 if self.odd is None else self.odd.read(odd, layout)
+        return Features(units, pairs, self.network.change(features, network, units) + read, features.values, odd)
 
     def _pair(self, block: Block, features: Features, units: dict[str, Tensor]) -> Tensor:
         mixed = self.pair_in(features.values[block.name])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Odd, order_as, others, spread
-from regauge.weightspace.layers.dense import Dense
+from regauge.weightspace.layers.dense import Invariants, OddNorm
 from regauge.weightspace.layers.plan import ENDS, Layer, Plan
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
 from regauge.weightspace.layout import Block, Character, Layout
@@ -90,25 +90,13 @@ def _kind(odd: bool) -> str:
 
 def _messages(layout: Layout, block: Block) -> Iterator[_Message]:
     """Every kind of sum that makes sense."""
-    blank = tuple((0,) * len(label.sign) for label in block.labels)
+    blank = tuple((0,) * len(exponents) for exponents in layout.character(block))
     grades = [blank, layout.signs[block.name]] if block.name in layout.signs else [blank]
     for receiver in range(len(block.ends)):
         for grade in grades:
             found = find_sources(block, grade, receiver, layout.unit_signs)
             if found is not None:
                 yield _Message(receiver, is_odd(grade), *found)
-
-
-class _Invariants(nn.Module):
-    """`(A u) * (B u)`: all that is left of a vector without its sign, for enough rows."""
-
-    def __init__(self, width: int, outputs: int, generator: torch.Generator | None) -> None:
-        super().__init__()
-        self.left, self.right = (Dense(width, outputs, is_biased=False, generator=generator) for _ in range(2))
-
-    def forward(self, u: Tensor) -> Tensor:
-        made: Tensor = self.left(u) * self.right(u)
-        return made
 
 
 class _Layer(nn.Module):
@@ -143,8 +131,8 @@ class _Layer(nn.Module):
         if plan.has_pairs:
             self.pairs = PairUpdate(plan, hidden)
         if has_odd_pairs:
-            self.odd_pair_norm = _OddNorm(width)
-            self.pair_invariants = _Invariants(width, hidden, plan.generator)
+            self.odd_pair_norm = OddNorm(width)
+            self.pair_invariants = Invariants(width, hidden, plan.generator)
         self.are_odd_pairs_new = has_odd_pairs and (
             "odd" in plan.reads or any(message.is_block_odd for message in messages)
         )
@@ -154,12 +142,12 @@ class _Layer(nn.Module):
         if plan.has_units:
             self.units = UnitUpdate(plan, hidden)
         if has_odd_units:
-            self.odd_norm = _OddNorm(width)
+            self.odd_norm = OddNorm(width)
             self.odd_in = plan.dense(width, width, is_biased=False)
-            self.mixed_norm = _OddNorm(width)
-            self.unit_invariants = _Invariants(width, hidden, plan.generator)
+            self.mixed_norm = OddNorm(width)
+            self.unit_invariants = Invariants(width, hidden, plan.generator)
         if any(_products(signs) for layout in layouts for signs in layout.unit_signs.values()):
-            self.crossed_norm = _OddNorm(width)
+            self.crossed_norm = OddNorm(width)
             self.cross_left, self.cross_right = (plan.dense(width, width, is_biased=False) for _ in range(2))
         self.are_odd_units_new = has_odd_units and "odd" in plan.reads
         if self.are_odd_units_new:
@@ -241,13 +229,6 @@ class _Layer(nn.Module):
                 heard = self.heard[keys["heard"][0]](order_as(made.mean(away) if away else made, end))
                 (odd_inbox[end.units][message.heard] if is_odd(message.heard) else inbox[end.units]).append(heard)
         return inbox, odd_inbox
-
-
-class _OddNorm(nn.RMSNorm):
-    """A vector divided by its root mean square, which keeps its sign."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width, eps=1e-6)
 
 
 def _products(known: tuple[Character, ...]) -> dict[Character, list[tuple[Character, Character]]]:

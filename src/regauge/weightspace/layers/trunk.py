@@ -1,6 +1,7 @@
 """How vectors of units, of pairs and of the network change by what they hear, in all layers with shared maps."""
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from torch import Tensor, nn
 
@@ -92,8 +93,10 @@ class NetworkUpdate(Update):
         if self.is_read and plan.has_units:
             self.from_units = plan.dense(plan.width, hidden, is_biased=False)
 
-    def change(self, features: Features, network: Tensor, units: Mapping[str, Tensor]) -> Tensor:
-        """The new vector of the network."""
+    def change(
+        self, features: Features, network: Tensor, units: Mapping[str, Tensor], heard: Iterable[Tensor] = ()
+    ) -> Tensor:
+        """The new vector of the network, which may hear more than units, of the hidden width."""
         means = (self.from_units(x.flatten(1, -2).mean(1)) / len(units) for x in units.values())
-        made: Tensor = self(features.network, network, means)
+        made: Tensor = self(features.network, network, chain(means, heard))
         return made

@@ -1,4 +1,7 @@
-"""What signs multiply values and features by: one exponent for each axis and family, zero or one."""
+"""What signs multiply values and features by: one exponent for each axis and family, zero or one.
+
+Odd half periods of sines are signs of other values, and count as families of their own where they still act.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -6,12 +9,15 @@ from itertools import product
 from regauge.weightspace.layout.blocks import Block, End
 
 Character = tuple[tuple[int, ...], ...]
-"""For each axis the exponents of the sign families of its group, modulo two."""
+"""For each axis the exponents of the sign families of its group, and of the shifts that still act, modulo two."""
 
 
-def character_of(block: Block) -> Character:
-    """What signs multiply the values of a block by."""
-    return tuple(tuple(exponent % 2 for exponent in label.sign) for label in block.labels)
+def character_of(block: Block, *, has_shifts: bool) -> Character:
+    """What signs, and odd half periods if these still act, multiply the values of a block by."""
+    return tuple(
+        tuple(exponent % 2 for exponent in (*label.sign, *(label.parity if has_shifts else ())))
+        for label in block.labels
+    )
 
 
 def is_odd(character: Character) -> bool:

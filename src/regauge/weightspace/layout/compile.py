@@ -12,6 +12,7 @@ from regauge.weightspace.layout.blocks import Block, UnitSet, find_ends, unit_se
 from regauge.weightspace.layout.characters import Character, at_end, character_of, is_odd
 from regauge.weightspace.layout.cut import Piece, cut
 from regauge.weightspace.layout.products import MOST, Bases, Step, eliminate, fold
+from regauge.weightspace.layout.waves import Turn, Wave, find_period, is_shifted, split
 from regauge.weightspace.layout.writing import Writer
 
 
@@ -28,6 +29,7 @@ class Layout:
         pieces: The pieces of tensors, by their names.
         steps: The products, each of two of these or of products before it.
         is_signed: Whether signs still act on the values that are read; otherwise a canonical form has fixed them.
+        waves: If half periods still act, the angles of the sets whose units have one each, by set; otherwise None.
     """
 
     symmetry: Symmetry
@@ -36,8 +38,9 @@ class Layout:
     contracted: tuple[str, ...]
     fixed: tuple[str, ...]
     pieces: Mapping[str, Piece]
-    steps: Mapping[str, Step]
+    steps: Mapping[str, Step | Turn]
     is_signed: bool = False
+    waves: Mapping[str, Wave] | None = None
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -70,10 +73,14 @@ class Layout:
         """Blocks without ends: values of the network."""
         return tuple(block for block in self.blocks if not block.ends)
 
+    def character(self, block: Block) -> Character:
+        """What signs multiply the values of a block by."""
+        return character_of(block, has_shifts=self.waves is not None)
+
     @cached_property
     def signs(self) -> dict[str, Character]:
         """What signs multiply the values of a block by, for those that they change."""
-        found = {block.name: character_of(block) for block in self.blocks}
+        found = {block.name: self.character(block) for block in self.blocks}
         return {name: character for name, character in found.items() if self.is_signed and is_odd(character)}
 
     @cached_property
@@ -83,8 +90,15 @@ class Layout:
         found = {name: set[Character]() for name in self.units}
         for block in blocks if self.is_signed else []:
             for end in block.ends:
-                found[end.units].add(at_end(character_of(block), end))
+                found[end.units].add(at_end(self.character(block), end))
         return {name: tuple(sorted(filter(is_odd, characters))) for name, characters in found.items()}
+
+    def wave_signs(self, units: str) -> tuple[Character, Character]:
+        """What signs multiply sine and cosine of the angles of a set by."""
+        assert self.waves is not None
+        wave = self.waves[units]
+        first, second = (next(b for b in self.blocks if b.name == name) for name in (wave.sine, wave.cosine))
+        return at_end(self.character(first), first.ends[0]), at_end(self.character(second), second.ends[0])
 
     def __str__(self) -> str:
         sets = [f"{s.name}: {' x '.join(map(str, s.sizes))} units" for s in self.units.values()]
@@ -99,7 +113,7 @@ class Layout:
         blocks = [(b.name, b.channels, [label.group for label in b.labels], b.ends) for b in self.blocks]
         sets = [(s.name, s.axes, None if s.is_permuted else s.sizes[-1]) for s in self.units.values()]
         pieces = [(name, p.channels, [label.group for label in p.labels]) for name, p in self.pieces.items()]
-        return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs))
+        return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs, self.waves))
 
     def difference(self, other: "Layout") -> str | None:
         """The first thing in which another layout needs other learned parameters; None if there is none."""
@@ -139,11 +153,18 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def _compile(symmetry_text: str, contracted: frozenset[str] | None, is_signed: bool) -> Layout:
-    return replace(_build(Symmetry.from_json(symmetry_text), contracted), is_signed=is_signed)
+def _compile(symmetry_text: str, contracted: frozenset[str] | None, is_signed: bool, has_shifts: bool) -> Layout:
+    layout = replace(_build(Symmetry.from_json(symmetry_text), contracted), is_signed=is_signed)
+    return _with_waves(layout) if has_shifts else layout
 
 
-def compile_layout(symmetry: Symmetry, *, contracted: Collection[str] | None = None, is_signed: bool = False) -> Layout:
+def compile_layout(
+    symmetry: Symmetry,
+    *,
+    contracted: Collection[str] | None = None,
+    is_signed: bool = False,
+    has_shifts: bool = False,
+) -> Layout:
     """The layout of a symmetry, made once for each symmetry.
 
     Tensors that cannot influence the outputs are left out, and all but one of the names of a tied tensor.
@@ -153,16 +174,46 @@ def compile_layout(symmetry: Symmetry, *, contracted: Collection[str] | None = N
         contracted: Names of the groups of matrices that enter by products over their axes; those whose products are
             small enough, unless given.
         is_signed: Whether features are to know what signs multiply them by, since no canonical form fixes these before.
+        has_shifts: Whether the same holds for half periods. Values that they add to are then read by sine and cosine,
+            unless several of them add to one value: then the layout has no `waves`, and a canonical form is needed.
 
     Raises:
-        ValueError: A size is not known, or a group's units do not own equally many values.
+        ValueError: A size is not known, or a group's units do not own equally many values; or half periods are to be
+            known without signs.
     """
     if not symmetry.is_sized:
         raise ValueError(
             "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first and use "
             "what it returns"
         )
-    return _compile(symmetry.to_json(), None if contracted is None else frozenset(contracted), is_signed)
+    if has_shifts and not is_signed:
+        raise ValueError("half periods change signs; layouts that know them know signs, too (is_signed=True)")
+    chosen = None if contracted is None else frozenset(contracted)
+    return _compile(symmetry.to_json(), chosen, is_signed, has_shifts)
+
+
+def _with_waves(layout: Layout) -> Layout:
+    """The layout with sine and cosine in place of angles, if there is one period for each."""
+    if any(is_shifted(block) and find_period(block) is None for block in layout.blocks):
+        return layout
+    blocks: list[Block] = []
+    steps: dict[str, Step | Turn] = dict(layout.steps)
+    waves: dict[str, list[Wave]] = {}
+    for block in layout.blocks:
+        if not is_shifted(block):
+            blocks.append(block)
+            continue
+        made = split(block)
+        (sine, turn), (cosine, _) = made.values()
+        blocks += [sine, cosine]
+        steps.update({name: step for name, (_, step) in made.items()})
+        if len(block.ends) == 1 and block.channels == 1:
+            (end,) = block.ends
+            addend = at_end(character_of(block, has_shifts=True), end)
+            if is_odd(addend):
+                waves.setdefault(end.units, []).append(Wave(sine.name, cosine.name, turn.frequency, addend))
+    alone = {name: found[0] for name, found in waves.items() if len(found) == 1}
+    return replace(layout, blocks=tuple(blocks), steps=steps, waves=alone)
 
 
 def _build(symmetry: Symmetry, chosen: frozenset[str] | None) -> Layout:

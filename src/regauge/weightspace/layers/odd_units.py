@@ -1,0 +1,210 @@
+"""Features of units that signs change: what they hear, how they turn, and what the network reads of them."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from string import ascii_lowercase
+
+import torch
+from torch import Tensor, nn
+
+from regauge.weightspace.features import Features, Odd, turn
+from regauge.weightspace.layers.dense import OddNorm
+from regauge.weightspace.layers.plan import Plan
+from regauge.weightspace.layout import Block, Character, Layout
+from regauge.weightspace.layout.characters import at_end, find_sources, is_odd
+
+Heard = Mapping[str, Mapping[Character, list[Tensor]]]
+"""For each set of units and each character the messages of that character."""
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A kind of sum that the units at one end of a block hear: of the block's values times features at other ends."""
+
+    receiver: int
+    heard: Character
+    sources: tuple[tuple[int, Character], ...]
+
+
+def _messages(layout: Layout, block: Block) -> Iterator[_Message]:
+    for receiver in range(len(block.ends)):
+        found = find_sources(block, layout.signs[block.name], receiver, layout.unit_signs)
+        if found is not None:
+            yield _Message(receiver, *found)
+
+
+@dataclass(frozen=True)
+class Turned:
+    """What the units of a set make of what they hear.
+
+    Attributes:
+        mixed: A map of the features of each character and what is heard.
+        waves: Sines and cosines of their angles, where they have any, with all added that is heard.
+    """
+
+    mixed: Mapping[Character, Tensor]
+    waves: Mapping[Character, Tensor]
+
+
+class OddUnits(nn.Module):
+    """One layer's change of the features that signs change.
+
+    Messages are the values of networks times features, summed. Units that have angles add them to these, multiplied by
+    the frequency, and take sine and cosine: what a layer of a network of sines computes. Others add a map of what they
+    hear, multiplied by functions of features that no sign changes.
+
+    Args:
+        plan: What the layer is built for.
+        hidden: Width of the hidden layers of its MLPs.
+        is_pass: Whether features are at first sent as they are, so that layers begin as the network's own pass.
+    """
+
+    def __init__(self, plan: Plan, hidden: int, *, is_pass: bool) -> None:
+        super().__init__()
+        layouts, width = plan.layouts, plan.width
+        self.messages = {
+            layout.key: {b.name: [*_messages(layout, b)] for b in layout.pair_blocks if b.name in layout.signs}
+            for layout in layouts
+        }
+        messages = [one for known in self.messages.values() for own in known.values() for one in own]
+        self.ends = plan.count_ends()
+        kinds = sorted({self._kind(j, sign) for one in messages for j, sign in one.sources})
+        self.sent = nn.ModuleDict({kind: plan.dense(width, width, is_biased=False) for kind in kinds})
+        for weight in self.sent.parameters() if is_pass else ():
+            nn.init.eye_(weight)
+        if any(not is_odd(one.heard) for one in messages):
+            self.to_even: nn.Module = plan.dense(width, hidden, is_biased=False)
+        self.norm, self.own_norm = OddNorm(width), OddNorm(width)
+        self.own = plan.dense(width, width, is_biased=False)
+        self.from_squares = plan.dense(width, hidden, is_biased=False)
+        read = {layout.key: _read_signs(layout) if "network" in plan.reads else {} for layout in layouts}
+        self.read_signs = read
+        self.new_signs = {one.key: one.unit_signs if "odd" in plan.reads else read[one.key] for one in layouts}
+        self.is_network_read = any(signs for known in read.values() for signs in known.values())
+        if self.is_network_read:
+            self.to_network = plan.dense(width, width, is_biased=False)
+        new = [
+            sign in (layout.wave_signs(name) if name in (layout.waves or {}) else ())
+            for layout in layouts
+            for name, signs in self.new_signs[layout.key].items()
+            for sign in signs
+        ]
+        if not all(new):
+            self.gate = plan.dense(hidden, width, gain=0.5)
+        if any(new):
+            self.wave_gate = plan.dense(hidden, 2 * width, gain=0.01)
+
+    def _kind(self, end: int, sign: Character) -> str:
+        """Name of the map of what the units at an end of a block send."""
+        return f"{'odd' if is_odd(sign) else 'even'}{min(end, self.ends - 1)}"
+
+    def hear(
+        self, features: Features, units: Mapping[str, Tensor], layout: Layout
+    ) -> tuple[dict[str, list[Tensor]], dict[str, dict[Character, list[Tensor]]]]:
+        """Messages that no sign changes, of the hidden width, and those that signs change, by their characters."""
+        even: dict[str, list[Tensor]] = {name: [] for name in units}
+        odd: dict[str, dict[Character, list[Tensor]]] = {
+            name: {one: [] for one in known} for name, known in features.odd.units.items()
+        }
+        for block in layout.pair_blocks:
+            for message in self.messages[layout.key].get(block.name, ()):
+                values, size = features.odd.values[block.name]
+                end = block.ends[message.receiver]
+                wave = (layout.waves or {}).get(end.units)
+                sent = []
+                for j, sign in message.sources:
+                    name = block.ends[j].units
+                    x = features.odd.units[name][sign] if is_odd(sign) else units[name]
+                    sent.append((j, self.sent[self._kind(j, sign)](x)))
+                made = _multiply(values, sent, block, message.receiver)
+                if wave is not None and message.heard == wave.addend:
+                    odd[end.units][message.heard].append(made * wave.frequency)
+                    continue
+                count = math.prod(n for axis, n in enumerate(block.sizes) if axis not in end.axes)
+                made = made / (size * math.sqrt(count))
+                if is_odd(message.heard):
+                    odd[end.units][message.heard].append(made)
+                else:
+                    even[end.units].append(self.to_even(made))
+        return even, odd
+
+    def turn(self, name: str, features: Features, heard: Heard, layout: Layout) -> "Turned":
+        """What a set of units makes of what it hears, before it is multiplied by functions of even features."""
+        known = features.odd.units[name]
+        wave = (layout.waves or {}).get(name)
+        mixed = {}
+        signs = () if wave is None else layout.wave_signs(name)
+        for sign, u in known.items():
+            messages = heard[name][sign]
+            if sign in signs and not messages:
+                continue
+            x = self.own(self.own_norm(u))
+            for message in messages:
+                x = x + message / len(messages) ** 0.5
+            mixed[sign] = self.norm(x)
+        if wave is None:
+            return Turned(mixed, {})
+        phases = features.odd.given[name].get(wave.addend, torch.zeros_like(known[wave.addend]))
+        for message in heard[name][wave.addend]:
+            phases = phases + message
+        return Turned(mixed, dict(zip(layout.wave_signs(name), turn(features.odd.waves[name], phases), strict=True)))
+
+    def hear_turned(self, turned: "Turned") -> Iterator[Tensor]:
+        """What no sign changes of all that units turned to, of the hidden width."""
+        found = [u.square() for u in (*turned.mixed.values(), *turned.waves.values())]
+        if found:
+            yield self.from_squares(torch.stack(found).mean(0))
+
+    def change(
+        self, features: Features, turned: Mapping[str, "Turned"], hidden: Mapping[str, Tensor], layout: Layout
+    ) -> Odd:
+        """The features of all units, from what they turned to and the hidden layers of their MLPs."""
+        result = {}
+        for name, known in features.odd.units.items():
+            made, new = turned[name], dict(known)
+            for sign in self.new_signs[layout.key].get(name, ()):
+                if sign in made.waves:
+                    along, beside = self.wave_gate(hidden[name]).chunk(2, -1)
+                    new[sign] = made.waves[sign] * (1 + along)
+                    if sign in made.mixed:
+                        new[sign] = new[sign] + made.mixed[sign] * beside
+                else:
+                    new[sign] = known[sign] + made.mixed[sign] * self.gate(hidden[name])
+            result[name] = new
+        return replace(features.odd, units=result)
+
+    def read(self, odd: Odd, layout: Layout) -> Tensor | float:
+        """What the network hears: sums over units of the products of their values with their features."""
+        read = [(name, sign) for name, signs in self.read_signs[layout.key].items() for sign in signs]
+        total: Tensor | float = 0.0
+        for name, sign in read:
+            product = (odd.given[name][sign] * odd.units[name][sign]).flatten(1, -2)
+            total = total + product.sum(1) / math.sqrt(product.shape[1])
+        return self.to_network(total) if read else 0.0
+
+
+def _read_signs(layout: Layout) -> dict[str, list[Character]]:
+    """The characters of the values that units have of their own, but for those that are parts of their angles."""
+    waves = layout.waves or {}
+    angles = {name for wave in waves.values() for name in (wave.sine, wave.cosine)}
+    found: dict[str, list[Character]] = {}
+    for block in layout.unit_blocks:
+        (end,) = block.ends
+        if block.name not in layout.signs or block.name in angles:
+            continue
+        sign = at_end(layout.signs[block.name], end)
+        is_part = end.units in waves and sign == waves[end.units].addend
+        if not is_part and sign not in found.setdefault(end.units, []):
+            found[end.units].append(sign)
+    return found
+
+
+def _multiply(values: Tensor, sent: list[tuple[int, Tensor]], block: Block, receiver: int) -> Tensor:
+    """Sums of values times features of units at other ends: `[models, *sizes, width]` for the units at one end."""
+    letters = ascii_lowercase[: len(block.sizes)]
+    end = block.ends[receiver]
+    ends = ["".join(letters[axis] for axis in block.ends[j].axes) for j, _ in sent]
+    into = "".join(letters[axis] for axis in end.axes)
+    equation = ",".join([f"X{letters}", *(f"X{one}Z" for one in ends)])
+    return torch.einsum(f"{equation}->X{into}Z", values.squeeze(-1), *(x for _, x in sent))

@@ -1,0 +1,86 @@
+"""Values to which half periods are added are angles: they are read by sine and cosine."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from jaxtyping import Num
+from torch import Tensor
+
+from regauge.weightspace.layout.blocks import Block, Label
+from regauge.weightspace.layout.characters import Character
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The sine or cosine of a block of angles.
+
+    Attributes:
+        source: Name of a block or piece.
+        frequency: Radians of one unit of the values.
+        is_sine: Whether it is the sine.
+    """
+
+    source: str
+    frequency: float
+    is_sine: bool
+
+    def __call__(self, values: Mapping[str, Tensor]) -> Num[Tensor, "models *labels channels"]:
+        angles = self.frequency * values[self.source]
+        return angles.sin() if self.is_sine else angles.cos()
+
+
+@dataclass(frozen=True)
+class Wave:
+    """The angle of each unit of a set, to which sums of weights with features add up as they do in a sine network.
+
+    Attributes:
+        sine: Name of the block of its sine.
+        cosine: Name of the block of its cosine.
+        frequency: Radians of one unit of the values that were angles.
+        addend: What signs multiply those values by, and so all that may be added to them.
+    """
+
+    sine: str
+    cosine: str
+    frequency: float
+    addend: Character
+
+
+def find_period(block: Block) -> tuple[int, int, float] | None:
+    """The label of a block and the family that adds half periods to its values, and how much; None if none does."""
+    found = [
+        (axis, family, shift)
+        for axis, label in enumerate(block.labels)
+        for family, shift in enumerate(label.shift)
+        if shift
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def is_shifted(block: Block) -> bool:
+    """Whether half periods are added to values of a block."""
+    return any(any(label.shift) for label in block.labels)
+
+
+def split(block: Block) -> dict[str, tuple[Block, Turn]]:
+    """Sine and cosine of a block of angles: no half period adds to these, but odd ones change their signs."""
+    found = find_period(block)
+    assert found is not None
+    axis, family, shift = found
+    made = {}
+    for is_sine in (True, False):
+        labels = list(block.labels)
+        if not is_sine:
+            labels = [_even(label) for label in labels]
+        own = labels[axis]
+        parity = tuple((exponent + (k == family)) % 2 for k, exponent in enumerate(own.parity))
+        labels[axis] = replace(own, parity=parity, shift=(0.0,) * len(own.shift))
+        name = f"{'sin' if is_sine else 'cos'}({block.name})"
+        turn = Turn(block.name, math.pi / abs(shift), is_sine)
+        made[name] = replace(block, name=name, labels=tuple(labels)), turn
+    return made
+
+
+def _even(label: Label) -> Label:
+    return replace(label, sign=(0,) * len(label.sign), parity=(0,) * len(label.parity))
