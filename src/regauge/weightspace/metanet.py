@@ -154,7 +154,8 @@ class Metanet(nn.Module):
             everything |= {"pairs", "unwritten"}
         last = head.reads(layouts, has_pairs=layer.keeps_pairs)
         self.layers = nn.ModuleList(
-            layer.build(Plan(layouts, width, last if k == depth - 1 else everything, generator)) for k in range(depth)
+            layer.build(Plan(layouts, width, last if k == depth - 1 else everything, generator, is_first=k == 0))
+            for k in range(depth)
         )
         self.head = head.build(layouts, width, has_pairs=layer.keeps_pairs, generator=generator)
         for k, layout in enumerate(layouts):

@@ -98,7 +98,7 @@ def measure(study: Study, run: Run) -> Table:
 
 def train_populations(study: Study, run: Run) -> Networks:
     """Train what is missing of the populations in the folder of the run, and read them all."""
-    stores = [_train(name, config, run) for name, config in study.populations]
+    stores = [train_population(name, config, run) for name, config in study.populations]
     params, accuracies, runs, is_end = [], [], [], []
     for k, store in enumerate(stores):
         rows = store.rows
@@ -112,7 +112,7 @@ def train_populations(study: Study, run: Run) -> Networks:
     return Networks(joined, np.concatenate(accuracies), np.concatenate(runs), np.concatenate(is_end), symmetry)
 
 
-def _train(name: str, config: Config, run: Run) -> Store:
+def train_population(name: str, config: Config, run: Run) -> Store:
     """A population, trained unless an earlier run did."""
     config = replace(config, seed=config.seed + 1000 * run.seed)
     store, jobs = plan(config, run.folder / "populations" / f"{name}-{config.count}-{config.seed}")

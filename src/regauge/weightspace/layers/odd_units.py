@@ -27,11 +27,16 @@ class _Message:
     sources: tuple[tuple[int, Character], ...]
 
 
-def _messages(layout: Layout, block: Block) -> Iterator[_Message]:
+def _messages(layout: Layout, block: Block, *, is_first: bool) -> Iterator[_Message]:
+    """Every kind of sum that makes sense; in a first layer only of features that come from values of single units."""
     for receiver in range(len(block.ends)):
         found = find_sources(block, layout.signs[block.name], receiver, layout.unit_signs)
-        if found is not None:
-            yield _Message(receiver, *found)
+        if found is None:
+            continue
+        message = _Message(receiver, *found)
+        is_known = all(sign in layout.own_signs[block.ends[j].units] for j, sign in message.sources if is_odd(sign))
+        if is_known or not is_first:
+            yield message
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,11 @@ class OddUnits(nn.Module):
         super().__init__()
         layouts, width = plan.layouts, plan.width
         self.messages = {
-            layout.key: {b.name: [*_messages(layout, b)] for b in layout.pair_blocks if b.name in layout.signs}
+            layout.key: {
+                block.name: [*_messages(layout, block, is_first=plan.is_first)]
+                for block in layout.pair_blocks
+                if block.name in layout.signs
+            }
             for layout in layouts
         }
         messages = [one for known in self.messages.values() for own in known.values() for one in own]

@@ -24,12 +24,14 @@ class Plan:
         width: Length of the vectors of units, pairs and networks.
         reads: Which of its outputs the next layer or the head reads; see `weightspace.layers`.
         generator: Source of the initial weights.
+        is_first: Whether no layer comes before it.
     """
 
     layouts: Sequence[Layout]
     width: int
     reads: frozenset[str]
     generator: torch.Generator | None
+    is_first: bool = True
 
     @property
     def has_units(self) -> bool:

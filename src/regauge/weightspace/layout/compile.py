@@ -93,6 +93,17 @@ class Layout:
                 found[end.units].add(at_end(self.character(block), end))
         return {name: tuple(sorted(filter(is_odd, characters))) for name, characters in found.items()}
 
+    @cached_property
+    def own_signs(self) -> dict[str, frozenset[Character]]:
+        """Those of `unit_signs` that values of single units, and what is added to their angles, have."""
+        found = {name: set[Character]() for name in self.units}
+        for block in self.unit_blocks:
+            if block.name in self.signs:
+                found[block.ends[0].units].add(at_end(self.signs[block.name], block.ends[0]))
+        for name, wave in (self.waves or {}).items():
+            found[name].add(wave.addend)
+        return {name: frozenset(characters) for name, characters in found.items()}
+
     def wave_signs(self, units: str) -> tuple[Character, Character]:
         """What signs multiply sine and cosine of the angles of a set by."""
         assert self.waves is not None
