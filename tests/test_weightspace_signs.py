@@ -37,7 +37,11 @@ def first_weight(networks: Params) -> str:
     return next(name for name in networks if name.endswith("weight"))
 
 
-@pytest.mark.parametrize("layer", [ws.ScaleGMN(), ws.RelationalAttention(heads=2)])
+NATIVE = [ws.ScaleGMN(), ws.Propagation()]
+"""Layers that respect signs without a canonical form of them."""
+
+
+@pytest.mark.parametrize("layer", [ws.ScaleGMN(), ws.Propagation(), ws.RelationalAttention(heads=2)])
 def test_a_weight_of_zero_is_a_connection_like_any_other(layer: Any) -> None:
     found, networks = tanh_networks(3, 5, 5, 2)
     net = make(found, networks, layer, parts=("permutation", *layer.respects))
@@ -54,18 +58,70 @@ def test_signs_are_respected_without_jumps() -> None:
     balanced = networks[name] - networks[name].mean(-1, keepdim=True)
     sides = [{**networks, name: balanced + step} for step in (1e-7, -1e-7)]
     jumps = {}
-    for layer in (ws.ScaleGMN(), ws.MessagePassing()):
+    for layer in (*NATIVE, ws.Propagation(is_signed=False), ws.MessagePassing()):
         net = make(found, networks, layer)
         assert "sign" in net.parts
+        jumps[layer] = far(net(sides[0]), net(sides[1]))
+    assert all(jumps.pop(layer) < 1e-4 for layer in NATIVE)
+    assert all(jump > 1e-3 for jump in jumps.values())
+
+
+def test_half_periods_are_respected_without_jumps() -> None:
+    networks = population("siren")
+    name = next(name for name in networks if name.endswith("bias"))
+    (shift,) = {shift for group in symmetry("siren").groups for p in group.placements for shift in p.shift if shift}
+    jumps = {}
+    for layer in (ws.Propagation(), ws.MessagePassing()):
+        net = make(symmetry("siren"), networks, layer)
+        assert "shift" in net.parts
+        # A canonical form brings biases to half a period around zero, and jumps at its ends.
+        sides = [{**networks, name: torch.full_like(networks[name], shift / 2 + step)} for step in (1e-8, -1e-8)]
         jumps[type(layer)] = far(net(sides[0]), net(sides[1]))
-    assert jumps[ws.ScaleGMN] < 1e-4
+    assert jumps[ws.Propagation] < 1e-4
     assert jumps[ws.MessagePassing] > 1e-3
 
 
+def test_a_quarter_of_a_period_is_seen_and_a_half_alone_too() -> None:
+    networks = population("siren")
+    name = next(name for name in networks if name.endswith("bias"))
+    (shift,) = {shift for group in symmetry("siren").groups for p in group.placements for shift in p.shift if shift}
+    net = make(symmetry("siren"), networks, ws.Propagation())
+    for step in (shift / 2, shift):  # a half period is a symmetry only if what the unit sends changes its sign
+        moved = networks[name].clone()
+        moved[:, 0] += step
+        assert far(net({**networks, name: moved}), net(networks)) > 1e-6
+    moved = networks[name].clone()
+    moved[:, 0] += 2 * shift
+    assert far(net({**networks, name: moved}), net(networks)) < 1e-9
+
+
+def test_layers_begin_as_the_pass_of_a_network_of_sines() -> None:
+    # Units' features are what they compute at learned inputs, which the encoder's first map holds.
+    networks = population("siren")
+    net = make(symmetry("siren"), networks, ws.Propagation(), depth=1)
+    names = list(networks)
+    layout = net.layout
+    first, second, *_ = layout.units
+    points = net.encoders[0].odd_maps["0"].weight.detach()  # [width, inputs]
+    frequency = layout.waves[first].frequency
+    hidden = torch.sin(frequency * (networks[names[0]] @ points.mT + networks[names[1]].unsqueeze(-1)))
+    got = net.encoders[0](layout.read(networks), layout).odd.units[first][layout.wave_signs(first)[0]]
+    assert far(got, hidden) < 1e-9
+    layer = net.layers[0]
+    features = net.encoders[0](layout.read(networks), layout)
+    _, heard = layer.odd.hear(features, {name: layer.units.norm(x) for name, x in features.units.items()}, layout)
+    waves = layer.odd.turn(second, features, heard, layout).waves
+    wanted = torch.sin(
+        layout.waves[second].frequency * (networks[names[2]] @ hidden + networks[names[3]].unsqueeze(-1))
+    )
+    assert far(waves[layout.wave_signs(second)[0]], wanted) < 1e-9
+
+
+@pytest.mark.parametrize("layer", NATIVE)
 @pytest.mark.parametrize("case", ["mlp_relu", "resnet8_batch_A", "siren"])
-def test_large_scales_and_signs_change_nothing(case: str) -> None:
+def test_large_scales_and_signs_change_nothing(case: str, layer: Any) -> None:
     networks = population(case)
-    net = make(symmetry(case), networks, ws.ScaleGMN())
+    net = make(symmetry(case), networks, layer)
     element = symmetry(case).random(generator(1), ("permutation", "sign", "scale"), (3,))
     wide = element.map(lambda t: t**4 if t.dtype == torch.float64 else t)
     assert far(net(symmetry(case).act(wide, networks)), net(networks)) < 1e-8
