@@ -48,7 +48,18 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
 def test_a_number_is_learned_reported_and_predicted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--inputs", "grid:3x3", "--render", "1", "--translate", "0.1", "--noise", "0.01", "--fourier", "2"]
+    options = [
+        "--inputs",
+        "grid:3x3",
+        "--render",
+        "1",
+        "--translate",
+        "0.1",
+        "--noise",
+        "0.01",
+        "--logarithms",
+        "--moments",
+    ]
     run(
         folder,
         monkeypatch,

@@ -122,6 +122,37 @@ def test_test_networks_are_those_of_the_column(tmp_path: Path) -> None:
     assert sum(done.about["networks"].values()) == NETWORKS
 
 
+def test_fractions_are_predicted_within_their_bounds() -> None:
+    _, symmetry, networks, values = sirens()
+    shares = (2 * values[:, 5]).sigmoid()
+    config = replace(CONFIG, kind="fractions", values=ws.Logarithms(), reads_moments=True)
+    made = learn.fit_predictor(networks, shares, symmetry, config, generator=generator())
+    assert made.about["scores"]["net"]["R2"] > 0.8
+    far = made.predict({name: 5 * tensor for name, tensor in networks.items()})
+    assert 0 <= far.min() < far.max() <= 1
+    assert abs(made.target.mean - float(shares.mean())) < 0.05
+    assert made.about["scores"]["the same for all"]["absolute error"] < 0.5
+    with pytest.raises(ValueError, match=r"but fractions lie in \[0, 1\]; predict numbers"):
+        learn.fit_predictor(networks, 2 * shares, symmetry, config, generator=generator())
+    with pytest.raises(ValueError, match="is a number, not a class"):
+        made.probabilities(networks)
+
+
+def test_a_budget_of_cpu_time_is_not_spent_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, symmetry, networks, values = sirens()
+    now = iter(range(0, 10_000_000, 1000))
+    monkeypatch.setattr("regauge.learn.training.time.monotonic", lambda: float(next(now)))
+    config = replace(CONFIG, epochs=2, seconds=500.0, is_cpu_time=True, statistics=False)
+    made = learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator())
+    assert made.trained is not None
+    assert made.trained.ended == "epochs"
+    made = learn.fit_predictor(
+        networks, values[:, 5], symmetry, replace(config, is_cpu_time=False), generator=generator()
+    )
+    assert made.trained is not None
+    assert made.trained.ended == "seconds"
+
+
 class Killed(Exception):
     pass
 

@@ -161,6 +161,37 @@ def test_spread_over_networks_lasts_through_eight_layers(case: str, layer: str) 
     assert max(spreads) / min(spreads) < 30
 
 
+@EVERY_CASE
+def test_moments_are_read_and_respect_the_symmetry(case: str) -> None:
+    """Beside logarithms of values, which are large in some networks and tiny in others."""
+    net = make(case, "propagation", ws.Invariant(3), values=ws.Logarithms(), reads_moments=True)
+    networks = population(case)
+    moved = symmetry(case).act(symmetry(case).random(generator(1), net.parts, (3,)), networks)
+    assert far(net(moved), net(networks)) < EXACT
+    plain = make(case, "propagation", ws.Invariant(3), values=ws.Logarithms())
+    state = net.state_dict()
+    assert {name for name in state if "moments" not in name} == set(plain.state_dict())
+    for name, tensor in state.items():
+        if "moments" in name:
+            tensor.zero_()
+    plain.load_state_dict({name: tensor for name, tensor in state.items() if "moments" not in name})
+    assert far(net(networks), plain(networks)) == 0
+
+
+def test_logarithms_tell_networks_apart_that_differ_by_orders_of_magnitude() -> None:
+    """Standardized, the small ones would all be read as zero."""
+    networks = population("mlp_linear", 6)
+    sizes = torch.logspace(-3, 2, 6, dtype=torch.float64)
+    networks = {name: tensor * sizes.reshape(-1, *[1] * (tensor.ndim - 1)) for name, tensor in networks.items()}
+    gaps = {}
+    for values in (ws.Scalars(), ws.Logarithms()):
+        net = make("mlp_linear", "propagation", ws.Invariant(8), values=values, parts=("permutation",))
+        net.standardize(networks)
+        made = net(networks)
+        gaps[type(values)] = float((made[1:] - made[:-1]).norm(dim=1).min() / made.std())
+    assert gaps[ws.Logarithms] > 10 * gaps[ws.Scalars]
+
+
 @EVERY_LAYER
 def test_evaluation_is_deterministic_and_training_ends(layer: str) -> None:
     net = make("siren", layer, ws.Invariant(3, dropout=0.5))
@@ -171,7 +202,7 @@ def test_evaluation_is_deterministic_and_training_ends(layer: str) -> None:
 
 
 @EVERY_LAYER
-@pytest.mark.parametrize("values", [ws.Scalars(), ws.Fourier(4)])
+@pytest.mark.parametrize("values", [ws.Scalars(), ws.Fourier(4), ws.Logarithms()])
 def test_single_precision(layer: str, values: Any) -> None:
     net = make("siren", layer, ws.Invariant(3), values=values).float()
     networks = population("siren", dtype=torch.float32)
@@ -255,7 +286,7 @@ def test_wrong_inputs_get_a_sentence() -> None:
 @EVERY_LAYER
 @pytest.mark.parametrize("head", list(HEADS))
 def test_a_net_is_the_same_after_it_was_saved(tmp_path: Path, layer: str, head: str) -> None:
-    net = make("vit", layer, HEADS[head](), values=ws.Fourier(2), depth=1).float()
+    net = make("vit", layer, HEADS[head](), values=ws.Fourier(2), depth=1, reads_moments=True).float()
     path = ws.save_net(net, tmp_path / "net.safetensors", about={"target": "accuracy"})
     again, about = ws.load_net(path)
     networks = population("vit", dtype=torch.float32)

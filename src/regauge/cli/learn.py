@@ -144,6 +144,9 @@ def config_of(options: LearnPredictor) -> learn.PredictorConfig:
     """The settings that were typed."""
     if options.layer not in ws.LAYERS:
         raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
+    if options.fourier and options.logarithms:
+        raise UsageError("--fourier and --logarithms are two ways to encode values; choose one")
+    values = ws.Fourier(options.fourier) if options.fourier else ws.Logarithms() if options.logarithms else None
     varied = options.varied
     kinds: tuple[tuple[Callable[[float], Change], float], ...] = (
         (learn.Translation, varied.translate),
@@ -156,7 +159,8 @@ def config_of(options: LearnPredictor) -> learn.PredictorConfig:
         layer=layer_of(options),
         width=options.width,
         depth=options.depth,
-        values=ws.Fourier(options.fourier) if options.fourier else None,
+        values=values,
+        reads_moments=options.moments,
         parts=options.parts or None,
         dropout=options.dropout,
         kind=options.kind,

@@ -64,6 +64,10 @@ class LearnPredictor:
     """Number of layers."""
     fourier: int = 0
     """Encode values with so many sines and cosines each."""
+    logarithms: bool = False
+    """Encode values with logarithms of their sizes, for networks that differ by orders of magnitude."""
+    moments: bool = False
+    """Let the net begin with the moments of every tensor, too: sizes, means and extremes."""
     parts: Annotated[
         tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
     ] = ()

@@ -58,6 +58,7 @@ class PredictorConfig(Training):
         width: Of the net.
         depth: Number of layers.
         values: How single values are encoded; standardized unless given.
+        reads_moments: Whether the net also begins with the moments of every tensor; see `Metanet`.
         parts: What the net respects by construction; everything that it can unless given.
         hidden: Units of the hidden layer of the head.
         dropout: Share of these that are dropped in training.
@@ -76,6 +77,7 @@ class PredictorConfig(Training):
     width: int = 64
     depth: int = 4
     values: Values | None = None
+    reads_moments: bool = False
     parts: tuple[str, ...] | None = None
     hidden: int | None = None
     dropout: float = 0.0
@@ -218,6 +220,7 @@ class _Fitting:
             depth=config.depth,
             values=config.values,
             parts=config.parts,
+            reads_moments=config.reads_moments,
             probes=_probes(module, inputs, config.probes) if config.probes and module is not None else None,
             generator=torch.Generator().manual_seed(derive_seed(seed, "net")),
         )

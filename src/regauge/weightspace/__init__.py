@@ -2,7 +2,7 @@
 
 from regauge.weightspace.chains import ChainConfig, ChainDWS, ChainScaleConfig, ChainScaleGMN
 from regauge.weightspace.decoder import Decoder
-from regauge.weightspace.encoder import Fourier, Scalars
+from regauge.weightspace.encoder import Fourier, Logarithms, Scalars
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import HEADS, Equivariant, Invariant, UnitFeatures
 from regauge.weightspace.hypernetwork import HyperNetwork
@@ -33,6 +33,7 @@ __all__ = [
     "HyperNetwork",
     "Invariant",
     "Layout",
+    "Logarithms",
     "MessagePassing",
     "Metanet",
     "Probes",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,17 @@ from regauge.weightspace.layout.characters import at_end
 CONSTANT = 1e-5
 """Values whose deviation is a smaller share of their size are taken for equal: a canonical form may make them so."""
 
+MOMENTS = 6
+"""Numbers that describe the values of a block; see `_moments`."""
+SMALLEST = 1e-12
+"""Values that are all smaller have the moments of values of this size."""
+
 
 @dataclass(frozen=True)
 class Scalars:
     """Values as they are, standardized."""
+
+    is_centered: ClassVar[bool] = True
 
     def encode(self, values: Tensor, frequencies: Tensor | None) -> Tensor:
         """`[..., channels]` as it is."""
@@ -44,6 +52,8 @@ class Fourier:
     frequencies: int = 8
     scale: float = 3.0
 
+    is_centered: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if self.frequencies < 1 or not self.scale > 0:
             raise ValueError(f"frequencies={self.frequencies} and scale={self.scale} must be positive")
@@ -59,9 +69,39 @@ class Fourier:
         return 1 + 2 * self.frequencies
 
 
-Values = Scalars | Fourier
+@dataclass(frozen=True)
+class Logarithms:
+    """`sign(v) log(1 + |v|)`, and the same of a multiple: networks may differ by orders of magnitude.
 
-VALUES: dict[str, type[Values]] = {"scalars": Scalars, "fourier": Fourier}
+    Such networks come from different settings, and more so from canonical scales, where one tensor holds the size of
+    all. Values are not centered, and divided by the median of the networks' root mean squares.
+
+    Attributes:
+        factor: The multiple, which tells small values apart.
+    """
+
+    factor: float = 30.0
+
+    is_centered: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise ValueError(f"factor={self.factor} must be positive")
+
+    def encode(self, values: Tensor, frequencies: Tensor | None) -> Tensor:
+        """`[..., channels]` to `[..., channels * count]`."""
+        sizes, signs = values.abs(), values.sign()
+        found = [(factor * sizes).log1p() * signs / math.log1p(factor) for factor in (1.0, self.factor)]
+        return torch.stack(found, -1).flatten(-2)
+
+    def count(self) -> int:
+        """Numbers for each value."""
+        return 2
+
+
+Values = Scalars | Fourier | Logarithms
+
+VALUES: dict[str, type[Values]] = {"scalars": Scalars, "fourier": Fourier, "logarithms": Logarithms}
 """Name on the command line to class."""
 
 
@@ -79,6 +119,7 @@ class Encoder(nn.Module):
         has_pairs: Whether blocks with two ends or more get vectors.
         channels: How many functions of each of their values are made besides.
         are_multiplied: Whether layers multiply by values that signs change.
+        reads_moments: Whether the vectors of networks begin with the moments of all blocks, too.
     """
 
     mean: Tensor
@@ -94,6 +135,7 @@ class Encoder(nn.Module):
         has_pairs: bool,
         channels: int,
         are_multiplied: bool = False,
+        reads_moments: bool = False,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
@@ -156,6 +198,14 @@ class Encoder(nn.Module):
             }
         )
         self.network = _vector(width, generator)
+        # Half periods change values that add to an angle, whose sines and cosines are blocks of their own.
+        self.moments = nn.ModuleDict(
+            {
+                f"{k}": Dense(MOMENTS, width, gain=1 / math.sqrt(count), generator=generator)
+                for k in range(count if reads_moments else 0)
+                if self.frequencies_of[k] is None
+            }
+        )
 
     @torch.no_grad()
     def standardize(self, values: Mapping[str, Tensor], layout: Layout) -> None:
@@ -167,6 +217,9 @@ class Encoder(nn.Module):
             if not found.numel():
                 continue
             mean, spread = float(found.mean()), float(found.std(unbiased=False))
+            if not self.values.is_centered:
+                sizes = found.flatten(1).square().mean(1).sqrt()
+                mean, spread = 0.0, float(sizes.median()) or float(sizes.max())
             is_constant = spread <= CONSTANT * (abs(mean) + spread)
             self.mean[k] = 0.0 if is_constant else mean
             self.std[k] = (abs(mean) or 1.0) if is_constant else spread
@@ -193,6 +246,8 @@ class Encoder(nn.Module):
                     odd.values[block.name] = self.odd_functions[f"{k}"](found), size
                 found = found.abs()
             standard = (found - self.mean[k]) / self.std[k]
+            if f"{k}" in self.moments and found.numel():
+                network = network + self.moments[f"{k}"](_moments(standard))
             encoded = self.values.encode(standard, self.frequencies)
             if f"{k}" in self.functions:
                 functions[block.name] = self.functions[f"{k}"](encoded)
@@ -245,6 +300,20 @@ def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
     if channels == 1:
         nn.init.ones_(dense.weight)
     return dense
+
+
+def _moments(values: Tensor) -> Tensor:
+    """What describes the values of each network whatever their order is, `[models, MOMENTS]`.
+
+    The logarithm of their root mean square; then, of the values divided by it, mean, mean size, largest and smallest,
+    and the logarithm of the mean of fourth powers.
+    """
+    flat = values.flatten(1)
+    size = flat.square().mean(1).sqrt().clamp_min(SMALLEST)
+    unit = flat / size.unsqueeze(1)
+    fourth = unit.square().square().mean(1).clamp_min(SMALLEST)
+    found = (size.log(), unit.mean(1), unit.abs().mean(1), unit.amax(1), unit.amin(1), fourth.log())
+    return torch.stack(found, 1)
 
 
 def _diagonal(block: Block) -> Tensor:

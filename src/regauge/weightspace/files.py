@@ -48,6 +48,7 @@ def save_net(
         "width": settings.width,
         "depth": settings.depth,
         "parts": list(settings.parts),
+        "reads_moments": settings.reads_moments,
         "symmetries": [json.loads(symmetry.to_json()) for symmetry in net.symmetries],
         "probes": [_written(encoder) for encoder in net.probes if isinstance(encoder, ProbeEncoder)],
     }
@@ -106,6 +107,7 @@ def load_net(
             width=made["width"],
             depth=made["depth"],
             parts=made["parts"],
+            reads_moments=made.get("reads_moments", False),
             probes=[_probes(*pair, tensors, k) for k, pair in enumerate(zip(modules, written, strict=True))] or None,
         )
         dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)

@@ -56,6 +56,7 @@ class Settings:
     depth: int
     values: Values
     parts: tuple[str, ...]
+    reads_moments: bool
 
 
 class Metanet(nn.Module):
@@ -83,6 +84,9 @@ class Metanet(nn.Module):
             "permutation"; all unless given. `net.parts` says what holds.
         probes: Inputs that the networks are run on, whose activations and outputs are features, too; for several
             architectures those of each, in the order of the symmetries.
+        reads_moments: Whether the net begins with the moments of every tensor of the canonical networks, too, as plain
+            statistics do (logarithm of the size, mean, extremes). No part of the symmetry changes them; units that are
+            doubled do.
         generator: Source of the initial weights.
 
     Raises:
@@ -101,6 +105,7 @@ class Metanet(nn.Module):
         values: Values | None = None,
         parts: Sequence[str] | None = None,
         probes: Probes | Sequence[Probes] | None = None,
+        reads_moments: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -119,7 +124,7 @@ class Metanet(nn.Module):
                 f"{type(layer).__name__} has parameters for single tensors, so it reads one architecture, not "
                 f"{len(symmetries)}; choose a layer that is shared by all tensors, such as MessagePassing"
             )
-        self.settings = Settings(layer, head, width, depth, values, wanted)
+        self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments)
         # Activations on probes change sign with units, so that networks that are run come in a canonical form.
         self._left = () if probes is not None else tuple(part for part in wanted if part in layer.respects)
         self._readers = [self._reader(one, k) for k, one in enumerate(symmetries)]
@@ -133,6 +138,7 @@ class Metanet(nn.Module):
                 has_pairs=layer.keeps_pairs,
                 channels=layer.channels,
                 are_multiplied=not layer.keeps_pairs,
+                reads_moments=reads_moments,
                 generator=generator,
             )
             for layout in layouts

@@ -190,8 +190,8 @@ def cnn_zoo_sgd(count: int = 200, seed: int = 1) -> Config:
     return replace(cnn_zoo(count, seed), optimizer=optimizer)
 
 
-def vit_zoo(count: int = 320, seed: int = 0) -> Config:
-    """Vision transformers of width 16 on Fashion-MNIST, 150 steps each, at two ages, with settings of their own.
+def vit_zoo(count: int = 300, seed: int = 0) -> Config:
+    """Vision transformers of width 16 on Fashion-MNIST, 100 steps each, with settings of their own.
 
     Learning rates are log-uniform in [3e-4, 3e-2], decays in [1e-3, 1], scales of the start in [0.3, 2]; 1%, 10% or all
     of the data. 16 patches, two blocks, two heads.
@@ -201,13 +201,12 @@ def vit_zoo(count: int = 320, seed: int = 0) -> Config:
         "fashion-mnist",
         count,
         seed,
-        steps=150,
+        steps=100,
         batch=64,
         optimizer=AdamW(lr=LogUniform(3e-4, 3e-2), weight_decay=LogUniform(1e-3, 1.0)),
         initialization=Initialization(("factory", "he", "glorot", "orthogonal"), LogUniform(0.3, 2.0)),
         subset=Fraction(Choice((0.01, 0.1, 1.0))),
         group=16,
-        checkpoints=Checkpoints(every=150, warmup=50),
     )
 
 

@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from regauge.learn.populations import Parts
 from regauge.learn.targets import Target
 from regauge.papers.experiment import Run
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
-from regauge.papers.weight_nets.readers import Known, Reader
+from regauge.papers.weight_nets.readers import Known, Reader, Together
 from regauge.storage.store import Store
 from regauge.zoo.jobs.train_shards import plan, train_shards
 from regauge.zoo.training import Config
@@ -41,7 +42,7 @@ class Study:
 
     what: str  # the networks, in words
     populations: tuple[tuple[str, Config], ...]  # by the names of their folders
-    readers: tuple[Reader, ...]
+    readers: tuple[Reader | Together, ...]
     splits: int  # of the runs, each at random
     paper: str = ""  # what others report, in a sentence
 
@@ -68,14 +69,22 @@ class Networks:
 def measure(study: Study, run: Run) -> Table:
     """Train the populations and every reader on every split, and judge it on the runs that it has not seen."""
     known = train_populations(study, run)
+    single = [reader for reader in study.readers if not isinstance(reader, Together)]
     settings = (tuple(config for _, config in study.populations), SHARES)
-    found = run.records("reading", settings, partial(judge, known, run), study.readers, range(study.splits))
-    rows = [Row.of(reader.label, [records], QUANTITIES) for reader, records in zip(study.readers, found, strict=True)]
+    made = run.records("reading", settings, partial(predict, known, run), single, range(study.splits))
+    records = dict(zip(single, made, strict=True))
+    found = [
+        [score(one) for one in records[reader]]
+        if not isinstance(reader, Together)
+        else [score(_mean(parts)) for parts in zip(*(records[one] for one in reader.readers), strict=True)]
+        for reader in study.readers
+    ]
+    rows = [Row.of(reader.label, [scores], QUANTITIES) for reader, scores in zip(study.readers, found, strict=True)]
     ends = known.accuracies[known.is_end]
     low, middle, high = (float(q) for q in np.quantile(ends, (0.1, 0.5, 0.9)))
     tested = statistics.fmean(len(record["measured"]) for record in found[0])
-    exact = [records for reader, records in zip(study.readers, found, strict=True) if reader.is_invariant]
-    change = max(record["change"] for records in exact for record in records)
+    exact = [scores for reader, scores in zip(study.readers, found, strict=True) if reader.is_invariant]
+    change = max(record["change"] for scores in exact for record in scores)
     notes = (
         f"{study.what}: {len(set(known.runs.tolist()))} runs, {len(ends)} of which came to their end, with "
         f"{len(known.accuracies)} networks at several ages; accuracy at the end (10%, 50% and 90% of the runs are "
@@ -85,14 +94,12 @@ def measure(study: Study, run: Run) -> Table:
         "tau: Kendall's (b) between predicted and measured accuracy of the test networks; tau, ends: of those at the "
         "end of their runs alone; error: mean absolute error",
         "tau, moved: after a random element of the whole group moved every test network, which computes the same "
-        "function then; change: the largest change of a prediction, in double precision; of nets that respect the "
+        "function then; change: the largest change of a prediction, in double precision; of readers that respect the "
         f"whole group it is below {10 ** math.ceil(math.log10(max(change, 1e-16))):.0e}",
-        "CPU s: of training, in which every net has the same budget, with validation and test",
+        "CPU s: of training, in which every net has the same budget",
         *((study.paper,) if study.paper else ()),
     )
-    pictures = {
-        "scatter": tuple(_scatter(reader, records) for reader, records in zip(study.readers, found, strict=True))
-    }
+    pictures = {"scatter": tuple(_scatter(reader, scores) for reader, scores in zip(study.readers, found, strict=True))}
     return Table(f"Accuracy of {study.what}, from their weights", notes, QUANTITIES, tuple(rows), pictures=pictures)
 
 
@@ -129,35 +136,50 @@ def split_runs(runs: NDArray[np.int64], generator: torch.Generator) -> Parts:
     return {name: np.flatnonzero(np.isin(runs, part)) for name, part in zip(SHARES, np.split(order, cuts), strict=True)}
 
 
-def judge(known: Networks, run: Run, reader: Reader, number: int) -> Record:
-    """Train a reader on a split, and compare its predictions with what was measured."""
+def predict(known: Networks, run: Run, reader: Reader, number: int) -> Record:
+    """Train a reader on a split, and let it predict its test networks, as they are and moved."""
     parts = split_runs(known.runs, run.generator("split", number))
     began = time.process_time()
     learned = Known(known.params, known.accuracies, known.symmetry, parts)
-    predict = reader.fit(learned, run.generator("reader", number))
+    fitted = reader.fit(learned, run.generator("reader", number))
     seconds = time.process_time() - began
     networks = {name: t.double() for name, t in learned.read(parts["test"]).items()}
-    measured, is_end = (values[parts["test"]] for values in (known.accuracies, known.is_end))
-    element = known.symmetry.random(run.generator("moves", number), PARTS, (len(measured),))
-    predicted, moved = predict(networks), predict(known.symmetry.act(element, networks))
-    target = Target.of("accuracy", measured, measured, "fractions")
-    scores, ends = target.score(predicted, measured), target.score(predicted[is_end], measured[is_end])
+    element = known.symmetry.random(run.generator("moves", number), PARTS, (len(parts["test"]),))
     return {
+        "predicted": fitted(networks).tolist(),
+        "moved": fitted(known.symmetry.act(element, networks)).tolist(),
+        "measured": known.accuracies[parts["test"]].tolist(),
+        "is end": known.is_end[parts["test"]].tolist(),
+        "CPU s": seconds,
+    }
+
+
+def score(record: Record) -> Record:
+    """Add what the table shows to predictions."""
+    predicted, moved, measured = (np.array(record[name]) for name in ("predicted", "moved", "measured"))
+    is_end = np.array(record["is end"])
+    target = Target.of("accuracy", measured, measured, "fractions")
+    scores = target.score(predicted, measured)
+    return {
+        **record,
         "tau": scores["tau"],
-        "tau, ends": ends["tau"],
+        "tau, ends": target.score(predicted[is_end], measured[is_end])["tau"],
         "R2": scores["R2"],
         "error": scores["absolute error"],
         "tau, moved": target.score(moved, measured)["tau"],
         "change": float(abs(moved - predicted).max()),
-        "CPU s": seconds,
-        "predicted": predicted.tolist(),
-        "measured": measured.tolist(),
     }
 
 
-def _scatter(reader: Reader, records: list[Record]) -> Chart:
+def _mean(records: Sequence[Record]) -> Record:
+    """Predictions of several readers for the same networks, averaged."""
+    means = {name: np.mean([record[name] for record in records], 0).tolist() for name in ("predicted", "moved")}
+    return {**records[0], **means, "CPU s": sum(record["CPU s"] for record in records)}
+
+
+def _scatter(reader: Reader | Together, scores: Sequence[Record]) -> Chart:
     """The test networks of the first split."""
-    record = records[0]
+    record = scores[0]
     ends = (min(record["measured"]), max(record["measured"]))
     points = Series("", record["measured"], np.clip(record["predicted"], *ends).tolist(), style="points")
     return Chart(

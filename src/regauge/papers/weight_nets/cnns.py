@@ -6,11 +6,10 @@ References:
 
 from dataclasses import replace
 
-from regauge import learn
 from regauge import weightspace as ws
 from regauge.papers.experiment import Scale
 from regauge.papers.weight_nets.accuracy import Study
-from regauge.papers.weight_nets.readers import Mean, Net, Reader, Ridge, Trees
+from regauge.papers.weight_nets.readers import STATISTICS, Mean, Net, Reader, Together, net_config
 from regauge.zoo.presets import cnn_architecture, cnn_zoo, cnn_zoo_sgd
 
 PAPER = (
@@ -30,19 +29,16 @@ def config(scale: Scale) -> Study:
     return Study("small CNNs 1-16-16-16-10", populations, readers(30 if scale == "cpu" else 3600), 3, PAPER)
 
 
-def readers(seconds: float, width: int = 32) -> tuple[Reader, ...]:
+def readers(seconds: float, width: int = 16) -> tuple[Reader | Together, ...]:
     """Every layer at the same budget of CPU seconds, and what stands beside them."""
-    common = learn.PredictorConfig(
-        width=width,
-        depth=3,
-        seconds=seconds,
-        is_cpu_time=True,
-        kind="fractions",
-        batch=32,
-        epochs=200,
-        statistics=False,
+    nets = tuple(Net(name.replace("_", " "), net_config(kind(), seconds, width)) for name, kind in ws.LAYERS.items())
+    plain = net_config(ws.Propagation(), seconds, width)
+    return (
+        *nets,
+        Together("all of these, mean", nets),
+        Net("propagation, without moments", replace(plain, reads_moments=False)),
+        Net("propagation, permutations only", replace(plain, parts=("permutation",))),
+        *STATISTICS,
+        Together("all layers and the trees, mean", (*nets, STATISTICS[0])),
+        Mean(),
     )
-    layers = {name: kind() for name, kind in ws.LAYERS.items()}
-    nets = [Net(name.replace("_", " "), replace(common, layer=layer)) for name, layer in layers.items()]
-    only = replace(common, layer=ws.Propagation(), parts=("permutation",))
-    return (*nets, Net("propagation, permutations only", only), Trees(), Ridge(), Mean())

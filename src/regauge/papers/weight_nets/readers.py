@@ -1,4 +1,4 @@
-"""Ways to predict an accuracy from weights: nets, and what stands beside them."""
+"""Ways to predict fractions, such as accuracies, from weights: nets, and what stands beside them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from regauge import learn
+from regauge import weightspace as ws
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.learn.layer_statistics import boosted_trees, layer_statistics
 from regauge.learn.populations import Parts
 from regauge.learn.targets import Target
+from regauge.weightspace.layers import Layer
 
 PENALTIES = np.logspace(-2, 5, 15)
 """Among which ridge regression chooses."""
@@ -85,7 +87,7 @@ class Trees:
     def fit(self, known: Known, generator: torch.Generator) -> Predict:
         """Fit the trees."""
         values = known.values[known.fit]
-        target = Target.of("accuracy", values, values, "fractions")
+        target = Target.of("value", values, values, "fractions")
         seed = int(generator.initial_seed())
         trees = boosted_trees(layer_statistics(known.read(known.fit)), values, target, seed=seed)
         return lambda params: trees(layer_statistics(params))
@@ -120,3 +122,38 @@ class Mean:
         """Take the mean."""
         mean = float(known.values[known.fit].mean())
         return lambda params: np.full(len(next(iter(params.values()))), mean)
+
+
+@dataclass(frozen=True)
+class Together:
+    """The mean of the predictions of other readers."""
+
+    label: str
+    readers: tuple[Reader, ...]
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether all of them are."""
+        return all(reader.is_invariant for reader in self.readers)
+
+
+STATISTICS: tuple[Reader, ...] = (Trees(), Ridge())
+"""Readers of plain statistics."""
+
+
+def net_config(layer: Layer, seconds: float, width: int) -> learn.PredictorConfig:
+    """A net for some hundreds of networks that differ by orders of magnitude, with a budget of CPU seconds."""
+    return learn.PredictorConfig(
+        layer=layer,
+        width=width,
+        depth=2,
+        values=ws.Logarithms(),
+        reads_moments=True,
+        kind="fractions",
+        seconds=seconds,
+        is_cpu_time=True,
+        epochs=300,
+        batch=64,
+        lr=5e-3,
+        statistics=False,
+    )
