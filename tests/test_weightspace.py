@@ -192,6 +192,19 @@ def test_logarithms_tell_networks_apart_that_differ_by_orders_of_magnitude() -> 
     assert gaps[ws.Logarithms] > 10 * gaps[ws.Scalars]
 
 
+def test_huge_and_empty_networks_are_read_in_single_precision() -> None:
+    """Such as those whose training diverged, or died."""
+    options = {"values": ws.Logarithms(), "reads_moments": True}
+    net = make("mlp_relu", "propagation", ws.Invariant(3), **options).float()
+    networks = population("mlp_relu", dtype=torch.float32)
+    sizes = torch.tensor([1.0, 1e9, 0.0])
+    networks = {name: tensor * sizes.reshape(-1, *[1] * (tensor.ndim - 1)) for name, tensor in networks.items()}
+    made = net(networks)
+    made.sum().backward()
+    assert bool(made.isfinite().all())
+    assert all(bool(p.grad.isfinite().all()) for p in net.parameters() if p.grad is not None)
+
+
 @EVERY_LAYER
 def test_evaluation_is_deterministic_and_training_ends(layer: str) -> None:
     net = make("siren", layer, ws.Invariant(3, dropout=0.5))

@@ -309,8 +309,10 @@ def _moments(values: Tensor) -> Tensor:
     and the logarithm of the mean of fourth powers.
     """
     flat = values.flatten(1)
-    size = flat.square().mean(1).sqrt().clamp_min(SMALLEST)
-    unit = flat / size.unsqueeze(1)
+    largest = flat.abs().amax(1).clamp_min(SMALLEST)  # whose square may be too large for the precision
+    unit = flat / largest.unsqueeze(1)
+    share = unit.square().mean(1).sqrt().clamp_min(SMALLEST)
+    size, unit = largest * share, unit / share.unsqueeze(1)
     fourth = unit.square().square().mean(1).clamp_min(SMALLEST)
     found = (size.log(), unit.mean(1), unit.abs().mean(1), unit.amax(1), unit.amin(1), fourth.log())
     return torch.stack(found, 1)

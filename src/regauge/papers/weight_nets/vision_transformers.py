@@ -16,7 +16,7 @@ def config(scale: Scale) -> Study:
         small = replace(vit_zoo(32), architecture=architecture, data="digits", steps=10)
         return Study("small ViTs", (("vit-zoo", small),), readers(0.2, width=8), splits=2)
     populations = (("vit-zoo", vit_zoo(300 if scale == "cpu" else 10_000)),)
-    return Study("small vision transformers", populations, readers(12 if scale == "cpu" else 3600), 3)
+    return Study("small vision transformers", populations, readers(8 if scale == "cpu" else 3600), 3)
 
 
 def readers(seconds: float, width: int = 16) -> tuple[Reader | Together, ...]:
