@@ -163,6 +163,14 @@ def test_single_precision() -> None:
     assert far(small(moved), small(networks)) < 1e-3
 
 
+def test_activations_that_signs_change_are_features_that_signs_change() -> None:
+    signs = encoder(net("siren")).signs
+    assert signs
+    assert all(any(any(exponents) for exponents in sign) for sign in signs)
+    fixed = ws.Metanet(symmetry("siren"), layer=ws.MessagePassing(), head=ws.Invariant(1), probes=probes("siren"))
+    assert not any(any(any(exponents) for exponents in sign) for sign in encoder(fixed).signs)
+
+
 def test_probes_begin_as_examples_as_far_as_there_are_some() -> None:
     examples = torch.randn(9, 5, generator=generator(0))
     few, many = (ws.Probes(module("mlp_relu"), (examples,), inputs=count) for count in (4, 2000))

@@ -176,11 +176,12 @@ def test_several_families_of_signs_are_known_by_the_labels() -> None:
     assert not compile_layout(symmetry("hf_llama")).signs
 
 
-def test_signs_are_respected_with_probes() -> None:
+@pytest.mark.parametrize("layer", NATIVE)
+def test_signs_are_respected_with_probes(layer: Any) -> None:
     found, networks = tanh_networks(3, 5, 5, 2)
     probes = ws.Probes(
         MLP((3, 5, 5, 2), torch.tanh).double(), (torch.randn(4, 3, generator=generator(5)).double(),), inputs=4
     )
-    net = make(found, networks, ws.ScaleGMN(), probes=probes)
+    net = make(found, networks, layer, probes=probes)
     moved = found.act(found.random(generator(1), net.parts, (4,)), networks)
     assert far(net(moved), net(networks)) < 1e-9

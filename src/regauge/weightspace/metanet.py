@@ -68,9 +68,9 @@ class Metanet(nn.Module):
 
     Permutations are respected by the layers. Products over the axes of invertible matrices (queries with keys) take the
     place of their factors. Scales, signs, half periods, and rotations that no products of moderate size describe, are
-    brought to a canonical form first, except for what the layers respect by themselves (`ScaleGMN`: signs, unless
-    there are probes); with an `Equivariant` head the changes are brought back. A canonical form jumps where a sum that
-    decides a sign is zero.
+    brought to a canonical form first, except for what the layers respect by themselves (`ScaleGMN`: signs;
+    `Propagation`: signs and half periods); with an `Equivariant` head the changes are brought back. A canonical form
+    jumps where a sum that decides a sign is zero.
 
     Args:
         symmetry: Of the networks, with every size known; or those of several architectures, which then share
@@ -125,8 +125,7 @@ class Metanet(nn.Module):
                 f"{len(symmetries)}; choose a layer that is shared by all tensors, such as MessagePassing"
             )
         self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments)
-        # Activations on probes change sign with units, so that networks that are run come in a canonical form.
-        self._left = () if probes is not None else tuple(part for part in wanted if part in layer.respects)
+        self._left = tuple(part for part in wanted if part in layer.respects)
         self._readers = [self._reader(one, k) for k, one in enumerate(symmetries)]
         layouts = [reader.layout for reader in self._readers]
         self.parts = tuple(part for part in wanted if not any(part in reader.frame.open for reader in self._readers))

@@ -143,11 +143,8 @@ class OddUnits(nn.Module):
         known = features.odd.units[name]
         wave = (layout.waves or {}).get(name)
         mixed = {}
-        signs = () if wave is None else layout.wave_signs(name)
         for sign, u in known.items():
             messages = heard[name][sign]
-            if sign in signs and not messages:
-                continue
             x = self.own(self.own_norm(u))
             for message in messages:
                 x = x + message / len(messages) ** 0.5
@@ -175,9 +172,7 @@ class OddUnits(nn.Module):
             for sign in self.new_signs[layout.key].get(name, ()):
                 if sign in made.waves:
                     along, beside = self.wave_gate(hidden[name]).chunk(2, -1)
-                    new[sign] = made.waves[sign] * (1 + along)
-                    if sign in made.mixed:
-                        new[sign] = new[sign] + made.mixed[sign] * beside
+                    new[sign] = made.waves[sign] * (1 + along) + made.mixed[sign] * beside
                 else:
                     new[sign] = known[sign] + made.mixed[sign] * self.gate(hidden[name])
             result[name] = new

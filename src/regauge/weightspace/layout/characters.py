@@ -6,7 +6,7 @@ Odd half periods of sines are signs of other values, and count as families of th
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
-from regauge.weightspace.layout.blocks import Block, End
+from regauge.weightspace.layout.blocks import Block, End, Label
 
 Character = tuple[tuple[int, ...], ...]
 """For each axis the exponents of the sign families of its group, and of the shifts that still act, modulo two."""
@@ -14,9 +14,13 @@ Character = tuple[tuple[int, ...], ...]
 
 def character_of(block: Block, *, has_shifts: bool) -> Character:
     """What signs, and odd half periods if these still act, multiply the values of a block by."""
+    return character_of_labels(block.labels, has_shifts=has_shifts)
+
+
+def character_of_labels(labels: Iterable[Label], *, has_shifts: bool) -> Character:
+    """What they multiply values along some axes by."""
     return tuple(
-        tuple(exponent % 2 for exponent in (*label.sign, *(label.parity if has_shifts else ())))
-        for label in block.labels
+        tuple(exponent % 2 for exponent in (*label.sign, *(label.parity if has_shifts else ()))) for label in labels
     )
 
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ from regauge.core.outputs import Outputs
 from regauge.weightspace.features import Features
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout.characters import Character, at_end, character_of_labels, is_odd
 from regauge.weightspace.probes.probed import Probed
+from regauge.weightspace.probes.readings import Reading
 
 PLAIN = (bool, int, float, str, type(None))
 """What arguments may be besides tensors."""
@@ -26,8 +28,8 @@ class Probes:
     Their activations, averaged over what is no unit and no probe (pixels, tokens), become features of units; their
     outputs become features of the network. What belongs to which units is found by discovery and confirmed by a random
     element, whatever the module; activations that belong to none, such as those inside of recurrent operators, are not
-    used. Networks are run in their canonical form, in the dtype of the module, and so signs and scales are as canonical
-    as they are in the weights.
+    used. Networks are run in their canonical form, in the dtype of the module, and so scales are as canonical as they
+    are in the weights; activations that signs change are features that signs change, where layers know these.
 
     Floating-point inputs are learned. They begin as examples, drawn at random; where there are fewer examples than
     probes, as normal numbers with their mean and deviation. Others (tokens, masks) stay examples. Arguments whose first
@@ -129,10 +131,14 @@ class ProbeEncoder(nn.Module):
             numbers = self.probed.run(state, self.inputs)[1].shape[1]
         readings = self.probed.readings
         share = Counter(reading.units for reading in readings)
+        self.signs = [_sign(reading, layout) for reading in readings]
         self.register_buffer("mean", torch.zeros(len(readings) + 1))
         self.register_buffer("std", torch.ones(len(readings) + 1))
         self.maps = nn.ModuleList(
-            Dense(r.channels, width, gain=1 / math.sqrt(share[r.units]), generator=generator) for r in readings
+            Dense(
+                r.channels, width, is_biased=not is_odd(sign), gain=1 / math.sqrt(share[r.units]), generator=generator
+            )
+            for r, sign in zip(readings, self.signs, strict=True)
         )
         self.outputs = Dense(numbers, width, generator=generator)
 
@@ -165,11 +171,23 @@ class ProbeEncoder(nn.Module):
 
     def forward(self, features: Features, params: Mapping[str, Tensor], probed: Probed) -> Features:
         read, outputs = probed.run(params, self.inputs)
-        units = dict(features.units)
-        for k, (reading, values) in enumerate(zip(probed.readings, read, strict=True)):
-            units[reading.units] = units[reading.units] + self.maps[k](self._standard(values, k))
+        units, odd = dict(features.units), {name: dict(known) for name, known in features.odd.units.items()}
+        for k, (reading, sign, values) in enumerate(zip(probed.readings, self.signs, read, strict=True)):
+            if is_odd(sign):
+                size = (self.mean[k].square() + self.std[k].square()).sqrt()
+                known = odd[reading.units]
+                known[sign] = known[sign] + self.maps[k](values.to(self.mean) / size)
+            else:
+                units[reading.units] = units[reading.units] + self.maps[k](self._standard(values, k))
         network = features.network + self.outputs(self._standard(outputs, len(read)))
-        return Features(units, features.pairs, network, features.values, features.odd)
+        return replace(features, units=units, network=network, odd=replace(features.odd, units=odd))
 
     def _standard(self, values: Tensor, k: int) -> Tensor:
         return (values.to(self.mean) - self.mean[k]) / self.std[k]
+
+
+def _sign(reading: Reading, layout: Layout) -> Character:
+    """What signs multiply a reading by; nothing if a canonical form has fixed them."""
+    character = character_of_labels(reading.piece.labels, has_shifts=layout.waves is not None)
+    own = at_end(character, reading.end)
+    return own if layout.is_signed else tuple((0,) * len(exponents) for exponents in own)

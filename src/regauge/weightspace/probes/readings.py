@@ -11,6 +11,7 @@ from regauge.core.act import Site
 from regauge.weightspace.features import order_as
 from regauge.weightspace.layout import Layout
 from regauge.weightspace.layout.blocks import End, find_ends
+from regauge.weightspace.layout.characters import character_of_labels, is_odd
 from regauge.weightspace.layout.cut import Piece, cut
 
 CLOSE = 1e-3
@@ -103,8 +104,22 @@ def find_readings(
         for end in find_ends(tuple(groups[k] for k in kept), bases):
             axes = tuple(kept[axis] for axis in end.axes)
             sizes = tuple(piece.sizes[axis] for axis in axes)
-            if sizes == layout.units[end.units].sizes:
+            if sizes == layout.units[end.units].sizes and _is_settled(piece, axes, layout):
                 yield Reading(name, end.units, piece, End(end.units, axes), examples if is_whole else None)
+
+
+def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
+    """Whether signs that act change a mean over the other axes as a whole, and features of the units know how."""
+    if not layout.is_signed:
+        return True
+    character = character_of_labels(piece.labels, has_shifts=layout.waves is not None)
+    if any(any(exponents) for axis, exponents in enumerate(character) if axis not in axes):
+        return False
+    if layout.waves is not None and any(any(label.shift) for label in piece.labels):
+        return False
+    own = tuple(character[axis] for axis in axes)
+    units = next(name for name in layout.units if name == piece.labels[axes[-1]].group)
+    return not is_odd(own) or own in layout.unit_signs[units]
 
 
 def flatten_outputs(
