@@ -249,10 +249,10 @@ def compare(folder: Path, case: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
     return wanted, made, asdict(net.config)
 
 
-def train(net: nn.Module, read: Callable[[], Tensor]) -> Step:
+def train(net: nn.Module, read: Callable[[], Tensor], count: int = NETWORKS) -> Step:
     """A step of a classifier."""
     optimizer = torch.optim.AdamW(net.train().parameters(), lr=1e-3)
-    labels = torch.arange(NETWORKS) % 10
+    labels = torch.arange(count) % 10
 
     def step() -> None:
         optimizer.zero_grad()

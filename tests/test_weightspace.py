@@ -133,6 +133,15 @@ def test_networks_do_not_see_their_neighbors(case: str, layer: str, head: str) -
     assert far(alone, first) < 1e-12
 
 
+@pytest.mark.parametrize("head", list(HEADS))
+@pytest.mark.parametrize("layer", ["relational_attention", "propagation"])
+def test_networks_may_be_read_in_groups(layer: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, networks = make("siren", layer, HEADS[head]()), population("siren")
+    whole = net(networks)
+    monkeypatch.setattr("regauge.weightspace.metanet.LARGEST", 1)
+    assert far(net(networks), whole) < 1e-12
+
+
 @EVERY_LAYER
 @EVERY_HEAD
 def test_every_parameter_gets_a_gradient(case: str, layer: str, head: str) -> None:

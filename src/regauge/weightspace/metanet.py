@@ -1,5 +1,6 @@
 """A network over networks: values of weights to features, layers, and a head."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.element import PARTS, Element, require_parts
-from regauge.core.params import Params, count_models, require_finite
+from regauge.core.params import Params, count_models, require_finite, select
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.encoder import Encoder, Scalars, Values
 from regauge.weightspace.features import Features, Read
@@ -18,6 +19,9 @@ from regauge.weightspace.layers import Layer, Plan
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.probes import Probed, ProbeEncoder, Probes
+
+LARGEST = 2**22
+"""Numbers of the largest array on a CPU, whose allocators return larger ones to the system after each use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,6 +239,20 @@ class Metanet(nn.Module):
             ValueError: The networks are of an architecture that this net does not read.
         """
         reader = self._find(population)
+        return _join([self._read(reader, group) for group in self._groups(reader.layout, population)])
+
+    def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
+        """A population in groups whose arrays are at most `LARGEST`, where that helps."""
+        count = len(population[layout.parameters[0]])
+        pairs = max((math.prod(block.sizes) for block in layout.pair_blocks), default=1)
+        size = max(1, LARGEST // (2 * self.settings.width * max(1, pairs)))
+        is_whole = any(t.device.type != "cpu" or not t.ndim or len(t) != count for t in population.values())
+        if is_whole or not self.settings.layer.keeps_pairs:
+            return [population]
+        return [select(population, slice(start, start + size)) for start in range(0, count, size)]
+
+    def _read(self, reader: _Reader, population: Mapping[str, Tensor]) -> Any:
+        """What the head gives for some networks at once."""
         canonical, element = reader.canonicalize(population)
         features = self._run(reader, canonical, len(self.layers))
         known = self.get_buffer(f"sizes_{reader.number}").tolist()
@@ -309,6 +327,15 @@ class Metanet(nn.Module):
             f"model axis and then {tuple(shapes[wrong])}; stack the networks, or call `net.adapt(symmetry)` if they "
             "differ only in their numbers of units"
         )
+
+
+def _join(made: list[Any]) -> Any:
+    """What a head gives for groups of networks, as for all at once."""
+    if len(made) == 1:
+        return made[0]
+    if isinstance(made[0], Tensor):
+        return torch.cat(made)
+    return {name: torch.cat([part[name] for part in made]) for name in made[0]}
 
 
 def _require_values(population: Mapping[str, Tensor], names: Sequence[str]) -> None:
