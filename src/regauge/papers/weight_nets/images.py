@@ -60,8 +60,10 @@ def fashion(scale: Scale) -> Study:
 
 def _study(what: str, name: str, config: Config, scale: Scale, paper: str) -> Study:
     if scale == "smoke":
-        config = replace(config, architecture=siren_architecture(2, 8, 1, depth=2), count=140, steps=20)
-        return Study(what, name, config, classifiers(0.2, width=8), (40, 80), worth(0.2, width=8), "")
+        small = siren_architecture(2, 8, 1, depth=2)
+        config = replace(config, architecture=small, data="digits-signals", count=140, steps=20)
+        what, name = "scikit-learn's digits", f"digits-for-{name}"
+        return Study(what, name, config, classifiers(0.1, width=8), (40, 80), worth(0.1, width=8), "")
     if scale == "paper":
         config = replace(config, count=70_000)
         return Study(what, name, config, classifiers(7200), (1000, 4000, 16_000, 54_000), worth(3600), paper)
@@ -147,10 +149,11 @@ def measure(study: Study, run: Run) -> Table:
     ]
     title = "Test accuracy at an equal budget"
     chart = Chart(title, "networks to learn from", "accuracy", tuple(lines), is_log_x=True, y_limits=(0, 1))
-    rows_of_store = len(images.train) + len(images.test)
+    count = len(images.train) + len(images.test)
     notes = (
-        f"the first {rows_of_store} SIRENs 2-32-32-1 of the population, one for each of {study.what}, fitted "
-        f"independently; {len(images.train)} to learn from (a tenth for validation), {len(images.test)} of test images",
+        f"the first {count} networks ({study.population.architecture.name}) of the population, one for each of "
+        f"{study.what}, fitted independently; {len(images.train)} to learn from (a tenth for validation), "
+        f"{len(images.test)} of test images",
         "million products: multiplications for the class of one network; epochs: of the training; CPU s: of training "
         "with validation and test, of which the training of nets has the same budget",
         "inputs of the networks are moved in training (shifts up to .1, rotations up to 10 degrees, scales up to 10%)",
