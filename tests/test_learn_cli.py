@@ -10,6 +10,7 @@ import torch
 
 import regauge as rg
 from regauge import learn
+from regauge.cli.learn import only_writer
 from regauge.cli.main import main
 from regauge.nets.siren import Siren
 from regauge.storage.architecture import Architecture
@@ -176,6 +177,22 @@ def test_an_interrupted_training_is_resumed(
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--where", "size=7"], "nothing to learn"),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--probes", "4"], "give `inputs`"),
         (["predict", "one.safetensors", "zoo"], "no net over networks"),
+        (
+            [
+                "predictor",
+                "none",
+                "--target",
+                "size",
+                "-o",
+                "x.safetensors",
+                "--width",
+                "7",
+                "--layer",
+                "dws",
+            ],
+            "4 heads of attention do not divide a width of 7",
+        ),
+        (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--split-by", "other"], "no column 'other'"),
     ],
 )
 def test_what_cannot_be_used_gets_one_sentence(
@@ -200,3 +217,39 @@ def test_other_networks_are_refused(
     with pytest.raises(SystemExit):
         run(folder, monkeypatch, "predict", "p.safetensors", "other.safetensors")
     assert "the networks lack" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_make_one_output(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["predictor", "zoo", "--target", "size", *SMALL, "--statistics", "no", "-o", "mine.safetensors"]
+    with only_writer(folder / "mine.safetensors"), pytest.raises(SystemExit):
+        run(folder, monkeypatch, *command)
+    assert "another process is making 'mine.safetensors'" in capsys.readouterr().err
+    run(folder, monkeypatch, *command)
+    assert not list(folder.glob(".*lock"))
+
+
+def test_stores_of_several_architectures_are_learned_from_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    chance = torch.Generator().manual_seed(3)
+    for name, depth, width in (("deep", 2, 5), ("wide", 1, 7)):
+        settings = {"width": width, "depth": depth, "omega": 3.0}
+        architecture = Architecture("SIREN", "regauge.nets.siren:Siren", settings)
+        store = Store.create(tmp_path / name, architecture, rg.discover(architecture.module(), (torch.randn(5, 2),)))
+        networks = {spec.name: torch.randn(80, *spec.shape, generator=chance) for spec in architecture.layout}
+        sizes = networks["layers.1.weight"].flatten(1).norm(dim=1).tolist()
+        store.append(networks, [{"id": k, "step": 0, "size": size} for k, size in enumerate(sizes)])
+    deep, wide = str(tmp_path / "deep"), str(tmp_path / "wide")
+    run(folder, monkeypatch, "predictor", "zoo", deep, "--target", "size", "-o", "both.safetensors", *SMALL)
+    assert "zoo" in (folder / "both.html").read_text()
+    counts = json.loads((folder / "both.json").read_text())["networks"]
+    assert sum(counts.values()) == COUNT + 80
+    capsys.readouterr()
+    run(folder, monkeypatch, "predict", "both.safetensors", "zoo", deep, wide, "--json")
+    rows = json.loads(capsys.readouterr().out)["predictions"]
+    assert len(rows) == COUNT + 160  # those of another width are read, too
+    made = learn.load_predictor(folder / "both.safetensors")
+    together = made.predict([Store.open(folder / "zoo"), Store.open(deep), Store.open(wide)])
+    assert [row["size"] for row in rows] == pytest.approx(together.tolist(), rel=1e-5)

@@ -22,6 +22,7 @@ from regauge.learn.targets import Target
 from regauge.nets.siren import Siren
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save
+from regauge.storage.collection import Collection
 from regauge.storage.store import Store
 
 NETWORKS = 500
@@ -222,7 +223,7 @@ def test_best_weights_are_kept_and_copied() -> None:
     losses = [row["validation_loss"] for row in made.trained.history]
     assert made.trained.best == int(np.argmin(losses))
     assert len(losses) == 6 or (made.trained.ended == "patience" and len(losses) == made.trained.best + 3)
-    parts = learn.populations.split_networks(networks, np.arange(NETWORKS), None)["validation"]
+    parts = learn.populations.split_networks(Collection(networks), np.arange(NETWORKS), None)["validation"]
     predicted = made.predict(select(networks, torch.from_numpy(parts)))
     encoded = made.target.encode(values[:, 5].numpy()[parts])
     outputs = (torch.from_numpy(predicted) - made.target.mean) / made.target.deviation
@@ -392,3 +393,23 @@ def test_other_files_are_no_predictors_and_no_states(tmp_path: Path) -> None:
     state = save({"a": torch.zeros(2)}, tmp_path / "state.safetensors")
     with pytest.raises(ValueError, match="no state of a training"):
         learn.fit_predictor(networks, values[:, 5], symmetry, CONFIG, generator=generator(), state=state)
+
+
+def test_copies_of_one_signal_are_in_one_part(tmp_path: Path) -> None:
+    _, symmetry, networks, values = sirens()
+
+    def split(name: str, rows: list[dict[str, Any]], by: str | None = None) -> dict[str, np.ndarray]:
+        made = Store.create(tmp_path / name, ARCHITECTURE, symmetry)
+        made.append(networks, rows)
+        return learn.populations.split_networks(Collection(Store.open(tmp_path / name)), np.arange(NETWORKS), None, by)
+
+    rows = [{"id": k, "step": 0, "signal": k // 5, "source": f"image {k // 5}"} for k in range(NETWORKS)]
+    for parts in (split("signals", rows), split("sources", [{**row, "signal": 0} for row in rows], "source")):
+        found = [set((part // 5).tolist()) for part in parts.values()]
+        assert sum(map(len, parts.values())) == NETWORKS
+        assert sum(map(len, found)) == len(set().union(*found))
+        assert all(found)
+    torn = [{**row, "split": "test" if k % 2 else "train"} for k, row in enumerate(rows)]
+    with pytest.raises(ValueError, match="values of 'signal' have networks for train and for test"):
+        split("torn", torn)
+    assert len(values) == NETWORKS

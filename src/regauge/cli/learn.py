@@ -3,12 +3,15 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regauge import learn
@@ -25,6 +28,7 @@ from regauge.names import VERSION
 from regauge.report.predictor_page import predictor_page
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import require_writable, save_text
+from regauge.storage.collection import Collection
 from regauge.storage.store import Store
 
 GRID = "grid:"
@@ -49,29 +53,30 @@ def predictor(options: LearnPredictor) -> None:
     require_writable(out, overwrite=overwrite)
     require_writable(page, overwrite=overwrite, suffixes=(".html",))
     require_writable(numbers, overwrite=overwrite, suffixes=(".json",))
+    if not options.stores:
+        raise UsageError("no store is named; give the folder of one, or of several")
     config = config_of(options)
-    look_at_state(state, options)
-    with show_status("reading the columns"):
-        store = Store.open(options.store)
-        chosen = store.rows.where(**conditions_of(options.where))
-        if options.final:
-            chosen = np.intersect1d(chosen, store.rows.final())
-        inputs = inputs_of(options.inputs) if options.inputs else None
-    with show_progress() as progress:
-        made = learn.fit_predictor(
-            store,
-            options.target,
-            config=config,
-            generator=torch.Generator().manual_seed(options.seed),
-            indices=chosen,
-            inputs=inputs,
-            state=state,
-            progress=progress,
-        )
-    save_text(json.dumps(results_of(made, options), indent=1) + "\n", numbers)
-    save_text(predictor_page(numbers), page)
-    made.save(out, overwrite=overwrite)
-    state.unlink(missing_ok=True)
+    with only_writer(out):
+        look_at_state(state, options)
+        with show_status("reading the columns"):
+            collection, chosen = networks_of(options)
+            inputs = inputs_of(options.inputs) if options.inputs else None
+        with show_progress() as progress:
+            made = learn.fit_predictor(
+                collection,
+                options.target,
+                config=config,
+                generator=torch.Generator().manual_seed(options.seed),
+                indices=chosen,
+                split_by=options.split_by or None,
+                inputs=inputs,
+                state=state,
+                progress=progress,
+            )
+        save_text(json.dumps(results_of(made, options), indent=1) + "\n", numbers)
+        save_text(predictor_page(numbers), page)
+        made.save(out, overwrite=overwrite)
+        state.unlink(missing_ok=True)
     counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
     tell(f"{options.target!r} of networks: {counts}", networks=made.about["networks"])
     tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
@@ -84,6 +89,38 @@ def predictor(options: LearnPredictor) -> None:
             ended=made.trained.ended,
         )
     tell_written(out, page, numbers)
+
+
+@contextmanager
+def only_writer(out: Path) -> Iterator[None]:
+    """Refuse to write an output that another process is making."""
+    path = out.with_name(f".{out.name}.lock")
+    lock = FileLock(path, timeout=0)
+    while True:
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UsageError(
+                f"another process is making {str(out)!r}; wait until it is done, or give another name"
+            ) from error
+        if path.exists():
+            break
+        lock.release()  # of a process that ended meanwhile and removed the file
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
+
+
+def networks_of(options: LearnPredictor) -> tuple[Collection, NDArray[np.int64]]:
+    """The stores, and the numbers of the networks that are wanted."""
+    collection = Collection([Store.open(folder) for folder in options.stores])
+    chosen = []
+    for store, start in zip(collection.stores, collection.starts.tolist(), strict=False):
+        own = store.rows.where(**conditions_of(options.where))
+        chosen.append(start + (np.intersect1d(own, store.rows.final()) if options.final else own))
+    return collection, np.concatenate(chosen)
 
 
 def predict(options: LearnPredict) -> None:
@@ -222,7 +259,7 @@ def results_of(made: learn.Predictor, options: LearnPredictor) -> dict[str, Any]
     return {
         "format": "regauge.predictor",
         "version": VERSION,
-        "store": str(options.store),
+        "store": ", ".join(str(folder) for folder in options.stores),
         "target": made.target.to_json(),
         "parts": list(made.net.parts),
         "parameters": sum(parameter.numel() for parameter in made.net.parameters()),

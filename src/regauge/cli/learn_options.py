@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg, subcommand
 
 from regauge.cli.options import BATCHES_HELP, CHECKPOINT_HELP, Json, MaybeOutput, Model, Output, Seed
-from regauge.cli.zoo_options import StoreFolder, Where
+from regauge.cli.zoo_options import Where
 
 INPUTS_HELP = (
     "Inputs of the networks, for --render and --probes: grid:28x28, the centers of pixels over [-1, 1]^2, for networks "
@@ -43,11 +43,15 @@ class Varied:
 class LearnPredictor:
     """Train a net that reads networks to predict a column of a store: a number such as an accuracy, or a class.
 
-    Networks are split by run, or as a column "split" of the store says. Beside the net stand boosted trees on plain
+    Networks are split by run, or as a column "split" of the store says. Several stores, of several architectures, too,
+    are learned from together. Beside the net stand boosted trees on plain
     statistics of the layers. An interrupted training continues with --resume.
     """
 
-    store: StoreFolder
+    stores: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="STORE [...]", help="Folders of stores, of one or several architectures."),
+    ]
     target: Annotated[str, arg(metavar="COLUMN")]
     """What is predicted; `regauge zoo info STORE` lists the columns."""
     output: Output
@@ -95,6 +99,9 @@ class LearnPredictor:
     """End the training after so many seconds; the learning rate falls in time."""
     statistics: Literal["yes", "no"] = "yes"
     """Whether boosted trees on statistics of the layers are fitted, too."""
+    split_by: Annotated[str, arg(metavar="COLUMN")] = ""
+    """Divide the networks by this column instead of by run: those with one value there are in one part. Networks that
+    several runs fitted to one signal are divided by the column "signal" where left out."""
     where: Where = ()
     final: bool = False
     """Only the last checkpoint of each trajectory that was not discarded."""

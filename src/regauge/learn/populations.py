@@ -1,6 +1,8 @@
 """Networks with their targets: which of them can be used, and the parts for training, validation and test."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -8,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from regauge.core.params import Params, count_models, select
-from regauge.core.symmetry import Symmetry
-from regauge.storage.collection import Networks
+from regauge.core.params import Params, count_models
+from regauge.storage.collection import Collection, Networks
 from regauge.storage.store import Store
-from regauge.storage.store.listing import FINITE, resolve
+from regauge.storage.store.columns import Array
+from regauge.storage.store.listing import FINITE
 from regauge.storage.store.rows import STANDARD, split
 
 Indices = NDArray[np.int64]
@@ -22,22 +24,18 @@ AT_ONCE = 256
 SPLIT = "split"
 """The column in which a store says itself which networks are for testing."""
 
-
-def count_networks(networks: Networks) -> int:
-    """The number of networks of a store or a population."""
-    return len(networks) if isinstance(networks, Store) else count_models(networks)
+SIGNAL = "signal"
+"""The column in which a store of fitted signals says which one a network is of."""
 
 
-def read_networks(networks: Networks, indices: Indices) -> Params:
-    """Some networks, stacked."""
-    return networks.read(indices) if isinstance(networks, Store) else select(networks, torch.from_numpy(indices))
-
-
-def read_blocks(networks: Networks, indices: Indices) -> Iterator[tuple[Indices, Params]]:
-    """Some networks in their order, a moderate number at a time."""
-    for start in range(0, len(indices), AT_ONCE):
-        block = indices[start : start + AT_ONCE]
-        yield block, read_networks(networks, block)
+def read_blocks(collection: Collection, indices: Indices) -> Iterator[tuple[Indices, Params]]:
+    """Some networks, a moderate number of one layout at a time: their places in `indices`, and their parameters."""
+    layouts = collection.layout_of(indices)
+    for layout in np.unique(layouts):
+        places = np.flatnonzero(layouts == layout)
+        for start in range(0, len(places), AT_ONCE):
+            block = places[start : start + AT_ONCE]
+            yield block, collection.read(indices[block])
 
 
 def to_device(values: Any, device: torch.device | str) -> Any:
@@ -58,27 +56,14 @@ def to_net(params: Params, net: nn.Module) -> Params:
     }
 
 
-def symmetry_of(networks: Networks, symmetry: Symmetry | None) -> Symmetry:
-    """The symmetry that was given, or else that of the store.
-
-    Raises:
-        ValueError: There is none.
-    """
-    if symmetry is not None:
-        return symmetry
-    if isinstance(networks, Store):
-        return networks.require_symmetry()
-    raise ValueError("the symmetry of a population in memory is not known; give `symmetry`")
-
-
 def values_of(
-    networks: Networks, targets: str | Sequence[Any] | Any, indices: Sequence[int] | NDArray[Any] | None = None
+    collection: Collection, targets: str | Sequence[Any] | Any, indices: Sequence[int] | NDArray[Any] | None = None
 ) -> tuple[str, NDArray[Any], Indices]:
     """The name and values of a target, `[networks]`, and the numbers of the networks that have one and are finite.
 
     Args:
-        networks: A store or a population.
-        targets: Name of a column of the store, or a value for each network.
+        collection: Stores or populations.
+        targets: Name of a column of the stores, or a value for each network.
         indices: Numbers of the networks to use, or a mask; all unless given.
 
     Raises:
@@ -86,42 +71,49 @@ def values_of(
         KeyError: The store has no such column.
         ValueError: The targets are not one for each network, or none of the networks can be used.
     """
-    count = count_networks(networks)
+    count = len(collection)
     if isinstance(targets, str):
-        if not isinstance(networks, Store):
-            raise ValueError(f"{targets!r} names a column, but a population in memory has none; give values")
-        name, values = targets, networks.rows[targets]
+        name, values = targets, collection.column(targets)
     else:
         name = "target"
         values = targets.detach().cpu().numpy() if isinstance(targets, torch.Tensor) else _array(targets)
     if values.shape != (count,):
         raise ValueError(f"the targets have shape {values.shape}, but there are {count} networks; give one for each")
-    usable = ~np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.ones(count, bool)
+    usable: NDArray[np.bool_] = (
+        ~np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.ones(count, bool)
+    )
     values = np.ma.getdata(values)
     if indices is not None:
-        usable = usable & np.isin(np.arange(count), resolve(indices, count, "the population"))
+        usable = usable & np.isin(np.arange(count), collection.resolve(indices))
     if values.dtype.kind == "f":
         usable = usable & np.isfinite(values)
-    if isinstance(networks, Store):
-        usable = usable & np.ma.filled(networks.rows[FINITE], False).astype(bool)
+    for member, start in zip(collection.members, collection.starts.tolist(), strict=False):
+        if isinstance(member, Store):
+            fine = np.ma.filled(member.rows[FINITE], False).astype(bool)
+            usable[start : start + len(member)] &= fine
     if not usable.any():
         raise ValueError(f"none of these networks is finite and has a value of {name!r}; there is nothing to learn")
     return name, values, np.flatnonzero(usable)
 
 
 def split_networks(
-    networks: Networks, usable: Indices, given: Mapping[str, Sequence[int] | NDArray[Any]] | None
+    collection: Collection,
+    usable: Indices,
+    given: Mapping[str, Sequence[int] | NDArray[Any]] | None,
+    by: str | None = None,
 ) -> Parts:
     """Numbers of the networks for "train", "validation" and "test".
 
-    What was given is taken. A store with a column "split" has its test part there (and perhaps its validation part),
-    and what is left is divided by run; other stores are divided by run; and of a population in memory fixed random
-    networks are taken.
+    What was given is taken. A store with a column "split" has its test part there (and perhaps its validation part);
+    what is left, and other stores, are divided by run, or by another column: networks with one value there are in one
+    part. That is the column "signal" where several runs fitted one signal, unless another one is
+    given. Of a population in memory fixed random networks are taken.
 
     Raises:
-        ValueError: A part that is needed is missing or has no network.
+        KeyError: There is no such column.
+        ValueError: A part that is needed is missing or has no network, or a value of the column is in two parts.
     """
-    ids = np.arange(count_networks(networks))
+    ids = np.arange(len(collection))
     if given is not None:
         if missing := STANDARD.keys() - given.keys():
             raise ValueError(f"the split lacks {sorted(missing)}; give numbers of networks for {list(STANDARD)}")
@@ -129,12 +121,18 @@ def split_networks(
         seen = np.concatenate(list(parts.values()))
         if len(np.unique(seen)) < len(seen) or not np.isin(seen, ids).all():
             raise ValueError(f"the parts of a split must be distinct numbers from 0 to {len(ids) - 1}")
-    elif isinstance(networks, Store):
-        parts = _split_store(networks)
     else:
-        order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0)).numpy()
-        cuts = np.cumsum([round(share * len(ids)) for share in STANDARD.values()])[:-1]
-        parts = dict(zip(STANDARD, map(np.sort, np.split(order, cuts)), strict=True))
+        by = by or _repeated(collection)
+        whole = None if by is None else _codes(collection.column(by))
+        pieces = [
+            {n: part + start for n, part in _split_one(one, None if whole is None else whole[start:end]).items()}
+            for one, start, end in zip(
+                collection.members, collection.starts.tolist(), collection.starts[1:].tolist(), strict=False
+            )
+        ]
+        parts = {name: np.concatenate([piece[name] for piece in pieces]) for name in STANDARD}
+        if whole is not None:
+            _require_apart(parts, whole, str(by))
     parts = {name: np.intersect1d(part, usable) for name, part in parts.items()}
     empty = [name for name, part in parts.items() if not len(part)]
     if empty:
@@ -145,16 +143,53 @@ def split_networks(
     return parts
 
 
-def _split_store(store: Store) -> Parts:
-    runs = store.rows.column("id").values
-    if SPLIT not in store.rows.names or not len(store.rows.where(split="test")):
-        return store.split()
-    test, validation = (store.rows.where(split=name) for name in ("test", "validation"))
-    rest = np.setdiff1d(np.arange(len(store)), np.concatenate([test, validation]))
+def _split_one(networks: Networks, codes: Indices | None) -> Parts:
+    """The parts of one store or population."""
+    if not isinstance(networks, Store):
+        count = count_models(networks)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
+        cuts = np.cumsum([round(share * count) for share in STANDARD.values()])[:-1]
+        return dict(zip(STANDARD, map(np.sort, np.split(order, cuts)), strict=True))
+    runs = networks.rows.column("id").values if codes is None else codes
+    if len(runs) != len(networks):
+        runs = np.broadcast_to(runs, len(networks))  # all networks have one id
+    if SPLIT not in networks.rows.names or not len(networks.rows.where(split="test")):
+        return split(runs)
+    test, validation = (networks.rows.where(split=name) for name in ("test", "validation"))
+    rest = np.setdiff1d(np.arange(len(networks)), np.concatenate([test, validation]))
     if len(validation):
         return {"train": rest, "validation": validation, "test": test}
     known = {name: STANDARD[name] / (1 - STANDARD["test"]) for name in ("train", "validation")}
     return {**{name: rest[part] for name, part in split(runs[rest], known).items()}, "test": test}
+
+
+def _repeated(collection: Collection) -> str | None:
+    """The column of signals, if there are several runs of one."""
+    if not collection.has_column(SIGNAL):
+        return None
+    for store in collection.stores:
+        runs = np.unique(np.stack([store.rows["id"], np.ma.filled(store.rows[SIGNAL], -1)]), axis=1)
+        if len(np.unique(runs[1])) < runs.shape[1]:
+            return SIGNAL
+    return None
+
+
+def _codes(column: Array) -> Indices:
+    """A number for each value of a column, the same wherever the value stands."""
+    texts = [json.dumps(value, sort_keys=True) for value in column.tolist()]
+    digests = {text: blake2b(text.encode(), digest_size=7).digest() for text in set(texts)}
+    return np.array([int.from_bytes(digests[text], "big") for text in texts], np.int64)
+
+
+def _require_apart(parts: Parts, codes: Indices, by: str) -> None:
+    """Refuse parts of which two have networks with one value of a column."""
+    for first, second in (("train", "validation"), ("train", "test"), ("validation", "test")):
+        shared = np.intersect1d(codes[parts[first]], codes[parts[second]])
+        if len(shared):
+            raise ValueError(
+                f"{len(shared)} values of {by!r} have networks for {first} and for {second}, as the column {SPLIT!r} "
+                "says; correct that column, or split by another one"
+            )
 
 
 def _array(values: Sequence[Any]) -> NDArray[Any]:

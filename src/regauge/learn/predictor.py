@@ -1,6 +1,6 @@
 """Predictors: nets that read networks and tell a number or a class of each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regauge.learn.populations import count_networks, read_blocks, to_net
+from regauge.core.params import Params
+from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.targets import Target
 from regauge.learn.training import Trained
-from regauge.storage.collection import Networks
+from regauge.storage.collection import Collection, Networks
+from regauge.storage.store import Store
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.metanet import Metanet
 
@@ -42,18 +44,19 @@ class Predictor:
     trained: Trained | None = None
     tested: Mapping[str, NDArray[Any]] | None = None
 
-    def predict(self, networks: Networks) -> NDArray[Any]:
+    def predict(self, networks: Networks | Sequence[Networks] | Collection) -> NDArray[Any]:
         """Numbers or classes as in the column that was learned, `[models]`.
 
         Args:
-            networks: Parameters with a leading model axis, or a store, which is streamed.
+            networks: Parameters with a leading model axis, or a store, which is streamed; or several. A store may have
+                other numbers of units than the networks that were learned from.
 
         Raises:
             ValueError: They are of an architecture that the net does not read, or not finite.
         """
         return self.target.decode(self._outputs(networks))
 
-    def probabilities(self, networks: Networks) -> Tensor:
+    def probabilities(self, networks: Networks | Sequence[Networks] | Collection) -> Tensor:
         """The probability of each class of `target.classes`, `[models, classes]`.
 
         Raises:
@@ -69,18 +72,32 @@ class Predictor:
         return save_net(self.net, path, about=about, overwrite=overwrite)
 
     @torch.no_grad()
-    def _outputs(self, networks: Networks) -> Tensor:
-        made = []
-        for indices, params in read_blocks(networks, np.arange(count_networks(networks))):
-            outputs = self.net(to_net(params, self.net))[:, : self.target.outputs]
-            if not bool(outputs.isfinite().all()):
-                bad = indices[~outputs.isfinite().all(-1).cpu().numpy()]
+    def _outputs(self, networks: Networks | Sequence[Networks] | Collection) -> Tensor:
+        collection = Collection(networks)
+        outputs: Tensor | None = None
+        for places, params in read_blocks(collection, np.arange(len(collection))):
+            self._adapt(collection, int(collection.layout_of(places)[0]), params)
+            made: Tensor = self.net(to_net(params, self.net))[:, : self.target.outputs]
+            if not bool(made.isfinite().all()):
+                bad = places[~made.isfinite().all(-1).cpu().numpy()]
                 raise ValueError(
                     f"network {bad[0]} holds NaN or Inf, or values too large to be read ({len(bad)} of "
-                    f"{len(indices)} do); leave them out"
+                    f"{len(places)} do); leave them out"
                 )
-            made.append(outputs)
-        return torch.cat(made)
+            outputs = made.new_empty(len(collection), made.shape[1]) if outputs is None else outputs
+            outputs[torch.from_numpy(places)] = made
+        if outputs is None:
+            raise ValueError("there are no networks to predict anything about; give some")
+        return outputs
+
+    def _adapt(self, collection: Collection, layout: int, params: Params) -> None:
+        """Have the net read networks of another architecture, if that has the same layers with other widths."""
+        if self.net.reads(params) or collection.symmetries[collection.first(layout)] is None:
+            return
+        member = collection.members[collection.first(layout)]
+        has_probes = bool(len(self.net.probes)) and isinstance(member, Store)
+        module = member.architecture.module() if has_probes and isinstance(member, Store) else None
+        self.net.adapt(collection.symmetry(layout), module)
 
 
 def load_predictor(path: str | Path, *, module: nn.Module | None = None) -> Predictor:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regauge.core.params import select
+from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.learn.changes import Change, change_values, move_inputs
@@ -21,11 +21,8 @@ from regauge.learn.layer_statistics import boosted_trees, read_statistics
 from regauge.learn.populations import (
     Indices,
     Parts,
-    count_networks,
     read_blocks,
-    read_networks,
     split_networks,
-    symmetry_of,
     to_device,
     to_net,
     values_of,
@@ -34,7 +31,7 @@ from regauge.learn.predictor import Predictor
 from regauge.learn.rendering import Rendering
 from regauge.learn.targets import Kind, Target
 from regauge.learn.training import Trained, Training, Validation, train
-from regauge.storage.collection import Networks
+from regauge.storage.collection import Collection, Networks
 from regauge.storage.loader import Batch, Loader
 from regauge.storage.store import Store
 from regauge.training.settings import derive_seed
@@ -94,18 +91,25 @@ class PredictorConfig(Training):
             raise ValueError(f"render={self.render} is no weight of a loss; it is at least 0, and 0 means none")
         if self.probes < 0:
             raise ValueError(f"probes={self.probes} is no number of inputs; it is at least 0, and 0 means none")
+        # Settings that make no net, such as heads that do not divide the width, are told before anything is read.
+        axes: dict[str, tuple[str | None, ...]] = {"first": ("units", None), "second": (None, "units")}
+        smallest = Symmetry.from_axes(axes).bind({"first": torch.zeros(2, 1), "second": torch.zeros(1, 2)})
+        head = Invariant(1, self.hidden, self.dropout)
+        depth = min(self.depth, 1)
+        Metanet(smallest, layer=self.layer, head=head, width=self.width, depth=depth, values=self.values)
 
 
 def fit_predictor(
-    population: Networks,
+    population: Networks | Sequence[Networks] | Collection,
     targets: str | Sequence[Any] | NDArray[Any] | Tensor,
-    symmetry: Symmetry | None = None,
+    symmetry: Symmetry | Sequence[Symmetry | None] | None = None,
     config: PredictorConfig | None = None,
     *,
     generator: torch.Generator,
     indices: Sequence[int] | NDArray[Any] | None = None,
     split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
-    module: nn.Module | None = None,
+    split_by: str | None = None,
+    module: nn.Module | Sequence[nn.Module] | None = None,
     inputs: Any = None,
     state: Path | None = None,
     progress: Progress = no_progress,
@@ -115,17 +119,20 @@ def fit_predictor(
     Networks that are not finite or have no target are left out. The networks for testing are read once, at the end.
 
     Args:
-        population: Parameters with a leading model axis, or a store, which is streamed.
-        targets: A value for each network, or the name of a column of the store.
-        symmetry: Of the networks; that of the store unless given.
+        population: Parameters with a leading model axis, or a store, which is streamed; or several, of one or several
+            architectures, whose networks are numbered one after the other.
+        targets: A value for each network, or the name of a column of the stores.
+        symmetry: Of the networks, or of each store and population; those of the stores unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
         indices: Numbers of the networks to use, or a mask; all unless given.
         split: Numbers of the networks for "train", "validation" and "test". Unless given, a store is divided by run,
             with its own test networks where it has a column "split" with some; of a population fixed random networks
             are taken: 80%, 10% and 10%.
-        module: Runs the networks, where they are rendered, probed or their inputs moved; that of the store unless
-            given.
+        split_by: Column by which stores are divided instead of by run, such as one that names the image of which there
+            are several networks: those with one value are in one part.
+        module: Runs the networks, where they are rendered, probed or their inputs moved, for each layout; that of the
+            store unless given.
         inputs: What networks are rendered at, and what probes begin as: a tensor, a tuple of positional or a mapping
             of keyword arguments of the module.
         state: File in which the training is kept while it runs, and from which the same call continues.
@@ -137,13 +144,13 @@ def fit_predictor(
             settings need, or the training diverged.
     """
     config = config or PredictorConfig()
-    name, values, usable = values_of(population, targets, indices)
-    symmetry = symmetry_of(population, symmetry)
-    parts = split_networks(population, usable, split)
+    collection = Collection(population, symmetry)
+    name, values, usable = values_of(collection, targets, indices)
+    parts = split_networks(collection, usable, split, split_by)
     used = np.concatenate(list(parts.values()))
     target = Target.of(name, values[used], values[parts["train"]], config.kind)
     seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
-    fitting = _Fitting.prepare(population, symmetry, target, values, parts, config, seed, module, inputs)
+    fitting = _Fitting.prepare(collection, target, values, parts, config, seed, module, inputs)
     trained = train(
         fitting.net,
         fitting.loader,
@@ -156,7 +163,7 @@ def fit_predictor(
             "settings": repr(config),
             "target": target.to_json(),
             "values": _digest(values[used], used),
-            "networks": population.key if isinstance(population, Store) else count_networks(population),
+            "networks": collection.key,
             "seed": seed,
             "inputs": None if inputs is None else _digest(*_arrays(inputs)),
         },
@@ -169,7 +176,7 @@ def fit_predictor(
 class _Fitting:
     """Everything that a training needs."""
 
-    population: Networks
+    collection: Collection
     target: Target
     values: NDArray[Any]
     parts: Parts
@@ -177,89 +184,89 @@ class _Fitting:
     seed: int
     net: Metanet
     loader: Loader
-    layer: InputLayer | None
-    rendering: Rendering | None
-    tied: tuple[tuple[str, ...], ...]
+    layers: tuple[InputLayer | None, ...]
+    renderings: tuple[Rendering, ...]
 
     @classmethod
     def prepare(
         cls,
-        population: Networks,
-        symmetry: Symmetry,
+        collection: Collection,
         target: Target,
         values: NDArray[Any],
         parts: Parts,
         config: PredictorConfig,
         seed: int,
-        module: nn.Module | None,
+        module: nn.Module | Sequence[nn.Module] | None,
         inputs: Any,
     ) -> "_Fitting":
         """Make the net and everything around it."""
-        sample = read_networks(population, _spread(parts["train"], SAMPLE))
+        layouts = range(max(collection.layouts) + 1)
+        symmetries = [collection.symmetry(k) for k in layouts]
+        there = collection.layout_of(parts["train"])
+        if missing := [k for k in layouts if not (there == k).any()]:
+            first = collection.first(missing[0])
+            raise ValueError(
+                f"none of the networks for training has the architecture of store or population {first + 1}; take more "
+                "of its networks, or leave it out"
+            )
+        samples = [collection.read(_spread(parts["train"][there == k], SAMPLE)) for k in layouts]
         is_moved = any(change.moves_inputs for change in config.changes)
-        if module is None and (is_moved or config.render or config.probes):
-            if not isinstance(population, Store):
-                raise ValueError("`render`, `probes` and motions of inputs run the networks; give `module`")
-            module = population.architecture.module()
+        modules: Sequence[nn.Module] = ()
+        if is_moved or config.render or config.probes:
+            modules = _modules(collection, module)
         if inputs is None and (config.render or config.probes):
             raise ValueError("`render` and `probes` need to know what the networks are run on; give `inputs`")
-        rendering, rendered = None, 0
-        if config.render:
-            assert module is not None
-            rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
-            run = {
-                name: t.float() if t.is_floating_point() else t for name, t in sample.items()
-            }  # as the net reads them
-            rendering = rendering.standardize(to_device(run, config.device))
-            rendered = rendering(to_device(select(run, slice(1)), config.device)).shape[1]
+        renderings = (
+            tuple(_rendering(*pair, inputs, config) for pair in zip(modules, samples, strict=True))
+            if config.render
+            else ()
+        )
+        outputs = {_count_outputs(rendering) for rendering in renderings}
+        if len(outputs) > 1:
+            raise ValueError(
+                f"networks of different architectures give {sorted(outputs)} numbers at the inputs, and one net cannot "
+                "render all; leave `render` out"
+            )
         net = Metanet(
-            symmetry,
+            symmetries,
             layer=config.layer,
-            head=Invariant(target.outputs + rendered, config.hidden, config.dropout),
+            head=Invariant(target.outputs + sum(outputs), config.hidden, config.dropout),
             width=config.width,
             depth=config.depth,
             values=config.values,
             parts=config.parts,
             reads_moments=config.reads_moments,
-            probes=_probes(module, inputs, config.probes) if config.probes and module is not None else None,
+            probes=[_probes(one, inputs, config.probes) for one in modules] if config.probes else None,
             generator=torch.Generator().manual_seed(derive_seed(seed, "net")),
         )
-        net.standardize(sample)
+        for sample in samples:
+            net.standardize(sample)
         loader = Loader(
-            population,
+            collection,
             generator=torch.Generator().manual_seed(derive_seed(seed, "order")),
             batch=config.batch,
             indices=parts["train"],
             augment=config.augment,
-            symmetry=symmetry,
         )
+        layers = [InputLayer.find(*pair) for pair in zip(symmetries, modules, strict=True)] if is_moved else []
         return cls(
-            population,
-            target,
-            values,
-            parts,
-            config,
-            seed,
-            net.to(config.device),
-            loader,
-            InputLayer.find(symmetry, module) if is_moved and module is not None else None,
-            rendering,
-            tuple(symmetry.tied),
+            collection, target, values, parts, config, seed, net.to(config.device), loader, tuple(layers), renderings
         )
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
         """The mean loss of a batch, whose networks are changed at random."""
         changes, target = self.config.changes, self.target
-        params = move_inputs(batch.params, changes, self.layer, chance)
-        changed = change_values(params, changes, self.tied, chance)
+        layer = self.layers[batch.layout] if self.layers else None
+        params = move_inputs(batch.params, changes, layer, chance)
+        changed = change_values(params, changes, tuple(self.collection.symmetry(batch.layout).tied), chance)
         outputs = self.net(to_net(changed, self.net))
         encoded = target.encode(self.values[batch.indices]).to(outputs.device)
         loss = target.loss(_first(outputs, target), encoded)
-        if self.rendering is not None:
+        if self.renderings:
             made = outputs[:, target.outputs :]
             # What noise and dropped values did to the function is not to be predicted.
             loss = loss + self.config.render * functional.mse_loss(
-                made, self.rendering(to_net(params, self.net)).to(made)
+                made, self.renderings[batch.layout](to_net(params, self.net)).to(made)
             )
         return loss
 
@@ -282,9 +289,8 @@ class _Fitting:
         scores = {"net": self.target.score(predicted, measured)}
         if self.config.statistics:
             advance = progress("statistics", 1)
-            known, others = (read_statistics(lambda k: read_networks(self.population, k), part) for part in (fit, test))
-            trees = boosted_trees(known, self.values[fit], self.target, seed=self.seed)
-            scores["statistics of layers, boosted trees"] = self.target.score(trees(others), measured)
+            trees = self._boosted(fit, test)
+            scores["statistics of layers, boosted trees"] = self.target.score(trees, measured)
             advance(1)
         constant = np.array([self.target.constant(self.values[fit])] * len(test))
         scores["the same for all"] = self.target.score(constant, measured)
@@ -298,13 +304,55 @@ class _Fitting:
         return Predictor(self.net.cpu().eval(), self.target, about, trained, tested)
 
     def _read(self, indices: Indices) -> Tensor:
-        blocks = read_blocks(self.population, indices)
-        return torch.cat([_first(self.net(to_net(params, self.net)), self.target) for _, params in blocks])
+        outputs = torch.empty(len(indices), self.target.outputs, device=self.config.device)
+        for places, params in read_blocks(self.collection, indices):
+            outputs[torch.from_numpy(places)] = _first(self.net(to_net(params, self.net)), self.target)
+        return outputs
+
+    def _boosted(self, fit: Indices, test: Indices) -> NDArray[Any]:
+        """What boosted trees on statistics of layers say about test networks; trees of their own for each layout."""
+        made = np.empty(len(test), object if self.target.kind == "classes" else np.float64)
+        of_fit, of_test = self.collection.layout_of(fit), self.collection.layout_of(test)
+        for layout in np.unique(of_test):
+            known, others = (
+                read_statistics(self.collection.read, part) for part in (fit[of_fit == layout], test[of_test == layout])
+            )
+            trees = boosted_trees(known, self.values[fit[of_fit == layout]], self.target, seed=self.seed)
+            made[of_test == layout] = trees(others)
+        return made
+
+
+def _modules(collection: Collection, given: nn.Module | Sequence[nn.Module] | None) -> list[nn.Module]:
+    """The module that runs the networks of each layout."""
+    count = max(collection.layouts) + 1
+    if given is not None:
+        modules = [given] if isinstance(given, nn.Module) else list(given)
+        if len(modules) != count:
+            raise ValueError(f"{len(modules)} modules were given for networks of {count} layouts; give one for each")
+        return modules
+    modules = []
+    for layout in range(count):
+        member = collection.members[collection.first(layout)]
+        if not isinstance(member, Store):
+            raise ValueError("`render`, `probes` and motions of inputs run the networks; give `module`")
+        modules.append(member.architecture.module())
+    return modules
+
+
+def _rendering(module: nn.Module, sample: Params, inputs: Any, config: PredictorConfig) -> Rendering:
+    """How networks are run, with the statistics of some."""
+    rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
+    run = {name: t.float() if t.is_floating_point() else t for name, t in sample.items()}  # as the net reads them
+    return rendering.standardize(to_device(run, config.device))
 
 
 def _first(outputs: Tensor, target: Target) -> Tensor:
     """The outputs of the target; those of the rendering follow them."""
     return outputs[:, : target.outputs]
+
+
+def _count_outputs(rendering: Rendering) -> int:
+    return rendering.mean.numel() if isinstance(rendering.mean, Tensor) else 0
 
 
 def _probes(module: nn.Module, inputs: Any, count: int) -> Probes:

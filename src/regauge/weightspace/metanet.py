@@ -183,6 +183,10 @@ class Metanet(nn.Module):
         """The layout of the first architecture."""
         return self._readers[0].layout
 
+    def reads(self, population: Mapping[str, Tensor]) -> bool:
+        """Whether a population has the tensors of an architecture that this net reads."""
+        return any(reader.fits(population) for reader in self._readers)
+
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
         """Read networks with other numbers of units, too, with the parameters that there are.
 
