@@ -32,9 +32,15 @@ SINGULAR = 1e-10
 """Singular values below this share of the largest are taken for zero."""
 
 
-def carry_out(plan: Plan, symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str]) -> Element:
-    """The element that takes the steps of a plan which belong to the given parts, for a network or a population."""
-    work = _Work(symmetry, params)
+def carry_out(
+    plan: Plan, symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str], *, power: int = 2
+) -> Element:
+    """The element that takes the steps of a plan which belong to the given parts, for a network or a population.
+
+    Scales make norms one: roots of sums of squares, or with `power=1` sums of sizes, which stay where weights are
+    divided among copies of the unit that they read.
+    """
+    work = _Work(symmetry, params, power)
     for step in plan.steps:
         match step:
             case ScaleStep() if "scale" in parts:
@@ -65,8 +71,8 @@ def leading_axes(symmetry: Symmetry, params: Mapping[str, Tensor]) -> int:
 class _Work:
     """The element so far, and the compared parameters of the network moved by it."""
 
-    def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> None:
-        self.symmetry = symmetry
+    def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor], power: int) -> None:
+        self.symmetry, self.power = symmetry, power
         counted = [name for name in symmetry.sites if name not in symmetry.buffers]
         first = next(iter(symmetry.sites), None)
         self.lead = () if first is None else tuple(params[first].shape[: leading_axes(symmetry, params)])
@@ -111,7 +117,8 @@ class _Work:
     def _norms(self, places: Sequence[Place]) -> Float[Tensor, "*lead"]:
         if not places:
             return torch.zeros(())
-        norms: Tensor = torch.linalg.vector_norm(torch.cat([self.values(place) for place in places], dim=-1), dim=-1)
+        values = torch.cat([self.values(place) for place in places], dim=-1)
+        norms: Tensor = torch.linalg.vector_norm(values, self.power, dim=-1)
         return norms
 
     def balance(self, step: LinearStep) -> Value:

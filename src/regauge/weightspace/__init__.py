@@ -17,6 +17,7 @@ from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes import Probes
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
+from regauge.weightspace.shares import find_readers
 
 __all__ = [
     "DWS",
@@ -44,6 +45,7 @@ __all__ = [
     "ScaleGMN",
     "UnitFeatures",
     "compile_layout",
+    "find_readers",
     "load_net",
     "save_net",
     "weight_rows",

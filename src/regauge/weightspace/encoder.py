@@ -12,6 +12,7 @@ from regauge.weightspace.features import Features, Odd, turn
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import Block, Layout
 from regauge.weightspace.layout.characters import at_end
+from regauge.weightspace.shares import Shares
 
 CONSTANT = 1e-5
 """Values whose deviation is a smaller share of their size are taken for equal: a canonical form may make them so."""
@@ -187,7 +188,7 @@ class Encoder(nn.Module):
             {
                 f"{k}": _vector(width, generator)
                 for k, block in enumerate(layout.blocks)
-                if has_pairs and len(block.ends) == 2 and block.ends[0].units == block.ends[1].units
+                if has_pairs and not layout.is_weighed and _is_square(block)
             }
         )
         self.doubles = nn.ModuleDict(
@@ -224,7 +225,7 @@ class Encoder(nn.Module):
             self.mean[k] = 0.0 if is_constant else mean
             self.std[k] = (abs(mean) or 1.0) if is_constant else spread
 
-    def forward(self, values: Mapping[str, Tensor], layout: Layout) -> Features:
+    def forward(self, values: Mapping[str, Tensor], layout: Layout, shares: Shares | None = None) -> Features:
         dtype, models = self.mean.dtype, len(next(iter(values.values())))
         units = {}
         for k, (name, known) in enumerate(layout.units.items()):
@@ -270,7 +271,9 @@ class Encoder(nn.Module):
             odd.units[name].update(zip(layout.wave_signs(name), turned, strict=True))
             added = self.doubles[f"{list(layout.units).index(name)}"](2 * sine * cosine)
             odd.units[name][wave.addend] = odd.units[name][wave.addend] + added
-        return Features(units, pairs, network, functions, odd)
+        return Features(
+            units, pairs, network, functions, odd, {name: x.to(dtype) for name, x in (shares or {}).items()}
+        )
 
     def _add_odd(self, odd: Odd, block: Block, layout: Layout, x: Tensor) -> None:
         if len(block.ends) > 1:
@@ -316,6 +319,10 @@ def _moments(values: Tensor) -> Tensor:
     fourth = unit.square().square().mean(1).clamp_min(SMALLEST)
     found = (size.log(), unit.mean(1), unit.abs().mean(1), unit.amax(1), unit.amin(1), fourth.log())
     return torch.stack(found, 1)
+
+
+def _is_square(block: Block) -> bool:
+    return len(block.ends) == 2 and block.ends[0].units == block.ends[1].units
 
 
 def _diagonal(block: Block) -> Tensor:

@@ -1,12 +1,13 @@
 """What a network over networks computes at every layer: vectors for units, for pairs of units, and for the network."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxtyping import Float
 from torch import Tensor
 
 from regauge.weightspace.layout import Block, Character, End, Layout
+from regauge.weightspace.shares import Shares, average
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Features:
         values: For each such block a few functions of its values, `[models, *labels, functions]`, where layers multiply
             by these; no layer changes them.
         odd: What signs change, if no canonical form has fixed these before; nothing changes the others.
+        shares: What units count for in means; units of groups without shares count alike.
     """
 
     units: dict[str, Float[Tensor, "models *sizes width"]]
@@ -47,6 +49,13 @@ class Features:
     network: Float[Tensor, "models width"]
     values: dict[str, Float[Tensor, "models *labels functions"]]
     odd: Odd = field(default_factory=Odd)
+    shares: Shares = field(default_factory=dict)
+
+    def change(
+        self, units: dict[str, Tensor], pairs: dict[str, Tensor], network: Tensor, odd: Odd | None = None
+    ) -> "Features":
+        """New vectors of the same networks."""
+        return replace(self, units=units, pairs=pairs, network=network, odd=self.odd if odd is None else odd)
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,9 @@ def at_units(
     return network.reshape(len(network), *([1] * (units.ndim - 2)), -1)
 
 
-def from_nested(name: str, units: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[bool, Tensor]]:
+def from_nested(
+    name: str, units: Mapping[str, Tensor], layout: Layout, shares: Shares
+) -> Iterator[tuple[bool, Tensor]]:
     """What units of a set can hear from those that they are repeated within, and the mean of those within them.
 
     Yields:
@@ -126,4 +137,5 @@ def from_nested(name: str, units: Mapping[str, Tensor], layout: Layout) -> Itera
                 shape[own.index(axis)] = size
             yield True, x.reshape(len(x), *shape, -1)
         elif name in axes:
-            yield False, x.mean(tuple(1 + k for k, axis in enumerate(axes) if axis not in own))
+            inner = (1 + k for k, axis in enumerate(axes) if axis not in own)
+            yield False, average(x, inner, layout.grids[other], shares)

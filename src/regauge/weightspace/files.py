@@ -49,6 +49,7 @@ def save_net(
         "depth": settings.depth,
         "parts": list(settings.parts),
         "reads_moments": settings.reads_moments,
+        "readers": [list(axis) for axis in settings.readers],
         "symmetries": [json.loads(symmetry.to_json()) for symmetry in net.symmetries],
         "probes": [_written(encoder) for encoder in net.probes if isinstance(encoder, ProbeEncoder)],
     }
@@ -108,6 +109,7 @@ def load_net(
             depth=made["depth"],
             parts=made["parts"],
             reads_moments=made.get("reads_moments", False),
+            readers=[(name, axis) for name, axis in made.get("readers", [])],
             probes=[_probes(*pair, tensors, k) for k, pair in enumerate(zip(modules, written, strict=True))] or None,
         )
         dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)

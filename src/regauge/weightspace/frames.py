@@ -24,12 +24,14 @@ class Frame:
         plan: The steps that are taken.
         parts: What is fixed: some of "sign", "scale", "shift" and "linear".
         open: Those of them that no values determine for some group, so that networks of one orbit can differ in them.
+        is_weighed: Whether a unit that is split in two has the canonical form of one.
     """
 
     symmetry: Symmetry
     plan: Plan
     parts: tuple[str, ...]
     open: frozenset[str]
+    is_weighed: bool
 
     @classmethod
     def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "Frame":
@@ -45,14 +47,14 @@ class Frame:
         if "sign" in left and any(map(_sees_signs, kept)):
             parts = (*parts, "sign")  # What these steps choose by is settled only once signs are.
             kept = tuple(step for step in needed if _part(step) in parts)
-        return cls(layout.symmetry, replace(found, steps=kept), parts, frozenset(still_open))
+        return cls(layout.symmetry, replace(found, steps=kept), parts, frozenset(still_open), layout.is_weighed)
 
     def __call__(self, params: Mapping[str, Tensor]) -> Element | None:
         """The element that brings each network of a population to its canonical form; None if nothing is to do."""
         if not self.plan.steps:
             return None
         with torch.no_grad():
-            return carry_out(self.plan, self.symmetry, params, self.parts)
+            return carry_out(self.plan, self.symmetry, params, self.parts, power=1 if self.is_weighed else 2)
 
     def undo(self, element: Element | None, change: Params) -> Params:
         """A change of canonical networks as the change of the networks as they were."""

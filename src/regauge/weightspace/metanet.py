@@ -1,13 +1,14 @@
 """A network over networks: values of weights to features, layers, and a head."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regauge.alignment.widths.transport import Axis
 from regauge.core.element import PARTS, Element, require_parts
 from regauge.core.params import Params, count_models, require_finite, select
 from regauge.core.symmetry import Symmetry
@@ -19,6 +20,7 @@ from regauge.weightspace.layers import Layer, Plan
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.probes import Probed, ProbeEncoder, Probes
+from regauge.weightspace.shares import divide, find_shares
 
 LARGEST = 2**22
 """Numbers of the largest array on a CPU, whose allocators return larger ones to the system after each use."""
@@ -44,6 +46,14 @@ class _Reader:
             for name in self.layout.parameters
         )
 
+    def read(self, canonical: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The values of blocks, and what units count for."""
+        values = self.layout.read(canonical)
+        if not self.layout.is_weighed:
+            return values, {}
+        shares = find_shares(values, self.layout)
+        return divide(values, self.layout, shares), shares
+
     def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
         """The canonical networks, and the element that made them so, if any was needed."""
         element = self.frame(population)
@@ -60,7 +70,8 @@ class Settings:
     depth: int
     values: Values
     parts: tuple[str, ...]
-    reads_moments: bool
+    reads_moments: bool = False
+    readers: tuple[Axis, ...] = ()
 
 
 class Metanet(nn.Module):
@@ -86,6 +97,9 @@ class Metanet(nn.Module):
         values: How single values are encoded.
         parts: What is respected: some of "permutation", "sign", "scale", "shift" and "linear", always with
             "permutation"; all unless given. `net.parts` says what holds.
+        readers: Axes (parameter, axis) along which parameters sum over units, such as `find_readers` finds. Where they
+            are given, a unit that is split in two, its outgoing weights divided among the copies, counts as one: units
+            count by shares of what is read of them; see `weightspace.shares`.
         probes: Inputs that the networks are run on, whose activations and outputs are features, too; for several
             architectures those of each, in the order of the symmetries.
         reads_moments: Whether the net begins with the moments of every tensor of the canonical networks, too, as plain
@@ -108,6 +122,7 @@ class Metanet(nn.Module):
         depth: int = 4,
         values: Values | None = None,
         parts: Sequence[str] | None = None,
+        readers: Collection[Axis] = (),
         probes: Probes | Sequence[Probes] | None = None,
         reads_moments: bool = False,
         generator: torch.Generator | None = None,
@@ -128,7 +143,19 @@ class Metanet(nn.Module):
                 f"{type(layer).__name__} has parameters for single tensors, so it reads one architecture, not "
                 f"{len(symmetries)}; choose a layer that is shared by all tensors, such as MessagePassing"
             )
-        self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments)
+        self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments, tuple(sorted(readers)))
+        axes = {(p.parameter, p.axis) for one in symmetries for group in one.groups for p in group.placements}
+        unknown = sorted({*readers} - axes)
+        if unknown:
+            raise ValueError(
+                f"{unknown[0]} is no axis on which a group acts; give readers as (parameter, axis), such as "
+                f"{sorted(axes)[:3]}"
+            )
+        if readers and (reads_moments or not layer.weighs_units):
+            raise ValueError(
+                f"{'moments of tensors' if reads_moments else layer} take maxima or sums, in which a unit that is "
+                "split in two counts twice; choose means, or give no `readers`"
+            )
         self._left = tuple(part for part in wanted if part in layer.respects)
         self._readers = [self._reader(one, k) for k, one in enumerate(symmetries)]
         layouts = [reader.layout for reader in self._readers]
@@ -228,7 +255,7 @@ class Metanet(nn.Module):
         canonical, _ = reader.canonicalize(population)
         encoder = self.encoders[reader.number]
         assert isinstance(encoder, Encoder)
-        encoder.standardize(reader.layout.read(canonical), reader.layout)
+        encoder.standardize(reader.read(canonical)[0], reader.layout)
         if reader.probed is not None:
             probes = self.probes[reader.number]
             assert isinstance(probes, ProbeEncoder)
@@ -275,7 +302,8 @@ class Metanet(nn.Module):
         return self._run(reader, reader.canonicalize(population)[0], len(self.layers) if layers is None else layers)
 
     def _run(self, reader: _Reader, canonical: Mapping[str, Tensor], layers: int) -> Features:
-        features: Features = self.encoders[reader.number](reader.layout.read(canonical), reader.layout)
+        values, shares = reader.read(canonical)
+        features: Features = self.encoders[reader.number](values, reader.layout, shares)
         if reader.probed is not None:
             features = self.probes[reader.number](features, canonical, reader.probed)
         for layer in self.layers[:layers]:
@@ -290,6 +318,7 @@ class Metanet(nn.Module):
             contracted=chosen,
             is_signed="sign" in left,
             has_shifts="sign" in left and "shift" in left,
+            readers=self.settings.readers,
         )
         if layout.waves is None:
             left = tuple(part for part in left if part != "shift")

@@ -15,6 +15,7 @@ from regauge.weightspace.layout import Layout
 from regauge.weightspace.layout.characters import at_end, is_odd, multiply
 from regauge.weightspace.layout.waves import find_period
 from regauge.weightspace.layout.writing import Written
+from regauge.weightspace.shares import divide_by, read_weights, weigh
 
 RANK = 4
 """Directions in which tensors on the axes of matrices are changed, beside themselves."""
@@ -89,11 +90,16 @@ class _Changes(nn.Module):
             if written.group is not None:
                 mixer = Dense(width, 2 * RANK * outputs, is_biased=not is_signed, generator=generator)
                 self.mixers[f"{k}"] = mixer
+        sizes = {name: units.sizes[-1] for name, units in layout.units.items()}
+        self.counts = [
+            math.prod(sizes[label.group] for label in written.block.labels if label.reads)
+            for written in layout.writer.written
+        ]
         self.scales = nn.Parameter(torch.full((len(layout.writer.parameters),), settings.scale))
 
     def forward(self, read: Read) -> Params:
         writer = read.layout.writer
-        pieces = [_Change(written, read) for written in writer.written]
+        pieces = [_Change(written, read, count) for written, count in zip(writer.written, self.counts, strict=True)]
         pools: dict[tuple[str, bool], list[Tensor]] = {}
         for k, piece in enumerate(pieces):
             group = piece.written.group
@@ -108,7 +114,7 @@ class _Changes(nn.Module):
             group = piece.written.group
             if group is not None:
                 change = change + piece.scatter(torch.stack(pools[group.group, group.is_inverse]).mean(0))
-            made.append(change)
+            made.append(piece.share_out(change))
         result = {}
         for k, (name, tensor) in enumerate(writer.write(made).items()):
             scaled = tensor * (self.scales[k] * read.sizes[name])
@@ -119,8 +125,11 @@ class _Changes(nn.Module):
 class _Change:
     """The change of one piece of a tensor, from the features of its units."""
 
-    def __init__(self, written: Written, read: Read) -> None:
+    def __init__(self, written: Written, read: Read, count: int) -> None:
         self.written = written
+        self.grid, self.shares = read.layout.grid_of(written.block), read.features.shares
+        weights = read_weights(written.block, read.layout, self.shares)
+        self.weights = None if weights is None else weights * count
         features = read.features
         block = written.block
         if block.name in features.pairs:
@@ -135,12 +144,13 @@ class _Change:
         if is_signed:
             self.odd = _odd(written, read)
         if written.matrices or is_signed:
-            self.values = written.read(read.params).to(features.network.dtype)
+            values = written.read(read.params).to(features.network.dtype)
             period = find_period(block) if read.layout.waves is not None else None
             if period is None:
-                self.values = self.values / read.sizes[written.piece.parameter]
+                values = values / read.sizes[written.piece.parameter]
             else:  # Half periods add to the value, but nothing to this.
-                self.values = torch.sin(2 * math.pi / period[2] * self.values)
+                values = torch.sin(2 * math.pi / period[2] * values)
+            self.values = divide_by(values, self.weights)
         self.out: Tensor | None = None
 
     def change(self, dense: nn.Module, changes: int) -> Tensor:
@@ -151,6 +161,12 @@ class _Change:
         for _ in self.written.matrices:
             change = change.unsqueeze(-3)
         return change * self.values.unsqueeze(-2)
+
+    def share_out(self, change: Tensor) -> Tensor:
+        """What belongs to each copy of the units that values read."""
+        if self.weights is None:
+            return change
+        return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))
 
     def turn(self, dense: nn.Module, changes: int) -> Tensor:
         """The change that is made of features which signs change: `[models, *units, changes, values]`."""
@@ -164,7 +180,13 @@ class _Change:
             mixer(self.features if self.odd is None else self.odd).unflatten(-1, (2, RANK, changes, -1)).unsqueeze(-5)
         )
         into, self.out = mixed.unbind(-4)
-        return self.written.pool(into * self.values.unsqueeze(-2).unsqueeze(-2))
+        product = into * self.values.unsqueeze(-2).unsqueeze(-2)
+        if self.shares:
+            away = [1 + k for k in range(len(self.written.units)) if k not in self.written.bases]
+            lead = 1 + len(self.written.units)
+            weighed = weigh(product.flatten(lead), away, self.grid, self.shares).reshape(product.shape)
+            product = weighed * math.prod(product.shape[axis] for axis in away)
+        return self.written.pool(product)
 
     def scatter(self, pooled: Tensor) -> Tensor:
         """The opposite of `gather`, for the sum of what all tensors gathered."""

@@ -8,12 +8,18 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Read
 from regauge.weightspace.layers.dense import Dense, Norm
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout import Grid, Layout
+from regauge.weightspace.shares import Shares, average
+
+VARIANCE = 1e-6
+"""Added to squares, whose root has no gradient at zero."""
 
 
 @dataclass(frozen=True)
 class Invariant:
     """Mean and largest features of every set of units and block of pairs, and those of the network, to numbers.
+
+    Where units count by shares, root mean squares take the place of the largest.
 
     Sets and blocks have maps of their own, whose results are added up; then follows an MLP.
 
@@ -54,12 +60,21 @@ class _Pool(nn.Module):
         gain = 1 / max(1, count) ** 0.5
         self.maps = nn.ModuleList(Dense(2 * width, outputs, gain=gain, generator=generator) for _ in range(count))
 
-    def forward(self, features: Features) -> Tensor:
+    def forward(self, features: Features, layout: Layout) -> Tensor:
         total = torch.zeros(())
-        for dense, x in zip(self.maps, [*features.units.values(), *features.pairs.values()], strict=True):
-            flat = x.flatten(1, -2)
-            total = total.to(x) + dense(torch.cat([flat.mean(1), flat.amax(1)], -1))
+        grids = [*(layout.grids[name] for name in features.units), *map(layout.grid, features.pairs)]
+        for dense, x, grid in zip(self.maps, [*features.units.values(), *features.pairs.values()], grids, strict=True):
+            total = total.to(x) + dense(torch.cat(_pool(x, grid, layout, features.shares), -1))
         return total.to(features.network)
+
+
+def _pool(x: Tensor, grid: Grid, layout: Layout, shares: Shares) -> tuple[Tensor, Tensor]:
+    """The mean and the largest; where units count by shares, which maxima do not see, the root mean square instead."""
+    axes = range(1, x.ndim - 1)
+    if not layout.is_weighed:
+        return x.mean([*axes]), x.flatten(1, -2).amax(1)
+    square = average(x.square(), axes, grid, shares)
+    return average(x, axes, grid, shares), (square + VARIANCE).sqrt()
 
 
 class _Head(nn.Module):
@@ -84,7 +99,7 @@ class _Head(nn.Module):
         self.last = Dense(hidden, settings.outputs, generator=generator)
 
     def forward(self, read: Read) -> Tensor:
-        total = self.network(read.features.network) + self.pools[read.number](read.features)
+        total = self.network(read.features.network) + self.pools[read.number](read.features, read.layout)
         mixed = nn.functional.silu(self.norm(total))
         mixed = self.dropout(nn.functional.silu(self.middle(mixed)))
         result: Tensor = self.last(mixed)

@@ -46,6 +46,11 @@ class DWS(Layer):
                 "'max' or 'mean', and at least one head"
             )
 
+    @property
+    def weighs_units(self) -> bool:
+        """Maxima see units that count for nothing."""
+        return self.pooling == "mean"
+
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`.
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features
 from regauge.weightspace.layers.dense import Dense, Norm
-from regauge.weightspace.layers.hubs import POOLED, Hub, Key, Link, count_fans, find_hubs
+from regauge.weightspace.layers.hubs import NOTHING, POOLED, Hub, Key, Link, count_fans, find_hubs
 from regauge.weightspace.layers.plan import Plan
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout import Grid, Layout
+from regauge.weightspace.shares import Shares, average, log_weights
 
 Pooling = Literal["mean", "max"]
 Sets = Literal["mean", "attention"]
@@ -61,7 +62,7 @@ class ExchangeLayer(nn.Module):
     def forward(self, features: Features, layout: Layout) -> Features:
         values = _values(features)
         active = {key: nn.functional.silu(norm(x)) for norm, (key, x) in zip(self.norms, values.items(), strict=True)}
-        pools = {key: Pools(x, self.settings.pooling) for key, x in active.items()}
+        pools = {key: Pools(x, self.settings.pooling, _grid(key, layout), features.shares) for key, x in active.items()}
         hubs = find_hubs(layout, self.targets, is_local=self.settings.is_local)
         made: dict[Key, list[Tensor]] = {}
         for k, (hub, weight) in enumerate(zip(hubs, self.weights, strict=True)):
@@ -69,7 +70,7 @@ class ExchangeLayer(nn.Module):
             gathered = torch.cat(arrived, -1) if len(arrived) > 1 else arrived[0]
             out = nn.functional.linear(gathered, weight)
             if f"{k}" in self.attention:
-                out = out + self.attention[f"{k}"](gathered)
+                out = out + self.attention[f"{k}"](gathered, hub.grid, features.shares)
             for link, part in zip(hub.writes, out.chunk(len(hub.writes), -1), strict=True):
                 made.setdefault(link.key, []).append(_write(part, link, values[link.key]))
         result = dict(values)
@@ -78,11 +79,10 @@ class ExchangeLayer(nn.Module):
             for part in sorted(parts, key=Tensor.numel):  # The whole array is touched last.
                 total = total + part
             result[key] = values[key] + total
-        return Features(
+        return features.change(
             {name: result["units", name] for name in features.units},
             {name: result["pairs", name] for name in features.pairs},
             result["network", ""],
-            features.values,
         )
 
 
@@ -96,9 +96,11 @@ class _Attention(nn.Module):
         gain = 1 / math.sqrt(2)
         self.out = Dense(width, len(hub.writes) * width, is_biased=False, gain=gain, generator=generator)
 
-    def forward(self, gathered: Tensor) -> Tensor:
+    def forward(self, gathered: Tensor, grid: Grid, shares: Shares) -> Tensor:
         query, key, value = self.into(gathered).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0).transpose(-3, -2)
-        heard: Tensor = nn.functional.scaled_dot_product_attention(query, key, value)
+        weights = log_weights((len(grid.sizes),), grid, shares)
+        mask = None if weights is None else weights.squeeze(-1).unsqueeze(-2).unsqueeze(-3)
+        heard: Tensor = nn.functional.scaled_dot_product_attention(query, key, value, mask)
         result: Tensor = self.out(heard.transpose(-3, -2).flatten(-2))
         return result
 
@@ -106,8 +108,8 @@ class _Attention(nn.Module):
 class Pools:
     """Features pooled over some of their axes, each combination once, from the smallest result that has them."""
 
-    def __init__(self, x: Tensor, pooling: Pooling) -> None:
-        self.pooling = pooling
+    def __init__(self, x: Tensor, pooling: Pooling, grid: Grid | None = None, shares: Shares | None = None) -> None:
+        self.pooling, self.grid, self.shares = pooling, grid, shares or {}
         self.known = {tuple(range(x.ndim - 2)): x}
 
     def read(self, link: Link, hub: Hub) -> Tensor:
@@ -115,9 +117,9 @@ class Pools:
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
         x = self.over(kept)
         places = [link.axes[axis] for axis in kept]
-        if places == list(range(len(hub.sizes))):
+        if places == list(range(len(hub.grid.sizes))):
             return x
-        last = len(hub.sizes) + 1
+        last = len(hub.grid.sizes) + 1
         return torch.einsum(x, [0, *(1 + place for place in places), last], [*range(last + 1)])
 
     def over(self, kept: tuple[int, ...]) -> Tensor:
@@ -127,7 +129,9 @@ class Pools:
             source = min(sources, key=lambda axes: self.known[axes].numel())
             away = [1 + k for k, axis in enumerate(source) if axis not in kept]
             x = self.known[source]
-            if self.pooling == "mean":
+            if self.pooling == "mean" and self.grid is not None and self.shares:
+                x = average(x, away, self.grid.keep(source), self.shares)
+            elif self.pooling == "mean":
                 x = x.mean(away)
             else:
                 for axis in reversed(away):  # One axis at a time: its gradient needs the places of the maxima alone.
@@ -164,6 +168,11 @@ def _draw(hub: Hub, fans: Mapping[Key, int], width: int, generator: torch.Genera
     weight = torch.randn(len(hub.writes) * width, len(hub.reads) * width, generator=generator)
     sizes = torch.tensor([1 / math.sqrt(fans[link.key] * width) for link in hub.writes])
     return weight * sizes.repeat_interleave(width).unsqueeze(-1)
+
+
+def _grid(key: Key, layout: Layout) -> Grid:
+    kind, name = key
+    return layout.grids[name] if kind == "units" else layout.grid(name) if kind == "pairs" else NOTHING
 
 
 def _keys(layout: Layout) -> list[Key]:

@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from regauge.weightspace.layout import Block, Layout
+from regauge.weightspace.layout import Grid, Layout
 
 POOLED = -1
 """In place of a hub's axis: the values along this axis are pooled."""
+
+NOTHING = Grid((), (), ())
+"""Where everything is pooled."""
 
 Key = tuple[str, str]
 """What features belong to: "units", "pairs" or "network", and the name of the set or block."""
@@ -32,25 +35,16 @@ class Hub:
     """Units, or combinations of units, at which features meet.
 
     Attributes:
-        sizes: Number of units along each axis; none where everything is pooled.
+        grid: Its axes; none where everything is pooled.
         is_set: Whether it is one set of units, on which set layers work.
         reads: What arrives.
         writes: What goes out.
     """
 
-    sizes: tuple[int, ...]
+    grid: Grid
     is_set: bool
     reads: tuple[Link, ...]
     writes: tuple[Link, ...]
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """The axes of features or of a hub: their groups, for each axis those that it is repeated within, and sizes."""
-
-    groups: tuple[str, ...]
-    bases: tuple[tuple[int, ...], ...]
-    sizes: tuple[int, ...]
 
 
 @lru_cache(maxsize=256)
@@ -63,32 +57,35 @@ def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tup
         is_local: Whether features hear only from those that have units in common with them. Then the pooled features of
             a block go to itself alone, and those of the network exchange with those of units.
     """
-    grids: dict[Key, _Grid] = {("units", name): _grid_of_set(layout, name) for name in layout.units}
+    grids: dict[Key, Grid] = {("units", name): grid for name, grid in layout.grids.items()}
     sets = tuple(grids.values())
     for block in layout.pair_blocks:
-        grids["pairs", block.name] = _grid_of_block(layout, block)
-    places: list[_Grid] = list(sets)
+        grids["pairs", block.name] = layout.grid(block.name)
+    places: list[Grid] = list(sets)
     for grid in grids.values():
         if not any(_bijections(grid, place) for place in places):
             places.append(grid)
-    grids["network", ""] = _Grid((), (), ())
+    grids["network", ""] = NOTHING
     hubs = []
     for place in places:
-        links = {key: _links(grid, place) for key, grid in grids.items()}
+        links = {key: _links(grid, place, has_diagonals=not layout.is_weighed) for key, grid in grids.items()}
         turns = _bijections(place, place)
         reads = [Link(key, axes) for key, found in links.items() for axes in found]
         writes = [Link(key, axes) for key, found in links.items() for axes in found if _is_first(axes, found, turns)]
-        hubs.append(Hub(place.sizes, place in sets, tuple(reads), tuple(writes)))
+        hubs.append(Hub(place, place in sets, tuple(reads), tuple(writes)))
     everything = [Link(key, (POOLED,) * len(grid.sizes)) for key, grid in grids.items()]
     if is_local:
         own = [link for link in everything if link.key[0] != "network"]
         units, network = [link for link in own if link.key[0] == "units"], [everything[-1]]
-        hubs += [Hub((), False, (link,), (link,)) for link in own]
-        hubs += [Hub((), False, (*network, *units), tuple(network)), Hub((), False, tuple(network), tuple(units))]
+        hubs += [Hub(NOTHING, False, (link,), (link,)) for link in own]
+        hubs += [
+            Hub(NOTHING, False, (*network, *units), tuple(network)),
+            Hub(NOTHING, False, tuple(network), tuple(units)),
+        ]
     else:
-        hubs.append(Hub((), False, tuple(everything), tuple(everything)))
+        hubs.append(Hub(NOTHING, False, tuple(everything), tuple(everything)))
     kept = (
-        Hub(hub.sizes, hub.is_set, hub.reads, tuple(link for link in hub.writes if _kind(link.key, layout) in targets))
+        Hub(hub.grid, hub.is_set, hub.reads, tuple(link for link in hub.writes if _kind(link.key, layout) in targets))
         for hub in hubs
     )
     return tuple(hub for hub in kept if hub.writes)
@@ -101,24 +98,11 @@ def _kind(key: Key, layout: Layout) -> str:
     return "positions" if kind == "units" and not layout.units[name].is_permuted else kind
 
 
-def _grid_of_set(layout: Layout, name: str) -> _Grid:
-    units = layout.units[name]
-    bases = tuple(tuple(units.axes.index(base) for base in layout.units[axis].axes[:-1]) for axis in units.axes)
-    return _Grid(units.axes, bases, units.sizes)
+def _links(grid: Grid, place: Grid, *, has_diagonals: bool = True) -> list[tuple[int, ...]]:
+    """All ways in which axes of features cover those of a hub, each with the copies that it is repeated within.
 
-
-def _grid_of_block(layout: Layout, block: Block) -> _Grid:
-    groups = tuple(label.group for label in block.labels)
-    bases: list[tuple[int, ...]] = [()] * len(groups)
-    for end in block.ends:
-        place = dict(zip(layout.units[end.units].axes, end.axes, strict=True))
-        for axis in end.axes:
-            bases[axis] = tuple(place[base] for base in layout.units[groups[axis]].axes[:-1])
-    return _Grid(groups, tuple(bases), block.sizes)
-
-
-def _links(grid: _Grid, place: _Grid) -> list[tuple[int, ...]]:
-    """All ways in which axes of features cover those of a hub, each with the copies that it is repeated within."""
+    Where a unit that is split in two counts as one, no diagonal tells the copies apart.
+    """
     choices = [
         (POOLED, *(k for k, other in enumerate(place.groups) if other == group and len(place.bases[k]) == len(own)))
         for group, own in zip(grid.groups, grid.bases, strict=True)
@@ -127,6 +111,7 @@ def _links(grid: _Grid, place: _Grid) -> list[tuple[int, ...]]:
         axes
         for axes in product(*choices)
         if {*axes} - {POOLED} == {*range(len(place.groups))}
+        and (has_diagonals or len([k for k in axes if k != POOLED]) == len(place.groups))
         and all(
             here == POOLED or tuple(axes[base] for base in own) == place.bases[here]
             for here, own in zip(axes, grid.bases, strict=True)
@@ -134,7 +119,7 @@ def _links(grid: _Grid, place: _Grid) -> list[tuple[int, ...]]:
     ]
 
 
-def _bijections(grid: _Grid, place: _Grid) -> list[tuple[int, ...]]:
+def _bijections(grid: Grid, place: Grid) -> list[tuple[int, ...]]:
     if len(grid.groups) != len(place.groups):
         return []
     return [axes for axes in _links(grid, place) if POOLED not in axes]

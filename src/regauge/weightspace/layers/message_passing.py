@@ -11,6 +11,7 @@ from regauge.weightspace.features import Features, order_as, others, spread
 from regauge.weightspace.layers.plan import Layer, Plan
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
 from regauge.weightspace.layout import Block, Layout
+from regauge.weightspace.shares import average
 
 Aggregation = Literal["mean", "sum", "pna"]
 VARIANCE = 1e-6
@@ -47,6 +48,11 @@ class MessagePassing(Layer):
                 "an expansion of at least 1"
             )
 
+    @property
+    def weighs_units(self) -> bool:
+        """Only means weigh units; sums and maxima count copies."""
+        return self.aggregation == "mean"
+
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
         return _Layer(self, plan)
@@ -74,10 +80,16 @@ class _Layer(nn.Module):
         inbox: dict[str, list[Tensor]] = {name: [] for name in units}
         for block in layout.pair_blocks:
             for k, end in enumerate(block.ends):
-                message = self._aggregate(self._message(pairs[block.name], units, block, k), others(end, block))
+                told, away = self._message(pairs[block.name], units, block, k), others(end, block)
+                is_mean = self.aggregation == "mean"
+                message = (
+                    average(told, away, layout.grid(block.name), features.shares)
+                    if is_mean
+                    else self._aggregate(told, away)
+                )
                 inbox[end.units].append(self.heard.at(k, order_as(message, end)))
         result = self.units.change(features, units, network, inbox, layout) if units else {}
-        return Features(result, pairs, self.network.change(features, network, result), features.values)
+        return features.change(result, pairs, self.network.change(features, network, result, layout))
 
     def _message(self, e: Tensor, units: dict[str, Tensor], block: Block, receiver: int) -> Tensor:
         """What every value of a block tells the units at one end: `[models, *labels, width]`."""
@@ -95,6 +107,4 @@ class _Layer(nn.Module):
             return torch.cat([message.mean(axes), message.amax(axes), message.amin(axes), deviation], -1)
         if not axes:
             return message
-        mean = message.mean(axes)
-        count = math.prod(message.shape[axis] for axis in axes)
-        return mean if self.aggregation == "mean" else mean * count**0.5
+        return message.sum(axes) / math.sqrt(math.prod(message.shape[axis] for axis in axes))

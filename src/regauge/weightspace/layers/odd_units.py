@@ -8,11 +8,12 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor, nn
 
-from regauge.weightspace.features import Features, Odd, turn
+from regauge.weightspace.features import Features, Odd, others, turn
 from regauge.weightspace.layers.dense import OddNorm
 from regauge.weightspace.layers.plan import Plan
 from regauge.weightspace.layout import Block, Character, Layout
 from regauge.weightspace.layout.characters import at_end, find_sources, is_odd
+from regauge.weightspace.shares import Shares, Terms, average, weigh
 
 Heard = Mapping[str, Mapping[Character, list[Tensor]]]
 """For each set of units and each character the messages of that character."""
@@ -77,7 +78,8 @@ class OddUnits(nn.Module):
             for layout in layouts
         }
         messages = [one for known in self.messages.values() for own in known.values() for one in own]
-        self.ends = plan.count_ends()
+        self.ends, self.terms = plan.count_ends(), Terms(layouts)
+        self.counts = {one.key: {name: math.prod(units.sizes) for name, units in one.units.items()} for one in layouts}
         kinds = sorted({self._kind(j, sign) for one in messages for j, sign in one.sources})
         self.sent = nn.ModuleDict({kind: plan.dense(width, width, is_biased=False) for kind in kinds})
         for weight in self.sent.parameters() if is_pass else ():
@@ -126,12 +128,13 @@ class OddUnits(nn.Module):
                     name = block.ends[j].units
                     x = features.odd.units[name][sign] if is_odd(sign) else units[name]
                     sent.append((j, self.sent[self._kind(j, sign)](x)))
+                if features.shares:
+                    values = weigh(values, others(end, block), layout.grid(block.name), features.shares)
                 made = _multiply(values, sent, block, message.receiver)
                 if wave is not None and message.heard == wave.addend:
                     odd[end.units][message.heard].append(made * wave.frequency)
                     continue
-                count = math.prod(n for axis, n in enumerate(block.sizes) if axis not in end.axes)
-                made = made / (size * math.sqrt(count))
+                made = made * (self.terms.factor(block, end, layout, features.shares) / size)
                 if is_odd(message.heard):
                     odd[end.units][message.heard].append(made)
                 else:
@@ -178,13 +181,14 @@ class OddUnits(nn.Module):
             result[name] = new
         return replace(features.odd, units=result)
 
-    def read(self, odd: Odd, layout: Layout) -> Tensor | float:
+    def read(self, odd: Odd, layout: Layout, shares: Shares) -> Tensor | float:
         """What the network hears: sums over units of the products of their values with their features."""
         read = [(name, sign) for name, signs in self.read_signs[layout.key].items() for sign in signs]
         total: Tensor | float = 0.0
         for name, sign in read:
-            product = (odd.given[name][sign] * odd.units[name][sign]).flatten(1, -2)
-            total = total + product.sum(1) / math.sqrt(product.shape[1])
+            product = odd.given[name][sign] * odd.units[name][sign]
+            mean = average(product, range(1, product.ndim - 1), layout.grids[name], shares)
+            total = total + mean * math.sqrt(self.counts[layout.key][name] if shares else product[0, ..., 0].numel())
         return self.to_network(total) if read else 0.0
 
 

@@ -105,6 +105,11 @@ class Layer(ABC):
         """How many functions of each value between units it multiplies by."""
         return 0
 
+    @property
+    def weighs_units(self) -> bool:
+        """Whether units can count by shares, so that one that is split in two counts as one."""
+        return True
+
     @abstractmethod
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`.

@@ -7,11 +7,12 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor, nn
 
-from regauge.weightspace.features import Features, Odd, spread
+from regauge.weightspace.features import Features, Odd, others, spread
 from regauge.weightspace.layers.odd_units import OddUnits
 from regauge.weightspace.layers.plan import Layer, Plan, read_blocks
 from regauge.weightspace.layers.trunk import NetworkUpdate, UnitUpdate
 from regauge.weightspace.layout import Block, End, Layout
+from regauge.weightspace.shares import Terms, weigh
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class _Layer(nn.Module):
         self.channels = settings.channels
         width, hidden = plan.width, settings.expansion * plan.width
         self.reads = plan.reads
+        self.terms = Terms(plan.layouts)
         self.network = NetworkUpdate(plan, hidden)
         self.sent = plan.for_ends(width, self.channels * width, is_biased=False, gain=1 / math.sqrt(self.channels))
         self.heard = plan.for_ends(width, hidden, is_biased=False)
@@ -98,7 +100,11 @@ class _Layer(nn.Module):
                     sent[key] = made.reshape(*made.shape[:-1], self.channels, -1)
                 for k, end in enumerate(block.ends):
                     if j != k:
-                        message = _multiply(features.values[block.name], sent[key], block, end, other)
+                        values = features.values[block.name]
+                        if features.shares:
+                            values = weigh(values, others(end, block), layout.grid(block.name), features.shares)
+                        factor = self.terms.factor(block, end, layout, features.shares)
+                        message = _multiply(values, sent[key], block, end, other) * factor
                         inbox[end.units].append(self.heard.at(k, message))
         if self.odd is None:
             result = self.units.change(features, units, network, inbox, layout) if units else {}
@@ -108,7 +114,7 @@ class _Layer(nn.Module):
         for name, x in units.items():
             turned[name] = self.odd.turn(name, features, heard, layout)
             inbox[name].extend(even[name])
-            own = self.units.hear(name, units, network, inbox, layout)
+            own = self.units.hear(name, units, network, inbox, layout, features.shares)
             hidden[name] = self.units.activate(x, (*own, *self.odd.hear_turned(turned[name])))
             result[name] = features.units[name] + self.units.out(hidden[name])
         odd = self.odd.change(features, turned, hidden, layout)
@@ -119,8 +125,8 @@ class _Layer(nn.Module):
     ) -> Features:
         """The new features, from those of the units."""
         pairs = {block.name: self._pair(block, features, units) for block in read_blocks(layout, self.reads)}
-        read = 0.0 if self.odd is None else self.odd.read(odd, layout)
-        return Features(units, pairs, self.network.change(features, network, units) + read, features.values, odd)
+        read = 0.0 if self.odd is None else self.odd.read(odd, layout, features.shares)
+        return features.change(units, pairs, self.network.change(features, network, units, layout) + read, odd)
 
     def _pair(self, block: Block, features: Features, units: dict[str, Tensor]) -> Tensor:
         mixed = self.pair_in(features.values[block.name])
@@ -134,6 +140,4 @@ def _multiply(values: Tensor, sent: Tensor, block: Block, end: End, other: End) 
     """Sums over the units of one end, for those of another: `[models, *sizes of the end, width]`."""
     letters = ascii_lowercase[: len(block.sizes)]
     into, out = ("".join(letters[axis] for axis in one.axes) for one in (end, other))
-    summed = [size for axis, size in enumerate(block.sizes) if axis not in end.axes]
-    made = torch.einsum(f"X{letters}Y,X{out}YZ->X{into}Z", values, sent)
-    return made / math.sqrt(math.prod(summed))
+    return torch.einsum(f"X{letters}Y,X{out}YZ->X{into}Z", values, sent)

@@ -14,6 +14,7 @@ from regauge.weightspace.layers.dense import Dense, Norm
 from regauge.weightspace.layers.plan import ForEnds, Layer, Plan
 from regauge.weightspace.layers.trunk import PairUpdate, Update
 from regauge.weightspace.layout import Block, End, Layout
+from regauge.weightspace.shares import TINY, Shares, log_weights, weigh
 
 
 @dataclass(frozen=True)
@@ -163,22 +164,30 @@ class _Layer(nn.Module):
         units = {name: self.units.norm(x) for name, x in features.units.items()}
         network = self.network.norm(features.network)
         pairs = self.pairs.change(features, units, layout) if layout.pair_blocks else {}
-        attended = self._attend(units, pairs, network, layout) if units else {}
+        attended = self._attend(units, pairs, network, layout, features.shares) if units else {}
         result = {
             name: self.units(features.units[name], units[name], [self.heard(heard)]) for name, heard in attended.items()
         }
-        changed = self.network(features.network, network, self._hear_members(network, result))
-        return Features(result, pairs, changed, features.values)
+        changed = self.network(features.network, network, self._hear_members(network, result, layout, features.shares))
+        return features.change(result, pairs, changed)
 
-    def _hear_members(self, network: Tensor, units: dict[str, Tensor]) -> Iterator[Tensor]:
+    def _hear_members(
+        self, network: Tensor, units: dict[str, Tensor], layout: Layout, shares: Shares
+    ) -> Iterator[Tensor]:
         """What the network hears from all units together."""
         if units:
             everything = torch.cat([self.units.norm(x).flatten(1, -2) for x in units.values()], 1)
             tokens = self.member(_split(self.asked(network), self.heads) * self.scale, everything)
-            yield self.network_heard(tokens.collect(tokens.logits.softmax(-2)).flatten(-2))
+            logits = tokens.logits
+            if shares:
+                ones = [torch.ones(*x.shape[:-1], 1).to(x) for x in units.values()]
+                grids = [layout.grids[name] for name in units]
+                weighed = [weigh(x, range(1, x.ndim - 1), g, shares) for x, g in zip(ones, grids, strict=True)]
+                logits = logits + torch.cat([x.flatten(1, -2) for x in weighed], 1).clamp_min(TINY).log()
+            yield self.network_heard(tokens.collect(logits.softmax(-2)).flatten(-2))
 
     def _attend(
-        self, units: dict[str, Tensor], pairs: dict[str, Tensor], network: Tensor, layout: Layout
+        self, units: dict[str, Tensor], pairs: dict[str, Tensor], network: Tensor, layout: Layout, shares: Shares
     ) -> dict[str, Tensor]:
         """What every unit hears, `[models, *sizes, attention]`."""
         queries = {name: _split(self.query(x), self.heads) * self.scale for name, x in units.items()}
@@ -188,10 +197,11 @@ class _Layer(nn.Module):
         for name, query in queries.items():
             own = _Tokens((query * keys[name]).sum(-1).unsqueeze(-2), _split(values[name], self.heads).unsqueeze(-3))
             found[name] = [own, self.whole(query, at_units(network, query))]
-            for is_outer, there in from_nested(name, units, layout):
+            for is_outer, there in from_nested(name, units, layout, shares):
                 found[name].append((self.base if is_outer else self.inner)(query, there.unsqueeze(-2)))
         for block in layout.pair_blocks:
-            for edges in self._edges(block, self.heard_norm(pairs[block.name]), queries, keys, values):
+            counts = [log_weights(others(end, block), layout.grid(block.name), shares) for end in block.ends]
+            for edges in self._edges(block, self.heard_norm(pairs[block.name]), queries, keys, values, counts):
                 found[edges.end.units].append(edges)
         result = {}
         for name, sources in found.items():
@@ -216,10 +226,12 @@ class _Layer(nn.Module):
         queries: dict[str, Tensor],
         keys: dict[str, Tensor],
         values: dict[str, Tensor],
+        counts: list[Tensor | None],
     ) -> list[_Edges]:
-        """The connections of a block for each of its ends."""
+        """The connections of a block for each of its ends; what units count for is added to the logits."""
         at = [self._connection(k) for k in range(len(block.ends))]
         logits = [connection.logit(features) for connection in at]
+        logits = [made if one is None else made + one for made, one in zip(logits, counts, strict=True)]
         for k, end in enumerate(block.ends):
             # One product with the features for all that comes from this end: its queries, and its keys for the others.
             pulled = [at[k].pull(at[k].key, queries[end.units])]

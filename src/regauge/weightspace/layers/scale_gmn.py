@@ -13,6 +13,7 @@ from regauge.weightspace.layers.plan import ENDS, Layer, Plan
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
 from regauge.weightspace.layout import Block, Character, Layout
 from regauge.weightspace.layout.characters import find_sources, is_odd
+from regauge.weightspace.shares import Shares, average
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class _Layer(nn.Module):
         units = {name: self.units.norm(x) for name, x in features.units.items()}
         odd_units = {name: self._cross(known) for name, known in features.odd.units.items()}
         pairs, odd_pairs = self._relate(features, units, layout)
-        inbox, odd_inbox = self._send(pairs, odd_pairs, units, odd_units, layout)
+        inbox, odd_inbox = self._send(pairs, odd_pairs, units, odd_units, layout, features.shares)
         network = self.network.norm(features.network)
         result: dict[str, Tensor] = {}
         odd_result: dict[str, dict[Character, Tensor]] = {}
@@ -165,15 +166,15 @@ class _Layer(nn.Module):
             turned = {
                 s: self.mixed_norm(self.odd_in(u) + _mean(odd_inbox[name][s])) for s, u in odd_units[name].items()
             }
-            heard = self.units.hear(name, units, network, inbox, layout)
+            heard = self.units.hear(name, units, network, inbox, layout, features.shares)
             mixed = self.units.activate(x, (*heard, *(self.unit_invariants(u) for u in turned.values())))
             result[name] = features.units[name] + self.units.out(mixed)
             odd_result[name] = features.odd.units[name]
             if self.are_odd_units_new and turned:
                 gate = self.unit_gate(mixed)
                 odd_result[name] = {s: features.odd.units[name][s] + u * gate for s, u in turned.items()}
-        changed = self.network.change(features, network, result)
-        return Features(result, pairs, changed, features.values, Odd(odd_result, odd_pairs))
+        changed = self.network.change(features, network, result, layout)
+        return features.change(result, pairs, changed, Odd(odd_result, odd_pairs))
 
     def _cross(self, known: dict[Character, Tensor]) -> dict[Character, Tensor]:
         """Normed features of units; those of one character get products of those of two others that make it up."""
@@ -208,6 +209,7 @@ class _Layer(nn.Module):
         units: dict[str, Tensor],
         odd_units: dict[str, dict[Character, Tensor]],
         layout: Layout,
+        shares: Shares,
     ) -> tuple[dict[str, list[Tensor]], dict[str, dict[Character, list[Tensor]]]]:
         """What units hear, by its character."""
         inbox: dict[str, list[Tensor]] = {name: [] for name in units}
@@ -226,7 +228,9 @@ class _Layer(nn.Module):
                 for key in keys["addend"]:
                     made = made + self.addend[key](e)
                 away = others(end, block)
-                heard = self.heard[keys["heard"][0]](order_as(made.mean(away) if away else made, end))
+                heard = self.heard[keys["heard"][0]](
+                    order_as(average(made, away, layout.grid(block.name), shares), end)
+                )
                 (odd_inbox[end.units][message.heard] if is_odd(message.heard) else inbox[end.units]).append(heard)
         return inbox, odd_inbox
 

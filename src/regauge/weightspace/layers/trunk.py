@@ -9,6 +9,7 @@ from regauge.weightspace.features import Features, at_units, from_nested, spread
 from regauge.weightspace.layers.dense import Norm
 from regauge.weightspace.layers.plan import Plan
 from regauge.weightspace.layout import Block, Layout
+from regauge.weightspace.shares import Shares, average
 
 Inbox = Mapping[str, list[Tensor]]
 """For each set of units the messages that they hear, of the hidden width."""
@@ -66,13 +67,19 @@ class UnitUpdate(Update):
             self.from_inner = plan.dense(plan.width, hidden, is_biased=False)
 
     def hear(
-        self, name: str, units: Mapping[str, Tensor], network: Tensor, inbox: Inbox, layout: Layout
+        self,
+        name: str,
+        units: Mapping[str, Tensor],
+        network: Tensor,
+        inbox: Inbox,
+        layout: Layout,
+        shares: Shares,
     ) -> Iterable[Tensor]:
         """All that the units of a set hear."""
         yield at_units(self.from_network(network), units[name])
         for message in inbox[name]:
             yield message / len(inbox[name]) ** 0.5
-        for is_outer, there in from_nested(name, units, layout):
+        for is_outer, there in from_nested(name, units, layout, shares):
             yield (self.from_base if is_outer else self.from_inner)(there)
 
     def change(
@@ -80,7 +87,7 @@ class UnitUpdate(Update):
     ) -> dict[str, Tensor]:
         """The new vectors of all units."""
         return {
-            name: self(features.units[name], x, self.hear(name, units, network, inbox, layout))
+            name: self(features.units[name], x, self.hear(name, units, network, inbox, layout, features.shares))
             for name, x in units.items()
         }
 
@@ -94,9 +101,15 @@ class NetworkUpdate(Update):
             self.from_units = plan.dense(plan.width, hidden, is_biased=False)
 
     def change(
-        self, features: Features, network: Tensor, units: Mapping[str, Tensor], heard: Iterable[Tensor] = ()
+        self,
+        features: Features,
+        network: Tensor,
+        units: Mapping[str, Tensor],
+        layout: Layout,
+        heard: Iterable[Tensor] = (),
     ) -> Tensor:
         """The new vector of the network, which may hear more than units, of the hidden width."""
-        means = (self.from_units(x.flatten(1, -2).mean(1)) / len(units) for x in units.values())
+        pooled = (average(x, range(1, x.ndim - 1), layout.grids[name], features.shares) for name, x in units.items())
+        means = (self.from_units(x) / len(units) for x in pooled)
         made: Tensor = self(features.network, network, chain(means, heard))
         return made

@@ -33,6 +33,7 @@ class Label:
         parity: Exponent (0 or 1) of the sign of odd half periods, for each family of shifts.
         shift: What one half period adds to the values, for each family of shifts.
         is_inverse: For groups of matrices: whether the axis carries the inverse transpose.
+        reads: How often values are multiplied by what a unit gives: once where a parameter sums over the units.
     """
 
     group: str
@@ -41,6 +42,7 @@ class Label:
     parity: tuple[int, ...] = ()
     shift: tuple[float, ...] = ()
     is_inverse: bool = False
+    reads: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,26 @@ class Block:
     sizes: tuple[int, ...]
     channels: int
     ends: tuple[End, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The axes of values or of vectors.
+
+    Attributes:
+        groups: Names of the groups that their units belong to.
+        bases: For each axis those that it is repeated within, outermost first.
+        sizes: Length of each axis.
+    """
+
+    groups: tuple[str, ...]
+    bases: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+
+    def keep(self, axes: tuple[int, ...]) -> "Grid":
+        """Some of the axes, with all that they are repeated within."""
+        bases = (tuple(axes.index(base) for base in self.bases[k]) for k in axes)
+        return Grid(tuple(self.groups[k] for k in axes), tuple(bases), tuple(self.sizes[k] for k in axes))
 
 
 def find_ends(labels: tuple[str, ...], bases: tuple[tuple[int, ...], ...]) -> tuple[End, ...]:

@@ -8,7 +8,7 @@ from jaxtyping import Num
 from torch import Tensor
 
 from regauge.core.symmetry import Symmetry
-from regauge.weightspace.layout.blocks import Block, UnitSet, find_ends, unit_sets
+from regauge.weightspace.layout.blocks import Block, Grid, UnitSet, find_ends, unit_sets
 from regauge.weightspace.layout.characters import Character, at_end, character_of, is_odd
 from regauge.weightspace.layout.cut import Piece, cut
 from regauge.weightspace.layout.products import MOST, Bases, Step, eliminate, fold
@@ -78,6 +78,41 @@ class Layout:
         return character_of(block, has_shifts=self.waves is not None)
 
     @cached_property
+    def is_weighed(self) -> bool:
+        """Whether units count by shares of what is read of them."""
+        return any(label.reads for block in self.blocks for label in block.labels)
+
+    @cached_property
+    def grids(self) -> dict[str, Grid]:
+        """The axes of every set of units."""
+        return {
+            name: Grid(
+                units.axes,
+                tuple(tuple(units.axes.index(base) for base in self.units[axis].axes[:-1]) for axis in units.axes),
+                units.sizes,
+            )
+            for name, units in self.units.items()
+        }
+
+    def grid(self, block: str) -> Grid:
+        """The axes of a block."""
+        return self._grids[block]
+
+    def grid_of(self, block: Block) -> Grid:
+        """The axes of a block that need not be one of the layout."""
+        groups = tuple(label.group for label in block.labels)
+        bases: list[tuple[int, ...]] = [()] * len(groups)
+        for end in block.ends:
+            place = dict(zip(self.units[end.units].axes, end.axes, strict=True))
+            for axis in end.axes:
+                bases[axis] = tuple(place[base] for base in self.units[groups[axis]].axes[:-1])
+        return Grid(groups, tuple(bases), block.sizes)
+
+    @cached_property
+    def _grids(self) -> dict[str, Grid]:
+        return {block.name: self.grid_of(block) for block in self.blocks}
+
+    @cached_property
     def signs(self) -> dict[str, Character]:
         """What signs multiply the values of a block by, for those that they change."""
         found = {block.name: self.character(block) for block in self.blocks}
@@ -121,7 +156,7 @@ class Layout:
     @cached_property
     def key(self) -> str:
         """Equal for layouts that one set of learned parameters fits, whatever the sizes of their sets."""
-        blocks = [(b.name, b.channels, [label.group for label in b.labels], b.ends) for b in self.blocks]
+        blocks = [(b.name, b.channels, [(label.group, label.reads) for label in b.labels], b.ends) for b in self.blocks]
         sets = [(s.name, s.axes, None if s.is_permuted else s.sizes[-1]) for s in self.units.values()]
         pieces = [(name, p.channels, [label.group for label in p.labels]) for name, p in self.pieces.items()]
         return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs, self.waves))
@@ -164,8 +199,14 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def _compile(symmetry_text: str, contracted: frozenset[str] | None, is_signed: bool, has_shifts: bool) -> Layout:
-    layout = replace(_build(Symmetry.from_json(symmetry_text), contracted), is_signed=is_signed)
+def _compile(
+    symmetry_text: str,
+    contracted: frozenset[str] | None,
+    is_signed: bool,
+    has_shifts: bool,
+    readers: frozenset[tuple[str, int]],
+) -> Layout:
+    layout = replace(_build(Symmetry.from_json(symmetry_text), contracted, readers), is_signed=is_signed)
     return _with_waves(layout) if has_shifts else layout
 
 
@@ -175,6 +216,7 @@ def compile_layout(
     contracted: Collection[str] | None = None,
     is_signed: bool = False,
     has_shifts: bool = False,
+    readers: Collection[tuple[str, int]] = (),
 ) -> Layout:
     """The layout of a symmetry, made once for each symmetry.
 
@@ -187,6 +229,7 @@ def compile_layout(
         is_signed: Whether features are to know what signs multiply them by, since no canonical form fixes these before.
         has_shifts: Whether the same holds for half periods. Values that they add to are then read by sine and cosine,
             unless several of them add to one value: then the layout has no `waves`, and a canonical form is needed.
+        readers: The axes (parameter, axis) along which parameters sum over units.
 
     Raises:
         ValueError: A size is not known, or a group's units do not own equally many values; or half periods are to be
@@ -200,7 +243,7 @@ def compile_layout(
     if has_shifts and not is_signed:
         raise ValueError("half periods change signs; layouts that know them know signs, too (is_signed=True)")
     chosen = None if contracted is None else frozenset(contracted)
-    return _compile(symmetry.to_json(), chosen, is_signed, has_shifts)
+    return _compile(symmetry.to_json(), chosen, is_signed, has_shifts, frozenset(readers))
 
 
 def _with_waves(layout: Layout) -> Layout:
@@ -227,14 +270,16 @@ def _with_waves(layout: Layout) -> Layout:
     return replace(layout, blocks=tuple(blocks), steps=steps, waves=alone)
 
 
-def _build(symmetry: Symmetry, chosen: frozenset[str] | None) -> Layout:
+def _build(symmetry: Symmetry, chosen: frozenset[str] | None, readers: frozenset[tuple[str, int]]) -> Layout:
     left_out = {*symmetry.unused, *(name for names in symmetry.tied for name in names[1:])}
     pieces: dict[str, Piece] = {}
     for name in symmetry.shapes:
         is_counter = name in symmetry.buffers and not symmetry.shapes[name]
         if name in left_out or is_counter:
             continue
-        found = [piece for piece in cut(name, symmetry.shapes[name], symmetry.sites.get(name, ())) if piece.channels]
+        read = frozenset(axis for parameter, axis in readers if parameter == name)
+        cuts = cut(name, symmetry.shapes[name], symmetry.sites.get(name, ()), read)
+        found = [piece for piece in cuts if piece.channels]
         for k, piece in enumerate(found):
             pieces[name if len(found) == 1 else f"{name}[{k}]"] = piece
     units = unit_sets(symmetry.groups)

@@ -1,7 +1,7 @@
 """Tensors cut into pieces: along every axis by what acts there, so that each piece is a full grid of units."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -75,10 +75,10 @@ class _Segment:
     index: Int[Tensor, "*units rest"]
 
 
-def cut(name: str, shape: tuple[int, ...], sites: Sequence[Site]) -> list[Piece]:
-    """The pieces of one tensor; each value is in exactly one of them."""
+def cut(name: str, shape: tuple[int, ...], sites: Sequence[Site], read: Collection[int] = frozenset()) -> list[Piece]:
+    """The pieces of one tensor; each value is in exactly one of them. It sums over the units of the axes in `read`."""
     per_axis = [list(_segments(axis, size, sites)) for axis, size in enumerate(shape)]
-    return [_piece(name, shape, choice) for choice in product(*per_axis)]
+    return [_piece(name, shape, choice, read) for choice in product(*per_axis)]
 
 
 def _segments(axis: int, size: int, sites: Sequence[Site]) -> Iterator[_Segment]:
@@ -110,7 +110,7 @@ def _segments(axis: int, size: int, sites: Sequence[Site]) -> Iterator[_Segment]
         yield _Segment(tuple(chosen), grid.reshape(*sizes, -1))
 
 
-def _piece(name: str, shape: tuple[int, ...], choice: Sequence[_Segment]) -> Piece:
+def _piece(name: str, shape: tuple[int, ...], choice: Sequence[_Segment], read: Collection[int]) -> Piece:
     labels: list[Label] = []
     known: dict[tuple[int, str], int] = {}
     owners: list[tuple[int, Site]] = []
@@ -119,7 +119,8 @@ def _piece(name: str, shape: tuple[int, ...], choice: Sequence[_Segment]) -> Pie
             how = site.placement
             known[axis, site.group.name] = len(labels)
             owners.append((axis, site))
-            labels.append(Label(site.group.name, how.scale, how.sign, how.parity, how.shift, how.is_inverse))
+            reads = int(axis in read)
+            labels.append(Label(site.group.name, how.scale, how.sign, how.parity, how.shift, how.is_inverse, reads))
     bases = tuple(
         tuple(
             known[axis if other is None else other, base]

@@ -170,7 +170,8 @@ def _joined(left: Label, right: Label) -> Label:
 
     scale = tuple(x + y for x, y in zip(left.scale, right.scale, strict=True))
     # Values to which half periods are added are biases of sines, which no group of matrices moves.
-    return Label(left.group, scale, parity(left.sign, right.sign), parity(left.parity, right.parity), left.shift)
+    parities = parity(left.parity, right.parity)
+    return Label(left.group, scale, parity(left.sign, right.sign), parities, left.shift, reads=left.reads + right.reads)
 
 
 def _without(labels: tuple[Label, ...], bases: Bases, axis: int) -> tuple[tuple[Label, ...], Bases]:

@@ -180,7 +180,7 @@ class ProbeEncoder(nn.Module):
             else:
                 units[reading.units] = units[reading.units] + self.maps[k](self._standard(values, k))
         network = features.network + self.outputs(self._standard(outputs, len(read)))
-        return replace(features, units=units, network=network, odd=replace(features.odd, units=odd))
+        return features.change(units, features.pairs, network, replace(features.odd, units=odd))
 
     def _standard(self, values: Tensor, k: int) -> Tensor:
         return (values.to(self.mean) - self.mean[k]) / self.std[k]

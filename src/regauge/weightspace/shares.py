@@ -1,0 +1,135 @@
+"""What units count for: shares of what is read of them, so that a unit split in two counts as one.
+
+Two copies of a unit whose outgoing weights add up to those that it had compute what it did. Where every unit has a
+share of its set that goes along with its outgoing weights, where these are divided by it, and where all means weigh
+units by their shares, copies look like the unit in everything but their shares, which add up to that of the unit.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regauge.alignment.widths.transport import Axis, default_readers
+from regauge.core.symmetry import Symmetry
+from regauge.weightspace.layout import Block, End, Grid, Layout
+
+Shares = Mapping[str, Float[Tensor, "models *sizes"]]
+"""For each group, along the axes of its set, shares that sum to one over its units within every copy; a group whose
+units all count alike is left out."""
+TINY = 1e-30
+"""Takes the place of zero under a logarithm."""
+
+
+def find_readers(symmetry: Symmetry) -> frozenset[Axis]:
+    """The axes (parameter, axis) along which parameters sum over units, for the layouts of torch's layers.
+
+    Axis 1 of weights (out, in, ...), axis 0 of transposed convolutions, none of vectors and embeddings. Name the axes
+    yourself where layers hold their weights otherwise, as the linear layers of GPT-2 in transformers do.
+    """
+    return default_readers(symmetry)
+
+
+def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    """The shares of all units that something reads, from the values of blocks.
+
+    The outgoing weights of a unit count by their largest size along axes of units that they give values to, where
+    copies change nothing, and by the sum along axes of units that they read. A set of which nothing is read has none.
+    """
+    totals: dict[str, Tensor] = {}
+    for block in layout.blocks:
+        grid = layout.grid(block.name)
+        for axis, label in enumerate(block.labels):
+            if not label.reads or label.group not in layout.units:
+                continue
+            kept = (*grid.bases[axis], axis)
+            rest = [k for k in range(len(block.labels)) if k not in kept]
+            given = [1 + k for k in rest if not block.labels[k].reads]
+            read = [1 + k for k in rest if block.labels[k].reads]
+            size = values[block.name].abs().amax((*given, -1))
+            left = [k for k in range(len(block.labels)) if 1 + k not in given]
+            places = [1 + left.index(axis - 1) for axis in read]
+            size = (size.sum(places) if places else size) ** (1 / label.reads)
+            order = sorted(kept)
+            size = size.permute(0, *(1 + order.index(k) for k in kept))
+            totals[label.group] = totals.get(label.group, 0) + size
+    return {name: x / x.sum(-1, keepdim=True).clamp_min(TINY) for name, x in totals.items()}
+
+
+def divide(values: Mapping[str, Tensor], layout: Layout, shares: Shares) -> dict[str, Tensor]:
+    """The values of blocks, divided by the shares of the units that they read; zero where these are zero."""
+    return {b.name: divide_by(values[b.name], read_weights(b, layout, shares)) for b in layout.blocks}
+
+
+def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
+    """Values over weights of their leading axes; zero where these are zero."""
+    if weights is None:
+        return x
+    weights = weights.reshape(*weights.shape, *([1] * (x.ndim - weights.ndim)))
+    return torch.where(weights > 0, x / weights.clamp_min(TINY), torch.zeros_like(x))
+
+
+def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
+    """Products of the shares of the units that values of a block read, `[models, *ones]`; None if there are none."""
+    grid, made = layout.grid_of(block), None
+    for axis, label in enumerate(block.labels):
+        if label.reads and label.group in shares:
+            share = _along(shares[label.group], axis, grid).squeeze(-1) ** label.reads
+            made = share if made is None else made * share
+    return made
+
+
+def weigh(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
+    """Vectors times the shares of the units along some axes, counted with the model axis; their sum is a mean."""
+    for axis in axes:
+        share = shares.get(grid.groups[axis - 1])
+        x = x / grid.sizes[axis - 1] if share is None else x * _along(share, axis - 1, grid)
+    return x
+
+
+def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
+    """The mean of vectors over some axes of a grid, counted with the model axis, by the shares of its units."""
+    axes = tuple(axes)
+    if not axes:
+        return x
+    return weigh(x, axes, grid, shares).sum(axes) if _matter(axes, grid, shares) else x.mean(axes)
+
+
+class Terms:
+    """What sums of terms of random signs are multiplied by, so that they are as large as one term.
+
+    Where units count by shares, whose sums are means, it follows from the numbers of units in the networks that a layer
+    was made for: those in the networks that it reads would count copies.
+    """
+
+    def __init__(self, layouts: Iterable[Layout]) -> None:
+        self.sizes = {layout.key: {b.name: b.sizes for b in layout.pair_blocks} for layout in layouts}
+
+    def factor(self, block: Block, end: End, layout: Layout, shares: Shares) -> float:
+        """For sums over all axes of a block but those of an end."""
+        sizes = self.sizes[layout.key][block.name] if shares else block.sizes
+        count = math.prod(size for axis, size in enumerate(sizes) if axis not in end.axes)
+        return math.sqrt(count) if shares else 1 / math.sqrt(count)
+
+
+def log_weights(axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor | None:
+    """Logarithms of the weights of the units along some axes, `[models, *ones, 1]`; None where all count alike."""
+    axes = tuple(axes)
+    if not _matter(axes, grid, shares):
+        return None
+    ones = next(iter(shares.values())).new_ones((1,) * (len(grid.sizes) + 2))
+    return weigh(ones, axes, grid, shares).clamp_min(TINY).log()
+
+
+def _matter(axes: Iterable[int], grid: Grid, shares: Shares) -> bool:
+    return any(grid.groups[axis - 1] in shares for axis in axes)
+
+
+def _along(share: Tensor, axis: int, grid: Grid) -> Tensor:
+    """Shares at the axes of a grid, `[models, *ones, 1]`."""
+    kept = (*grid.bases[axis], axis)
+    order = sorted(range(len(kept)), key=kept.__getitem__)
+    shape = [size if k in kept else 1 for k, size in enumerate(grid.sizes)]
+    return share.permute(0, *(1 + k for k in order)).reshape(len(share), *shape, 1)
