@@ -29,7 +29,13 @@ def predictor_page(path: str | Path) -> str:
     scores = results["scores"]
     first = next(iter(scores["net"]))
     return environment.get_template("predictor.html.j2").render(
-        results | {"figures": _figures(results), "first": first, "names": list(scores["net"])}
+        results
+        | {
+            "figures": _figures(results),
+            "first": first,
+            "names": list(scores["net"]),
+            "is_rendered": "render=0.0" not in results["settings"],
+        }
     )
 
 
