@@ -12,6 +12,7 @@ from weightspace_cases import NAMES, generator, move_units, population, symmetry
 import regauge as rg
 from regauge import weightspace as ws
 from regauge.core.params import Params, select
+from regauge.learn.layer_statistics import invariant_statistics, layer_statistics
 from regauge.nets.mlp import MLP
 from regauge.storage.checkpoints.writing import save
 
@@ -185,6 +186,16 @@ def test_moments_are_read_and_respect_the_symmetry(case: str) -> None:
             tensor.zero_()
     plain.load_state_dict({name: tensor for name, tensor in state.items() if "moments" not in name})
     assert far(net(networks), plain(networks)) == 0
+
+
+@pytest.mark.parametrize("case", ["mlp_relu", "siren", "cnn_flatten", "vit"])
+def test_statistics_of_canonical_networks_stay_the_same(case: str) -> None:
+    networks = population(case)
+    moved = symmetry(case).act(symmetry(case).random(generator(1), batch=(3,)), networks)
+    found, plain = invariant_statistics(symmetry(case)), layer_statistics
+    assert abs(found(moved) - found(networks)).max() < 1e-5 * abs(found(networks)).max()
+    assert abs(plain(moved) - plain(networks)).max() > 1e-2 * abs(plain(networks)).max()
+    assert abs(found(networks)[0] - found(networks)[1]).max() > 1e-2 * abs(found(networks)).max()
 
 
 def test_logarithms_tell_networks_apart_that_differ_by_orders_of_magnitude() -> None:

@@ -7,8 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regauge.core.element import PARTS
 from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
 from regauge.learn.targets import Target
+from regauge.weightspace.frames import Frame
+from regauge.weightspace.layout import compile_layout
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 BLOCK = 512
@@ -31,6 +35,22 @@ def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
         values = tensor.flatten(1).cpu().double().numpy() if tensor.ndim > 1 else tensor[:, None].cpu().double().numpy()
         columns.append(np.stack([values.mean(1), values.std(1), *np.quantile(values, QUANTILES, axis=1)], 1))
     return np.concatenate(columns, 1).astype(np.float32)
+
+
+def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.float32]]:
+    """`layer_statistics` that no part of a symmetry changes.
+
+    They are those of networks in a canonical form, in which products over the axes of invertible matrices take the
+    place of their factors: of what a net over networks reads.
+    """
+    layout = compile_layout(symmetry)
+    frame = Frame.of(layout, tuple(part for part in PARTS if part != "permutation"))
+
+    def compute(params: Params) -> NDArray[np.float32]:
+        element = frame(params)
+        return layer_statistics(layout.read(params if element is None else layout.symmetry.act(element, params)))
+
+    return compute
 
 
 def read_statistics(read: Callable[[NDArray[np.int64]], Params], indices: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -31,14 +31,14 @@ def config(scale: Scale) -> Study:
 
 def readers(seconds: float, width: int = 16) -> tuple[Reader | Together, ...]:
     """Every layer at the same budget of CPU seconds, and what stands beside them."""
-    nets = tuple(Net(name.replace("_", " "), net_config(kind(), seconds, width)) for name, kind in ws.LAYERS.items())
-    plain = net_config(ws.Propagation(), seconds, width)
+    nets = {name: Net(name.replace("_", " "), net_config(kind(), seconds, width)) for name, kind in ws.LAYERS.items()}
+    plain = nets["propagation"].config
     return (
-        *nets,
-        Together("all of these, mean", nets),
+        *nets.values(),
         Net("propagation, without moments", replace(plain, reads_moments=False)),
+        *STATISTICS[:1],
+        Together("propagation and the canonical trees, mean", (nets["propagation"], STATISTICS[0])),
         Net("propagation, permutations only", replace(plain, parts=("permutation",))),
-        *STATISTICS,
-        Together("all layers and the trees, mean", (*nets, STATISTICS[0])),
+        *STATISTICS[1:],
         Mean(),
     )

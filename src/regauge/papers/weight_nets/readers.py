@@ -12,7 +12,7 @@ from regauge import learn
 from regauge import weightspace as ws
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
-from regauge.learn.layer_statistics import boosted_trees, layer_statistics
+from regauge.learn.layer_statistics import boosted_trees, invariant_statistics, layer_statistics
 from regauge.learn.populations import Parts
 from regauge.learn.targets import Target
 from regauge.weightspace.layers import Layer
@@ -79,18 +79,18 @@ class Net:
 
 @dataclass(frozen=True)
 class Trees:
-    """Gradient boosting on statistics of layers."""
+    """Gradient boosting on statistics of layers, as they are or of canonical networks."""
 
     label: str = "statistics of layers, boosted trees"
     is_invariant: bool = False
 
     def fit(self, known: Known, generator: torch.Generator) -> Predict:
         """Fit the trees."""
+        describe = invariant_statistics(known.symmetry) if self.is_invariant else layer_statistics
         values = known.values[known.fit]
         target = Target.of("value", values, values, "fractions")
-        seed = int(generator.initial_seed())
-        trees = boosted_trees(layer_statistics(known.read(known.fit)), values, target, seed=seed)
-        return lambda params: trees(layer_statistics(params))
+        trees = boosted_trees(describe(known.read(known.fit)), values, target, seed=int(generator.initial_seed()))
+        return lambda params: trees(describe(params))
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Together:
         return all(reader.is_invariant for reader in self.readers)
 
 
-STATISTICS: tuple[Reader, ...] = (Trees(), Ridge())
+STATISTICS: tuple[Reader, ...] = (Trees("statistics of canonical layers, boosted trees", True), Trees(), Ridge())
 """Readers of plain statistics."""
 
 

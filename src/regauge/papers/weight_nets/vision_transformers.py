@@ -16,23 +16,12 @@ def config(scale: Scale) -> Study:
         small = replace(vit_zoo(32), architecture=architecture, data="digits", steps=10)
         return Study("small ViTs", (("vit-zoo", small),), readers(0.2, width=8), splits=2)
     populations = (("vit-zoo", vit_zoo(300 if scale == "cpu" else 10_000)),)
-    return Study("small vision transformers", populations, readers(8 if scale == "cpu" else 3600), 3)
+    return Study("small vision transformers", populations, readers(24 if scale == "cpu" else 3600), 3)
 
 
 def readers(seconds: float, width: int = 16) -> tuple[Reader | Together, ...]:
-    """Layers at the same budget of CPU seconds, with less of the symmetry too, and what stands beside them."""
-    whole = net_config(ws.Propagation(), seconds, width)
-    nets = (
-        Net("propagation", whole),
-        Net("message passing", replace(whole, layer=ws.MessagePassing())),
-        Net("relational attention", replace(whole, layer=ws.RelationalAttention())),
-    )
-    return (
-        *nets,
-        Together("all of these, mean", nets),
-        Net("propagation, without moments", replace(whole, reads_moments=False)),
-        Net("propagation, permutations only", replace(whole, parts=("permutation",))),
-        *STATISTICS,
-        Together("all layers and the trees, mean", (*nets, STATISTICS[0])),
-        Mean(),
-    )
+    """A net that respects everything, one that does not, and what stands beside them."""
+    whole = Net("propagation", replace(net_config(ws.Propagation(), seconds, width), batch=16))
+    only = Net("propagation, permutations only", replace(whole.config, parts=("permutation",)))
+    both = Together("propagation and the canonical trees, mean", (whole, STATISTICS[0]))
+    return (whole, *STATISTICS[:1], both, only, *STATISTICS[1:], Mean())
