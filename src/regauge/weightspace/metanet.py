@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment.widths.transport import Axis
-from regauge.core.element import PARTS, Element, require_parts
-from regauge.core.params import Params, count_models, require_finite, select
+from regauge.core.element import PARTS, require_parts
+from regauge.core.params import require_finite, select
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.encoder import Encoder, Scalars, Values
 from regauge.weightspace.features import Features, Read
@@ -20,44 +20,10 @@ from regauge.weightspace.layers import Layer, Plan
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.probes import Probed, ProbeEncoder, Probes
-from regauge.weightspace.shares import divide, find_shares
+from regauge.weightspace.reader import Reader, require_values
 
 LARGEST = 2**22
 """Numbers of the largest array on a CPU, whose allocators return larger ones to the system after each use."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Reader:
-    """One architecture that a net reads: `number` is that of the parameters that are its own.
-
-    `probed` says how its networks are run on probes, if there are any.
-    """
-
-    layout: Layout
-    frame: Frame
-    number: int
-    probed: Probed | None = None
-
-    def fits(self, population: Mapping[str, Tensor]) -> bool:
-        """Whether a population has the tensors of this architecture."""
-        shapes = self.layout.symmetry.shapes
-        return all(
-            name in population and tuple(population[name].shape[1:]) == tuple(shapes[name])
-            for name in self.layout.parameters
-        )
-
-    def read(self, canonical: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The values of blocks, and what units count for."""
-        values = self.layout.read(canonical)
-        if not self.layout.is_weighed:
-            return values, {}
-        shares = find_shares(values, self.layout)
-        return divide(values, self.layout, shares), shares
-
-    def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
-        """The canonical networks, and the element that made them so, if any was needed."""
-        element = self.frame(population)
-        return (population, None) if element is None else (self.layout.symmetry.act(element, population), element)
 
 
 @dataclass(frozen=True)
@@ -282,7 +248,7 @@ class Metanet(nn.Module):
             return [population]
         return [select(population, slice(start, start + size)) for start in range(0, count, size)]
 
-    def _read(self, reader: _Reader, population: Mapping[str, Tensor]) -> Any:
+    def _read(self, reader: Reader, population: Mapping[str, Tensor]) -> Any:
         """What the head gives for some networks at once."""
         canonical, element = reader.canonicalize(population)
         features = self._run(reader, canonical, len(self.layers))
@@ -290,7 +256,7 @@ class Metanet(nn.Module):
         sizes = dict(zip(reader.layout.parameters, known, strict=True))
         made = self.head(Read(features, reader.layout, reader.number, canonical, sizes))
         head = self.settings.head
-        return _complete(reader, population, made, element, head.changes) if isinstance(head, Equivariant) else made
+        return reader.complete(population, made, element, head.changes) if isinstance(head, Equivariant) else made
 
     def features(self, population: Mapping[str, Tensor], *, layers: int | None = None) -> Features:
         """The features of networks after some layers, all unless given.
@@ -301,7 +267,7 @@ class Metanet(nn.Module):
         reader = self._find(population)
         return self._run(reader, reader.canonicalize(population)[0], len(self.layers) if layers is None else layers)
 
-    def _run(self, reader: _Reader, canonical: Mapping[str, Tensor], layers: int) -> Features:
+    def _run(self, reader: Reader, canonical: Mapping[str, Tensor], layers: int) -> Features:
         values, shares = reader.read(canonical)
         features: Features = self.encoders[reader.number](values, reader.layout, shares)
         if reader.probed is not None:
@@ -310,7 +276,7 @@ class Metanet(nn.Module):
             features = layer(features, reader.layout)
         return features
 
-    def _reader(self, symmetry: Symmetry, number: int, contracted: tuple[str, ...] | None = None) -> _Reader:
+    def _reader(self, symmetry: Symmetry, number: int, contracted: tuple[str, ...] | None = None) -> Reader:
         wanted, left = self.settings.parts, self._left
         chosen = contracted if "linear" in wanted else ()
         layout = compile_layout(
@@ -323,9 +289,9 @@ class Metanet(nn.Module):
         if layout.waves is None:
             left = tuple(part for part in left if part != "shift")
         fixed = tuple(part for part in wanted if part not in ("permutation", *left))
-        return _Reader(layout, Frame.of(layout, fixed, left), number)
+        return Reader(layout, Frame.of(layout, fixed, left), number)
 
-    def _trace(self, reader: _Reader, made: _Reader, module: nn.Module | None) -> Probed | None:
+    def _trace(self, reader: Reader, made: Reader, module: nn.Module | None) -> Probed | None:
         """How networks of another layout are run on the probes of a reader."""
         if reader.probed is None:
             return None
@@ -341,10 +307,10 @@ class Metanet(nn.Module):
             )
         return probed
 
-    def _find(self, population: Mapping[str, Tensor]) -> _Reader:
+    def _find(self, population: Mapping[str, Tensor]) -> Reader:
         for reader in self._readers:
             if reader.fits(population):
-                _require_values(population, reader.layout.parameters)
+                require_values(population, reader.layout.parameters)
                 return reader
         layout = self.layout
         shapes = layout.symmetry.shapes
@@ -369,36 +335,3 @@ def _join(made: list[Any]) -> Any:
     if isinstance(made[0], Tensor):
         return torch.cat(made)
     return {name: torch.cat([part[name] for part in made]) for name in made[0]}
-
-
-def _require_values(population: Mapping[str, Tensor], names: Sequence[str]) -> None:
-    """Raise a ValueError unless the tensors that are read hold numbers, of equally many networks."""
-    count_models({name: population[name] for name in names})
-    wrong = [name for name in names if not population[name].is_floating_point()]
-    if wrong:
-        raise ValueError(
-            f"{wrong[0]!r} is {population[wrong[0]].dtype}, but weights are read as floating-point values; convert "
-            "quantized networks back first"
-        )
-
-
-def _complete(
-    reader: _Reader, population: Mapping[str, Tensor], changes: Params, element: Element | None, count: int
-) -> Params:
-    """The changes of the networks as they were, and zeros for what does not change."""
-    full = {}
-    for name, tensor in population.items():
-        if name in changes:
-            full[name] = changes[name]
-        elif tensor.is_floating_point():
-            full[name] = tensor.new_zeros(tensor.shape if count == 1 else (len(tensor), count, *tensor.shape[1:]))
-    for names in reader.layout.symmetry.tied:
-        known = next((full[name] for name in names if name in changes), None)
-        full.update({name: known for name in names if name in population and known is not None})
-    if element is None:
-        return full
-    if count == 1:
-        return reader.frame.undo(element, full)
-    rows = torch.arange(element.batch[0]).repeat_interleave(count)
-    undone = reader.frame.undo(element.rows(rows), {name: tensor.flatten(0, 1) for name, tensor in full.items()})
-    return {name: tensor.reshape(-1, count, *tensor.shape[1:]) for name, tensor in undone.items()}
