@@ -81,7 +81,7 @@ def test_entries_of_one_tensor_hear_from_those_of_another_over_the_same_units() 
     meeting = [
         hub
         for hub in hubs
-        if len(hub.sizes) == 2 and {gate, down} <= {link.key[1] for link in hub.reads if POOLED not in link.axes}
+        if len(hub.grid.sizes) == 2 and {gate, down} <= {link.key[1] for link in hub.reads if POOLED not in link.axes}
     ]
     assert len(meeting) == 1
 

@@ -22,6 +22,9 @@ SIZES = {
     "cifar10-halves": 311_690,
     "small-cnns-relu": 4970,  # As many as the public zoo's.
     "small-cnns-tanh": 4970,
+    "cnn-zoo": 4970,
+    "cnn-zoo-sgd": 4970,
+    "vit-zoo": 7850,
     "sine-inrs": 1153,
     "mnist-inrs": 1185,
     "fashion-inrs": 1185,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regauge.core.params import Params
+from regauge.data.images import digits
 from regauge.storage.architecture import Architecture
 from regauge.training import stacks
 from regauge.zoo.training import (
@@ -543,11 +544,15 @@ def test_named_examples(name: str) -> None:
         rows = torch.cat([data.inputs, data.validation_inputs]).flatten(1)
         assert len(data.validation_inputs) == len(rows) // 10
     if name == "digits-signals":
-        classes = load_examples("digits")
-        image = data.targets[5].reshape(8, 8)
-        assert torch.equal(image, classes.inputs[5, 0])
+        known = digits()
+        assert data.is_test is not None
         assert data.labels is not None
-        assert int(data.labels[5]) == int(classes.targets[5])
+        for is_test, images, labels in (
+            (False, known.train_images, known.train_labels),
+            (True, known.test_images, known.test_labels),
+        ):
+            assert torch.equal(data.targets[data.is_test == is_test].reshape(-1, 8, 8), images[:, 0])
+            assert torch.equal(data.labels[data.is_test == is_test], labels)
         assert data.inputs[9].tolist() == [-0.625, -0.625]
         assert data.inputs[1].tolist() == [-0.875, -0.625]
 
