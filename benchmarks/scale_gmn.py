@@ -88,7 +88,7 @@ def settings_of(folder: Path, name: str, widths: tuple[int, ...], **changes: Any
 
 
 def config_of(settings: dict[str, Any]) -> ws.ChainScaleConfig:
-    """The same settings here."""
+    """The settings of `ChainScaleGMN` that equal published ones."""
     gnn = settings["gnn_args"]
     return ws.ChainScaleConfig(
         hidden=settings["d_hid"],
@@ -158,7 +158,7 @@ def as_published(settings: dict[str, Any], params: rg.Params) -> tuple[Any, list
 
 
 def names_of(net: ws.ChainScaleGMN) -> dict[nn.Module, str]:
-    """What the published code calls the modules of a net."""
+    """For each module of a net here, the name of that module in the published code."""
     config, names = net.config, dict[nn.Module, str]()
 
     def perceptron(module: Perceptron, name: str) -> None:
@@ -230,7 +230,7 @@ def give_parameters(net: ws.ChainScaleGMN, published: nn.Module) -> None:
 
 @torch.no_grad()
 def compare(folder: Path, case: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """What the published net computes, and what the one here does, flat; and the settings of the latter."""
+    """Outputs of the published net and of the net here, as vectors, and the settings of the net here."""
     name, widths, changes = CASES[case]
     torch.set_default_dtype(torch.float64)
     settings = settings_of(folder, name, widths, d_hid=6, **changes)

@@ -48,7 +48,7 @@ class Drawn:
     shifts: Float[Tensor, "models shifts"] | None
 
     def factors(self, dtype: torch.dtype) -> Tensor | None:
-        """What values are multiplied by; None where nothing is."""
+        """The product of signs and scales by which values are multiplied; None if there are neither."""
         signs = None if self.signs is None else self.signs.to(dtype)
         scales = None
         if self.logs is not None:
