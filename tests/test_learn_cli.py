@@ -10,7 +10,6 @@ import torch
 
 import regauge as rg
 from regauge import learn
-from regauge.cli.learn import only_writer
 from regauge.cli.main import main
 from regauge.nets.siren import Siren
 from regauge.storage.architecture import Architecture
@@ -217,17 +216,6 @@ def test_other_networks_are_refused(
     with pytest.raises(SystemExit):
         run(folder, monkeypatch, "predict", "p.safetensors", "other.safetensors")
     assert "the networks lack" in capsys.readouterr().err
-
-
-def test_two_processes_do_not_make_one_output(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["predictor", "zoo", "--target", "size", *SMALL, "--statistics", "no", "-o", "mine.safetensors"]
-    with only_writer(folder / "mine.safetensors"), pytest.raises(SystemExit):
-        run(folder, monkeypatch, *command)
-    assert "another process is making 'mine.safetensors'" in capsys.readouterr().err
-    run(folder, monkeypatch, *command)
-    assert not list(folder.glob(".*lock"))
 
 
 def test_stores_of_several_architectures_are_learned_from_together(

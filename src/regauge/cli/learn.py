@@ -3,14 +3,12 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +19,7 @@ from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, write_rows
 from regauge.cli.tasks import load_batches
+from regauge.cli.training_output import training_output
 from regauge.cli.zoo_populations import conditions_of
 from regauge.core.typed_json import require_fields
 from regauge.learn.changes import Change
@@ -46,18 +45,12 @@ def run(options: Learn) -> None:
 
 def predictor(options: LearnPredictor) -> None:
     """Train a predictor, and write it with a report."""
-    out, (page, numbers) = options.output, map(options.output.with_suffix, (".html", ".json"))
-    state = out.with_name(f"{out.stem}.partial.safetensors")
-    # An interrupted training was allowed to write there.
-    overwrite = options.overwrite or (options.resume and state.exists())
-    require_writable(out, overwrite=overwrite)
-    require_writable(page, overwrite=overwrite, suffixes=(".html",))
-    require_writable(numbers, overwrite=overwrite, suffixes=(".json",))
     if not options.stores:
         raise UsageError("no store is named; give the folder of one, or of several")
     config = config_of(options)
-    with only_writer(out):
-        look_at_state(state, options)
+    with training_output(
+        options.output, beside=(".html", ".json"), resume=options.resume, overwrite=options.overwrite
+    ) as place:
         with show_status("reading the columns"):
             collection, chosen = networks_of(options)
             inputs = inputs_of(options.inputs) if options.inputs else None
@@ -70,13 +63,13 @@ def predictor(options: LearnPredictor) -> None:
                 indices=chosen,
                 split_by=options.split_by or None,
                 inputs=inputs,
-                state=state,
+                state=place.state,
                 progress=progress,
             )
+        page, numbers = place.beside
         save_text(json.dumps(results_of(made, options), indent=1) + "\n", numbers)
         save_text(predictor_page(numbers), page)
-        made.save(out, overwrite=overwrite)
-        state.unlink(missing_ok=True)
+        made.save(place.path, overwrite=place.overwrite)
     counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
     tell(f"{options.target!r} of networks: {counts}", networks=made.about["networks"])
     tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
@@ -88,29 +81,7 @@ def predictor(options: LearnPredictor) -> None:
             best=made.trained.best,
             ended=made.trained.ended,
         )
-    tell_written(out, page, numbers)
-
-
-@contextmanager
-def only_writer(out: Path) -> Iterator[None]:
-    """Refuse to write an output that another process is making."""
-    path = out.with_name(f".{out.name}.lock")
-    lock = FileLock(path, timeout=0)
-    while True:
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise UsageError(
-                f"another process is making {str(out)!r}; wait until it is done, or give another name"
-            ) from error
-        if path.exists():
-            break
-        lock.release()  # of a process that ended meanwhile and removed the file
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
+    tell_written(options.output, page, numbers)
 
 
 def networks_of(options: LearnPredictor) -> tuple[Collection, NDArray[np.int64]]:
@@ -229,17 +200,6 @@ def layer_of(options: LearnPredictor) -> Any:
             f"--layer-settings {options.layer_settings!r} cannot be used ({error}); write JSON with some of {known}, "
             "for example '{\"expansion\": 2}'"
         ) from error
-
-
-def look_at_state(state: Path, options: LearnPredictor) -> None:
-    """Refuse what an interrupted training left, or remove it, unless it is to be continued."""
-    if state.exists() and not options.resume:
-        if not options.overwrite:
-            raise FileExistsError(
-                f"an interrupted training left {str(state)!r}; say --resume to go on with it, or --overwrite to begin "
-                "anew"
-            )
-        state.unlink()
 
 
 def inputs_of(text: str) -> Tensor | Any:

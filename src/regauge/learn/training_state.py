@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import save
+from regauge.storage.checkpoints.writing import bytes_of, save
 from regauge.storage.loader import Loader
 
 KIND = "regauge training"
+VERSION = "1"
+CHECKED = ("version", "state", "loader", "inputs")
+"""Strings of the header that the checksum is of, beside the tensors."""
 
 
 @dataclass
@@ -60,8 +64,22 @@ def save_state(
     for number, kept in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{name}": tensor for name, tensor in kept.items()}
     known = {name: value for name, value in vars(now).items() if name != "best"}
-    header = {"kind": KIND, "state": json.dumps(known), "loader": json.dumps(loader.state_dict())}
-    save(tensors, path, overwrite=True, metadata={**header, "inputs": json.dumps(dict(inputs))})
+    header = {
+        "version": VERSION,
+        "state": json.dumps(known),
+        "loader": json.dumps(loader.state_dict()),
+        "inputs": json.dumps(dict(inputs)),
+    }
+    save(tensors, path, overwrite=True, metadata={**header, "kind": KIND, "checksum": _checksum(header, tensors)})
+
+
+def is_state(path: Path) -> bool:
+    """Whether a file is the state of a training, or so damaged that nothing can be read from it."""
+    try:
+        with Checkpoint.open(path) as checkpoint:
+            return checkpoint.header.get("kind") == KIND
+    except ValueError:
+        return True
 
 
 def read_state(
@@ -70,20 +88,16 @@ def read_state(
     """Bring a net, its optimizer and its loader to the state in a file.
 
     Raises:
-        ValueError: The file is none, or of a training with other inputs.
+        ValueError: The file is none, is damaged, or of a training with other inputs.
     """
-    with Checkpoint.open(path) as checkpoint:
-        header = dict(checkpoint.header)
-        if header.get("kind") != KIND:
-            raise ValueError(f"{str(path)!r} is no state of a training; give another name, or move it away")
-        before, wanted = json.loads(header["inputs"]), json.loads(json.dumps(dict(inputs)))
-        if before != wanted:
-            changed = sorted(k for k in before.keys() | wanted.keys() if before.get(k) != wanted.get(k))
-            raise ValueError(
-                f"the interrupted training in {str(path)!r} had other settings or networks ({', '.join(changed)}); "
-                "give the same to go on with it, or begin anew with --overwrite"
-            )
-        tensors = {name: tensor.clone() for name, tensor in checkpoint.params.items()}
+    header, tensors = _read(path)
+    before, wanted = json.loads(header["inputs"]), json.loads(json.dumps(dict(inputs)))
+    if before != wanted:
+        changed = sorted(k for k in before.keys() | wanted.keys() if before.get(k) != wanted.get(k))
+        raise ValueError(
+            f"the interrupted training in {str(path)!r} had other settings or networks ({', '.join(changed)}); "
+            "give the same to go on with it, or begin anew with --overwrite"
+        )
     net.load_state_dict(_below("net/", tensors))
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in _below("optimizer/", tensors).items():
@@ -95,6 +109,32 @@ def read_state(
     return State(
         best={name: t.to(device) for name, t in _below("best/", tensors).items()}, **json.loads(header["state"])
     )
+
+
+def _read(path: Path) -> tuple[Mapping[str, str], Params]:
+    """The strings and the tensors of a state, whose bytes are as they were written."""
+    remedy = "delete it, or begin anew with --overwrite"
+    try:
+        with Checkpoint.open(path) as checkpoint:
+            header, tensors = dict(checkpoint.header), {name: t.clone() for name, t in checkpoint.params.items()}
+    except ValueError as error:
+        raise ValueError(f"the interrupted training in {str(path)!r} is damaged, so {remedy} ({error})") from error
+    if header.get("kind") != KIND:
+        raise ValueError(f"{str(path)!r} is no state of a training; give another name, or move it away")
+    if header.get("version") != VERSION:
+        raise ValueError(f"the interrupted training in {str(path)!r} is of another version of regauge; {remedy}")
+    if header.get("checksum") != _checksum(header, tensors):
+        raise ValueError(f"the interrupted training in {str(path)!r} is damaged: its checksum is wrong; {remedy}")
+    return header, tensors
+
+
+def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """A digest of everything from which the training goes on."""
+    digest = blake2b("\0".join(header.get(name, "") for name in CHECKED).encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name} {tensor.dtype} {[*tensor.shape]}\0".encode())
+        digest.update(bytes_of(tensor.detach()))
+    return digest.hexdigest()
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Params:

@@ -13,6 +13,7 @@ from torch import Tensor
 from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.storage.architecture import TensorSpec
+from regauge.storage.checkpoints.writing import bytes_of
 from regauge.storage.store import Store
 from regauge.storage.store.columns import Array
 from regauge.storage.store.listing import resolve
@@ -73,12 +74,14 @@ class Collection:
     def __repr__(self) -> str:
         return f"Collection({len(self)} networks of {len(self.members)} members, {len(self._firsts)} layouts)"
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """A text that other stores do not have; populations in memory are told apart by their tensors' shapes only."""
+        """A text that other networks do not have; of populations in memory every value is read."""
         digest = blake2b(digest_size=16)
         for one, count in zip(self.members, np.diff(self.starts).tolist(), strict=True):
             digest.update(f"{one.key if isinstance(one, Store) else [*tensors_of(one)]} {count}\n".encode())
+            for tensor in () if isinstance(one, Store) else one.values():
+                digest.update(bytes_of(tensor.detach()))
         return digest.hexdigest()
 
     def first(self, layout: int) -> int:

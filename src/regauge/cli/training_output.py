@@ -1,0 +1,99 @@
+"""The files of a training: what it makes, what it keeps while it runs, and that one process alone makes them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from regauge.cli.options import UsageError
+from regauge.learn.training_state import is_state
+from regauge.storage.checkpoints.writing import require_writable
+
+STATE = ".partial.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainingOutput:
+    """Where a training writes.
+
+    Attributes:
+        path: The output.
+        beside: Files of the same name with other suffixes.
+        state: What the training keeps while it runs, see `learn.training.train`.
+        overwrite: Whether files that are there may be replaced.
+    """
+
+    path: Path
+    beside: tuple[Path, ...]
+    state: Path
+    overwrite: bool
+
+
+@contextmanager
+def training_output(
+    path: Path, *, beside: Sequence[str] = (), resume: bool, overwrite: bool
+) -> Iterator[TrainingOutput]:
+    """The files of a training, checked before any work is done, for this process alone.
+
+    When the block ends well, the state of the training is removed; else it is kept, and a run that says `resume` goes
+    on from there.
+
+    Args:
+        path: The output, a `.safetensors` file.
+        beside: Suffixes of further files of its name, such as ".html".
+        resume: Whether an interrupted training is continued.
+        overwrite: Whether files that are there, and what an interrupted training left, are replaced.
+    """
+    state = path.with_name(f"{path.stem}{STATE}")
+    files = tuple(path.with_suffix(suffix) for suffix in beside)
+    # An interrupted training was allowed to write there.
+    may_replace = overwrite or (resume and state.exists())
+    require_writable(path, overwrite=may_replace)
+    if path.name.endswith(STATE):
+        raise UsageError(f"the output {str(path)!r} has the name of an interrupted training; choose another name")
+    for file in files:
+        require_writable(file, overwrite=may_replace, suffixes=(file.suffix,))
+    with only_writer(path):
+        require_writable(state, overwrite=True)
+        if state.exists() and not resume:
+            if not overwrite:
+                raise FileExistsError(
+                    f"an interrupted training left {str(state)!r}; say --resume to go on with it, or --overwrite to "
+                    "begin anew"
+                )
+            if not is_state(state):
+                raise FileExistsError(
+                    f"{str(state)!r} is in the place of an interrupted training but is none; move it away"
+                )
+            state.unlink()
+        yield TrainingOutput(path, files, state, may_replace)
+        state.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_writer(out: Path) -> Iterator[None]:
+    """Refuse to write an output that another process is making, or where nothing can be written."""
+    path = out.with_name(f".{out.name}.lock")
+    lock = FileLock(path, timeout=0)
+    while True:
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UsageError(
+                f"another process is making {str(out)!r}; wait until it is done, or give another name"
+            ) from error
+        except OSError as error:
+            raise UsageError(
+                f"nothing can be written to the folder {str(out.parent)!r} of the output ({error.strerror}); choose "
+                "another one"
+            ) from error
+        if path.exists():
+            break
+        lock.release()  # of a process that ended meanwhile and removed the file
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()

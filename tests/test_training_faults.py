@@ -1,0 +1,326 @@
+"""What can go wrong while nets are trained: kills, full disks, damaged states, folders that cannot be written to."""
+
+import errno
+import mmap
+import os
+import resource
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regauge as rg
+from regauge.cli.main import main
+from regauge.cli.training_output import only_writer
+from regauge.nets.siren import Siren
+from regauge.storage.architecture import Architecture
+from regauge.storage.checkpoints.checkpoint import load
+from regauge.storage.checkpoints.writing import save
+from regauge.storage.collection import Collection
+from regauge.storage.store import Store
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+SMALL = ["--width", "6", "--depth", "1", "--epochs", "2", "--batch", "16"]
+COMMANDS = {
+    "predictor": [
+        *("learn", "predictor", "zoo", "--target", "size", "--layer", "message_passing", *SMALL),
+        *("--dropout", "0.3", "--statistics", "no"),
+    ]
+}
+"""Every command that trains a net on a store, with settings of little work."""
+EVERY_COMMAND = pytest.mark.parametrize("command", list(COMMANDS))
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store of small sine networks."""
+    folder = tmp_path_factory.mktemp("stores")
+    architecture = Architecture("SIREN", "regauge.nets.siren:Siren", {"width": 4, "depth": 1, "omega": 3.0})
+    store = Store.create(folder / "zoo", architecture, rg.discover(architecture.module(), (torch.randn(5, 2),)))
+    chance = torch.Generator().manual_seed(1)
+    module = Siren(2, 4, 1, depth=1, omega=3.0, generator=torch.Generator().manual_seed(0))
+    networks = {name: torch.randn(60, *t.shape, generator=chance) for name, t in module.state_dict().items()}
+    sizes = networks["layers.1.weight"].flatten(1).norm(dim=1).tolist()
+    store.append(networks, [{"id": k, "step": 0, "size": size} for k, size in enumerate(sizes)])
+    return folder
+
+
+@pytest.fixture
+def place(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, with the store; a state is kept after every step, and pictures of reports are empty."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *args, **options: None)
+    (tmp_path / "zoo").symlink_to(stores / "zoo")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("regauge.learn.training.SAVE_SECONDS", -1.0)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(stores: Path) -> Callable[[str], Path]:
+    """What a command that is not interrupted makes, each run once."""
+
+    def run(command: str) -> Path:
+        made = stores / f"{command}.safetensors"
+        if not made.exists():
+            before = Path.cwd()
+            os.chdir(stores)
+            try:
+                main([*COMMANDS[command], "-o", made.name])
+            finally:
+                os.chdir(before)
+        return made
+
+    return run
+
+
+Hook = Callable[[str, tuple[Any, ...]], None]
+
+
+def run_apart(arguments: list[str], *, hook: Hook | None = None, most_bytes: int | None = None) -> tuple[int, str]:
+    """Run a command in a process of its own; how it ended, 0 if well, and its errors.
+
+    Args:
+        arguments: Of the command.
+        hook: Called at every event of the interpreter, such as the opening of a file.
+        most_bytes: A longer file cannot be written, as on a full disk.
+    """
+    with tempfile.TemporaryFile() as errors:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                os.dup2(errors.fileno(), 2)
+                sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+                if most_bytes is not None:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+                if hook is not None:
+                    sys.addaudithook(hook)
+                main(arguments)
+                code = 0
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        status = os.waitpid(child, 0)[1]
+        errors.seek(0)
+        return status, errors.read().decode()
+
+
+def changes(folder: Path, then: Callable[[int, str], None]) -> Hook:
+    """Calls a function before each change of the files in a folder, with its number and the file."""
+    number = 0
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal number
+        if event == "open":
+            path, mode, flags = args
+            is_change = bool((isinstance(mode, str) and set(mode) & {*"wax+"}) or (flags or 0) & 3)
+        else:
+            path, is_change = (args[0] if args else None), event in ("os.rename", "os.remove", "os.link")
+        if is_change and isinstance(path, str | os.PathLike):
+            file = os.path.abspath(os.fspath(path))
+            if os.path.dirname(file) == str(folder):
+                number += 1
+                then(number, file)
+
+    return hook
+
+
+def kill_before(change: int) -> Callable[[int, str], None]:
+    def then(number: int, file: str) -> None:
+        if number == change:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return then
+
+
+def count_changes(arguments: list[str], folder: Path) -> int:
+    """How often a command changes the files in a folder."""
+    with mmap.mmap(-1, 8) as shared:
+
+        def keep(number: int, file: str) -> None:
+            shared[:8] = number.to_bytes(8, "little")
+
+        assert run_apart(arguments, hook=changes(folder, keep))[0] == 0
+        return int.from_bytes(shared[:8], "little")
+
+
+def is_same(left: Path, right: Path) -> bool:
+    """Whether two files hold the same net."""
+    one, other = load(left), load(right)
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture
+def interrupted(place: Path, request: pytest.FixtureRequest) -> Path:
+    """The state that a training left which was killed halfway."""
+    status, _ = run_apart([*COMMANDS[request.param], "-o", "out.safetensors"], hook=changes(place, kill_before(14)))
+    assert status == signal.SIGKILL
+    assert "out.safetensors" not in names_in(place)
+    (place / ".out.safetensors.lock").unlink()
+    return place / "out.partial.safetensors"
+
+
+EVERY_INTERRUPTED = pytest.mark.parametrize(
+    ("command", "interrupted"), [(name, name) for name in COMMANDS], indirect=["interrupted"]
+)
+
+
+@EVERY_COMMAND
+def test_a_kill_at_any_moment_changes_nothing(command: str, place: Path, whole: Callable[[str], Path]) -> None:
+    """Whichever change of its files comes next; then the training goes on from its last state."""
+    arguments = [*COMMANDS[command], "-o", "out.safetensors"]
+    total = count_changes(arguments, place)
+    made = names_in(place)
+    assert is_same(place / "out.safetensors", whole(command))
+    assert total > 30
+    for change in (1, 3, *range(8, total - 2, (total - 8) // 4), total):
+        for name in made - {"zoo"}:
+            (place / name).unlink()
+        assert run_apart(arguments, hook=changes(place, kill_before(change)))[0] == signal.SIGKILL
+        state, out = place / "out.partial.safetensors", place / "out.safetensors"
+        assert not out.exists() or is_same(out, whole(command))
+        if state.exists() or not out.exists():
+            main([*arguments, "--resume"])
+            assert names_in(place) == made, change
+        assert is_same(out, whole(command))
+
+
+@EVERY_COMMAND
+def test_a_training_that_is_killed_again_and_again_ends(
+    command: str, place: Path, whole: Callable[[str], Path]
+) -> None:
+    arguments, runs = [*COMMANDS[command], "-o", "out.safetensors", "--resume"], 0
+    while run_apart(arguments, hook=changes(place, kill_before(17)))[0]:
+        runs += 1
+        assert runs < 9
+    assert runs > 1
+    assert is_same(place / "out.safetensors", whole(command))
+
+
+@EVERY_INTERRUPTED
+def test_a_full_disk_leaves_the_last_state(
+    command: str, interrupted: Path, place: Path, whole: Callable[[str], Path]
+) -> None:
+    before, left = interrupted.read_bytes(), names_in(place)
+    arguments = [*COMMANDS[command], "-o", "out.safetensors", "--resume"]
+    status, errors = run_apart(arguments, most_bytes=len(before) // 2)
+    assert os.waitstatus_to_exitcode(status) == 2
+    assert "the disk is too full to write 'out.partial.safetensors'" in errors
+    assert "Traceback" not in errors
+    assert interrupted.read_bytes() == before
+    assert {name for name in names_in(place) if not name.endswith((".lock", ".partial"))} <= left
+    main(arguments)
+    assert is_same(place / "out.safetensors", whole(command))
+
+
+@EVERY_COMMAND
+def test_a_folder_that_cannot_be_written_to_is_refused_at_once(command: str, place: Path) -> None:
+    def refuse(number: int, file: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", file)
+
+    status, errors = run_apart([*COMMANDS[command], "-o", "out.safetensors"], hook=changes(place, refuse))
+    assert os.waitstatus_to_exitcode(status) == 2
+    assert "nothing can be written to the folder '.' of the output (Read-only file system)" in errors
+    assert "Traceback" not in errors
+    assert names_in(place) == {"zoo"}
+
+
+def cut(state: Path) -> None:
+    os.truncate(state, state.stat().st_size // 2)
+
+
+def empty(state: Path) -> None:
+    state.write_bytes(b"")
+
+
+def flip(state: Path, place: int = -10) -> None:
+    data = bytearray(state.read_bytes())
+    data[place] ^= 1
+    state.write_bytes(data)
+
+
+def flip_header(state: Path) -> None:
+    flip(state, state.read_bytes().index(b"best_epoch") + 14)
+
+
+@pytest.mark.parametrize("damage", [cut, empty, flip, flip_header])
+@EVERY_INTERRUPTED
+def test_a_damaged_state_is_refused_and_begun_anew(
+    command: str,
+    interrupted: Path,
+    damage: Callable[[Path], None],
+    place: Path,
+    whole: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(interrupted)
+    before = interrupted.read_bytes()
+    arguments = [*COMMANDS[command], "-o", "out.safetensors"]
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--resume"])
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert "the interrupted training in 'out.partial.safetensors' is damaged" in told
+    assert "delete it, or begin anew with --overwrite" in told
+    assert interrupted.read_bytes() == before
+    if damage in (cut, flip):
+        main([*arguments, "--overwrite"])
+        assert is_same(place / "out.safetensors", whole(command))
+        assert not interrupted.exists()
+
+
+@EVERY_INTERRUPTED
+def test_what_another_training_left_is_not_continued(
+    command: str, interrupted: Path, place: Path, refused: Callable[..., str]
+) -> None:
+    arguments = [*COMMANDS[command], "-o", "out.safetensors"]
+    before = interrupted.read_bytes()
+    assert "say --resume to go on with it, or --overwrite" in refused(*arguments)
+    assert "had other settings or networks (settings)" in refused(*arguments, "--resume", "--lr", "0.1")
+    store = Store.open(place / "zoo")
+    networks, rows = store.read(slice(None)), store.rows.dicts()
+    (place / "zoo").unlink()
+    other = Store.create(place / "zoo", store.architecture, store.symmetry)
+    other.append(networks, rows)
+    assert "had other settings or networks (networks" in refused(*arguments, "--resume")
+    assert interrupted.read_bytes() == before
+
+
+@EVERY_COMMAND
+def test_files_that_are_no_states_stay(command: str, place: Path, refused: Callable[..., str]) -> None:
+    mine = save({"w": torch.ones(3)}, place / "out.partial.safetensors")
+    before = mine.read_bytes()
+    arguments = [*COMMANDS[command], "-o", "out.safetensors"]
+    assert "no state of a training" in refused(*arguments, "--resume")
+    assert "is none; move it away" in refused(*arguments, "--overwrite")
+    assert "name of an interrupted training" in refused(*COMMANDS[command], "-o", mine.name, "--overwrite")
+    assert mine.read_bytes() == before
+
+
+@EVERY_COMMAND
+def test_two_processes_do_not_make_one_output(command: str, place: Path, refused: Callable[..., str]) -> None:
+    arguments = [*COMMANDS[command], "-o", "out.safetensors"]
+    with only_writer(place / "out.safetensors"):
+        assert "another process is making 'out.safetensors'" in refused(*arguments)
+    main(arguments)
+    assert not list(place.glob(".*lock"))
+
+
+def test_networks_in_memory_are_told_apart_by_their_values() -> None:
+    networks = {"w": torch.zeros(4, 3)}
+    other = {"w": torch.zeros(4, 3).index_fill(0, torch.tensor([2]), 1.0)}
+    assert Collection(networks).key != Collection(other).key
+    assert Collection(networks).key == Collection({"w": torch.zeros(4, 3)}).key
