@@ -98,9 +98,10 @@ def test_a_class_is_learned_and_written_as_csv(
 ) -> None:
     run(
         folder, monkeypatch, "predictor", "zoo", "--target", "kind", "-o", "kind.safetensors", *SMALL,
-        "--layer", "message_passing", "--layer-settings", '{"expansion": 1}', "--statistics", "no",
+        "--layer", "message_passing", "--layer-settings", '{"expansion": 1}', "--statistics", "no", "--widening",
     )  # fmt: skip
     assert "accuracy" in capsys.readouterr().out
+    assert learn.load_predictor(folder / "kind.safetensors").net.settings.readers
     run(folder, monkeypatch, "predict", "kind.safetensors", "zoo", "-o", "kind.csv")
     with (folder / "kind.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -115,9 +115,10 @@ def test_test_networks_are_those_of_the_column(tmp_path: Path) -> None:
     done = learn.fit_predictor(
         Store.open(tmp_path / "store"),
         "value",
-        config=replace(CONFIG, epochs=1, statistics=False),
+        config=replace(CONFIG, epochs=1, statistics=False, widening=True),
         generator=generator(),
     )
+    assert {*done.net.settings.readers} == ws.find_readers(symmetry) != set()
     assert done.tested is not None
     np.testing.assert_array_equal(done.tested["networks"], np.arange(0, NETWORKS, 7))
     assert sum(done.about["networks"].values()) == NETWORKS
@@ -347,6 +348,7 @@ REFUSED: dict[str, tuple[Callable[[Store], Any], str]] = {
     "no symmetry": (lambda _: fit(sirens()[2], sirens()[3][:, 0]), "give `symmetry`"),
     "rotations of numbers": (lambda _: learn.Rotation(10).draw(2, 1, generator()), "no rotations"),
     "no translation": (lambda _: learn.Translation(0), "must be positive"),
+    "copies under maxima": (lambda _: learn.PredictorConfig(layer=ws.DWS(), widening=True), "choose means"),
     "no epochs": (lambda _: learn.PredictorConfig(epochs=0), "make no training"),
     "split": (
         lambda store: learn.fit_predictor(store, "value", generator=generator(), split={"train": [1], "test": [2]}),

@@ -28,8 +28,23 @@ def cnn(width: int) -> nn.Module:
     )
 
 
+class Turned(nn.Module):
+    """Two linear layers whose weights are held (in, out), the second one masked."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(4, width)), nn.Parameter(torch.randn(width, 3))
+        self.bias = nn.Parameter(torch.randn(width))
+        self.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.gelu(torch.addmm(self.bias, x, self.first))
+        return torch.einsum("bi,io->bo", hidden, self.second * self.mask)
+
+
 FAMILIES: dict[str, tuple[Callable[[int], nn.Module], Callable[[], tuple[Any, ...]]]] = {
     "mlp": (lambda k: MLP((4, 5 * k, 6 * k, 3)), models.normal(2, 4)),
+    "turned": (lambda k: Turned(5 * k), models.normal(2, 4)),
     "siren": (lambda k: Siren(2, 6 * k, 2, depth=3), models.normal(4, 2)),
     "cnn": (lambda k: cnn(4 * k), models.IMAGE),
     "resnet": (lambda k: resnet20(shortcut="B", blocks=1, width=k), models.IMAGE),
@@ -110,7 +125,41 @@ def far(a: Tensor, b: Tensor) -> float:
     return float((a - b).detach().abs().max() / b.detach().abs().max())
 
 
-@pytest.mark.parametrize("family", ["mlp", "siren", "cnn", "resnet", "lstm"])
+class Reading(nn.Module):
+    """Parameters that are read, and that give units their values, in many ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = {"table": (7, 4), "gain": (4,), "left": (4, 5), "down": (2, 5), "up": (6, 2), "bank": (3, 6, 4)}
+        for name, shape in (shapes | {"size": (6, 1), "rows": (6, 6), "last": (3, 6)}).items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
+        self.wide = nn.ConvTranspose1d(6, 6, 1)
+
+    def forward(self, index: Tensor) -> Tensor:
+        x = torch.tanh(self.table[index] * self.gain) @ self.left
+        x = torch.tanh(x @ (self.up @ self.down).T)  # two weights that are multiplied first
+        x = torch.tanh(nn.functional.linear(x, self.size * self.rows / self.rows.norm(dim=1, keepdim=True)))
+        x = torch.tanh(self.wide(x.unsqueeze(-1)).squeeze(-1))
+        x = torch.tanh(torch.einsum("bi,eio->bo", x, self.bank)) @ self.table.T  # the table again
+        return x @ self.table @ self.left[:, :3] + (self.last @ torch.tanh(self.rows.new_ones(6) * self.wide.bias))
+
+
+def test_readers_are_the_axes_that_are_summed_over() -> None:
+    symmetry = rg.discover(Reading(), (torch.arange(4),), verify=False)
+    read = {("left", 0), ("down", 0), ("down", 1), ("rows", 1), ("wide.weight", 0), ("bank", 1), ("last", 1)}
+    assert {*symmetry.readers} == ws.find_readers(symmetry) == read
+
+
+def test_readers_of_several_architectures_must_agree() -> None:
+    axes: tuple[dict[str, tuple[str | None, ...]], ...] = ({"w": ("h", None)}, {"w": ("h^-1", None)})
+    one, other = (rg.Symmetry.from_axes(row) for row in axes)
+    assert (one.readers, other.readers) == ((), (("w", 0),))
+    assert rg.Symmetry.from_json(other.to_json()) == other
+    with pytest.raises(ValueError, match=r"\('w', 0\) sums over units in one architecture"):
+        ws.find_readers((one, other))
+
+
+@pytest.mark.parametrize("family", ["mlp", "turned", "siren", "cnn", "resnet", "lstm"])
 def test_units_that_are_split_compute_what_they_did(family: str) -> None:
     before, after = (
         torch.func.functional_call(member(family, factor)[0], {name: t[0] for name, t in params.items()}, x)

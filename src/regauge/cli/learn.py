@@ -170,6 +170,7 @@ def config_of(options: LearnPredictor) -> learn.PredictorConfig:
         values=values,
         reads_moments=options.moments,
         parts=options.parts or None,
+        widening=options.widening,
         dropout=options.dropout,
         kind=options.kind,
         augment=varied.augment,

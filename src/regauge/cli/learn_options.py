@@ -76,6 +76,8 @@ class LearnPredictor:
         tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
     ] = ()
     """What the net respects by construction, always with permutation; the whole symmetry where left out."""
+    widening: bool = False
+    """Count a unit that is split in two as one, so that function-preserving widening changes no prediction."""
     dropout: float = 0.0
     """Share of the hidden units of the head that are dropped in training."""
     inputs: Annotated[str, arg(metavar="GRID|DATA", help=INPUTS_HELP)] = ""

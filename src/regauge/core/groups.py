@@ -156,11 +156,7 @@ def groups_from_axes(
         for axis, text in enumerate(row):
             if text is None:
                 continue
-            match = re.fullmatch(r"(.+?)(?:\*(\d+))?(\^[+-]1)?", text)
-            if match is None:
-                raise ValueError(f"axis {axis} of {parameter!r} is {text!r}; write 'name', 'name*4' or 'name^-1'")
-            name, inner, power = match[1], int(match[2] or 1), match[3]
-            is_inverse = axis > 0 if power is None else power == "^-1"
+            name, inner, is_inverse = _read_axis(parameter, axis, text)
             kind = kinds.get(name, "permutation")
             if kind not in _FAMILIES:
                 raise ValueError(
@@ -182,6 +178,24 @@ def groups_from_axes(
         raise ValueError(f"group {name!r} has a kind but no axis; the axes name {sorted(found)}")
     carried = {name: _FAMILIES[kinds.get(name, "permutation")] for name in found}
     return tuple(Group(name, 0, tuple(places), **carried[name]) for name, places in found.items())
+
+
+def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[str, int], ...]:
+    """The axes (parameter, axis) that sum over units, in a dictionary of axes: those that carry the inverse."""
+    return tuple(
+        (parameter, axis)
+        for parameter, row in axes.items()
+        for axis, text in enumerate(row)
+        if text is not None and _read_axis(parameter, axis, text)[2]
+    )
+
+
+def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
+    """The group of an axis, how many entries each unit has, and whether the axis carries the inverse."""
+    match = re.fullmatch(r"(.+?)(?:\*(\d+))?(\^[+-]1)?", text)
+    if match is None:
+        raise ValueError(f"axis {axis} of {parameter!r} is {text!r}; write 'name', 'name*4' or 'name^-1'")
+    return match[1], int(match[2] or 1), axis > 0 if match[3] is None else match[3] == "^-1"
 
 
 def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:

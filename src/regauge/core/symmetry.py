@@ -15,7 +15,7 @@ from regauge.core import element as _element
 from regauge.core import symmetry_text
 from regauge.core.compiled import CompiledElement, compile_element
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
-from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, set_sizes
+from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, readers_from_axes, set_sizes
 from regauge.core.movable import require_movable
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
@@ -46,6 +46,8 @@ class Symmetry:
         tied: Names that are one tensor in the model; checkpoints may leave out all but one of them.
         ones: Gains that must be exactly one for the symmetry to hold (`regauge.fold` makes them so): what they
             would forbid acts, and nothing acts on them.
+        readers: Axes (parameter, axis) on which groups act and along which layers sum over units: what goes in there is
+            multiplied by the parameter. Empty where it is not known.
     """
 
     groups: tuple[Group, ...]
@@ -57,6 +59,7 @@ class Symmetry:
     buffers: tuple[str, ...] = ()
     tied: tuple[tuple[str, ...], ...] = ()
     ones: tuple[str, ...] = ()
+    readers: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
@@ -329,9 +332,8 @@ class Symmetry:
 
     def to_json(self) -> str:
         """The stable text form. Fields with default values are left out, so that people can edit it."""
-        rest = {
-            field.name: getattr(self, field.name) for field in fields(self)[1:] if field.name != "ones" or self.ones
-        }
+        values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        rest = {name: value for name, value in values.items() if value or name not in ("ones", "readers")}
         return symmetry_text.write(self.groups, {**rest, "frozen": [astuple(row) for row in self.frozen]})
 
     @classmethod
@@ -377,7 +379,8 @@ class Symmetry:
             ValueError: A kind or a name is unknown, or an axis cannot be read.
         """
         shapes = {name: (0,) * len(row) for name, row in axes.items()}
-        return cls(groups_from_axes(axes, dict(kinds or {}), dict(omegas or {})), shapes, buffers=tuple(buffers))
+        groups = groups_from_axes(axes, dict(kinds or {}), dict(omegas or {}))
+        return cls(groups, shapes, buffers=tuple(buffers), readers=readers_from_axes(axes))
 
     def _make(self, make: Make, batch: tuple[int, ...]) -> Element:
         return make(self.groups) if self.is_sized else DeferredElement(make, batch)

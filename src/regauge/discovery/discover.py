@@ -15,6 +15,7 @@ from regauge.discovery.angles import free_angles
 from regauge.discovery.emit import frozen_axes, groups_of
 from regauge.discovery.interpret import Pass, interpret
 from regauge.discovery.open_orders import find_sensitive
+from regauge.discovery.reads import read_axes
 from regauge.discovery.registry import leaves_as_operators, registered_rules
 from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
@@ -137,6 +138,7 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any]) -> Symmetry:
         unused=tuple(sorted(name for name, value in params.items() if name not in used and value.ndim)),
         buffers=program.buffers,
         tied=tuple(names for names in program.aliases.values() if len(names) > 1),
+        readers=read_axes(builder.records, params, program.aliases, groups),
     )
 
 

@@ -146,6 +146,8 @@ class _Run:
             return self.params[name]
         if not isinstance(fake, Tensor):
             return fake
+        if node.name in self.program.inputs:
+            return Value.fixed(tuple(fake.shape), has_inputs=True)
         return _constant(tuple(fake.shape), self.program.constants.get(node.name))
 
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
@@ -295,7 +297,7 @@ def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta:
         if name in EXPANDS and first is not None:
             lead = len(shape) - first.ndim
             uniform |= {k for k, n in enumerate(shape) if k < lead or first.shape[k - lead] != n}
-        return Value.fixed(shape, is_zero=is_zero, uniform=uniform)
+        return Value.fixed(shape, is_zero, uniform, has_inputs=any(tensor.has_inputs for tensor in tensors))
 
     return [one(m) for m in meta] if isinstance(meta, list | tuple) else one(meta)
 

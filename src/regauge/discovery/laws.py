@@ -31,9 +31,10 @@ class Value:
         uniform: Axes along which it is constant.
         index_of: For integer tensors: the axis whose positions its values are.
         virtual: An axis that is not there but that an axis of this tensor selects from.
+        has_inputs: For tensors that depend on no parameter: whether they depend on the inputs, or on something unknown.
     """
 
-    __slots__ = ("index_of", "is_fixed", "is_zero", "layouts", "shape", "uniform", "virtual")
+    __slots__ = ("has_inputs", "index_of", "is_fixed", "is_zero", "layouts", "shape", "uniform", "virtual")
 
     def __init__(
         self,
@@ -45,10 +46,11 @@ class Value:
         uniform: frozenset[int] = frozenset(),
         index_of: Layout | None = None,
         virtual: Virtual | None = None,
+        has_inputs: bool = False,
     ) -> None:
         self.layouts, self.shape = [list(layout) for layout in layouts], tuple(shape)
         self.is_fixed, self.is_zero, self.uniform = is_fixed, is_zero, uniform
-        self.index_of, self.virtual = index_of, virtual
+        self.index_of, self.virtual, self.has_inputs = index_of, virtual, has_inputs
 
     @property
     def ndim(self) -> int:
@@ -59,10 +61,18 @@ class Value:
         return Axis(self, (dim,))
 
     @classmethod
-    def fixed(cls, shape: Sequence[int], is_zero: bool = False, uniform: frozenset[int] | None = None) -> "Value":
+    def fixed(
+        cls,
+        shape: Sequence[int],
+        is_zero: bool = False,
+        uniform: frozenset[int] | None = None,
+        *,
+        has_inputs: bool = False,
+    ) -> "Value":
         """A tensor that no parameter influences."""
         constant = frozenset(range(len(shape))) if is_zero else (uniform or frozenset())
-        return cls([leaf(n) for n in shape], shape, is_fixed=True, is_zero=is_zero, uniform=constant)
+        layouts = [leaf(n) for n in shape]
+        return cls(layouts, shape, is_fixed=True, is_zero=is_zero, uniform=constant, has_inputs=has_inputs)
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,11 @@ class Law:
     is_virtual: bool = False
     shift: Sequence[Sequence[float]] | None = None
     period: Literal["odd", "even"] | None = None
+
+    @property
+    def is_contraction(self) -> bool:
+        """Whether products are summed over the index: then scales of all axes cancel."""
+        return bool(self.scale) and len(self.axes) > 1 and all(c > 0 for row in self.scale or () for c in row)
 
 
 Record = Sequence[Law]

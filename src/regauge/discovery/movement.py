@@ -64,7 +64,7 @@ class Movement:
         layouts = [leaf(n, None if k in value.uniform else reason) for k, n in enumerate(value.shape)]
         # Zeros satisfy every law; other constants have the axes along which they vary frozen.
         uniform = frozenset() if value.is_zero else value.uniform
-        fresh = Value(layouts, value.shape, is_zero=value.is_zero, uniform=uniform)
+        fresh = Value(layouts, value.shape, is_zero=value.is_zero, uniform=uniform, has_inputs=value.has_inputs)
         own = law.zero if value.is_zero else law.fixed
         self.record(*(own(fresh.axis(k)) for k in range(value.ndim)))
         return fresh
@@ -115,7 +115,7 @@ class Movement:
                 self.freeze(value)
         results = []
         for shape in shapes:
-            value = Value([leaf(n, self.op) for n in shape], shape)
+            value = Value([leaf(n, self.op) for n in shape], shape, has_inputs=True)
             self.freeze(value)
             results.append(value)
         return results

@@ -41,6 +41,7 @@ from regauge.weightspace.layers import Layer
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes import Probes
+from regauge.weightspace.shares import find_readers
 
 SAMPLE = 1024
 """Networks by which values are standardized."""
@@ -57,6 +58,8 @@ class PredictorConfig(Training):
         values: How single values are encoded; standardized unless given.
         reads_moments: Whether the net also begins with the moments of every tensor; see `Metanet`.
         parts: What the net respects by construction; everything that it can unless given.
+        widening: Whether a unit that is split in two, its outgoing weights divided among the copies, counts as one; see
+            `weightspace.shares`.
         hidden: Units of the hidden layer of the head.
         dropout: Share of these that are dropped in training.
         kind: Whether the targets are numbers, classes, or fractions such as accuracies, which are learned by cross
@@ -76,6 +79,7 @@ class PredictorConfig(Training):
     values: Values | None = None
     reads_moments: bool = False
     parts: tuple[str, ...] | None = None
+    widening: bool = False
     hidden: int | None = None
     dropout: float = 0.0
     kind: Kind | None = None
@@ -94,9 +98,16 @@ class PredictorConfig(Training):
         # Settings that make no net, such as heads that do not divide the width, are told before anything is read.
         axes: dict[str, tuple[str | None, ...]] = {"first": ("units", None), "second": (None, "units")}
         smallest = Symmetry.from_axes(axes).bind({"first": torch.zeros(2, 1), "second": torch.zeros(1, 2)})
-        head = Invariant(1, self.hidden, self.dropout)
-        depth = min(self.depth, 1)
-        Metanet(smallest, layer=self.layer, head=head, width=self.width, depth=depth, values=self.values)
+        Metanet(
+            smallest,
+            layer=self.layer,
+            head=Invariant(1, self.hidden, self.dropout),
+            width=self.width,
+            depth=min(self.depth, 1),
+            values=self.values,
+            readers=find_readers(smallest) if self.widening else (),
+            reads_moments=self.reads_moments,
+        )
 
 
 def fit_predictor(
@@ -235,6 +246,7 @@ class _Fitting:
             depth=config.depth,
             values=config.values,
             parts=config.parts,
+            readers=find_readers(symmetries) if config.widening else (),
             reads_moments=config.reads_moments,
             probes=[_probes(one, inputs, config.probes) for one in modules] if config.probes else None,
             generator=torch.Generator().manual_seed(derive_seed(seed, "net")),

@@ -6,7 +6,7 @@ units by their shares, copies look like the unit in everything but their shares,
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -23,13 +23,29 @@ TINY = 1e-30
 """Takes the place of zero under a logarithm."""
 
 
-def find_readers(symmetry: Symmetry) -> frozenset[Axis]:
-    """The axes (parameter, axis) along which parameters sum over units, for the layouts of torch's layers.
+def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
+    """The axes (parameter, axis) along which parameters sum over units, as discovery saw them.
 
-    Axis 1 of weights (out, in, ...), axis 0 of transposed convolutions, none of vectors and embeddings. Name the axes
-    yourself where layers hold their weights otherwise, as the linear layers of GPT-2 in transformers do.
+    For a symmetry that does not say, those of torch's layers: axis 1 of weights (out, in, ...), axis 0 of transposed
+    convolutions, none of vectors and embeddings.
+
+    Args:
+        symmetry: Of the networks, or of those of several architectures.
+
+    Raises:
+        ValueError: A parameter of one name sums over units in one architecture and not in another.
     """
-    return default_readers(symmetry)
+    symmetries = (symmetry,) if isinstance(symmetry, Symmetry) else tuple(symmetry)
+    moved = [{(p.parameter, p.axis) for group in one.groups for p in group.placements} for one in symmetries]
+    found = [default_readers(one) & axes for one, axes in zip(symmetries, moved, strict=True)]
+    every = frozenset[Axis]().union(*found)
+    for axes, own in zip(moved, found, strict=True):
+        if wrong := sorted((axes & every) - own):
+            raise ValueError(
+                f"{wrong[0]} sums over units in one architecture and not in another; rename the parameter in one of "
+                "them, or make a net for each"
+            )
+    return every
 
 
 def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:

@@ -132,8 +132,9 @@ def correspond(
             product of the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less.
             An average of units that differ varies less than each of them, so that the mapped network computes less
             well the softer the plans are; exact plans average as little as the widths allow.
-        readers: The axes (parameter, axis) along which parameters sum over the units of a group. Unless given:
-            axis 1 of linear and convolutional weights, axis 0 of transposed convolutions, none of embeddings.
+        readers: The axes (parameter, axis) along which parameters sum over the units of a group. Unless given
+            those that discovery saw; where a symmetry does not say, axis 1 of linear and convolutional weights, axis 0
+            of transposed convolutions, none of embeddings.
         max_sweeps: Most sweeps over the groups.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
 

@@ -64,11 +64,14 @@ def require_same_architecture(
 
 
 def default_readers(symmetry: Symmetry) -> frozenset[Axis]:
-    """The axes that sum over units, for the layouts of torch's layers.
+    """The axes that sum over units, as discovery saw them.
 
-    Axis 1 of weights (out, in, ...), axis 0 of transposed convolutions (in, out, ...), none of vectors and of
-    embeddings. Embeddings and transposed convolutions are told by what discovery says about their other axes.
+    A symmetry that does not say (made of `Group` objects, say) has those of torch's layers: axis 1 of weights (out, in,
+    ...), axis 0 of transposed convolutions (in, out, ...), none of vectors and of embeddings, which are told apart by
+    what it says about frozen axes.
     """
+    if symmetry.readers:
+        return frozenset(symmetry.readers)
     operators = {frozen.parameter: set[str]() for frozen in symmetry.frozen}
     for frozen in symmetry.frozen:
         operators[frozen.parameter].add(frozen.reason.split(":")[0])

@@ -1,0 +1,114 @@
+"""Which axes of parameters are summed over: where a layer reads units, in whatever order its weights are held."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from regauge.core.groups import Group
+from regauge.discovery.laws import Law, Record, Value
+
+Node = tuple[Value, int]
+"""One axis of a tensor."""
+
+
+def read_axes(
+    records: Iterable[Record],
+    params: Mapping[str, Value],
+    aliases: Mapping[str, tuple[str, ...]],
+    groups: Sequence[Group],
+) -> tuple[tuple[str, int], ...]:
+    """The axes of parameters on which groups act and along which all operators sum products with other values.
+
+    Weights may be moved, masked, scaled or multiplied with each other before. An axis that is read in one place and
+    gives a value its units in another (an embedding that is also the last layer) is none of them.
+    """
+    found = _Roles(params)
+    for record in records:
+        found.add(record)
+    read = found.read()
+    axes = ((name, k) for name, value in params.items() for k in range(value.ndim) if found.top(value, k) in read)
+    named = ((alias, k) for name, k in axes for alias in aliases.get(name, (name,)))
+    moved = {(place.parameter, place.axis) for group in groups for place in group.placements}
+    return tuple(sorted(moved.intersection(named)))
+
+
+class _Roles:
+    """Axes of tensors that depend on parameters and not on inputs, joined where they run together.
+
+    Attributes:
+        parts: Axes that are several axes of another tensor read as one, with those.
+        open: Contracted axes of products of such tensors alone, any of which may be taken for the one that reads.
+    """
+
+    def __init__(self, params: Mapping[str, Value]) -> None:
+        self.has_params: dict[Value, bool] = dict.fromkeys(params.values(), True)
+        self.has_inputs: dict[Value, bool] = dict.fromkeys(params.values(), False)
+        self.above: dict[Node, Node] = {}
+        self.reads: set[Node] = set()
+        self.gives: set[Node] = set()
+        self.parts: list[tuple[Node, list[Node]]] = []
+        self.open: list[list[list[Node]]] = []
+
+    def add(self, record: Record) -> None:
+        """Take note of one operator; tensors that were not seen before are its results."""
+        values = dict.fromkeys(axis.value for law in record for axis in law.axes)
+        seen = [value for value in values if value in self.has_params]
+        for value in values:
+            if value not in self.has_params:
+                self.has_params[value] = any(self.has_params[one] for one in seen)
+                self.has_inputs[value] = value.has_inputs or any(self.has_inputs[one] for one in seen)
+        for law in record:
+            self._add_law(law)
+
+    def _add_law(self, law: Law) -> None:
+        weights = [
+            [(axis.value, dim) for dim in axis.dims if axis.value.shape[dim] > 1]
+            for axis in law.axes
+            if self._is_weight(axis.value)
+        ]
+        has_others = len(weights) < len(law.axes)
+        weights = [own for own in weights if own]
+        if law.is_contraction and not has_others:
+            self.open.append(weights)
+        elif has_others:
+            (self.reads if law.is_contraction else self.gives).update(node for own in weights for node in own)
+        if not law.is_contraction:
+            for one, other in pairwise(weights):
+                self._join(one, other)
+
+    def _is_weight(self, value: Value) -> bool:
+        return self.has_params[value] and not self.has_inputs[value]
+
+    def _join(self, one: list[Node], other: list[Node]) -> None:
+        if len(one) == len(other):
+            for a, b in zip(map(self._top, one), map(self._top, other), strict=True):
+                if a != b:
+                    self.above[a] = b
+        elif min(len(one), len(other)) == 1:
+            (whole,), parts = sorted((one, other), key=len)
+            self.parts.append((whole, parts))
+
+    def _top(self, node: Node) -> Node:
+        while node in self.above:
+            node = self.above[node]
+        return node
+
+    def read(self) -> set[Node]:
+        """The axes, by the first of those that they are joined with, that are read and nothing else."""
+        reads, gives = ({self._top(node) for node in found} for found in (self.reads, self.gives))
+        for sides in self.open:
+            # As a layer reads a value: a matrix rather than a vector, and the second of two matrices.
+            able = [own for own in sides if not any(self._top(node) in gives for node in own)]
+            if able:
+                chosen = max(reversed(able), key=lambda own: own[0][0].ndim)
+                reads.update(map(self._top, chosen))
+        for whole, parts in reversed(self.parts):
+            top, tops = self._top(whole), [*map(self._top, parts)]
+            if reads.intersection(tops) - gives:
+                reads.add(top)
+            for found in (reads, gives):
+                found.update(tops if top in found else ())
+        return reads - gives
+
+    def top(self, value: Value, dim: int) -> Node:
+        """The first of the axes that one is joined with."""
+        return self._top((value, dim))
