@@ -1,12 +1,18 @@
-"""Trained networks over networks: predictors, learned matching."""
+"""Trained networks over networks: predictors, autoencoders, learned matching."""
 
+from regauge.learn.autoencoder import Autoencoder, load_autoencoder
+from regauge.learn.autoencoder_training import AutoencoderConfig, fit_autoencoder
 from regauge.learn.changes import Dropout, Noise, Rotation, Scaling, Translation
+from regauge.learn.function_losses import Distillation, SquaredError
 from regauge.learn.hyper_match import HyperMatching, hyper_match
 from regauge.learn.predictor import Predictor, load_predictor
 from regauge.learn.predictor_training import PredictorConfig, fit_predictor
 from regauge.learn.rendering import grid
 
 __all__ = [
+    "Autoencoder",
+    "AutoencoderConfig",
+    "Distillation",
     "Dropout",
     "HyperMatching",
     "Noise",
@@ -14,9 +20,12 @@ __all__ = [
     "PredictorConfig",
     "Rotation",
     "Scaling",
+    "SquaredError",
     "Translation",
+    "fit_autoencoder",
     "fit_predictor",
     "grid",
     "hyper_match",
+    "load_autoencoder",
     "load_predictor",
 ]

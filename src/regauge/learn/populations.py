@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from regauge.core.params import Params, count_models
 from regauge.storage.collection import Collection, Networks
@@ -44,7 +44,7 @@ def to_device(values: Any, device: torch.device | str) -> Any:
         return {name: to_device(value, device) for name, value in values.items()}
     if isinstance(values, tuple | list):
         return tuple(to_device(value, device) for value in values)
-    return values.to(device) if isinstance(values, torch.Tensor) else values
+    return values.to(device) if isinstance(values, Tensor) else values
 
 
 def to_net(params: Params, net: nn.Module) -> Params:
@@ -54,6 +54,44 @@ def to_net(params: Params, net: nn.Module) -> Params:
         name: tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
         for name, tensor in params.items()
     }
+
+
+def modules_of(collection: Collection, given: nn.Module | Sequence[nn.Module] | None) -> list[nn.Module]:
+    """The module that runs the networks of each layout."""
+    count = max(collection.layouts) + 1
+    if given is not None:
+        modules = [given] if isinstance(given, nn.Module) else list(given)
+        if len(modules) != count:
+            raise ValueError(f"{len(modules)} modules were given for networks of {count} layouts; give one for each")
+        return modules
+    modules = []
+    for layout in range(count):
+        member = collection.members[collection.first(layout)]
+        if not isinstance(member, Store):
+            raise ValueError("the networks are run, and the population does not say how; give `module`")
+        modules.append(member.architecture.module())
+    return modules
+
+
+def spread(indices: Indices, count: int) -> Indices:
+    """At most so many of them, evenly spread."""
+    return indices[np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)]
+
+
+def digest(*arrays: Any) -> str:
+    """A text that other values do not have."""
+    found = blake2b(digest_size=16)
+    for array in arrays:
+        values = np.asarray(array)
+        found.update(repr(values.tolist()).encode() if values.dtype == object else values.tobytes())
+    return found.hexdigest()
+
+
+def arrays_of(inputs: Any) -> list[Any]:
+    """The tensors of a module's inputs."""
+    if isinstance(inputs, Tensor):
+        return [inputs.cpu()]
+    return [array for one in (inputs.values() if isinstance(inputs, Mapping) else inputs) for array in arrays_of(one)]
 
 
 def values_of(
@@ -76,7 +114,7 @@ def values_of(
         name, values = targets, collection.column(targets)
     else:
         name = "target"
-        values = targets.detach().cpu().numpy() if isinstance(targets, torch.Tensor) else _array(targets)
+        values = targets.detach().cpu().numpy() if isinstance(targets, Tensor) else _array(targets)
     if values.shape != (count,):
         raise ValueError(f"the targets have shape {values.shape}, but there are {count} networks; give one for each")
     usable: NDArray[np.bool_] = (
@@ -87,13 +125,19 @@ def values_of(
         usable = usable & np.isin(np.arange(count), collection.resolve(indices))
     if values.dtype.kind == "f":
         usable = usable & np.isfinite(values)
-    for member, start in zip(collection.members, collection.starts.tolist(), strict=False):
-        if isinstance(member, Store):
-            fine = np.ma.filled(member.rows[FINITE], False).astype(bool)
-            usable[start : start + len(member)] &= fine
+    usable &= are_finite(collection)
     if not usable.any():
         raise ValueError(f"none of these networks is finite and has a value of {name!r}; there is nothing to learn")
     return name, values, np.flatnonzero(usable)
+
+
+def are_finite(collection: Collection) -> NDArray[np.bool_]:
+    """Whether each network of a store is finite, `[networks]`; populations in memory are not looked at."""
+    fine = np.ones(len(collection), bool)
+    for member, start in zip(collection.members, collection.starts.tolist(), strict=False):
+        if isinstance(member, Store):
+            fine[start : start + len(member)] = np.ma.filled(member.rows[FINITE], False).astype(bool)
+    return fine
 
 
 def split_networks(

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,12 @@ from regauge.learn.layer_statistics import boosted_trees, read_statistics
 from regauge.learn.populations import (
     Indices,
     Parts,
+    arrays_of,
+    digest,
+    modules_of,
     read_blocks,
     split_networks,
+    spread,
     to_device,
     to_net,
     values_of,
@@ -33,7 +36,6 @@ from regauge.learn.targets import Kind, Target
 from regauge.learn.training import Trained, Training, Validation, train
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.loader import Batch, Loader
-from regauge.storage.store import Store
 from regauge.training.settings import derive_seed
 from regauge.weightspace.encoder import Values
 from regauge.weightspace.heads import Invariant
@@ -173,10 +175,10 @@ def fit_predictor(
         inputs={
             "settings": repr(config),
             "target": target.to_json(),
-            "values": _digest(values[used], used),
+            "values": digest(values[used], used),
             "networks": collection.key,
             "seed": seed,
-            "inputs": None if inputs is None else _digest(*_arrays(inputs)),
+            "inputs": None if inputs is None else digest(*arrays_of(inputs)),
         },
         progress=progress,
     )
@@ -220,11 +222,11 @@ class _Fitting:
                 f"none of the networks for training has the architecture of store or population {first + 1}; take more "
                 "of its networks, or leave it out"
             )
-        samples = [collection.read(_spread(parts["train"][there == k], SAMPLE)) for k in layouts]
+        samples = [collection.read(spread(parts["train"][there == k], SAMPLE)) for k in layouts]
         is_moved = any(change.moves_inputs for change in config.changes)
         modules: Sequence[nn.Module] = ()
         if is_moved or config.render or config.probes:
-            modules = _modules(collection, module)
+            modules = modules_of(collection, module)
         if inputs is None and (config.render or config.probes):
             raise ValueError("`render` and `probes` need to know what the networks are run on; give `inputs`")
         renderings = (
@@ -334,23 +336,6 @@ class _Fitting:
         return made
 
 
-def _modules(collection: Collection, given: nn.Module | Sequence[nn.Module] | None) -> list[nn.Module]:
-    """The module that runs the networks of each layout."""
-    count = max(collection.layouts) + 1
-    if given is not None:
-        modules = [given] if isinstance(given, nn.Module) else list(given)
-        if len(modules) != count:
-            raise ValueError(f"{len(modules)} modules were given for networks of {count} layouts; give one for each")
-        return modules
-    modules = []
-    for layout in range(count):
-        member = collection.members[collection.first(layout)]
-        if not isinstance(member, Store):
-            raise ValueError("`render`, `probes` and motions of inputs run the networks; give `module`")
-        modules.append(member.architecture.module())
-    return modules
-
-
 def _rendering(module: nn.Module, sample: Params, inputs: Any, config: PredictorConfig) -> Rendering:
     """How networks are run, with the statistics of some."""
     rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
@@ -372,24 +357,3 @@ def _probes(module: nn.Module, inputs: Any, count: int) -> Probes:
     if isinstance(inputs, Mapping):
         return Probes(module, (), inputs, count)
     return Probes(module, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, count)
-
-
-def _spread(indices: Indices, count: int) -> Indices:
-    """At most so many of them, evenly spread."""
-    return indices[np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)]
-
-
-def _digest(*arrays: Any) -> str:
-    """A text that other values do not have."""
-    digest = blake2b(digest_size=16)
-    for array in arrays:
-        values = np.asarray(array)
-        digest.update(repr(values.tolist()).encode() if values.dtype == object else values.tobytes())
-    return digest.hexdigest()
-
-
-def _arrays(inputs: Any) -> list[Any]:
-    """The tensors of a module's inputs."""
-    if isinstance(inputs, Tensor):
-        return [inputs.cpu()]
-    return [array for one in (inputs.values() if isinstance(inputs, Mapping) else inputs) for array in _arrays(one)]

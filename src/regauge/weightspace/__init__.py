@@ -1,7 +1,8 @@
 """Networks that read and write the weights of networks."""
 
 from regauge.weightspace.chains import ChainConfig, ChainDWS, ChainScaleConfig, ChainScaleGMN
-from regauge.weightspace.decoder import Decoder
+from regauge.weightspace.decoder import Decoder, MLPDecoder
+from regauge.weightspace.decoders import DECODERS
 from regauge.weightspace.encoder import Fourier, Logarithms, Scalars
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import HEADS, Equivariant, Invariant, UnitFeatures
@@ -18,8 +19,10 @@ from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes import Probes
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 from regauge.weightspace.shares import find_readers
+from regauge.weightspace.template_decoder import TemplateDecoder
 
 __all__ = [
+    "DECODERS",
     "DWS",
     "HEADS",
     "LAYERS",
@@ -35,6 +38,7 @@ __all__ = [
     "Invariant",
     "Layout",
     "Logarithms",
+    "MLPDecoder",
     "MessagePassing",
     "Metanet",
     "Probes",
@@ -43,6 +47,7 @@ __all__ = [
     "RowEncoder",
     "Scalars",
     "ScaleGMN",
+    "TemplateDecoder",
     "UnitFeatures",
     "compile_layout",
     "find_readers",

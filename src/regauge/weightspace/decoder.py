@@ -1,6 +1,7 @@
 """From a vector to the parameters of a network."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -12,14 +13,36 @@ from regauge.core.symmetry import Symmetry
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import compile_layout
 
+SHARE = 0.1
+"""Root mean square of the first changes of a network, as a share of each tensor's own."""
+
+
+@dataclass(frozen=True)
+class MLPDecoder:
+    """An MLP from vectors to all parameters; see `Decoder`.
+
+    Attributes:
+        widths: Of the hidden layers.
+    """
+
+    widths: tuple[int, ...] = (256, 512)
+
+    def __post_init__(self) -> None:
+        if min(self.widths, default=1) < 1:
+            raise ValueError(f"widths={self.widths} must be positive")
+
+    def build(self, symmetry: Symmetry, inputs: int, generator: torch.Generator | None = None) -> "Decoder":
+        """A decoder of vectors of some length."""
+        return Decoder(symmetry, inputs=inputs, widths=self.widths, generator=generator)
+
 
 class Decoder(nn.Module):
     """An MLP from vectors to networks of one architecture: `[models, inputs]` to parameters with a model axis.
 
     It makes one network for each vector, some point of the orbit that training is free to choose: behind an invariant
     reader this is an autoencoder of orbits, to be trained by what the networks compute. Each tensor is made in units of
-    its own size, which `standardize` takes from networks. Buffers and what has no influence are not made: `like` gives
-    them.
+    its own size, which `standardize` takes from networks. `begin_at` has all vectors begin near one network, whose
+    units are told apart. Buffers and what has no influence are not made: `like` gives them.
 
     Args:
         symmetry: Of the networks, with every size known.
@@ -59,6 +82,18 @@ class Decoder(nn.Module):
         sizes = [float(population[name].double().square().mean().sqrt()) or 1.0 for name in self.shapes]
         self.sizes.copy_(torch.tensor(sizes))
 
+    @torch.no_grad()
+    def begin_at(self, network: Mapping[str, Tensor]) -> None:
+        """Have every vector decoded to one network, but for changes of `SHARE` of each tensor's size."""
+        last = self.layers[-1]
+        assert isinstance(last, Dense)
+        assert last.bias is not None
+        last.weight.mul_(SHARE)
+        flat = [
+            network[name].to(last.bias).flatten() / size for name, size in zip(self.shapes, self.sizes, strict=True)
+        ]
+        last.bias.copy_(torch.cat(flat))
+
     def forward(self, codes: Float[Tensor, "models inputs"], like: Mapping[str, Tensor] | None = None) -> Params:
         """The networks of vectors; tensors of `like` that are not made (one network's) are repeated for each."""
         if codes.ndim != 2 or codes.shape[1] != self.inputs:
@@ -73,11 +108,17 @@ class Decoder(nn.Module):
             self.shapes.items(), torch.split(x, self.counts, -1), self.sizes, strict=True
         ):
             made[name] = (part * size).reshape(len(codes), *shape)
-        for names in self.tied:
-            known = next((made[name] for name in names if name in made), None)
-            if known is not None:
-                made.update(dict.fromkeys(names, known))
-        for name, tensor in (like or {}).items():
-            if name not in made:
-                made[name] = tensor.expand(len(codes), *tensor.shape)
-        return made
+        return complete(made, self.tied, like or {}, len(codes))
+
+
+def complete(made: Params, tied: tuple[tuple[str, ...], ...], like: Mapping[str, Tensor], count: int) -> Params:
+    """Networks with their tied tensors under all names, and with what is not made."""
+    result = dict(made)
+    for names in tied:
+        known = next((made[name] for name in names if name in made), None)
+        if known is not None:
+            result.update(dict.fromkeys(names, known))
+    for name, tensor in like.items():
+        if name not in result:
+            result[name] = tensor.expand(count, *tensor.shape)
+    return result

@@ -40,11 +40,22 @@ def save_net(
         OSError: The disk is full.
         ValueError: The name does not end in `.safetensors`, or a function chooses the outputs of probes.
     """
+    made = describe_net(net)
+    header = {"kind": KIND, "version": VERSION, "net": json.dumps(made), "about": json.dumps(dict(about or {}))}
+    return save(net.state_dict(), path, overwrite=overwrite, metadata=header)
+
+
+def describe_net(net: Metanet) -> dict[str, Any]:
+    """Everything that makes a net but its tensors, as JSON.
+
+    Raises:
+        ValueError: A function chooses the outputs of probes.
+    """
     settings = net.settings
-    made = {
-        "layer": _named(settings.layer, LAYERS),
-        "head": _named(settings.head, HEADS),
-        "values": _named(settings.values, VALUES),
+    return {
+        "layer": named(settings.layer, LAYERS),
+        "head": named(settings.head, HEADS),
+        "values": named(settings.values, VALUES),
         "width": settings.width,
         "depth": settings.depth,
         "parts": list(settings.parts),
@@ -53,8 +64,6 @@ def save_net(
         "symmetries": [json.loads(symmetry.to_json()) for symmetry in net.symmetries],
         "probes": [_written(encoder) for encoder in net.probes if isinstance(encoder, ProbeEncoder)],
     }
-    header = {"kind": KIND, "version": VERSION, "net": json.dumps(made), "about": json.dumps(dict(about or {}))}
-    return save(net.state_dict(), path, overwrite=overwrite, metadata=header)
 
 
 def load_net(
@@ -100,25 +109,37 @@ def load_net(
     for one, symmetry in zip(modules, symmetries, strict=False):
         symmetry.bind(one.state_dict())
     try:
-        net = Metanet(
-            symmetries,
-            layer=_made(made["layer"], LAYERS),
-            head=_made(made["head"], HEADS),
-            values=_made(made["values"], VALUES),
-            width=made["width"],
-            depth=made["depth"],
-            parts=made["parts"],
-            reads_moments=made.get("reads_moments", False),
-            readers=[(name, axis) for name, axis in made.get("readers", [])],
-            probes=[_probes(*pair, tensors, k) for k, pair in enumerate(zip(modules, written, strict=True))] or None,
-        )
-        dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
-        net.to(dtype).load_state_dict(tensors)
+        net = make_net(made, tensors, modules)
     except MismatchError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise _damage(path, error) from error
     return net.eval(), about
+
+
+def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Sequence[nn.Module] = ()) -> Metanet:
+    """The net that `describe_net` described, with these tensors.
+
+    Raises:
+        KeyError, TypeError, ValueError, RuntimeError: The description or the tensors are those of no net.
+    """
+    symmetries = tuple(Symmetry.from_json(json.dumps(symmetry)) for symmetry in made["symmetries"])
+    written = made.get("probes", [])
+    net = Metanet(
+        symmetries,
+        layer=made_of(made["layer"], LAYERS),
+        head=made_of(made["head"], HEADS),
+        values=made_of(made["values"], VALUES),
+        width=made["width"],
+        depth=made["depth"],
+        parts=made["parts"],
+        reads_moments=made.get("reads_moments", False),
+        readers=[(name, axis) for name, axis in made.get("readers", [])],
+        probes=[_probes(*pair, tensors, k) for k, pair in enumerate(zip(modules, written, strict=True))] or None,
+    )
+    dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
+    net.to(dtype).load_state_dict(tensors)
+    return net
 
 
 def _damage(path: Path, error: Exception) -> ValueError:
@@ -157,12 +178,14 @@ def _probes(module: nn.Module, written: Mapping[str, Any], tensors: Mapping[str,
     )
 
 
-def _named(settings: Any, table: Mapping[str, type[Any]]) -> dict[str, Any]:
+def named(settings: Any, table: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """Settings as JSON, with their name in a table."""
     name = next(name for name, kind in table.items() if kind is type(settings))
     return {"name": name, **asdict(settings)}
 
 
-def _made(values: Mapping[str, Any], table: Mapping[str, type[Any]]) -> Any:
+def made_of(values: Mapping[str, Any], table: Mapping[str, type[Any]]) -> Any:
+    """The settings that `named` wrote."""
     kind = table[values["name"]]
     known = {field.name for field in fields(kind)}
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in known}

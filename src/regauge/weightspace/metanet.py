@@ -229,14 +229,23 @@ class Metanet(nn.Module):
         sizes = [float(canonical[name].double().square().mean().sqrt()) or 1.0 for name in reader.layout.parameters]
         self.get_buffer(f"sizes_{reader.number}").copy_(torch.tensor(sizes))
 
-    def forward(self, population: Mapping[str, Tensor]) -> Any:
+    def forward(self, population: Mapping[str, Tensor], given: Tensor | None = None) -> Any:
         """What the head gives for each network of a population of one architecture.
+
+        Args:
+            population: Parameters with a leading model axis.
+            given: Vectors `[models, width]` that belong to the networks besides: layers hear them as they do the
+                features of the network, to which they are added.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read.
         """
         reader = self._find(population)
-        return _join([self._read(reader, group) for group in self._groups(reader.layout, population)])
+        parts = self._groups(reader.layout, population)
+        if given is None:
+            return _join([self._read(reader, group, None) for group in parts])
+        counts = [len(next(iter(group.values()))) for group in parts]
+        return _join([self._read(reader, *pair) for pair in zip(parts, torch.split(given, counts), strict=True)])
 
     def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
         """A population in groups whose arrays are at most `LARGEST`, where that helps."""
@@ -248,10 +257,10 @@ class Metanet(nn.Module):
             return [population]
         return [select(population, slice(start, start + size)) for start in range(0, count, size)]
 
-    def _read(self, reader: Reader, population: Mapping[str, Tensor]) -> Any:
+    def _read(self, reader: Reader, population: Mapping[str, Tensor], given: Tensor | None) -> Any:
         """What the head gives for some networks at once."""
         canonical, element = reader.canonicalize(population)
-        features = self._run(reader, canonical, len(self.layers))
+        features = self._run(reader, canonical, len(self.layers), given)
         known = self.get_buffer(f"sizes_{reader.number}").tolist()
         sizes = dict(zip(reader.layout.parameters, known, strict=True))
         made = self.head(Read(features, reader.layout, reader.number, canonical, sizes))
@@ -267,11 +276,15 @@ class Metanet(nn.Module):
         reader = self._find(population)
         return self._run(reader, reader.canonicalize(population)[0], len(self.layers) if layers is None else layers)
 
-    def _run(self, reader: Reader, canonical: Mapping[str, Tensor], layers: int) -> Features:
+    def _run(
+        self, reader: Reader, canonical: Mapping[str, Tensor], layers: int, given: Tensor | None = None
+    ) -> Features:
         values, shares = reader.read(canonical)
         features: Features = self.encoders[reader.number](values, reader.layout, shares)
         if reader.probed is not None:
             features = self.probes[reader.number](features, canonical, reader.probed)
+        if given is not None:
+            features = replace(features, network=features.network + given)
         for layer in self.layers[:layers]:
             features = layer(features, reader.layout)
         return features

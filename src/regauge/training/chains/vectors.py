@@ -1,6 +1,6 @@
 """Fully connected networks as one program: forward and backward written once for all networks of a stack."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,6 +9,9 @@ from torch import Tensor
 from regauge.core.products import scaled_matmul
 from regauge.training.chains.steps import ACTIVATIONS, Activation, Factor, Flattening, Linear, Step
 from regauge.training.programs import mean_losses
+
+Judge = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From outputs `[networks, out, examples]`, which may be overwritten, to losses `[networks]` and their derivatives."""
 
 THIN = 16
 """Inputs with at most as many features are stored feature by feature, which matrix products with them need."""
@@ -62,10 +65,17 @@ class VectorChain:
 
     def gradients(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         """See `Engine`."""
+        return self.pull(params, inputs, lambda outputs: mean_losses(outputs, targets))
+
+    def pull(self, params: Mapping[str, Tensor], inputs: Tensor, judge: Judge) -> tuple[Tensor, list[Tensor]]:
+        """What a function says about the outputs, `[networks]`, and its derivatives by the parameters, in their order.
+
+        The next call may overwrite these derivatives.
+        """
         hidden, slopes = self._forward(params, inputs, is_training=True)
         # The derivative is written over the outputs, which the last activation would need.
         is_plain = self.links[-1].activation == "identity"
-        losses, delta = mean_losses(hidden[-1] if is_plain else hidden[-1].clone(), targets)
+        losses, delta = judge(hidden[-1] if is_plain else hidden[-1].clone())
         found: dict[str, Tensor] = {}
         x = _features(inputs)
         groups = len(x)

@@ -1,0 +1,178 @@
+"""Autoencoders of networks: one latent vector for each orbit, and one network for each latent vector."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regauge.core.params import Params, require_finite, work_dtype
+from regauge.learn.populations import read_blocks, to_net
+from regauge.learn.training import Trained
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.writing import save
+from regauge.storage.collection import Collection, Networks
+from regauge.weightspace.decoders import DecoderSettings, decoder_of, describe_decoder
+from regauge.weightspace.files import describe_net, make_net
+from regauge.weightspace.heads import Invariant
+from regauge.weightspace.metanet import Metanet
+
+KIND = "regauge autoencoder"
+VERSION = "1"
+AT_ONCE = 256
+"""Vectors that are decoded at a time."""
+
+
+class Autoencoder:
+    """A trained encoder and decoder of networks of one architecture.
+
+        auto = load_autoencoder("auto.safetensors")
+        latents = auto.encode(population)          # [models, latent], the same for all networks of an orbit
+        auto.decode(latents)                       # canonical networks, which compute what the population computes
+
+    Latents are computed in double precision, in which networks of an orbit agree up to the rounding of their weights,
+    and have the precision of the networks, single at least.
+
+    Attributes:
+        encoder: Reads networks.
+        decoder: Makes networks.
+        settings: Of the decoder.
+        rest: Tensors of a network that are not made: buffers, and what has no influence.
+        about: What is known about the training, as JSON: "scores" on test networks, of the autoencoder and of what it
+            is compared with; numbers of networks ("networks"); the settings.
+        trained: The course of the training; None of one that was loaded.
+        tested: Numbers of the test networks; None of one that was loaded.
+    """
+
+    def __init__(
+        self,
+        encoder: Metanet,
+        decoder: nn.Module,
+        settings: DecoderSettings,
+        rest: Params,
+        about: Mapping[str, Any],
+        trained: Trained | None = None,
+        tested: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.encoder, self.decoder = encoder.double().eval(), decoder.double().eval()
+        self.settings, self.rest, self.about, self.trained, self.tested = settings, rest, about, trained, tested
+
+    @torch.no_grad()
+    def encode(self, networks: Networks | Sequence[Networks] | Collection) -> Float[Tensor, "models latent"]:
+        """The latent vectors of networks.
+
+        Args:
+            networks: Parameters with a leading model axis, or a store, which is streamed; or several.
+
+        Raises:
+            ValueError: They are of an architecture that the encoder does not read, or not finite.
+        """
+        collection = Collection(networks)
+        latents: Tensor | None = None
+        for places, params in read_blocks(collection, np.arange(len(collection))):
+            names = [name for name in self.encoder.layout.parameters if name in params]
+            require_finite({name: params[name] for name in names}, f"the networks from {places[0]} on")
+            made: Tensor = self.encoder(to_net(params, self.encoder))
+            if latents is None:
+                floats = [tensor.dtype for tensor in params.values() if tensor.is_floating_point()]
+                latents = made.new_empty(len(collection), made.shape[1], dtype=work_dtype(*floats))
+            latents[torch.from_numpy(places)] = made.to(latents.dtype)
+        if latents is None:
+            raise ValueError("there are no networks to encode; give some")
+        if not bool(latents.isfinite().all()):
+            bad = int((~latents.isfinite().all(1)).nonzero()[0])
+            raise ValueError(f"network {bad} has values too large to be encoded; leave it out")
+        return latents
+
+    @torch.no_grad()
+    def decode(self, latents: Float[Tensor, "models latent"]) -> Params:
+        """The canonical networks of latent vectors, parameters and buffers with a leading model axis.
+
+        Raises:
+            ValueError: The vectors are of another length, or not finite.
+        """
+        if not bool(torch.isfinite(latents).all()):
+            raise ValueError("some latent vectors hold NaN or Inf; no network belongs to them")
+        blocks = [self.decoder(part.double()) for part in torch.split(latents, AT_ONCE)]
+        made = {name: torch.cat([block[name] for block in blocks]).to(latents.dtype) for name in blocks[0]}
+        for name, tensor in self.rest.items():
+            made[name] = tensor.to(latents.dtype if tensor.is_floating_point() else tensor.dtype).expand(
+                len(latents), *tensor.shape
+            )
+        return made
+
+    def canonicalize(self, networks: Networks | Sequence[Networks] | Collection) -> Params:
+        """The decoded twin of each network: nearly the same function, and one network for each orbit."""
+        return self.decode(self.encode(networks))
+
+    def nearest(
+        self, networks: Networks, among: Networks, *, count: int = 5
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """For each network those of another population whose functions resemble its own: nearest latents first.
+
+        Returns:
+            Their numbers and distances, `[networks, count]` both; fewer where the population is smaller.
+        """
+        own, others = (self.encode(one).double() for one in (networks, among))
+        distances = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist")
+        found = distances.sort(stable=True)
+        return found.indices[:, :count].numpy(), found.values[:, :count].numpy()
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the autoencoder as one safetensors file, whole or not at all.
+
+        Raises:
+            FileExistsError: The file exists, and `overwrite` is false.
+            ValueError: The name does not end in `.safetensors`.
+        """
+        modules = {"encoder": self.encoder, "decoder": self.decoder}
+        tensors = {
+            f"{name}/{key}": tensor.float() if tensor.is_floating_point() else tensor
+            for name, module in modules.items()
+            for key, tensor in module.state_dict().items()
+        }
+        tensors |= {f"rest/{name}": tensor for name, tensor in self.rest.items()}
+        header = {
+            "kind": KIND,
+            "version": VERSION,
+            "encoder": json.dumps(describe_net(self.encoder)),
+            "decoder": json.dumps(describe_decoder(self.settings)),
+            "about": json.dumps(dict(self.about)),
+        }
+        return save(tensors, path, overwrite=overwrite, metadata=header)
+
+
+def load_autoencoder(path: str | Path) -> Autoencoder:
+    """The autoencoder in a file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is damaged, no autoencoder, or of another version.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no autoencoder {str(path)!r}; `regauge learn autoencoder` writes one")
+    with Checkpoint.open(path) as checkpoint:
+        header, tensors = dict(checkpoint.header), dict(checkpoint.params)
+    if header.get("kind") != KIND or header.get("version") != VERSION:
+        raise ValueError(f"{str(path)!r} is no autoencoder of version {VERSION}; `regauge learn autoencoder` makes one")
+    try:
+        encoder = make_net(json.loads(header["encoder"]), _below("encoder/", tensors))
+        settings = decoder_of(json.loads(header["decoder"]))
+        head = encoder.settings.head
+        assert isinstance(head, Invariant)
+        decoder = settings.build(encoder.symmetries[0], head.outputs)
+        decoder.load_state_dict(_below("decoder/", tensors))
+        about = json.loads(header["about"])
+    except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise ValueError(f"the autoencoder {str(path)!r} is damaged ({error}); train it again") from error
+    return Autoencoder(encoder, decoder, settings, _below("rest/", tensors), about)
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Params:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,73 @@
+"""How far a network's outputs are from another one's: losses that depend on functions and not on weights."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regauge.core.task import Task
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """The mean squared difference of outputs, as for signals: images, occupancies, distances.
+
+    References:
+        Paper 002, section 4.
+    """
+
+    def __call__(self, made: Tensor, wanted: Tensor, targets: Any) -> Tensor:
+        """`[models]`, from outputs `[models, examples, ...]`."""
+        return (made - wanted).square().flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Kullback-Leibler divergence of softened class probabilities from the original's, times the temperature squared.
+
+    The factor keeps gradients as large as they are at temperature one. Classes lie along the last axis.
+
+    Attributes:
+        temperature: What logits are divided by.
+
+    References:
+        Hinton et al. (2015), Distilling the knowledge in a neural network, section 2; paper 002, section 4.
+    """
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature={self.temperature} softens nothing; it must be positive and finite")
+
+    def __call__(self, made: Tensor, wanted: Tensor, targets: Any) -> Tensor:
+        """`[models]`, in nats, from logits `[models, examples, ..., classes]`."""
+        if wanted.ndim < 3 or wanted.shape[-1] < 2:
+            raise ValueError(
+                f"the networks give {tuple(wanted.shape[1:])} numbers for the inputs, which are no logits of two "
+                "classes or more; distillation is for classifiers, use the squared error"
+            )
+        logs, known = ((x / self.temperature).log_softmax(-1) for x in (made, wanted))
+        divergence = (known.exp() * (known - logs)).sum(-1)
+        return self.temperature**2 * divergence.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The loss of a task on its targets, whatever the original computes there.
+
+    Attributes:
+        task: Its criterion is used.
+    """
+
+    task: Task
+
+    def __call__(self, made: Tensor, wanted: Tensor, targets: Any) -> Tensor:
+        """`[models]`."""
+        return torch.func.vmap(self.task.criterion, in_dims=(0, None))(made, targets)
+
+
+FunctionLoss = SquaredError | Distillation
+"""Losses that compare a network with the original, and need no targets."""

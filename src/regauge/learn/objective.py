@@ -1,0 +1,147 @@
+"""What decoded networks are trained for and judged by: the outputs of the networks that were encoded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.params import Params
+from regauge.core.task import Task
+from regauge.learn.function_losses import Criterion, Distillation, FunctionLoss, SquaredError
+from regauge.learn.populations import to_device
+from regauge.learn.running import Runner, count_examples, take_examples
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """A loss between functions, on fixed inputs.
+
+    Attributes:
+        runner: Runs the networks.
+        batches: Inputs, and their targets, which only a criterion reads.
+        loss: Compares outputs.
+        examples: Inputs that a training step reads, drawn anew for each; all of a batch if None.
+        mean: Mean outputs of some networks, for each batch.
+        scale: What losses in training are divided by: the squared error of these means.
+    """
+
+    runner: Runner
+    batches: tuple[tuple[Any, Any], ...]
+    loss: FunctionLoss | Criterion
+    examples: int | None = None
+    mean: tuple[Tensor, ...] = ()
+    scale: float = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module | None,
+        inputs: Any,
+        task: Task | None,
+        loss: FunctionLoss | None,
+        examples: int | None,
+        sample: Params,
+        device: str,
+    ) -> "Objective":
+        """The objective of some settings, with the statistics of some networks.
+
+        Raises:
+            ValueError: The networks cannot be run on the inputs, all compute the same, or the outputs do not fit the
+                loss.
+        """
+        if task is None:
+            assert module is not None
+            if inputs is None:
+                raise ValueError("decoded networks are compared by what they compute; give `inputs`, or a `task`")
+            task, batches = Task(module, ()), [(inputs, None)]
+        else:
+            batches = list(task.batches)
+        if not batches:
+            raise ValueError("the task has no batches to compare networks on")
+        task.module.to(device)
+        like = next(t for t in sample.values() if t.is_floating_point())
+        used = tuple((_to_dtype(to_device(x, device), like.dtype), to_device(y, device)) for x, y in batches)
+        chosen = loss or (SquaredError() if inputs is not None or task.batches == () else Criterion(task))
+        made = cls(Runner(task), used, chosen, examples)
+        return made._standardize(sample)
+
+    def train_loss(self, decoded: Params, originals: Params, chance: torch.Generator) -> Tensor:
+        """The mean loss of some networks on some of the inputs."""
+        number = int(torch.randint(len(self.batches), (), generator=chance)) if len(self.batches) > 1 else 0
+        inputs, targets = self.batches[number]
+        count = count_examples(inputs)
+        if self.examples is not None and self.examples < count:
+            index = torch.randperm(count, generator=chance)[: self.examples]
+            inputs, targets = take_examples(inputs, index), take_examples(targets, index)
+        wanted = None
+        if not isinstance(self.loss, Criterion):
+            with torch.no_grad():
+                wanted = self.runner.outputs(originals, inputs)
+        return self.runner.losses(decoded, inputs, self._judge(wanted, targets)).mean() / self.scale
+
+    @torch.no_grad()
+    def measure(self, decoded: Params | None, originals: Params) -> dict[str, Tensor]:
+        """Scores of every network, float64 `[models]`; the mean outputs stand for the decoded networks unless given.
+
+        The loss, the squared error of the outputs, and for classifiers the share of examples with the same class.
+        """
+        totals: dict[str, Tensor] = {}
+        whole = sum(count_examples(inputs) for inputs, _ in self.batches)
+        for k, (inputs, targets) in enumerate(self.batches):
+            wanted = self.runner.outputs(originals, inputs)
+            made = self.mean[k].expand_as(wanted) if decoded is None else self.runner.outputs(decoded, inputs)
+            scores = {"loss": self.loss(made, wanted, targets)}
+            scores["squared error"] = SquaredError()(made, wanted, None)
+            if not isinstance(self.loss, SquaredError) and made.ndim > 2 and made.shape[-1] > 1:
+                scores["agreement"] = (made.argmax(-1) == wanted.argmax(-1)).double().flatten(1).mean(1)
+            share = count_examples(inputs) / whole
+            for name, values in scores.items():
+                totals[name] = totals.get(name, 0) + share * values.double()
+        return totals
+
+    def _judge(self, wanted: Tensor | None, targets: Any) -> Any:
+        def judge(made: Tensor, part: slice) -> Tensor:
+            return self.loss(made, made if wanted is None else wanted[part], targets)
+
+        return judge
+
+    def _standardize(self, sample: Params) -> "Objective":
+        try:
+            with torch.no_grad():
+                outputs = [self.runner.outputs(sample, inputs) for inputs, _ in self.batches]
+        except (RuntimeError, TypeError, IndexError) as error:
+            reason = str(error).split("\n")[0]
+            raise ValueError(
+                f"the networks cannot be run on the inputs ({reason}); give inputs that their module takes"
+            ) from error
+        mean = tuple(made.mean(0) for made in outputs)
+        result = replace(self, mean=mean)
+        scores = result.measure(None, sample)
+        spread = float(scores["squared error"].mean())
+        if not 0 < spread < float("inf"):
+            raise ValueError(
+                f"what these networks compute at the inputs has the variance {spread}; give inputs at which they "
+                "differ, and networks whose outputs are finite"
+            )
+        return replace(result, scale=spread) if isinstance(self.loss, SquaredError) else result
+
+
+def _to_dtype(inputs: Any, dtype: torch.dtype) -> Any:
+    """Inputs whose floating-point tensors have a dtype."""
+    if isinstance(inputs, Mapping):
+        return {name: _to_dtype(value, dtype) for name, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(_to_dtype(value, dtype) for value in inputs)
+    return inputs.to(dtype) if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
+
+
+def describe(loss: FunctionLoss | Criterion) -> str:
+    """The name of a loss on a page."""
+    names: dict[type, str] = {SquaredError: "squared error", Distillation: "divergence", Criterion: "loss of the task"}
+    return names[type(loss)]
+
+
+Batches = Sequence[tuple[Any, Any]]
+"""Inputs and targets."""

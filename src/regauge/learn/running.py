@@ -1,0 +1,132 @@
+"""Many networks on the same inputs: their outputs, and losses of these with derivatives by the parameters."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from regauge.core.params import Params, count_models, select
+from regauge.core.task import Task, arguments
+from regauge.training.chains.vectors import VectorChain
+from regauge.training.stacks import chain_of
+
+AT_ONCE = 16
+"""Networks of a chain whose hidden values lie in a processor's cache together."""
+Judge = Callable[[Tensor, slice], Tensor]
+"""From outputs of some of the networks, `[models, examples, ...]`, and which these are, to losses `[models]`."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How the networks of one architecture are run: `task.module` and the output that `task` chooses."""
+
+    task: Task
+
+    def outputs(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
+        """The outputs of every network, `[models, examples, ...]`; differentiable."""
+        chain = self._chain_for(params, inputs)
+        if chain is not None and not torch.is_grad_enabled():
+            parts = [slice(start, start + AT_ONCE) for start in range(0, count_models(params), AT_ONCE)]
+            return torch.cat([chain.outputs(_own(chain, params, part), inputs.unsqueeze(0)) for part in parts])
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention are not batched over networks
+                made: Tensor = torch.func.vmap(lambda one: self.task.run(one, inputs))(dict(params))
+                return made
+        except RuntimeError:  # an operator that cannot be batched, such as a recurrent one; other errors come again
+            rows = range(count_models(params))
+            return torch.stack([self.task.run(select(params, k), inputs) for k in rows])
+
+    def losses(self, params: Mapping[str, Tensor], inputs: Any, judge: Judge) -> Tensor:
+        """What a function says about the outputs of every network, `[models]`; differentiable.
+
+        Chains of linear layers are run by hand, some networks at a time, and keep nothing but derivatives.
+        """
+        chain = self._chain_for(params, inputs)
+        if chain is None:
+            return judge(self.outputs(params, inputs), slice(None))
+        tensors = _own(chain, params, slice(None)).values()
+        made: Tensor = _Chained.apply(chain, inputs, judge, *tensors)  # type: ignore[no-untyped-call]
+        return made
+
+    def _chain_for(self, params: Mapping[str, Tensor], inputs: Any) -> VectorChain | None:
+        """The program by hand, if it runs these networks on these inputs."""
+        is_vectors = isinstance(inputs, Tensor) and inputs.ndim == 2 and inputs.is_floating_point()
+        chain = self._chain if is_vectors else None
+        fits = chain is not None and all(params[name].dtype == inputs.dtype for name in _names(chain))
+        return chain if fits else None
+
+    @cached_property
+    def _chain(self) -> VectorChain | None:
+        """The program by hand of a module that is a chain of linear layers."""
+        if self.task.outputs is not None:
+            return None
+        found = chain_of(self.task.module, reads_vectors=True)
+        return found if isinstance(found, VectorChain) else None
+
+
+class _Chained(torch.autograd.Function):
+    """Losses of stacked chains, and their derivatives at once."""
+
+    @staticmethod
+    def forward(ctx: Any, chain: VectorChain, inputs: Tensor, judge: Judge, *tensors: Tensor) -> Tensor:
+        wants = any(ctx.needs_input_grad)
+        whole = dict(zip(_names(chain), tensors, strict=True))
+        losses, gradients = [], [torch.empty_like(t) for t in tensors] if wants else []
+        for start in range(0, len(tensors[0]), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            params = _own(chain, whole, part)
+            if not wants:
+                losses.append(judge(chain.outputs(params, inputs.unsqueeze(0)), part))
+                continue
+            found, own = chain.pull(params, inputs.unsqueeze(0), partial(_pull, judge, part))
+            losses.append(found)
+            for kept, gradient in zip(gradients, own, strict=True):
+                kept[part] = gradient
+        ctx.save_for_backward(*gradients)
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
+        found = (g * delta.reshape(-1, *[1] * (g.ndim - 1)) for g in ctx.saved_tensors)
+        return None, None, None, *found
+
+
+def _pull(judge: Judge, part: slice, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses of outputs `[models, out, examples]`, and their derivatives."""
+    leaf = outputs.transpose(1, 2).contiguous().requires_grad_()
+    with torch.enable_grad():
+        losses = judge(leaf, part)
+        (delta,) = torch.autograd.grad(losses.sum(), leaf)
+    return losses.detach(), delta.transpose(1, 2).contiguous()
+
+
+def _names(chain: VectorChain) -> list[str]:
+    return [name for link in chain.links for name in (link.weight, link.bias)]
+
+
+def _own(chain: VectorChain, params: Mapping[str, Tensor], part: slice) -> Params:
+    """What a chain reads of some networks."""
+    return {name: params[name][part].contiguous() for name in _names(chain)}
+
+
+def count_examples(inputs: Any) -> int:
+    """Number of examples of some inputs: the length of their first tensor."""
+    args, kwargs = arguments(inputs)
+    return next((len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim), 1)
+
+
+def take_examples(inputs: Any, index: Tensor) -> Any:
+    """Some examples: rows of every tensor that has one for each."""
+    count = count_examples(inputs)
+
+    def take(value: Any) -> Any:
+        is_each = isinstance(value, Tensor) and value.ndim and len(value) == count
+        return value[index.to(value.device)] if is_each else value
+
+    if isinstance(inputs, Mapping):
+        return {name: take(value) for name, value in inputs.items()}
+    return tuple(map(take, inputs)) if isinstance(inputs, tuple | list) else take(inputs)

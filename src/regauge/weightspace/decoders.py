@@ -1,0 +1,39 @@
+"""What makes networks from vectors: each a small frozen dataclass whose `build` makes a torch module.
+
+A built decoder maps `[models, inputs]` to parameters with a model axis, of one architecture. `standardize` takes the
+sizes of tensors from some networks, and `begin_at` has it begin at one network. To add one: write a file with the
+dataclass and the module, and name it in `DECODERS`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from regauge.weightspace.decoder import MLPDecoder
+from regauge.weightspace.files import made_of, named
+from regauge.weightspace.layers import LAYERS
+from regauge.weightspace.template_decoder import TemplateDecoder
+
+DecoderSettings = MLPDecoder | TemplateDecoder
+
+DECODERS: dict[str, type[DecoderSettings]] = {"mlp": MLPDecoder, "template": TemplateDecoder}
+"""Name on the command line to class."""
+
+
+def describe_decoder(settings: DecoderSettings) -> dict[str, Any]:
+    """Settings as JSON."""
+    made = named(settings, DECODERS)
+    return made | ({"layer": named(settings.layer, LAYERS)} if isinstance(settings, TemplateDecoder) else {})
+
+
+def decoder_of(made: Mapping[str, Any]) -> DecoderSettings:
+    """The settings that `describe_decoder` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: They are those of no decoder.
+    """
+    own = {name: value for name, value in made.items() if name != "layer"}
+    settings: DecoderSettings = made_of(own, DECODERS)
+    if isinstance(settings, TemplateDecoder):
+        return replace(settings, layer=made_of(made["layer"], LAYERS))
+    return settings

@@ -1,0 +1,251 @@
+"""Autoencoders: one latent vector for an orbit, decoded networks that compute the same, what is saved and refused."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import regauge as rg
+from regauge import learn
+from regauge import weightspace as ws
+from regauge.core.params import Params, select
+from regauge.learn.running import Runner
+from regauge.nets.mlp import MLP
+from regauge.nets.siren import Siren
+from regauge.nets.transformer import ViT
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def cnn() -> nn.Module:
+    """Convolutions with batch normalization, a flatten and a classifier."""
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3), nn.Tanh()
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 3))
+
+
+FAMILIES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: MLP((4, 6, 5, 3)), (12, 4)),
+    "siren": (lambda: Siren(2, 6, 1, depth=2, omega=5.0), (20, 2)),
+    "cnn": (cnn, (10, 1, 6, 6)),
+    "vit": (lambda: ViT(8, 4, width=8, heads=2, layers=1), (6, 1, 8, 8)),
+}
+FAMILY = pytest.mark.parametrize("family", list(FAMILIES))
+DECODER: dict[str, Any] = {"mlp": ws.MLPDecoder((16,)), "template": ws.TemplateDecoder(width=8, depth=1)}
+TINY = learn.AutoencoderConfig(
+    layer=ws.Propagation(channels=2), width=8, depth=1, latent=4, decoder=DECODER["mlp"], epochs=1, batch=8
+)
+
+
+@cache
+def members(family: str) -> tuple[nn.Module, rg.Symmetry, Params, Tensor]:
+    """An architecture, random networks of it in float64, and inputs."""
+    make, shape = FAMILIES[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = make().eval()
+    inputs = torch.randn(*shape, generator=generator(2))
+    networks: Params = {}
+    chance = generator(1)
+    for name, tensor in module.state_dict().items():
+        if not tensor.is_floating_point():
+            networks[name] = tensor.expand(20, *tensor.shape)
+            continue
+        drawn = tensor.double() + 0.3 * torch.randn(20, *tensor.shape, generator=chance, dtype=torch.float64)
+        networks[name] = drawn.abs() + 0.1 if name.endswith("running_var") else drawn
+    return module, rg.discover(module, (inputs[:2],)), networks, inputs
+
+
+@cache
+def fitted(family: str, decoder: str = "mlp") -> learn.Autoencoder:
+    module, symmetry, networks, inputs = members(family)
+    config = learn.AutoencoderConfig(**{**vars(TINY), "decoder": DECODER[decoder]})
+    return learn.fit_autoencoder(networks, symmetry, config, generator=generator(), module=module, inputs=inputs)
+
+
+def far(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max() / b.abs().max())
+
+
+@FAMILY
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 1e-6)])
+def test_an_orbit_has_one_latent_and_one_decoded_network(family: str, dtype: torch.dtype, bound: float) -> None:
+    _, symmetry, networks, _ = members(family)
+    auto = fitted(family)
+    given = {name: t.to(dtype) if t.is_floating_point() else t for name, t in networks.items()}
+    moved = symmetry.act(symmetry.random(generator(5), batch=(20,)), given)
+    assert max(far(moved[name].double(), t.double()) for name, t in given.items() if t.ndim > 2) > 0.1
+    latents = auto.encode(given)
+    assert latents.shape == (20, 4)
+    assert latents.dtype == dtype
+    assert far(auto.encode(moved), latents) < bound
+    assert float(latents.std(0).min() / latents.abs().max()) > 1e-3  # and networks are told apart
+    made, again = auto.decode(latents), auto.canonicalize(moved)
+    assert all(far(again[name].double(), t.double()) < 100 * bound for name, t in made.items() if t.is_floating_point())
+
+
+@FAMILY
+@pytest.mark.parametrize("decoder", list(DECODER))
+def test_decoded_networks_are_of_the_architecture(family: str, decoder: str) -> None:
+    module, _, networks, inputs = members(family)
+    made = fitted(family, decoder).canonicalize(networks)
+    assert {n: (t.shape, t.dtype) for n, t in made.items()} == {n: (t.shape, t.dtype) for n, t in networks.items()}
+    outputs = Runner(rg.Task(module.double(), ())).outputs(made, inputs.double())
+    assert bool(outputs.isfinite().all())
+    assert float(outputs.std(0).max()) > 1e-4  # what is decoded depends on what was encoded
+
+
+@pytest.mark.parametrize("decoder", list(DECODER))
+def test_what_networks_compute_is_learned(decoder: str) -> None:
+    module = Siren(2, 8, 1, depth=1, omega=3.0, generator=generator())
+    chance = generator(1)
+    networks = {n: t + 0.5 * torch.randn(160, *t.shape, generator=chance) for n, t in module.state_dict().items()}
+    symmetry, inputs = rg.discover(module, (torch.randn(5, 2),)), learn.grid((5, 5))
+    config = learn.AutoencoderConfig(
+        width=16, depth=1, latent=16, decoder=DECODER[decoder], epochs=8, batch=16, lr=1e-2, examples=15
+    )
+    auto = learn.fit_autoencoder(networks, symmetry, config, generator=generator(), module=module, inputs=inputs)
+    scores = auto.about["scores"]
+    assert scores["autoencoder"]["squared error"] < 0.5 * scores["the mean output, for all"]["squared error"]
+    # The scores are those of the test networks.
+    assert auto.tested is not None
+    test = select(networks, torch.from_numpy(auto.tested))
+    run = torch.func.vmap(lambda one: torch.func.functional_call(module, one, (inputs,)))
+    error = float((run(auto.canonicalize(test)) - run(test)).square().mean())
+    assert error == pytest.approx(scores["autoencoder"]["squared error"], rel=1e-3)
+    # Copies are nearest to the networks that they are copies of.
+    moved = symmetry.act(symmetry.random(generator(3), batch=(len(auto.tested),)), test)
+    numbers, distances = auto.nearest(moved, test, count=2)
+    assert numbers[:, 0].tolist() == list(range(len(auto.tested)))
+    assert bool((distances[:, 0] < 1e-3 * distances[:, 1]).all())
+
+
+def test_classifiers_are_distilled_or_trained_on_a_task() -> None:
+    module, symmetry, networks, inputs = members("mlp")
+    config = learn.AutoencoderConfig(**{**vars(TINY), "epochs": 20, "lr": 3e-2})
+    distilled = learn.AutoencoderConfig(**{**vars(config), "loss": learn.Distillation(2.0)})
+    auto = learn.fit_autoencoder(networks, symmetry, distilled, generator=generator(), module=module, inputs=inputs)
+    assert auto.trained is not None
+    first, last = auto.trained.history[0], auto.trained.history[-1]
+    assert last["loss"] < 0.8 * first["loss"]
+    assert 0 <= auto.about["scores"]["autoencoder"]["agreement"] <= 1
+    labels = torch.arange(12) % 3
+    task = rg.Task(module, [(inputs[:8], labels[:8]), (inputs[8:], labels[8:])])
+    auto = learn.fit_autoencoder(networks, symmetry, config, generator=generator(), task=task)
+    made = {name: tensor.float() for name, tensor in auto.canonicalize(networks).items()}
+    plain = {name: tensor.float() for name, tensor in networks.items()}
+    assert float(task.evaluate_each(made)["loss"].mean()) < 0.8 * float(task.evaluate_each(plain)["loss"].mean())
+
+
+def test_distillation_is_the_divergence_of_softened_probabilities() -> None:
+    wanted, made = torch.randn(2, 3, 5, 4, generator=generator()).unbind()
+    soft = (wanted / 3).softmax(-1)
+    expected = 9 * (cross_entropy((made / 3).flatten(0, 1), soft.flatten(0, 1), reduction="none")).reshape(3, 5).mean(1)
+    entropy = 9 * (soft * soft.log()).sum(-1).mean(1)
+    assert far(learn.Distillation(3.0)(made, wanted, None), expected + entropy) < 1e-5
+    with pytest.raises(ValueError, match="no logits"):
+        learn.Distillation()(made[..., :1], wanted[..., :1], None)
+
+
+def test_losses_of_chains_by_hand_are_those_of_autograd() -> None:
+    module, _, networks, inputs = members("siren")
+    given = {name: tensor.requires_grad_() for name, tensor in select(networks, slice(0, 20)).items()}
+    wanted = torch.randn(20, 20, 1, generator=generator(), dtype=torch.float64)
+    runner = Runner(rg.Task(module.double(), ()))
+
+    def judge(made: Tensor, part: slice) -> Tensor:
+        return (made - wanted[part]).pow(4).mean((1, 2))
+
+    by_hand = runner.losses(given, inputs.double(), judge)
+    plain = judge(runner.outputs(given, inputs.double()), slice(None))
+    assert far(by_hand.detach(), plain.detach()) < 1e-12
+    weights = torch.rand(20, generator=generator(1), dtype=torch.float64)
+    found = (torch.autograd.grad((weights * x).sum(), [*given.values()]) for x in (by_hand, plain))
+    for one, two in zip(*found, strict=True):
+        assert far(one, two) < 1e-10
+
+
+@pytest.mark.parametrize("decoder", list(DECODER))
+def test_a_saved_autoencoder_is_the_same(tmp_path: Path, decoder: str) -> None:
+    networks = members("cnn")[2]
+    auto = fitted("cnn", decoder)
+    auto.save(tmp_path / "auto.safetensors")
+    loaded = learn.load_autoencoder(tmp_path / "auto.safetensors")
+    latents = auto.encode(networks)
+    assert torch.equal(loaded.encode(networks), latents)
+    made = loaded.decode(latents)
+    assert all(torch.equal(made[name], tensor) for name, tensor in auto.decode(latents).items())
+    assert loaded.about == auto.about
+
+
+def test_an_interrupted_training_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, symmetry, networks, inputs = members("siren")
+    config = learn.AutoencoderConfig(**{**vars(TINY), "epochs": 3, "dropout": 0.1, "examples": 7, "augment": ("sign",)})
+
+    def fit(state: Path | None, progress: Any = lambda *_: lambda *_, **__: None) -> Tensor:
+        auto = learn.fit_autoencoder(
+            networks,
+            symmetry,
+            config,
+            generator=generator(),
+            module=module,
+            inputs=inputs,
+            state=state,
+            progress=progress,
+        )
+        return auto.encode(networks)
+
+    class Stop(Exception):
+        pass
+
+    def until(_: str, __: int) -> Callable[..., None]:
+        count = [0]
+
+        def advance(steps: int = 1, **_: Any) -> None:
+            count[0] += steps
+            if count[0] >= 4:
+                raise Stop
+
+        return advance
+
+    monkeypatch.setattr("regauge.learn.training.SAVE_SECONDS", 0)
+    state = tmp_path / "state.safetensors"
+    with pytest.raises(Stop):
+        fit(state, until)
+    assert state.exists()
+    assert torch.equal(fit(state), fit(None))
+
+
+def test_what_cannot_be_encoded_gets_a_sentence(tmp_path: Path) -> None:
+    module, symmetry, networks, inputs = members("mlp")
+    auto = fitted("mlp")
+    name = next(iter(networks))
+    broken = {**networks, name: networks[name].clone()}
+    broken[name][3] = float("nan")
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        auto.encode(broken)
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        learn.fit_autoencoder(broken, symmetry, TINY, generator=generator(), module=module, inputs=inputs)
+    with pytest.raises(ValueError, match="lack"):
+        auto.encode(members("cnn")[2])
+    with pytest.raises(ValueError, match="takes \\[models, 4\\]"):
+        auto.decode(torch.zeros(2, 5))
+    with pytest.raises(ValueError, match="no network belongs"):
+        auto.decode(torch.full((2, 4), float("nan")))
+    with pytest.raises(ValueError, match="give `inputs`"):
+        learn.fit_autoencoder(networks, symmetry, TINY, generator=generator(), module=module)
+    with pytest.raises(ValueError, match="cannot be run"):
+        learn.fit_autoencoder(networks, symmetry, TINY, generator=generator(), module=module, inputs=torch.zeros(3, 9))
+    with pytest.raises(ValueError, match="architectures"):
+        learn.fit_autoencoder([networks, members("cnn")[2]], [symmetry, members("cnn")[1]], TINY, generator=generator())
+    with pytest.raises(FileNotFoundError, match="there is no autoencoder"):
+        learn.load_autoencoder(tmp_path / "none.safetensors")
+    ws.save_net(auto.encoder, tmp_path / "net.safetensors")
+    with pytest.raises(ValueError, match="is no autoencoder"):
+        learn.load_autoencoder(tmp_path / "net.safetensors")
