@@ -216,6 +216,35 @@ def test_a_training_that_was_killed_gives_the_same_bits(
         )  # fmt: skip
 
 
+def test_weights_beside_probes_are_never_worse_in_validation_than_the_probes() -> None:
+    module, symmetry, networks, values = sirens()
+    config = replace(CONFIG, epochs=3, probes=9, statistics=False)
+    made = learn.fit_predictor(
+        networks, values[:, 5], symmetry, config, generator=generator(), module=module, inputs=GRID
+    )
+    assert made.trained is not None
+    losses = [row["validation_loss"] for row in made.trained.history]
+    assert [row["epoch"] for row in made.trained.history] == list(range(6))
+    assert losses[made.trained.best] == min(losses)
+    assert made.trained.best >= 3
+    both = made.predict(networks)
+    made.net.share.fill_(1.0)
+    alone = made.predict(networks)
+    assert not np.array_equal(alone, both) or min(losses[:3]) == min(losses)
+
+
+def test_probes_alone_are_what_is_read_unless_layers_are_wanted() -> None:
+    module, symmetry, networks, values = sirens()
+    config = learn.PredictorConfig(epochs=12, batch=32, probes=(3, 4), statistics=False)
+    made = learn.fit_predictor(
+        networks, values[:, 5], symmetry, config, generator=generator(), module=module, inputs=GRID
+    )
+    assert not len(made.net.layers)
+    assert made.about["scores"]["net"]["R2"] > 0.8
+    with pytest.raises(ValueError, match="give `probes`, or a depth"):
+        learn.PredictorConfig(depth=0)
+
+
 def test_best_weights_are_kept_and_copied() -> None:
     _, symmetry, networks, values = sirens()
     config = replace(CONFIG, epochs=6, lr=0.3, clip=100.0, patience=2, statistics=False)

@@ -1,6 +1,7 @@
 """Learned inputs that networks are run on: exactly as invariant as the rest, learned, and kept in files."""
 
 import copy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from weightspace_cases import find_case, generator, move_units, population, symm
 
 import regauge as rg
 from regauge import weightspace as ws
+from regauge.core.element import PARTS
+from regauge.core.params import select
 from regauge.nets.mlp import MLP
 
 INSIDE_SINGLE = {"hf_llama": 1e-5}
@@ -33,7 +36,7 @@ HEADS: dict[str, Any] = {
 }
 
 
-def probes(case: str, inputs: int = 6, dtype: torch.dtype = torch.float64) -> ws.Probes:
+def probes(case: str, inputs: int | tuple[int, ...] = 6, dtype: torch.dtype = torch.float64) -> ws.Probes:
     return ws.Probes(
         module(case).to(dtype), find_case(case).inputs(), find_case(case).kwargs(), inputs, find_case(case).outputs
     )
@@ -130,6 +133,55 @@ def test_probes_are_what_the_module_computes_one_network_after_the_other(case: s
         one = {name: tensor[k] for name, tensor in networks.items()}
         wanted = torch.func.functional_call(module(case).double(), one, (inputs["0"],))
         torch.testing.assert_close(outputs[k], wanted.movedim(0, -1).flatten().detach(), rtol=1e-9, atol=1e-9)
+
+
+@cache
+def outputs_alone(case: str, inputs: int | tuple[int, ...] = 6) -> ws.Metanet:
+    """A net that reads nothing but outputs at probes."""
+    torch.manual_seed(0)
+    given = probes(case, inputs)
+    if not isinstance(inputs, int):
+        examples = torch.randn(given.count, 2, generator=generator(2), dtype=torch.float64)
+        given = replace(given, examples=(examples,))
+    made = ws.Metanet(symmetry(case), head=ws.Invariant(3), depth=0, probes=given, generator=generator(0))
+    made = made.double().eval()
+    made.standardize(population(case, seed=7))
+    return made
+
+
+@pytest.mark.parametrize(("case", "inputs"), [("siren", 6), ("siren", (4, 5)), ("resnet8_batch_A", 6), ("vit", 6)])
+def test_outputs_alone_are_read(case: str, inputs: Any, tmp_path: Path) -> None:
+    found, networks = outputs_alone(case, inputs), population(case)
+    moved = symmetry(case).act(symmetry(case).random(generator(1), PARTS, (3,)), networks)
+    assert far(found(moved), found(networks)) < EXACT
+    assert far(found(select(networks, slice(1, 2))), found(networks)[1:2]) < 1e-12
+    last = {name: 2 * t if name == [*networks][-1] else t for name, t in networks.items()}
+    assert far(found(last), found(networks)) > 1e-6
+    trained = copy.deepcopy(found).train()
+    trained(networks).sum().backward()
+    assert not [n for n, p in trained.named_parameters() if p.grad is None or not bool(p.grad.abs().max() > 0)]
+    again, _ = ws.load_net(ws.save_net(found, tmp_path / "net.safetensors"), module=module(case).double())
+    assert far(again(networks), found(networks)) < 1e-12
+    with pytest.raises(ValueError, match="depth of at least 1"):
+        found.read_weights(networks)
+
+
+def test_the_order_of_a_sheet_counts() -> None:
+    found, networks = outputs_alone("siren", (4, 5)), population("siren")
+    (x,) = encoder(found).learned.values()
+    rolled = copy.deepcopy(found)
+    with torch.no_grad():
+        next(iter(encoder(rolled).learned.values())).copy_(x.reshape(4, 5, 2).transpose(0, 1).reshape(20, 2))
+    assert far(rolled(networks), found(networks)) > 1e-3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_weights_and_outputs_are_averaged(share: float) -> None:
+    found, networks = copy.deepcopy(net("siren")), population("siren")
+    found.share.fill_(share)
+    weights, outputs = found.read_weights(networks), found.read_probes(networks)
+    assert far(found(networks), (1 - share) * weights + share * outputs) < 1e-12
+    assert far(weights, outputs) > 1e-3
 
 
 @pytest.mark.parametrize("case", ["mlp_relu", "siren", "cnn_flatten", "lstm", "vit", "hf_gpt2"])
@@ -237,6 +289,16 @@ def test_what_makes_no_sense_gets_a_sentence(tmp_path: Path) -> None:
     mlp, example = module("mlp_relu"), torch.randn(4, 5)
     with pytest.raises(ValueError, match="at least one probe"):
         ws.Probes(mlp, (example,), inputs=0)
+    with pytest.raises(ValueError, match="two or three axes"):
+        ws.Probes(mlp, (example,), inputs=(2, 2, 2, 2))
+    with pytest.raises(ValueError, match="there are 4; give as many"):
+        ws.Probes(mlp, (example,), inputs=(3, 3)).draw(None)
+    with pytest.raises(ValueError, match="make no MLP"):
+        ws.Probes(mlp, (example,), dropout=1.0)
+    with pytest.raises(ValueError, match="give `probes` and that head"):
+        ws.Metanet(symmetry("mlp_relu"), head=ws.Invariant(2), depth=0)
+    with pytest.raises(ValueError, match="only a net with probes"):
+        ws.Metanet(symmetry("mlp_relu"), head=ws.Invariant(2), width=8).read_probes(population("mlp_relu"))
     with pytest.raises(ValueError, match="hold no tensor"):
         ws.Probes(mlp, ())
     with pytest.raises(ValueError, match="wrap the module"):

@@ -176,7 +176,7 @@ def config_of(options: LearnPredictor) -> learn.PredictorConfig:
         augment=varied.augment,
         changes=tuple(kind(value) for kind, value in kinds if value),
         render=options.render,
-        probes=options.probes,
+        probes=probes_of(options.probes),
         statistics=options.statistics == "yes",
         epochs=options.epochs,
         batch=options.batch,
@@ -207,10 +207,24 @@ def inputs_of(text: str) -> Tensor | Any:
     """What networks are run on."""
     if not text.startswith(GRID):
         return load_batches(text, EXAMPLES)[0][0]
-    sizes = text.removeprefix(GRID).split("x")
-    if not all(size.isdecimal() and int(size) for size in sizes):
+    sizes = sizes_of(text.removeprefix(GRID))
+    if not sizes or not all(sizes):
         raise UsageError(f"--inputs {text!r} is no grid; write the number of pixels along each axis: grid:28x28")
-    return learn.grid([int(size) for size in sizes])
+    return learn.grid(sizes)
+
+
+def probes_of(text: str) -> int | tuple[int, ...]:
+    """A number of probes, or the axes of a sheet."""
+    sizes = sizes_of(text)
+    if not sizes:
+        raise UsageError(f"--probes {text!r} is no number of inputs; write one, or the axes of a sheet: 16x16")
+    return sizes if len(sizes) > 1 else sizes[0]
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """Whole numbers with x between them; none if these are not all numbers."""
+    sizes = text.split("x")
+    return tuple(map(int, sizes)) if all(size.isdecimal() for size in sizes) else ()
 
 
 def results_of(made: learn.Predictor, options: LearnPredictor) -> dict[str, Any]:

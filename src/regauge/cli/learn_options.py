@@ -64,8 +64,8 @@ class LearnPredictor:
     """Settings of the layers as JSON, for example '{"channels": 8}'."""
     width: int = 64
     """Length of the vectors of units."""
-    depth: int = 4
-    """Number of layers."""
+    depth: int | None = None
+    """Number of layers, 4 where left out; 0 reads nothing but what networks compute at --probes, with which it is 0."""
     fourier: int = 0
     """Encode values with so many sines and cosines each."""
     logarithms: bool = False
@@ -78,14 +78,16 @@ class LearnPredictor:
     """What the net respects by construction, always with permutation; the whole symmetry where left out."""
     widening: bool = False
     """Count a unit that is split in two as one, so that function-preserving widening changes no prediction."""
-    dropout: float = 0.0
-    """Share of the hidden units of the head that are dropped in training."""
+    dropout: float | None = None
+    """Share of the hidden units of the head that are dropped in training; 0, or 0.2 with --probes, where left out."""
     inputs: Annotated[str, arg(metavar="GRID|DATA", help=INPUTS_HELP)] = ""
     render: float = 0.0
     """Weight of a second loss in training: the net also predicts what the networks that it reads compute at the inputs,
     which needs no labels."""
-    probes: int = 0
-    """Run the networks on so many learned inputs, which begin as some of the inputs, and read their activations."""
+    probes: Annotated[str, arg(metavar="N|NxN")] = "0"
+    """Run the networks on so many learned inputs, which begin as some of the inputs, and read what they compute; 16x16
+    lie on a sheet, which begins as a grid or as the inputs in their order, and are read by convolutions. With --depth,
+    weights are read too, and the mean is weighed such that it is no worse in validation than the probes alone."""
     varied: Annotated[Varied, arg(name="")] = Varied()
     epochs: int = 100
     """How often each network is read at most."""

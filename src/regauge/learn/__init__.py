@@ -6,7 +6,8 @@ from regauge.learn.changes import Dropout, Noise, Rotation, Scaling, Translation
 from regauge.learn.function_losses import Distillation, SquaredError
 from regauge.learn.hyper_match import HyperMatching, hyper_match
 from regauge.learn.predictor import Predictor, load_predictor
-from regauge.learn.predictor_training import PredictorConfig, fit_predictor
+from regauge.learn.predictor_config import PredictorConfig
+from regauge.learn.predictor_training import fit_predictor
 from regauge.learn.rendering import grid
 
 __all__ = [

@@ -91,6 +91,15 @@ class Trained:
     best: int
     ended: str
 
+    def after(self, earlier: Sequence[Mapping[str, float]]) -> "Trained":
+        """This training as the end of another one: epochs, steps and seconds count on from those of its history."""
+        if not earlier:
+            return self
+        last = earlier[-1]
+        added = {"epoch": last["epoch"] + 1, "step": last["step"], "seconds": last["seconds"]}
+        rows = ({name: value + added.get(name, 0) for name, value in row.items()} for row in self.history)
+        return Trained((*earlier, *rows), self.best + len(earlier), self.ended)
+
 
 def train(
     net: nn.Module,
@@ -101,6 +110,7 @@ def train(
     *,
     seed: int,
     state: Path | None = None,
+    continues: bool = True,
     inputs: Mapping[str, Any] | None = None,
     progress: Progress = no_progress,
 ) -> Trained:
@@ -110,13 +120,14 @@ def train(
     gives the bits of one that was not interrupted.
 
     Args:
-        net: Its parameters are trained.
+        net: Its parameters are trained, but for those that need no gradient.
         loader: Batches of networks, at the start of an epoch.
         loss: From a batch and a source of chance to the mean loss.
         validate: Evaluates the net, which is in evaluation mode.
         config: Settings.
         seed: Of all chance in `loss`.
         state: A `.safetensors` file in which the training is kept while it runs. If it exists, it is continued.
+        continues: Whether it is; else it is replaced once this training has a state.
         inputs: Everything that the training depends on, as JSON; a state of others is refused.
 
     Raises:
@@ -124,7 +135,7 @@ def train(
     """
     optimizer = _optimizer(net, config)
     now = State(best={name: tensor.clone() for name, tensor in net.state_dict().items()})
-    if state is not None and state.exists():
+    if state is not None and continues and state.exists():
         now = read_state(state, net, optimizer, loader, inputs or {})
     clock = time.process_time if config.is_cpu_time else time.monotonic
     steps, begun, saved = config.epochs * len(loader), clock() - now.seconds, time.monotonic()

@@ -82,6 +82,16 @@ def is_state(path: Path) -> bool:
         return True
 
 
+def read_inputs(path: Path) -> dict[str, Any]:
+    """What the training in a file depends on.
+
+    Raises:
+        ValueError: The file is none, or is damaged.
+    """
+    found: dict[str, Any] = json.loads(_read(path)[0]["inputs"])
+    return found
+
+
 def read_state(
     path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, loader: Loader, inputs: Mapping[str, Any]
 ) -> State:

@@ -157,7 +157,9 @@ def _written(encoder: ProbeEncoder) -> dict[str, Any]:
     return {
         "arguments": [[name, encoder.plain.get(name)] for name in probes.arguments],
         "constant": [name for name in probes.arguments if name not in probes.per_example],
-        "inputs": probes.inputs,
+        "inputs": probes.inputs if isinstance(probes.inputs, int) else list(probes.inputs),
+        "hidden": probes.hidden,
+        "dropout": probes.dropout,
         "outputs": probes.outputs,
     }
 
@@ -172,9 +174,11 @@ def _probes(module: nn.Module, written: Mapping[str, Any], tensors: Mapping[str,
         module,
         tuple(x for name, x in given.items() if name.isdigit()),
         {name: x for name, x in given.items() if not name.isdigit()},
-        written["inputs"],
+        written["inputs"] if isinstance(written["inputs"], int) else tuple(written["inputs"]),
         written["outputs"],
         tuple(written["constant"]),
+        written["hidden"],
+        written["dropout"],
     )
 
 

@@ -15,7 +15,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.weightspace.encoder import Encoder, Scalars, Values
 from regauge.weightspace.features import Features, Read
 from regauge.weightspace.frames import Frame
-from regauge.weightspace.heads import Equivariant, Head
+from regauge.weightspace.heads import Equivariant, Head, Invariant
 from regauge.weightspace.layers import Layer, Plan
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layout import Layout, compile_layout
@@ -59,7 +59,7 @@ class Metanet(nn.Module):
         layer: Settings of the layers, one of `LAYERS`.
         head: What comes out: `Invariant`, `Equivariant` or `UnitFeatures`.
         width: Length of the vectors of units, pairs and networks.
-        depth: Number of layers.
+        depth: Number of layers; 0 for a net that reads nothing but what networks compute at `probes`.
         values: How single values are encoded.
         parts: What is respected: some of "permutation", "sign", "scale", "shift" and "linear", always with
             "permutation"; all unless given. `net.parts` says what holds.
@@ -67,7 +67,8 @@ class Metanet(nn.Module):
             are given, a unit that is split in two, its outgoing weights divided among the copies, counts as one: units
             count by shares of what is read of them; see `weightspace.shares`.
         probes: Inputs that the networks are run on, whose activations and outputs are features, too; for several
-            architectures those of each, in the order of the symmetries.
+            architectures those of each, in the order of the symmetries. With an `Invariant` head the outputs are also
+            read by a net of their own; the mean of both is what comes out.
         reads_moments: Whether the net begins with the moments of every tensor of the canonical networks, too, as plain
             statistics do (logarithm of the size, mean, extremes). No part of the symmetry changes them; units that are
             doubled do.
@@ -77,6 +78,8 @@ class Metanet(nn.Module):
         ValueError: A part is unknown, a size makes no sense, or layers have parameters for single tensors and there are
             several architectures; or probes are not one for each architecture, or their module is of another one.
     """
+
+    share: Tensor
 
     def __init__(
         self,
@@ -96,10 +99,15 @@ class Metanet(nn.Module):
         super().__init__()
         wanted = PARTS if parts is None else tuple(parts)
         require_parts(wanted)
-        if "permutation" not in wanted or width < 1 or depth < 1:
+        if "permutation" not in wanted or width < 1 or depth < 0:
             raise ValueError(
                 f"parts={wanted}, width={width} and depth={depth} make no net over networks; layers always respect "
-                "permutations, so name them, and width and depth are at least 1"
+                "permutations, so name them, width is at least 1 and depth at least 0"
+            )
+        if not depth and (probes is None or not isinstance(head, Invariant)):
+            raise ValueError(
+                "depth=0 makes a net that reads nothing but what networks compute at probes, for an `Invariant` head; "
+                "give `probes` and that head, or a depth of at least 1"
             )
         layer = MessagePassing() if layer is None else layer
         values = Scalars() if values is None else values
@@ -122,6 +130,7 @@ class Metanet(nn.Module):
                 f"{'moments of tensors' if reads_moments else layer} take maxima or sums, in which a unit that is "
                 "split in two counts twice; choose means, or give no `readers`"
             )
+        self._architectures = len(symmetries)
         self._left = tuple(part for part in wanted if part in layer.respects)
         self._readers = [self._reader(one, k) for k, one in enumerate(symmetries)]
         layouts = [reader.layout for reader in self._readers]
@@ -137,7 +146,7 @@ class Metanet(nn.Module):
                 reads_moments=reads_moments,
                 generator=generator,
             )
-            for layout in layouts
+            for layout in layouts[: len(layouts) if depth else 0]
         )
         given = () if probes is None else (probes,) if isinstance(probes, Probes) else tuple(probes)
         if given and len(given) != len(symmetries):
@@ -145,9 +154,13 @@ class Metanet(nn.Module):
                 f"there are probes for {len(given)} architectures, but this net reads {len(symmetries)}; give one "
                 "`Probes` for each symmetry, in the same order"
             )
+        answers = head.outputs if isinstance(head, Invariant) else None
         self.probes = nn.ModuleList(
-            ProbeEncoder(one, layout, width, generator=generator) for one, layout in zip(given, layouts, strict=False)
+            ProbeEncoder(one, layout, width if depth else None, answers, generator=generator)
+            for one, layout in zip(given, layouts, strict=False)
         )
+        if given and answers is not None:
+            self.register_buffer("share", torch.tensor(0.5 if depth else 1.0))
         for k, encoder in enumerate(self.probes):
             assert isinstance(encoder, ProbeEncoder)
             self._readers[k] = replace(self._readers[k], probed=encoder.probed)
@@ -159,7 +172,7 @@ class Metanet(nn.Module):
             layer.build(Plan(layouts, width, last if k == depth - 1 else everything, generator, is_first=k == 0))
             for k in range(depth)
         )
-        self.head = head.build(layouts, width, has_pairs=layer.keeps_pairs, generator=generator)
+        self.head = head.build(layouts, width, has_pairs=layer.keeps_pairs, generator=generator) if depth else None
         for k, layout in enumerate(layouts):
             self.register_buffer(f"sizes_{k}", torch.ones(len(layout.parameters)))
 
@@ -168,7 +181,7 @@ class Metanet(nn.Module):
         """Of the architectures that the net has parameters for."""
         return tuple(
             {reader.number: reader.layout.symmetry for reader in reversed(self._readers)}[k]
-            for k in range(len(self.encoders))
+            for k in range(self._architectures)
         )
 
     @property
@@ -219,9 +232,10 @@ class Metanet(nn.Module):
         reader = self._find(population)
         require_finite({name: population[name] for name in reader.layout.parameters}, "the population")
         canonical, _ = reader.canonicalize(population)
-        encoder = self.encoders[reader.number]
-        assert isinstance(encoder, Encoder)
-        encoder.standardize(reader.read(canonical)[0], reader.layout)
+        if len(self.encoders):
+            encoder = self.encoders[reader.number]
+            assert isinstance(encoder, Encoder)
+            encoder.standardize(reader.read(canonical)[0], reader.layout)
         if reader.probed is not None:
             probes = self.probes[reader.number]
             assert isinstance(probes, ProbeEncoder)
@@ -232,6 +246,9 @@ class Metanet(nn.Module):
     def forward(self, population: Mapping[str, Tensor], given: Tensor | None = None) -> Any:
         """What the head gives for each network of a population of one architecture.
 
+        With probes and an `Invariant` head, this is the mean of `read_weights` and `read_probes`, in which the buffer
+        `share` is the weight of the second: one half until it is set, and one at depth 0.
+
         Args:
             population: Parameters with a leading model axis.
             given: Vectors `[models, width]` that belong to the networks besides: layers hear them as they do the
@@ -240,12 +257,40 @@ class Metanet(nn.Module):
         Raises:
             ValueError: The networks are of an architecture that this net does not read.
         """
+        if self.head is None and given is None:
+            return self.read_probes(population)
+        weights = self.read_weights(population, given)
+        if not len(self.probes) or not isinstance(self.settings.head, Invariant):
+            return weights
+        return torch.lerp(weights, self.read_probes(population), self.share)
+
+    def read_weights(self, population: Mapping[str, Tensor], given: Tensor | None = None) -> Any:
+        """What the head gives; see `forward`.
+
+        Raises:
+            ValueError: The networks are of an architecture that this net does not read, or it has no layers.
+        """
+        if self.head is None:
+            raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")
         reader = self._find(population)
         parts = self._groups(reader.layout, population)
         if given is None:
             return _join([self._read(reader, group, None) for group in parts])
         counts = [len(next(iter(group.values()))) for group in parts]
         return _join([self._read(reader, *pair) for pair in zip(parts, torch.split(given, counts), strict=True)])
+
+    def read_probes(self, population: Mapping[str, Tensor]) -> Tensor:
+        """What is read of the outputs of networks at probes, whatever their weights are.
+
+        Raises:
+            ValueError: The net has no probes or no `Invariant` head, or the networks are of another architecture.
+        """
+        reader = self._find(population)
+        if reader.probed is None or not isinstance(self.settings.head, Invariant):
+            raise ValueError("only a net with probes and an `Invariant` head reads outputs; give it probes")
+        encoder = self.probes[reader.number]
+        assert isinstance(encoder, ProbeEncoder)
+        return encoder.answer(population, reader.probed)  # the same for all networks of an orbit
 
     def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
         """A population in groups whose arrays are at most `LARGEST`, where that helps."""
@@ -263,6 +308,7 @@ class Metanet(nn.Module):
         features = self._run(reader, canonical, len(self.layers), given)
         known = self.get_buffer(f"sizes_{reader.number}").tolist()
         sizes = dict(zip(reader.layout.parameters, known, strict=True))
+        assert self.head is not None
         made = self.head(Read(features, reader.layout, reader.number, canonical, sizes))
         head = self.settings.head
         return reader.complete(population, made, element, head.changes) if isinstance(head, Equivariant) else made
@@ -271,8 +317,10 @@ class Metanet(nn.Module):
         """The features of networks after some layers, all unless given.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read.
+            ValueError: The networks are of an architecture that this net does not read, or it has no layers.
         """
+        if self.head is None:
+            raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")
         reader = self._find(population)
         return self._run(reader, reader.canonicalize(population)[0], len(self.layers) if layers is None else layers)
 

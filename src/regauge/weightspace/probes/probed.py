@@ -55,6 +55,7 @@ class Probed:
         *,
         count: int,
         outputs: Outputs,
+        reads_units: bool = True,
     ) -> "Probed":
         """Trace a module and find what is read.
 
@@ -68,6 +69,7 @@ class Probed:
             per_example: Names of those that have `count` examples on their first axis.
             count: Number of examples.
             outputs: Which outputs count, as for `discover`.
+            reads_units: Whether values that belong to units are read, besides the outputs.
 
         Raises:
             KeyError: The symmetry is of another architecture.
@@ -89,7 +91,7 @@ class Probed:
                 "that the net was made for; give the module that this symmetry was found on, and the same `outputs`"
             )
         found = activations(module, args, layout.symmetry, kwargs, outputs=outputs)
-        names = _confirmed(found, module, layout, args, kwargs, outputs)
+        names = _confirmed(found, module, layout, args, kwargs, outputs) if reads_units else []
         params = perturb(
             {name: t.detach() for name, t in module.state_dict().items()},
             {*layout.symmetry.buffers},
@@ -120,8 +122,10 @@ class Probed:
         """Equal for architectures that one set of learned parameters fits."""
         return repr(([(r.units, r.channels, r.piece.labels) for r in self.readings], self.outputs))
 
-    def run(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> tuple[list[Tensor], Tensor]:
-        """Run the networks of a population.
+    def run(
+        self, params: Mapping[str, Tensor], inputs: Mapping[str, Any], *, reads_units: bool = True
+    ) -> tuple[list[Tensor], Tensor]:
+        """Run the networks of a population; what belongs to units may be left out.
 
         Returns:
             For each reading `[models, *sizes, channels]`, and the outputs, `[models, numbers]`.
@@ -130,7 +134,8 @@ class Probed:
             ValueError: The networks lack a tensor that the module has.
         """
         args, kwargs = arguments(inputs, self.dtype, self.device)
-        names = list(dict.fromkeys([*(r.value for r in self.readings), *(name for name, _ in self.outputs)]))
+        readings = self.readings if reads_units else ()
+        names = list(dict.fromkeys([*(r.value for r in readings), *(name for name, _ in self.outputs)]))
         states = self._states(params)
 
         def one(state: Params) -> dict[str, Tensor]:
@@ -143,7 +148,7 @@ class Probed:
             each = [one(select(states, k)) for k in range(count)]
             values = {name: torch.stack([made[name] for made in each]) for name in names}
         numbers = [flatten_outputs(values[name], along, MOST) for name, along in self.outputs]
-        return [reading(values[reading.value]) for reading in self.readings], torch.cat(numbers, 1)
+        return [reading(values[reading.value]) for reading in readings], torch.cat(numbers, 1)
 
     def _states(self, params: Mapping[str, Tensor]) -> Params:
         """The tensors of a population that the program reads."""

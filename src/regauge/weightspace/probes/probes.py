@@ -14,6 +14,7 @@ from regauge.weightspace.features import Features
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import Layout
 from regauge.weightspace.layout.characters import Character, at_end, character_of_labels, is_odd
+from regauge.weightspace.probes.outputs import OutputReader
 from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.readings import Reading
 
@@ -35,6 +36,10 @@ class Probes:
     probes, as normal numbers with their mean and deviation. Others (tokens, masks) stay examples. Arguments whose first
     axis is not as long as that of the first tensor are taken as they are.
 
+    With an `Invariant` head, an MLP of its own reads the outputs at all probes, too; see `Metanet.read_probes`. Probes
+    may lie on a sheet (`inputs=(16, 16)`), which begins as 256 examples in their order, such as the pixels of an image;
+    convolutions along the sheet then come before the MLP.
+
     A module that computes in single precision inside, as language models do, makes the features exact to single
     precision only.
 
@@ -42,25 +47,36 @@ class Probes:
         module: The architecture. Its own parameters are not used.
         examples: Positional arguments of the module, as for `discover`: a batch, the examples along the first axis.
         kwargs: Keyword arguments.
-        inputs: Number of probes.
+        inputs: Number of probes, or the lengths of the two or three axes of a sheet on which they lie.
         outputs: Which outputs count, as it was given to `discover`.
         constant: Names of arguments (numbers of positional ones) that have no row for each example, although their
             first axis is as long.
+        hidden: Width of the MLP on the outputs.
+        dropout: Share of its hidden units that are dropped in training.
 
     References:
-        Kofinas et al. (2024), section 3.3.
+        Kofinas et al. (2024), section 3.3, for the features of units; Kahana et al. (2025) for nets that read nothing
+        but outputs.
     """
 
     module: nn.Module
     examples: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    inputs: int = 64
+    inputs: int | tuple[int, ...] = 64
     outputs: Outputs = None
     constant: tuple[str, ...] = ()
+    hidden: int = 512
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.inputs < 1:
+        if min(self.sizes, default=0) < 1:
             raise ValueError(f"inputs={self.inputs}; at least one probe is needed, or leave out `probes`")
+        if len(self.sizes) > 3:
+            raise ValueError(f"inputs={self.inputs}; a sheet of probes has two or three axes")
+        if self.hidden < 1 or not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"hidden={self.hidden} and dropout={self.dropout} make no MLP; hidden is positive, dropout is in [0, 1)"
+            )
         for name, x in self.arguments.items():
             if not isinstance(x, (Tensor, *PLAIN)):
                 raise ValueError(
@@ -69,6 +85,16 @@ class Probes:
                 )
         if not self.per_example:
             raise ValueError("the examples hold no tensor with a row for each; give a batch of inputs of the module")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Lengths of the axes of the sheet; one number where probes have no order."""
+        return (self.inputs,) if isinstance(self.inputs, int) else tuple(self.inputs)
+
+    @property
+    def count(self) -> int:
+        """Number of probes."""
+        return math.prod(self.sizes)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -88,13 +114,20 @@ class Probes:
 
     def draw(self, generator: torch.Generator | None) -> dict[str, Any]:
         """All arguments, with as many rows as there are probes."""
-        given = self.arguments
+        given, wanted = self.arguments, self.count
         count = len(given[self.per_example[0]])
-        has_enough = count >= self.inputs
+        if len(self.sizes) > 1:
+            if count != wanted:
+                raise ValueError(
+                    f"a sheet of {self.sizes} probes begins as {wanted} examples in order, but there are {count}; "
+                    "give as many examples as the sheet has places"
+                )
+            return given
+        has_enough = count >= wanted
         rows = (
-            torch.randperm(count, generator=generator)[: self.inputs]
+            torch.randperm(count, generator=generator)[:wanted]
             if has_enough
-            else torch.randint(count, (self.inputs,), generator=generator)
+            else torch.randint(count, (wanted,), generator=generator)
         )
         for name in self.per_example:
             x = given[name].detach()
@@ -102,18 +135,30 @@ class Probes:
                 given[name] = x[rows.to(x.device)]
             else:
                 deviation = float(x.double().std(correction=0)) or 1.0
-                noise = torch.randn(self.inputs, *x.shape[1:], generator=generator)
+                noise = torch.randn(wanted, *x.shape[1:], generator=generator)
                 given[name] = (float(x.mean()) + deviation * noise).to(x)
         return given
 
 
 class ProbeEncoder(nn.Module):
-    """The learned inputs of one architecture, and the maps from what networks compute to features."""
+    """The learned inputs of one architecture, and the maps from what networks compute to features.
+
+    Without `width` nothing but outputs is read, and there are no features; with `answers` a net of its own reads so
+    many numbers off the outputs.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, probes: Probes, layout: Layout, width: int, *, generator: torch.Generator | None) -> None:
+    def __init__(
+        self,
+        probes: Probes,
+        layout: Layout,
+        width: int | None,
+        answers: int | None,
+        *,
+        generator: torch.Generator | None,
+    ) -> None:
         super().__init__()
         self.probes = probes
         drawn = probes.draw(generator)
@@ -125,6 +170,7 @@ class ProbeEncoder(nn.Module):
                 self.register_buffer(f"given_{name}", x.detach().clone())
             else:
                 self.plain[name] = x
+        self.reads_units = width is not None
         self.probed = self.trace(probes.module, layout)
         with torch.no_grad():
             state = {name: tensor.detach().unsqueeze(0) for name, tensor in probes.module.state_dict().items()}
@@ -134,13 +180,20 @@ class ProbeEncoder(nn.Module):
         self.signs = [_sign(reading, layout) for reading in readings]
         self.register_buffer("mean", torch.zeros(len(readings) + 1))
         self.register_buffer("std", torch.ones(len(readings) + 1))
-        self.maps = nn.ModuleList(
-            Dense(
-                r.channels, width, is_biased=not is_odd(sign), gain=1 / math.sqrt(share[r.units]), generator=generator
+        self.maps = nn.ModuleList()
+        if width is not None:
+            self.maps.extend(
+                Dense(
+                    r.channels,
+                    width,
+                    is_biased=not is_odd(sign),
+                    gain=1 / math.sqrt(share[r.units]),
+                    generator=generator,
+                )
+                for r, sign in zip(readings, self.signs, strict=True)
             )
-            for r, sign in zip(readings, self.signs, strict=True)
-        )
-        self.outputs = Dense(numbers, width, generator=generator)
+            self.outputs = Dense(numbers, width, generator=generator)
+        self.reader = None if answers is None else self._make_reader(numbers, answers, generator)
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -157,8 +210,9 @@ class ProbeEncoder(nn.Module):
             layout,
             {name: x.detach() if isinstance(x, Tensor) else x for name, x in self.inputs.items()},
             self.probes.per_example,
-            count=self.probes.inputs,
+            count=self.probes.count,
             outputs=self.probes.outputs,
+            reads_units=self.reads_units,
         )
 
     @torch.no_grad()
@@ -168,6 +222,13 @@ class ProbeEncoder(nn.Module):
         for k, values in enumerate([*read, outputs]):
             self.mean[k] = values.double().mean()
             self.std[k] = float(values.double().std(correction=0)) or 1.0
+
+    def answer(self, params: Mapping[str, Tensor], probed: Probed) -> Tensor:
+        """What is read off the outputs of networks, `[models, answers]`."""
+        outputs = probed.run(params, self.inputs, reads_units=False)[1]
+        assert self.reader is not None
+        made: Tensor = self.reader(self._standard(outputs, -1))
+        return made
 
     def forward(self, features: Features, params: Mapping[str, Tensor], probed: Probed) -> Features:
         read, outputs = probed.run(params, self.inputs)
@@ -179,8 +240,19 @@ class ProbeEncoder(nn.Module):
                 known[sign] = known[sign] + self.maps[k](values.to(self.mean) / size)
             else:
                 units[reading.units] = units[reading.units] + self.maps[k](self._standard(values, k))
-        network = features.network + self.outputs(self._standard(outputs, len(read)))
+        network = features.network + self.outputs(self._standard(outputs, -1))
         return features.change(units, features.pairs, network, replace(features.odd, units=odd))
+
+    def _make_reader(self, numbers: int, answers: int, generator: torch.Generator | None) -> OutputReader:
+        probes = self.probes
+        has_places = all(along is not None for _, along in self.probed.outputs)
+        if len(probes.sizes) > 1 and not has_places:
+            raise ValueError(
+                f"the outputs of the module have no place for each of the {probes.count} probes, so that they make no "
+                "sheet; give the number of probes alone"
+            )
+        channels, sizes = (numbers // probes.count, probes.sizes) if has_places else (1, (numbers,))
+        return OutputReader(sizes, channels, probes.hidden, answers, probes.dropout, generator=generator)
 
     def _standard(self, values: Tensor, k: int) -> Tensor:
         return (values.to(self.mean) - self.mean[k]) / self.std[k]

@@ -1,0 +1,257 @@
+"""What a predictor is trained with: its net, its networks, the loss of a batch, validation and test."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regauge.core.params import Params
+from regauge.core.progress import Progress
+from regauge.learn.changes import change_values, move_inputs
+from regauge.learn.input_layer import InputLayer
+from regauge.learn.layer_statistics import boosted_trees, read_statistics
+from regauge.learn.populations import Indices, Parts, modules_of, read_blocks, spread, to_device, to_net
+from regauge.learn.predictor import Predictor
+from regauge.learn.predictor_config import PredictorConfig
+from regauge.learn.rendering import Rendering, grid
+from regauge.learn.targets import Target
+from regauge.learn.training import Trained, Validation
+from regauge.storage.collection import Collection
+from regauge.storage.loader import Batch, Loader
+from regauge.training.settings import derive_seed
+from regauge.weightspace.heads import Invariant
+from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.probes import Probes
+from regauge.weightspace.shares import find_readers
+
+SAMPLE = 1024
+"""Networks by which values are standardized."""
+SHARES = tuple(k / 20 for k in range(21))
+"""What outputs at probes may count for in the mean with weights."""
+HIDDEN = 512
+"""Width of what reads outputs at probes."""
+Stage = Literal["whole", "probes", "weights"]
+"""What is trained: the net, what it reads of probes, or what it reads of weights while the probes stay as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fitting:
+    """Everything that a training needs."""
+
+    collection: Collection
+    target: Target
+    values: NDArray[Any]
+    parts: Parts
+    config: PredictorConfig
+    seed: int
+    net: Metanet
+    loader: Loader
+    layers: tuple[InputLayer | None, ...]
+    renderings: tuple[Rendering, ...]
+    stage: Stage = "whole"
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What is trained, one after the other: what reads probes before what reads weights, and never both at once."""
+        return ("probes", "weights") if self.config.probes and self.config.layers else ("whole",)
+
+    @classmethod
+    def prepare(
+        cls,
+        collection: Collection,
+        target: Target,
+        values: NDArray[Any],
+        parts: Parts,
+        config: PredictorConfig,
+        seed: int,
+        module: nn.Module | Sequence[nn.Module] | None,
+        inputs: Any,
+    ) -> "Fitting":
+        """Make the net and everything around it."""
+        layouts = range(max(collection.layouts) + 1)
+        symmetries = [collection.symmetry(k) for k in layouts]
+        there = collection.layout_of(parts["train"])
+        if missing := [k for k in layouts if not (there == k).any()]:
+            first = collection.first(missing[0])
+            raise ValueError(
+                f"none of the networks for training has the architecture of store or population {first + 1}; take more "
+                "of its networks, or leave it out"
+            )
+        samples = [collection.read(spread(parts["train"][there == k], SAMPLE)) for k in layouts]
+        is_moved = any(change.moves_inputs for change in config.changes)
+        modules: Sequence[nn.Module] = ()
+        if is_moved or config.render or config.probes:
+            modules = modules_of(collection, module)
+        if inputs is None and (config.render or config.probes):
+            raise ValueError("`render` and `probes` need to know what the networks are run on; give `inputs`")
+        renderings = (
+            tuple(_rendering(*pair, inputs, config) for pair in zip(modules, samples, strict=True))
+            if config.render
+            else ()
+        )
+        outputs = {_count_outputs(rendering) for rendering in renderings}
+        if len(outputs) > 1:
+            raise ValueError(
+                f"networks of different architectures give {sorted(outputs)} numbers at the inputs, and one net cannot "
+                "render all; leave `render` out"
+            )
+        net = Metanet(
+            symmetries,
+            layer=config.layer,
+            head=Invariant(target.outputs + sum(outputs), config.hidden, config.dropped),
+            width=config.width,
+            depth=config.layers,
+            values=config.values,
+            parts=config.parts,
+            readers=find_readers(symmetries) if config.widening else (),
+            reads_moments=config.reads_moments,
+            probes=[_probes(one, inputs, config) for one in modules] if config.probes else None,
+            generator=torch.Generator().manual_seed(derive_seed(seed, "net")),
+        )
+        for sample in samples:
+            net.standardize(sample)
+        loader = Loader(
+            collection,
+            generator=torch.Generator().manual_seed(derive_seed(seed, "order")),
+            batch=config.batch,
+            indices=parts["train"],
+            augment=config.augment,
+        )
+        layers = [InputLayer.find(*pair) for pair in zip(symmetries, modules, strict=True)] if is_moved else []
+        return cls(
+            collection, target, values, parts, config, seed, net.to(config.device), loader, tuple(layers), renderings
+        )
+
+    @contextmanager
+    def freeze(self) -> Iterator[None]:
+        """Keep probes as they are while what reads weights is trained."""
+        learned = [p for name, p in self.net.named_parameters() if ".learned." in name and self.stage == "weights"]
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in learned:
+                parameter.requires_grad_(True)
+
+    def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
+        """The mean loss of a batch, whose networks are changed at random."""
+        changes, target = self.config.changes, self.target
+        layer = self.layers[batch.layout] if self.layers else None
+        params = move_inputs(batch.params, changes, layer, chance)
+        changed = change_values(params, changes, tuple(self.collection.symmetry(batch.layout).tied), chance)
+        outputs = self._answer(to_net(changed, self.net))
+        encoded = target.encode(self.values[batch.indices]).to(outputs.device)
+        loss = target.loss(_first(outputs, target), encoded)
+        if self.renderings:
+            made = outputs[:, target.outputs :]
+            # What noise and dropped values did to the function is not to be predicted.
+            loss = loss + self.config.render * functional.mse_loss(
+                made, self.renderings[batch.layout](to_net(params, self.net)).to(made)
+            )
+        return loss
+
+    def validate(self) -> Validation:
+        """The loss on the networks for validation, and their scores.
+
+        Where weights are read beside probes, the mean of both is taken that is best here.
+        """
+        indices = self.parts["validation"]
+        if self.stage != "weights":
+            return self._judge(self._read(indices, self._answer))
+        weights, outputs = self._read(indices, self.net.read_weights), self._read(indices, self.net.read_probes)
+        found = {share: self._judge(torch.lerp(weights, outputs, share)) for share in SHARES}
+        share = min(found, key=lambda one: (found[one].order, -one))
+        self.net.share.fill_(share)
+        return found[share]
+
+    def _judge(self, outputs: Tensor) -> Validation:
+        """What outputs for the networks for validation are worth."""
+        measured = self.values[self.parts["validation"]]
+        loss = float(self.target.loss(outputs, self.target.encode(measured).to(outputs.device)))
+        scores = self.target.score(self.target.decode(outputs), measured)
+        order = (1 - scores["accuracy"], loss) if self.target.kind == "classes" else (loss,)
+        return Validation(order, {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})
+
+    def conclude(self, trained: Trained, progress: Progress) -> Predictor:
+        """The predictor, tested."""
+        test, fit = self.parts["test"], np.concatenate([self.parts["train"], self.parts["validation"]])
+        measured = self.values[test]
+        with torch.no_grad():
+            predicted = self.target.decode(self._read(test, self.net))
+        scores = {"net": self.target.score(predicted, measured)}
+        if self.config.statistics:
+            advance = progress("statistics", 1)
+            trees = self._boosted(fit, test)
+            scores["statistics of layers, boosted trees"] = self.target.score(trees, measured)
+            advance(1)
+        constant = np.array([self.target.constant(self.values[fit])] * len(test))
+        scores["the same for all"] = self.target.score(constant, measured)
+        about = {
+            "scores": scores,
+            "networks": {name: len(part) for name, part in self.parts.items()},
+            "settings": repr(self.config),
+            "seed": self.seed,
+        }
+        tested = {"networks": test, "predicted": predicted, "measured": measured}
+        return Predictor(self.net.cpu().eval(), self.target, about, trained, tested)
+
+    @property
+    def _answer(self) -> Callable[[Params], Tensor]:
+        """The part of the net that is trained."""
+        if self.stage == "whole":
+            return self.net
+        return self.net.read_probes if self.stage == "probes" else self.net.read_weights
+
+    def _read(self, indices: Indices, answer: Callable[[Params], Tensor]) -> Tensor:
+        outputs = torch.empty(len(indices), self.target.outputs, device=self.config.device)
+        for places, params in read_blocks(self.collection, indices):
+            outputs[torch.from_numpy(places)] = _first(answer(to_net(params, self.net)), self.target)
+        return outputs
+
+    def _boosted(self, fit: Indices, test: Indices) -> NDArray[Any]:
+        """What boosted trees on statistics of layers say about test networks; trees of their own for each layout."""
+        made = np.empty(len(test), object if self.target.kind == "classes" else np.float64)
+        of_fit, of_test = self.collection.layout_of(fit), self.collection.layout_of(test)
+        for layout in np.unique(of_test):
+            known, others = (
+                read_statistics(self.collection.read, part) for part in (fit[of_fit == layout], test[of_test == layout])
+            )
+            trees = boosted_trees(known, self.values[fit[of_fit == layout]], self.target, seed=self.seed)
+            made[of_test == layout] = trees(others)
+        return made
+
+
+def _rendering(module: nn.Module, sample: Params, inputs: Any, config: PredictorConfig) -> Rendering:
+    """How networks are run, with the statistics of some."""
+    rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
+    run = {name: t.float() if t.is_floating_point() else t for name, t in sample.items()}  # as the net reads them
+    return rendering.standardize(to_device(run, config.device))
+
+
+def _first(outputs: Tensor, target: Target) -> Tensor:
+    """The outputs of the target; those of the rendering follow them."""
+    return outputs[:, : target.outputs]
+
+
+def _count_outputs(rendering: Rendering) -> int:
+    return rendering.mean.numel() if isinstance(rendering.mean, Tensor) else 0
+
+
+def _probes(module: nn.Module, inputs: Any, config: PredictorConfig) -> Probes:
+    """Learned inputs that begin as some of the given ones; on a sheet, as a grid among points that have its axes."""
+    sizes = config.probes
+    is_points = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim == 2
+    if not isinstance(sizes, int) and is_points and inputs.shape[1] == len(sizes) and len(inputs) != math.prod(sizes):
+        low, high = inputs.amin(0), inputs.amax(0)
+        inputs = low + (high - low) * (grid(sizes).to(inputs) + 1) / 2
+    args = tuple(inputs) if isinstance(inputs, tuple | list) else () if isinstance(inputs, Mapping) else (inputs,)
+    kwargs = inputs if isinstance(inputs, Mapping) else {}
+    return Probes(module, args, kwargs, sizes, hidden=config.hidden or HIDDEN, dropout=config.dropped)
