@@ -374,9 +374,9 @@ CASES = (
     Case("resnet50", lambda: resnet50(10, width=4), IMAGE32, "S128 S64 7*S32 13*S16 8*S8 7*S4", 90, 53, is_slow=True),
     Case(
         "mobilenet_v2",
-        lambda: MobileNetV2(10, width=0.5, settings=((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2))),
+        lambda: MobileNetV2(10, width=0.5, settings=((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2)), last=64),
         IMAGE32,
-        "S1280 3*S96 S48 3*S16 S8",
+        "3*S96 S64 S48 3*S16 S8",
         scales=19,
         signs=19,
     ),

@@ -14,10 +14,24 @@ ops: Any = torch.ops.aten
 Forward = Callable[[Any, Tensor], Any]
 
 
-class Trap(nn.Module):
-    """Parameters of many shapes, and a forward pass written in a function."""
+class Seen:
+    """A module, and the names by which something asked for its parts."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.names = module, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.names.add(name)
+        return getattr(self.module, name)
+
+
+class Trap(nn.Module):
+    """Parameters of many shapes, of which a forward pass written in a function takes some; the others are dropped.
+
+    Tracing takes time for each of them.
+    """
+
+    def __init__(self, forward: Forward, inputs: Tensor) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
 
@@ -41,6 +55,12 @@ class Trap(nn.Module):
         self.register_buffer("mean8", torch.randn(8, generator=generator))
         self.register_buffer("var8", torch.rand(8, generator=generator) + 0.5)
         self.double()
+        seen = Seen(self)
+        with torch.no_grad():
+            forward(seen, inputs)
+        for parts in (self._parameters, self._buffers, self._modules):
+            for name in [name for name in parts if name not in seen.names]:
+                del parts[name]
 
     def forward(self, x: Tensor) -> Any:
         return self.written(self, x)

@@ -1,8 +1,10 @@
 """`regauge reproduce`: every experiment from end to end in small, resumption, tables, and what it says."""
 
+import io
 import json
 import os
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,26 @@ def _without_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGAUGE_DATA", raising=False)
 
 
+TWINS = {("weightspace", "fashion"): "mnist", ("003", "alignment-512"): "alignment", ("003", "basin-512"): "basin"}
+"""Experiments that in small do what another one of the paper does."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, str]]:
+    """Runs an experiment in small from end to end, each once; its folder, and what was printed."""
+    known: dict[tuple[str, str], tuple[Path, str]] = {}
+
+    def run(paper: str, name: str) -> tuple[Path, str]:
+        if (paper, name) not in known:
+            folder = tmp_path_factory.mktemp("experiment")
+            with redirect_stdout(io.StringIO()) as printed:
+                main(["reproduce", paper, name, "--out", str(folder), "--seed", "1"])
+            known[paper, name] = folder, printed.getvalue()
+        return known[paper, name]
+
+    return run
+
+
 def results(folder: Path, paper: str, name: str) -> dict[str, Any]:
     return dict(json.loads((folder / f"{paper}-{name}-smoke.json").read_text()))
 
@@ -36,12 +58,9 @@ def results(folder: Path, paper: str, name: str) -> dict[str, Any]:
 # --- from end to end --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("paper", "name"), NAMES, ids=lambda text: text)
-def test_every_experiment_runs_in_small(
-    paper: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["reproduce", paper, name, "--out", str(tmp_path), "--seed", "1"])
-    printed = capsys.readouterr().out
+@pytest.mark.parametrize(("paper", "name"), [pair for pair in NAMES if pair not in TWINS], ids=lambda text: text)
+def test_every_experiment_runs_in_small(paper: str, name: str, ran: Callable[[str, str], tuple[Path, str]]) -> None:
+    tmp_path, printed = ran(paper, name)
     found = results(tmp_path, paper, name)
     markdown = (tmp_path / f"{paper}-{name}-smoke.md").read_text()
     assert f"regauge reproduce {paper} {name} --scale smoke --seed 1" in found["notes"][0]
@@ -62,9 +81,16 @@ def test_every_experiment_runs_in_small(
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_the_digits_stand_in_and_the_table_says_so(tmp_path: Path) -> None:
-    main(["reproduce", "001", "table1", "--out", str(tmp_path)])
-    found = results(tmp_path, "001", "table1")
+@pytest.mark.parametrize(("paper", "name"), TWINS)
+def test_twins_are_measured_alike_and_differ_at_scale(paper: str, name: str) -> None:
+    own, other = EXPERIMENTS[paper][name], EXPERIMENTS[paper][TWINS[paper, name]]
+    assert own.measure is other.measure
+    assert type(own.config("smoke")) is type(other.config("smoke"))
+    assert own.config("cpu") != other.config("cpu")
+
+
+def test_the_digits_stand_in_and_the_table_says_so(ran: Callable[[str, str], tuple[Path, str]]) -> None:
+    found = results(ran("001", "table1")[0], "001", "table1")
     assert found["title"].endswith("on digits")
     assert any("say nothing about the methods" in note for note in found["notes"])
     naive = found["rows"][0]
@@ -73,11 +99,9 @@ def test_the_digits_stand_in_and_the_table_says_so(tmp_path: Path) -> None:
     assert "CPU s" not in naive["values"]
 
 
-def test_only_the_whole_group_finds_copies_of_sine_networks_again(tmp_path: Path) -> None:
-    main(["reproduce", "001", "figure4a", "--out", str(tmp_path)])
-    recovered = {
-        row["label"]: row["summary"]["copies recovered"]["mean"] for row in results(tmp_path, "001", "figure4a")["rows"]
-    }
+def test_only_the_whole_group_finds_copies_of_sine_networks_again(ran: Callable[[str, str], tuple[Path, str]]) -> None:
+    rows = results(ran("001", "figure4a")[0], "001", "figure4a")["rows"]
+    recovered = {row["label"]: row["summary"]["copies recovered"]["mean"] for row in rows}
     assert recovered["as fitted"] == 0
     assert recovered["weight matching, permutations"] == 0
     assert recovered["weight matching, permutations and signs"] == 0

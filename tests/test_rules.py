@@ -64,10 +64,11 @@ def test_every_rule_has_a_case() -> None:
 
 @pytest.mark.parametrize("forward", [*ROWS, *TOKENS], ids=lambda forward: forward.__name__)
 def test_what_is_found_in_a_trap_is_true(forward: Forward) -> None:
-    net = Trap(forward)
     shape = (6, 5) if forward in ROWS else (3, 5, 5)
     generator = torch.Generator().manual_seed(1)
-    symmetry = rg.discover(net, (torch.randn(shape, generator=generator, dtype=torch.float64),), verify=False)
+    first = torch.randn(shape, generator=generator, dtype=torch.float64)
+    net = Trap(forward, first)
+    symmetry = rg.discover(net, (first,), verify=False)
     for seed in range(4):
         inputs = (torch.randn(shape, generator=generator, dtype=torch.float64),)
         check = symmetry.verify(net, inputs, generator=torch.Generator().manual_seed(seed))
@@ -78,5 +79,6 @@ def test_a_shape_that_depends_on_values_cannot_be_traced() -> None:
     def selected(m: Trap, x: torch.Tensor) -> torch.Tensor:
         return m.head(m.fc1(x)[x[:, 0] > 0]).sum(0)
 
+    inputs = torch.randn(6, 5, dtype=torch.float64)
     with pytest.raises(TraceError, match="depends on values"):
-        rg.discover(Trap(selected), (torch.randn(6, 5, dtype=torch.float64),))
+        rg.discover(Trap(selected, inputs), (inputs,))

@@ -35,7 +35,7 @@ def write_tokens(folder: Path, words: list[str], kind: str = "WordLevel") -> Non
 
 def write_model(name: str, seed: int, words: list[str], kind: str = "WordLevel", **settings: Any) -> Any:
     """A random model with its tokenizer."""
-    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         **{"vocab_size": len(words), "max_position_embeddings": 16, "initializer_range": 0.3, **sizes, **settings}
@@ -67,8 +67,9 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["WordLevel", "BPE"])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "WordLevel") for name in COMMANDS), ("align", "BPE"), ("merge", "BPE")]
+)
 def test_other_tokens_are_refused_with_the_difference(name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_model("a", 0, WORDS, kind)
     write_model("b", 1, [*WORDS[:4], "y", WORDS[6], WORDS[5], *WORDS[7:]], kind)
@@ -117,9 +118,10 @@ def rows_of(folder: str, token: str) -> tuple[torch.Tensor, torch.Tensor]:
     return embedding[row], tensors.get("lm_head.weight", embedding)[row]
 
 
-@pytest.mark.parametrize("shard", ["1GB", "2KB"])
-@pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("kind", ["WordLevel", "BPE"])
+@pytest.mark.parametrize(
+    ("kind", "is_tied", "shard"),
+    [("WordLevel", False, "2KB"), ("WordLevel", True, "1GB"), ("BPE", False, "1GB"), ("BPE", True, "2KB")],
+)
 def test_vocabularies_are_united(kind: str, is_tied: bool, shard: str) -> None:
     """Tokens of both are averaged; those of one have its row, because the other takes it over."""
     for seed, (name, words) in enumerate((("a", WORDS), ("b", OTHER))):
@@ -308,8 +310,9 @@ def write_moved(order: torch.Tensor, **settings: Any) -> None:
         path.write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"vocab_size": 40}], ids=["", "padded"])
+@pytest.mark.parametrize(
+    ("settings", "is_streamed"), [({}, False), ({"vocab_size": 40}, True)], ids=["in memory", "padded and streamed"]
+)
 def test_tokens_in_another_order_are_brought_to_the_first(
     settings: dict[str, Any], is_streamed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,8 +349,7 @@ def test_a_new_order_of_tokens_has_a_place(capsys: pytest.CaptureFixture[str]) -
     assert "the tokenizer of the result needs a place: give a folder" in said
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
-@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize(("is_tied", "is_streamed"), [(False, True), (True, False)])
 def test_networks_are_aligned_under_a_union(is_tied: bool, is_streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of tokens that B lacks are those of A, and all others compute what B computes."""
     write_model("a", 0, WORDS, tie_word_embeddings=is_tied)

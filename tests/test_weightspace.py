@@ -29,6 +29,27 @@ EVERY_HEAD = pytest.mark.parametrize(
     + [(case, head) for head in ("equivariant", "unit_features") for case in ("siren", "lstm", "grouped_conv", "vit")],
 )
 """Every architecture with one head, and every head with some: for laws in which these do not meet."""
+EVERY_MOVE = pytest.mark.parametrize(
+    ("case", "layer", "head"),
+    [
+        (case, layer, head)
+        for i, case in enumerate(NAMES)
+        for k, layer in enumerate(ws.LAYERS)
+        for head in ("equivariant", ("invariant", "unit_features")[(i + k) % 2])
+    ],
+)
+"""Every architecture and layer with changes of all parameters, and with one of the other heads in turn."""
+SOME = pytest.mark.parametrize(
+    ("case", "layer", "head"),
+    [
+        (case, list(ws.LAYERS)[(k + shift) % len(ws.LAYERS)], head)
+        for k, (case, head) in enumerate(
+            [(case, "invariant") for case in NAMES] + [(case, head) for case in ("siren", "vit") for head in HEADS]
+        )
+        for shift in (0, len(ws.LAYERS) // 2)
+    ],
+)
+"""Every architecture and every head with two layers in turn."""
 EXACT = 1e-9
 
 
@@ -54,9 +75,7 @@ def test_heads_are_all_tested() -> None:
     assert HEADS.keys() == ws.HEADS.keys()
 
 
-@EVERY_CASE
-@EVERY_LAYER
-@pytest.mark.parametrize("head", list(HEADS))
+@EVERY_MOVE
 def test_output_moves_as_it_should(case: str, layer: str, head: str) -> None:
     net = make(case, layer, HEADS[head]())
     networks = population(case)
@@ -124,8 +143,7 @@ def test_a_move_that_is_no_symmetry_is_seen(layer: str) -> None:
     assert far(net(only), net(networks)) > 1e-6
 
 
-@EVERY_LAYER
-@EVERY_HEAD
+@SOME
 def test_networks_do_not_see_their_neighbors(case: str, layer: str, head: str) -> None:
     net = make(case, layer, HEADS[head]())
     networks = population(case)

@@ -62,14 +62,12 @@ def left_of(symmetry: rg.Symmetry, a: Params, b: Params) -> float:
 
 @pytest.mark.parametrize("name", [*FAMILIES, "mobilenet_v2"])
 def test_nothing_is_left_of_a_random_element(name: str) -> None:
-    """In float64 for three elements and in float32, and the merge of a network with its copy is the network."""
+    """In float64 and in float32, and the merge of a network with its copy is the network."""
     found = network(name)
     a, symmetry = found.params, found.symmetry
-    for seed in range(3):
-        b = symmetry.act(symmetry.random(generator(seed)), a)
-        assert left_of(symmetry, a, b) > 0.5
-        result = rg.align(a, b, symmetry)
-        assert left_of(symmetry, a, result.params) <= LEFT
+    b = symmetry.act(symmetry.random(generator(len(name))), a)
+    assert left_of(symmetry, a, b) > 0.5
+    assert left_of(symmetry, a, rg.align(a, b, symmetry).params) <= LEFT
     single = [{n: t.float() if t.is_floating_point() else t for n, t in params.items()} for params in (a, b)]
     assert left_of(symmetry, single[0], rg.align(*single, symmetry).params) <= LEFT
     merged = rg.merge([a, b], symmetry).params

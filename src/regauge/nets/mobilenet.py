@@ -35,7 +35,7 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """MobileNetV2 with channels times `width`, rounded to multiples of 8.
+    """MobileNetV2 with channels times `width`, rounded to multiples of 8; `last` are those before the classifier.
 
     References:
         Sandler et al. (2018), section 4 and table 2.
@@ -48,9 +48,10 @@ class MobileNetV2(nn.Module):
         width: float = 1.0,
         in_channels: int = 3,
         settings: Sequence[tuple[int, int, int, int]] = SETTINGS,
+        last: int = 1280,
     ) -> None:
         super().__init__()
-        before, last = _round_channels(32 * width), _round_channels(1280 * max(1.0, width))
+        before, last = _round_channels(32 * width), _round_channels(last * max(1.0, width))
         self.features = nn.Sequential(*_conv_norm_act(in_channels, before, 3, 2, 1))
         for expansion, channels, repeats, stride in settings:
             after = _round_channels(channels * width)

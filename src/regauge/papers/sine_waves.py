@@ -42,7 +42,7 @@ class SineWaves:
 def config(scale: Scale) -> SineWaves:
     """50 pairs on a CPU, and 100 at the paper's scale, as many as it tests on."""
     if scale == "smoke":
-        return SineWaves(4, 64, replace(FITTING, steps=50), 5)
+        return SineWaves(2, 64, replace(FITTING, steps=50), 3)
     return SineWaves(50 if scale == "cpu" else 100, 512, FITTING, 25)
 
 

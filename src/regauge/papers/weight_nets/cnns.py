@@ -23,7 +23,7 @@ def config(scale: Scale) -> Study:
     if scale == "smoke":
         architecture = cnn_architecture("relu", 1, 8, 8)
         small = replace(cnn_zoo(48), architecture=architecture, data="digits", steps=20, checkpoints=None)
-        return Study("small CNNs", (("cnn-zoo", small),), readers(0.2, width=8), splits=2)
+        return Study("small CNNs", (("cnn-zoo", small),), readers(0.05, width=8), splits=2)
     counts = (400, 200) if scale == "cpu" else (10_000, 5_000)
     populations = (("cnn-zoo", cnn_zoo(counts[0])), ("cnn-zoo-sgd", cnn_zoo_sgd(counts[1])))
     return Study("small CNNs 1-16-16-16-10", populations, readers(8 if scale == "cpu" else 3600), 3, PAPER)

@@ -63,7 +63,7 @@ def _study(what: str, name: str, config: Config, scale: Scale, paper: str) -> St
         small = siren_architecture(2, 8, 1, depth=2)
         config = replace(config, architecture=small, data="digits-signals", count=140, steps=20)
         what, name = "scikit-learn's digits", f"digits-for-{name}"
-        return Study(what, name, config, classifiers(0.1, width=8), (40, 80), worth(0.1, width=8), "")
+        return Study(what, name, config, classifiers(0.02, width=8), (40, 80), worth(0.02, width=8), "")
     if scale == "paper":
         config = replace(config, count=70_000)
         return Study(what, name, config, classifiers(7200), (1000, 4000, 16_000, 54_000), worth(3600), paper)

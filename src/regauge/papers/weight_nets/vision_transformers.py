@@ -14,7 +14,7 @@ def config(scale: Scale) -> Study:
     if scale == "smoke":
         architecture = vit_architecture(8, 4, width=8, heads=2)
         small = replace(vit_zoo(32), architecture=architecture, data="digits", steps=10)
-        return Study("small ViTs", (("vit-zoo", small),), readers(0.2, width=8), splits=2)
+        return Study("small ViTs", (("vit-zoo", small),), readers(0.05, width=8), splits=2)
     populations = (("vit-zoo", vit_zoo(300 if scale == "cpu" else 10_000)),)
     return Study("small vision transformers", populations, readers(24 if scale == "cpu" else 3600), 3)
 
