@@ -2,9 +2,11 @@
 
 from regauge.learn.autoencoder import Autoencoder, load_autoencoder
 from regauge.learn.autoencoder_training import AutoencoderConfig, fit_autoencoder
-from regauge.learn.changes import Dropout, Noise, Rotation, Scaling, Translation
+from regauge.learn.changes import Dropout, Noise, Pruning, Rotation, Scaling, Translation
 from regauge.learn.function_losses import Distillation, SquaredError
 from regauge.learn.hyper_match import HyperMatching, hyper_match
+from regauge.learn.learned_matching import LearnedMatching, load_matching
+from regauge.learn.matching_training import MatchingConfig, fit_matching
 from regauge.learn.predictor import Predictor, load_predictor
 from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.predictor_training import fit_predictor
@@ -16,17 +18,22 @@ __all__ = [
     "Distillation",
     "Dropout",
     "HyperMatching",
+    "LearnedMatching",
+    "MatchingConfig",
     "Noise",
     "Predictor",
     "PredictorConfig",
+    "Pruning",
     "Rotation",
     "Scaling",
     "SquaredError",
     "Translation",
     "fit_autoencoder",
+    "fit_matching",
     "fit_predictor",
     "grid",
     "hyper_match",
     "load_autoencoder",
+    "load_matching",
     "load_predictor",
 ]

@@ -11,6 +11,9 @@ from torch import Tensor
 from regauge.core.params import Params, count_models
 from regauge.learn.input_layer import InputLayer
 
+SAMPLED = 1 << 12
+"""Values of a network by which the limit is estimated below which others are pruned."""
+
 
 @dataclass(frozen=True)
 class Translation:
@@ -112,7 +115,34 @@ class Dropout:
         return tensor * (torch.rand(tensor.shape, generator=generator) >= self.share)
 
 
-Change = Translation | Rotation | Scaling | Noise | Dropout
+@dataclass(frozen=True)
+class Pruning:
+    """The smallest values of each network are zero: a share of all its values, which is uniform up to `share`.
+
+    References:
+        Navon et al. (2024), the published settings: quantile dropout.
+    """
+
+    share: float
+    moves_inputs: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _require("the largest share of pruned values", self.share, 0.99)
+
+    def prune(self, tensors: Mapping[str, Tensor], generator: torch.Generator) -> Params:
+        """Some tensors of networks, `[models, ...]`, pruned together."""
+        sizes = torch.cat([tensor.flatten(1) for tensor in tensors.values()], 1).abs()
+        if sizes.shape[1] > SAMPLED:
+            sizes = sizes[:, torch.randint(sizes.shape[1], (SAMPLED,), generator=generator)]
+        ranks = self.share * torch.rand(len(sizes), generator=generator) * sizes.shape[1]
+        limits = sizes.sort(1).values.gather(1, ranks.long().clamp(max=sizes.shape[1] - 1).unsqueeze(1))
+        return {
+            name: torch.where(tensor.abs() < limits.reshape(-1, *[1] * (tensor.ndim - 1)), 0.0, tensor)
+            for name, tensor in tensors.items()
+        }
+
+
+Change = Translation | Rotation | Scaling | Noise | Dropout | Pruning
 
 
 def move_inputs(
@@ -136,11 +166,13 @@ def change_values(
     """Networks with changed values, by those of the changes that change values; tied tensors stay equal."""
     result = dict(params)
     for change in changes:
-        if isinstance(change, Noise | Dropout):
+        if isinstance(change, Noise | Dropout | Pruning):
             first = {other: names[0] for names in tied for other in names[1:]}
-            for name, tensor in result.items():
-                if tensor.is_floating_point() and name not in first:
-                    result[name] = change.change(tensor, generator)
+            own = {name: t for name, t in result.items() if t.is_floating_point() and name not in first}
+            if isinstance(change, Pruning):
+                result.update(change.prune(own, generator))
+            else:
+                result.update({name: change.change(tensor, generator) for name, tensor in own.items()})
             result.update({name: result[other] for name, other in first.items() if name in result})
     return result
 

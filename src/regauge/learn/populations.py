@@ -167,7 +167,7 @@ def split_networks(
             raise ValueError(f"the parts of a split must be distinct numbers from 0 to {len(ids) - 1}")
     else:
         by = by or _repeated(collection)
-        whole = None if by is None else _codes(collection.column(by))
+        whole = None if by is None else codes_of(collection.column(by))
         pieces = [
             {n: part + start for n, part in _split_one(one, None if whole is None else whole[start:end]).items()}
             for one, start, end in zip(
@@ -218,7 +218,7 @@ def _repeated(collection: Collection) -> str | None:
     return None
 
 
-def _codes(column: Array) -> Indices:
+def codes_of(column: Array) -> Indices:
     """A number for each value of a column, the same wherever the value stands."""
     texts = [json.dumps(value, sort_keys=True) for value in column.tolist()]
     digests = {text: blake2b(text.encode(), digest_size=7).digest() for text in set(texts)}

@@ -21,9 +21,7 @@ from regauge.relaxed.action import Key, Matrices, block_sizes, split_character
 from regauge.relaxed.sinkhorn_layer import sinkhorn
 
 ITERATIONS = 20
-"""Most Sinkhorn iterations in one step; potentials go on from the last one."""
 TOLERANCE = 1e-3
-"""Rows of a plan may miss their sum by this much while logits still move."""
 SIGN_START = 1.0
 """Logit of the signs of the identity's pairs at the start, tanh(1) = 0.76; no other pair has a sign yet."""
 
@@ -40,6 +38,8 @@ class SoftElement:
         confidence: What each row of a plan gives to the identity at the start; the rest is spread evenly.
         temperature: Of the Sinkhorn operator; logits are scaled with it.
         like: A tensor of the dtype and the device of the matrices.
+        tolerance: Rows of a plan may miss their sum by this much; a moderate number while logits still move.
+        max_iterations: Most Sinkhorn iterations in one step; potentials go on from the last one.
     """
 
     def __init__(
@@ -51,7 +51,10 @@ class SoftElement:
         confidence: float,
         temperature: float,
         like: Tensor,
+        tolerance: float = TOLERANCE,
+        max_iterations: int = ITERATIONS,
     ) -> None:
+        self._tolerance, self._max_iterations = tolerance, max_iterations
         self._symmetry, self._keys, self._pairs, self._temperature = symmetry, keys, pairs, temperature
         self._like = like
         self._blocks: dict[str, tuple[int, ...]] = {}
@@ -82,6 +85,17 @@ class SoftElement:
         """The tensors that an optimizer changes."""
         plans = {f"plans of {n}": logits for n, logits in self.logits.items()}
         return plans | {f"signs of {name}": signs for name, signs in self.signs.items()}
+
+    def parts(self, name: str) -> tuple[int, int, int] | None:
+        """Size of the plans of a group, and first number and count of its own among those of that size, if it has any.
+
+        There is one for each combination of blocks, and of the blocks whose units come there: `blocks_of(name)`.
+        """
+        return self._slices.get(name)
+
+    def blocks_of(self, name: str) -> tuple[int, ...]:
+        """The sizes of the groups that a group is repeated within, and again for what comes there: 1 if none moves."""
+        return self._blocks[name]
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
         """Take other tensors for `parameters`."""
@@ -122,8 +136,8 @@ class SoftElement:
                 self._with_signs(n, logits),
                 self._temperature,
                 potentials=self._potentials.get(n),
-                tolerance=TOLERANCE,
-                max_iterations=ITERATIONS,
+                tolerance=self._tolerance,
+                max_iterations=self._max_iterations,
             )
         return {
             name: plans[n][:, start : start + count].reshape(self._pairs, *self._blocks[name], n, n)

@@ -313,6 +313,14 @@ class Metanet(nn.Module):
         head = self.settings.head
         return reader.complete(population, made, element, head.changes) if isinstance(head, Equivariant) else made
 
+    def layout_of(self, population: Mapping[str, Tensor]) -> Layout:
+        """The layout by which the networks of a population are read.
+
+        Raises:
+            ValueError: They are of an architecture that this net does not read.
+        """
+        return self._find(population).layout
+
     def features(self, population: Mapping[str, Tensor], *, layers: int | None = None) -> Features:
         """The features of networks after some layers, all unless given.
 

@@ -2,23 +2,19 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from regauge.alignment.activations.costs import Statistic, Traces, activation_costs, precision_of
-from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder
 from regauge.alignment.engine.frames import Frame, Scales
-from regauge.alignment.engine.paired_networks import dots
-from regauge.alignment.engine.refit import refit_near_copies
+from regauge.alignment.engine.mixing import Responses, match_mixture
 from regauge.alignment.method import Method, match_each
 from regauge.alignment.problem import Problem, batch_of_one
 from regauge.alignment.result import Results
-from regauge.core.element import Element
-from regauge.core.families import Tensors
 from regauge.core.outputs import Outputs
 from regauge.core.task import Task
 
 TIES = 1e-4
 """Share of the parameters in activation matching."""
-TOLERANCE = 1e-11
-"""A step must gain more than this share of the norms involved."""
 
 
 @dataclass(frozen=True)
@@ -75,35 +71,11 @@ class ActivationMatching(Method):
 
     def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
         """Ascent on the mixture, from the best element for the activations alone, or from the identity if better."""
-        weight, frame = self._weight, Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
+        frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
         costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
-        norm = sum(float(frame.a[k].norm()) * float(frame.b[k].norm()) for k in frame.a) or 1.0
-        # The parameters keep their units, because shifts of periodic units add constants to them.
-        ratio = (1 - weight) / weight * norm / (costs.reach or 1.0)
-        responses = [batch_of_one(tensors) for tensors in (costs.a, costs.b)]
-        target = {**frame.a, **{name: ratio * matrix for name, matrix in responses[0].items()}}
-
-        def climb_mixture(second: Tensors, start: Element | None, *, is_from_original: bool) -> Climbs:
-            b = {**second, **responses[1]}
-            found = climb(costs.symmetry, target, b, start=start, max_sweeps=self.max_sweeps, tolerance=TOLERANCE)
-            return frame.lead_back(found, is_from_original=is_from_original)
-
-        first = climb(costs.symmetry, *responses, max_sweeps=self.max_sweeps, tolerance=TOLERANCE).element
-        initial = frame.identity_objective() + sum(dots(target[k], responses[1][k]) for k in responses[1])
-        climbs = [climb_mixture(frame.b, first, is_from_original=False)]
-        fallback = Fallback(initial, lambda rows: climb_mixture(frame.original(), None, is_from_original=True))
-        best, starts = ladder(climbs, [fallback], initial)
-        unit = weight / norm
-        result = problem.result(
-            best.element,
-            objective=unit * best.objective,
-            initial=unit * initial,
-            history=unit * best.history,
-            starts=unit * starts,
-            is_converged=best.is_converged,
-            notes=frame.notes,
-        )
-        return refit_near_copies(problem, result, frame)
+        reach = torch.tensor([costs.reach], dtype=torch.float64)
+        found = Responses(costs.symmetry, batch_of_one(costs.a), batch_of_one(costs.b), reach)
+        return match_mixture(problem, frame, found, self._weight, self.max_sweeps)
 
 
 @dataclass(frozen=True)

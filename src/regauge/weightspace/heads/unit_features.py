@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regauge.weightspace.features import Read
+from regauge.weightspace.features import Features, Read
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import Layout
 
@@ -35,14 +35,19 @@ class UnitFeatures:
         self, layouts: Sequence[Layout], width: int, *, has_pairs: bool, generator: torch.Generator | None
     ) -> nn.Module:
         """The head; see `weightspace.heads`."""
-        return _Head(self, width, generator)
+        return VectorHead(self, width, generator)
 
 
-class _Head(nn.Module):
+class VectorHead(nn.Module):
+    """The map from features of units to their vectors."""
+
     def __init__(self, settings: UnitFeatures, width: int, generator: torch.Generator | None) -> None:
         super().__init__()
         self.last = Dense(width, settings.width, generator=generator)
 
     def forward(self, read: Read) -> dict[str, Tensor]:
-        units = read.layout.units
-        return {name: self.last(x) for name, x in read.features.units.items() if units[name].is_permuted}
+        return self.read(read.features, read.layout)
+
+    def read(self, features: Features, layout: Layout) -> dict[str, Tensor]:
+        """The vectors, from the features of the last layer."""
+        return {name: self.last(x) for name, x in features.units.items() if layout.units[name].is_permuted}

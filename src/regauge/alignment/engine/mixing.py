@@ -1,0 +1,96 @@
+"""Ascent on a mixture of what units respond and what networks weigh, for methods that compare both."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder
+from regauge.alignment.engine.frames import Frame
+from regauge.alignment.engine.paired_networks import at, dots
+from regauge.alignment.engine.refit import refit_near_copies
+from regauge.alignment.problem import Problem
+from regauge.alignment.result import Results
+from regauge.core.element import Element
+from regauge.core.families import Tensors
+from regauge.core.symmetry import Symmetry
+
+MAX_SWEEPS = 20
+"""Most sweeps over groups that respond, where none over the mixture follow."""
+TOLERANCE = 1e-11
+"""A step must gain more than this share of the norms involved."""
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Tensors of both networks, beside their parameters, on which the groups of their symmetry act.
+
+    Attributes:
+        symmetry: The symmetry of the networks with its groups placed on these tensors as well.
+        a: Of the first networks, `[pair, ...]`.
+        b: Of the second networks.
+        reach: What their inner product could be at most.
+    """
+
+    symmetry: Symmetry
+    a: Mapping[str, Tensor]
+    b: Mapping[str, Tensor]
+    reach: Float64[Tensor, " pair"]
+
+
+def match_mixture(problem: Problem, frame: Frame, found: Responses, weight: float, max_sweeps: int) -> Results:
+    """Match pairs by `(1 - weight) <responses> / reach + weight <a, g b> / sum |a| |b|`.
+
+    Responses are matched first, which is no matter of local optima where each group responds by itself. Ascent on the
+    mixture goes on from there, or from the identity if that is better; with no sweeps it ends where it begins.
+    """
+    norm = sum((_norms(frame.a[name]) * _norms(frame.b[name]) for name in frame.a), torch.zeros(problem.pairs).double())
+    norm = torch.where(norm == 0, 1.0, norm)
+    # The parameters keep their units, because shifts of periodic units add constants to them.
+    ratio = (1 - weight) / weight * norm / torch.where(found.reach == 0, 1.0, found.reach)
+    raised = {name: _times(ratio, tensor) for name, tensor in found.a.items()}
+    every = torch.arange(problem.pairs)
+
+    def climb_mixture(rows: Tensor, start: Element | None, *, is_from_original: bool) -> Climbs:
+        here = frame.rows(rows) if len(rows) < problem.pairs else frame
+        a = {**here.a, **_at(raised, rows)}
+        b = {**(here.original() if is_from_original else here.b), **_at(found.b, rows)}
+        ended = climb(found.symmetry, a, b, start=start, max_sweeps=max_sweeps, tolerance=TOLERANCE)
+        return here.lead_back(ended, is_from_original=is_from_original)
+
+    first = None
+    if found.a:
+        first = climb(found.symmetry, found.a, found.b, max_sweeps=max_sweeps or MAX_SWEEPS, tolerance=TOLERANCE)
+    initial = frame.identity_objective() if frame.a else torch.zeros(problem.pairs, dtype=torch.float64)
+    initial = initial + sum(dots(raised[name], found.b[name]) for name in raised)
+    climbs = [climb_mixture(every, None if first is None else first.element, is_from_original=False)]
+    if first is not None and not max_sweeps:
+        climbs = [replace(climbs[0], is_converged=first.is_converged)]
+    fallback = Fallback(initial, lambda rows: climb_mixture(rows, None, is_from_original=True))
+    best, starts = ladder(climbs, [fallback], initial)
+    unit = weight / norm
+    result = problem.result(
+        best.element,
+        objective=unit * best.objective,
+        initial=unit * initial,
+        history=unit * best.history,
+        starts=unit * starts,
+        is_converged=best.is_converged,
+        notes=frame.notes,
+    )
+    return refit_near_copies(problem, result, frame)
+
+
+def _norms(tensor: Tensor) -> Float64[Tensor, " pair"]:
+    norms: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1)
+    return norms.double().cpu()
+
+
+def _times(factors: Tensor, tensor: Tensor) -> Tensor:
+    return factors.to(tensor).reshape(-1, *[1] * (tensor.ndim - 1)) * tensor
+
+
+def _at(tensors: Tensors, rows: Tensor) -> Tensors:
+    return {name: at(tensor, rows) for name, tensor in tensors.items()}

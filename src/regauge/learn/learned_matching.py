@@ -1,0 +1,180 @@
+"""Learned matching: a net that sees two networks says which units of them belong together."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.alignment.engine.climbs import portions
+from regauge.alignment.engine.frames import Frame, Scales
+from regauge.alignment.engine.mixing import match_mixture
+from regauge.alignment.method import Candidates, Method
+from regauge.alignment.problem import ManyProblem, Problem
+from regauge.alignment.result import ManyResult, Results, join
+from regauge.core.params import select
+from regauge.core.symmetry import Symmetry
+from regauge.learn.populations import to_net
+from regauge.learn.training import Trained
+from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
+from regauge.weightspace.files import load_net, save_net
+from regauge.weightspace.heads import UnitFeatures
+from regauge.weightspace.metanet import Metanet
+
+KIND = "matching"
+TIES = 1e-4
+"""Share of the parameters where vectors decide alone: for what they leave open, such as shifts and matrices."""
+COMPLETING = 3
+"""Most sweeps that settle this."""
+AT_ONCE = 64
+"""Networks that the net reads at a time."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LearnedMatching(Method):
+    """The element under which units are matched whose vectors a trained net finds alike.
+
+        matcher = learn.load_matching("matcher.safetensors")
+        rg.align(params_a, params_b, symmetry, method=matcher)
+
+    The net gives every unit of both networks a vector. It maximizes
+
+        share * <vectors> / reach + (1 - share) * <a, g b> / sum |a| |b|
+
+    where the first term is the sum of the cosines of matched units, divided by what it could be at most, and the second
+    that of `WeightMatching`, divided likewise. Vectors are matched first, by exact assignments, jointly with the signs
+    and half periods that change them, and within heads or other groups where units are repeated. `sweeps` of exact
+    ascent on the sum follow. Rotations, and what vectors leave open, are chosen by the parameters in closed form, and
+    scales are taken over, as in `WeightMatching`.
+
+    Given a task, what comes out with the sweeps is compared with what vectors say alone, and with the identity, by the
+    loss halfway between the networks, and the best is kept; then that loss with its sign turned is the objective.
+
+    The vectors of a unit do not depend on the other network, so that a network is read once, and they do not know how
+    many units there are: networks with other widths than those of the training are matched, too.
+
+    Attributes:
+        net: Of any layers, with the head `UnitFeatures`; see `fit_matching`.
+        share: The share of the vectors while sweeping, from 0 to 1.
+        sweeps: Most sweeps; with none vectors decide alone.
+        scales: As in `WeightMatching`.
+        about: What is known about the training, as JSON.
+        trained: The course of the training; None of one that was loaded.
+
+    References:
+        Navon et al. (2024), Equivariant Deep Weight Space Alignment, section 4.
+    """
+
+    net: Metanet
+    share: float = 0.5
+    sweeps: int = 2
+    scales: Scales = "balance"
+    about: Mapping[str, Any] = field(default_factory=dict)
+    trained: Trained | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.net.settings.head, UnitFeatures):
+            raise ValueError(
+                f"the net has the head {self.net.settings.head}, but units are matched by vectors of their own; give a "
+                "net with the head UnitFeatures, as `fit_matching` makes it"
+            )
+        if not 0 < self.share < 1 or self.sweeps < 0:
+            raise ValueError(
+                f"share={self.share} and sweeps={self.sweeps}: share lies between 0 and 1 (vectors decide alone with "
+                "sweeps=0, weights alone in WeightMatching), and sweeps are not negative"
+            )
+
+    def __repr__(self) -> str:
+        return f"LearnedMatching(share={self.share}, sweeps={self.sweeps}, scales={self.scales!r})"
+
+    def match(self, problem: Problem) -> Results:
+        """See `align` and `align_pairs`; all pairs are read and matched at once."""
+        placed = self.prepare(problem)
+        parts = portions(problem.a, problem.b)
+        return join([self._match(problem[part], placed) for part in parts])
+
+    def match_many(self, problem: ManyProblem) -> ManyResult:
+        """All networks to the first one, which is read once."""
+        first, *others = problem.networks
+        stacked = {name: torch.stack([other[name] for other in others]) for name in first}
+        a = {name: tensor.expand(len(others), *tensor.shape) for name, tensor in first.items()}
+        found = self.match(Problem(a, stacked, problem.symmetry, problem.task, problem.generator))
+        return problem.result(
+            (problem.symmetry.identity(), *found.elements),
+            objective=float(found.objective.sum()),
+            initial=float(found.initial.sum()),
+            history=found.history.sum(1).tolist(),
+            is_converged=None if found.is_converged is None else bool(found.is_converged.all()),
+            params=(dict(first), *(select(found.params, k) for k in range(len(others)))),
+            notes=found.notes,
+        )
+
+    def prepare(self, problem: Problem) -> Placed:
+        """Have the net read networks of the problem's widths, and place its groups on the vectors.
+
+        Raises:
+            ValueError: The networks differ from those that the net was made for in more than the numbers of units.
+        """
+        if not self.net.reads(problem.b):
+            self.net.adapt(problem.symmetry)
+        return place(problem.symmetry, self.net.layout_of(problem.b), length_of(self.net))
+
+    def _match(self, problem: Problem, placed: Placed) -> Results:
+        with torch.no_grad():
+            vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
+        found = responses(placed, *vectors)
+        frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
+        settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
+        if problem.task is not None or not settings:
+            settings.append((TIES, completing(problem.symmetry)))
+        ends = [match_mixture(problem, frame, found, weight, sweeps) for weight, sweeps in settings]
+        if problem.task is None:
+            return ends[0]
+        candidates = Candidates(problem)
+        for end in ends:
+            candidates.offer(end.element, end.params, end.notes)
+        return candidates.result(ends[0].is_converged)
+
+    def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
+        """The vectors of networks `[models, ...]`; of an expanded network they are read once."""
+        count = len(next(iter(params.values())))
+        if count > 1 and all(tensor.stride(0) == 0 for tensor in params.values()):
+            one = self.read(select(params, slice(0, 1)), placed)
+            return {name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in one.items()}
+        parts = (to_net(select(params, slice(k, k + AT_ONCE)), self.net) for k in range(0, count, AT_ONCE))
+        read = [read_vectors(self.net, part, placed) for part in parts]
+        return {name: torch.cat([part[name] for part in read]) for name in read[0]}
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the matcher as one safetensors file; see `weightspace.save_net`."""
+        settings = {"share": self.share, "sweeps": self.sweeps, "scales": self.scales}
+        return save_net(self.net, path, about={**self.about, "kind": KIND, "matching": settings}, overwrite=overwrite)
+
+
+def completing(symmetry: Symmetry) -> int:
+    """The sweeps that settle what vectors leave open; none where orders and scales are all there is."""
+    return COMPLETING if any(g.signs or g.shifts or g.matrix != "none" for g in symmetry.groups) else 0
+
+
+def load_matching(path: str | Path, *, module: nn.Module | None = None) -> LearnedMatching:
+    """The matcher in a file, a method for `align`.
+
+    Args:
+        path: The file.
+        module: The architecture of the networks, for a net with probes; files name no code that is run.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is damaged, or no matcher.
+    """
+    net, about = load_net(path, module=module)
+    if about.get("kind") != KIND:
+        raise ValueError(f"{str(path)!r} is a net over networks but no matcher; `regauge learn matching` makes one")
+    known = {name: value for name, value in about.items() if name not in ("kind", "matching")}
+    try:
+        return LearnedMatching(net, **about["matching"], about=known)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the matcher {str(path)!r} is damaged ({error}); train it again") from error

@@ -1,0 +1,219 @@
+"""What a matcher is trained on: copies that it must recognize, the line between networks, and their distance."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from regauge.alignment.engine.frames import Frame
+from regauge.alignment.engine.mixing import match_mixture
+from regauge.alignment.engine.paired_networks import act_on
+from regauge.alignment.problem import Problem
+from regauge.alignment.result import Results
+from regauge.core.element import Element
+from regauge.core.interpolation import interpolate
+from regauge.core.params import Params, select
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Batch, Task
+from regauge.learn.learned_matching import TIES, completing
+from regauge.learn.soft_matching import SoftMoves, copy_loss, relative_distances
+from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
+from regauge.weightspace.metanet import Metanet
+
+LineKind = Literal["loss", "outputs"]
+"""What is lowered between networks: the task's loss, or how far outputs are from the mix of both networks' outputs."""
+MOST_SHARP, START = 100.0, 20.0
+"""Cosines are multiplied by less than the first, by the second at the start: sharper plans have no useful gradients."""
+RATE = 10.0
+"""How much faster than other parameters the sharpness is learned."""
+
+
+class Siamese(nn.Module):
+    """The net that reads both networks, and what the cosines of its vectors are multiplied by."""
+
+    def __init__(self, net: Metanet) -> None:
+        super().__init__()
+        self.net = net
+        self.raw = nn.Parameter(torch.logit(torch.tensor(START / MOST_SHARP)) / RATE)
+
+    @property
+    def sharpness(self) -> Tensor:
+        """The inverse temperature of plans, below `MOST_SHARP`."""
+        return MOST_SHARP * (RATE * self.raw).sigmoid()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much each loss counts; zero leaves it out."""
+
+    supervised: float
+    line: float
+    distance: float
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Changed copies of networks, and the element that moved each of them, if any did."""
+
+    params: Mapping[str, Tensor]
+    element: Element | None
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """The losses of one architecture, with the shapes of one layout.
+
+    Attributes:
+        siamese: What is trained.
+        symmetry: Of the networks, with every size known.
+        weights: Of the losses.
+        task: For the line; None for none.
+        line: What is lowered on it.
+        tolerance: Largest error of the sums of plans.
+        max_iterations: Most Sinkhorn iterations.
+    """
+
+    siamese: Siamese
+    symmetry: Symmetry
+    weights: Weights
+    task: Task | None
+    line: LineKind
+    tolerance: float
+    max_iterations: int
+
+    def placed(self, params: Mapping[str, Tensor]) -> Placed:
+        """Where groups act on the vectors of networks."""
+        net = self.siamese.net
+        return place(self.symmetry, net.layout_of(params), length_of(net))
+
+    def step(
+        self,
+        first: Mapping[str, Tensor],
+        second: Mapping[str, Tensor] | None,
+        copies: Copies | None,
+        batch: Batch | None,
+        chance: torch.Generator,
+    ) -> Tensor:
+        """The mean loss of some networks, `[models, ...]`.
+
+        Args:
+            first: The networks.
+            second: The partner of each; the next network among the first ones if None.
+            copies: Of the first ones, if copies are to be recognized.
+            batch: Of the task, for the line.
+            chance: Source of the points on the lines.
+        """
+        placed, sharpness, count = self.placed(first), self.siamese.sharpness, _count(first)
+        needs_pairs = bool(self.weights.distance or (self.weights.line and batch is not None))
+        several = [first]
+        several += [second] if second is not None and needs_pairs else []
+        several += [copies.params] if copies is not None else []
+        joined = dict(first) if len(several) == 1 else {n: torch.cat([one[n] for one in several]) for n in first}
+        vectors = read_vectors(self.siamese.net, joined, placed)
+        own = select(vectors, slice(0, count))
+        total = 0.0 * sharpness
+        if copies is not None:
+            found = select(vectors, slice(-count, None))
+            if copies.element is not None:
+                found = _move(placed, self.symmetry.inverse(copies.element), found)
+            total = total + self.weights.supervised * copy_loss(placed, own, found, sharpness)
+        if not needs_pairs:
+            return total
+        if second is None:
+            order = (torch.arange(count) + _shift(count, chance)) % count
+            second, theirs = select(first, order), select(vectors, order)
+        else:
+            theirs = select(vectors, slice(count, 2 * count))
+        return total + self.between(placed, (first, own), (second, theirs), batch, chance)
+
+    def between(
+        self,
+        placed: Placed,
+        a: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+        b: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+        batch: Batch | None,
+        chance: torch.Generator,
+    ) -> Tensor:
+        """The mean loss of pairs of networks, given with their vectors: of the distance and on the line."""
+        with torch.no_grad():
+            hard = match_vectors(Problem(a[0], b[0], self.symmetry, self.task), placed, a[1], b[1])
+        theirs = _move(placed, hard.element, b[1])
+        left, right = ({n: t for n, t in one.items() if t.is_floating_point()} for one in (a[0], hard.params))
+        moves = SoftMoves(placed, self.symmetry, right, tolerance=self.tolerance, max_iterations=self.max_iterations)
+        moved = moves(a[1], theirs, right, self.siamese.sharpness)
+        # Running statistics follow the plans, but operators do not differentiate with respect to them.
+        moved = {name: t.detach() if name in self.symmetry.buffers else t for name, t in moved.items()}
+        total = 0.0 * self.siamese.sharpness
+        if self.weights.distance:
+            names = [name for name in left if name in self.symmetry.sites and name not in self.symmetry.buffers]
+            total = total + self.weights.distance * relative_distances({n: left[n] for n in names}, moved).mean()
+        if self.weights.line and batch is not None:
+            where = torch.rand(_count(left), generator=chance)
+            total = total + self.weights.line * self.on_line({**a[0], **left}, {**hard.params, **moved}, where, batch)
+        return total
+
+    def on_line(self, a: Params, b: Params, where: Tensor, batch: Batch) -> Tensor:
+        """What is lowered between networks, at a point of each line, mean over pairs."""
+        assert self.task is not None
+        between = {name: t.to(a[name].dtype) for name, t in interpolate(a, b, where).items()}
+        if self.line == "loss":
+            task = self.task
+            return torch.func.vmap(lambda params: task.loss(params, batch))(between).mean()
+        return self.excess(a, b, between, where, batch).mean()
+
+    def excess(self, a: Params, b: Params, between: Params, where: Tensor, batch: Batch) -> Tensor:
+        """The mean squared difference between outputs and the mix of both networks' outputs, of each pair."""
+        task = self.task
+        assert task is not None
+        run = torch.func.vmap(lambda params: task.run(params, batch[0]))
+        with torch.no_grad():
+            left, right = run(a), run({name: t.detach() for name, t in b.items()})
+        share = where.to(left).reshape(-1, *[1] * (left.ndim - 1))
+        return (run(between) - (1 - share) * left - share * right).square().flatten(1).mean(1)
+
+    def barriers(self, a: Params, moved: Params) -> Tensor | None:
+        """How high it is halfway between networks above the mean of both; None without a task."""
+        if self.task is None:
+            return None
+        pairs = range(_count(a))
+        if self.line == "outputs":
+            half = torch.full((_count(a),), 0.5)
+            middle = interpolate(a, moved, 0.5)
+            return torch.stack([self.excess(a, moved, middle, half, batch) for batch in self.task.batches]).mean(0)
+        ends = [[self.task.evaluate(select(one, k))["loss"] for one in (a, moved)] for k in pairs]
+        halfway = [self.task.midpoint_loss(select(a, k), select(moved, k)) for k in pairs]
+        return torch.tensor(halfway, dtype=torch.float64) - torch.tensor(ends, dtype=torch.float64).mean(1)
+
+
+def match_vectors(problem: Problem, placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Results:
+    """Pairs matched by their vectors alone."""
+    problem = replace(problem, a=_detached(problem.a), b=_detached(problem.b))
+    frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance", problem.task)
+    return match_mixture(
+        problem, frame, responses(placed, _detached(a), _detached(b)), TIES, completing(problem.symmetry)
+    )
+
+
+def _move(placed: Placed, element: Element, vectors: Mapping[str, Tensor]) -> Params:
+    """The vectors of networks that an element moves."""
+    return act_on(placed.symmetry.groups, {n: placed.symmetry.sites[n] for n in vectors}, element, vectors)
+
+
+def _detached(tensors: Mapping[str, Tensor]) -> Params:
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def _count(params: Mapping[str, Tensor]) -> int:
+    return len(next(iter(params.values())))
+
+
+def _shift(count: int, chance: torch.Generator) -> int:
+    """How far away the partner of each network is; a single one is its own."""
+    return int(torch.randint(1, max(2, count), (), generator=chance))
+
+
+def batches_of(task: Task) -> Sequence[Batch]:
+    """The batches of a task, to be drawn from."""
+    return task.batches if isinstance(task.batches, Sequence) else tuple(task.batches)

@@ -1,0 +1,173 @@
+"""Soft matchings from vectors of units: logits, their losses for copies, and plans that gradients flow through."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regauge.core.symmetry import Symmetry
+from regauge.learn.unit_vectors import Placed
+from regauge.relaxed.action import RelaxedAction
+from regauge.relaxed.soft_elements import SoftElement, movable
+
+FIXED = 30.0
+"""Logit of what stays as it is because nothing is known that could choose it."""
+
+
+@dataclass(frozen=True)
+class Logits:
+    """What vectors say about the pairs of units of one group, in every pair of networks.
+
+    Attributes:
+        pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, by what no sign changes.
+        signs: For each family of signs what is added if the sign of the pair is one, and subtracted if it is minus one;
+            None where nothing is known about signs.
+    """
+
+    pairs: Tensor
+    signs: Tensor | None
+
+    def joint(self) -> Tensor:
+        """Logits of pairs whatever their signs are: a pair is as likely as its signs together."""
+        if self.signs is None:
+            return self.pairs
+        z = self.signs.abs()
+        return self.pairs + (z + functional.softplus(-2 * z)).sum(1)
+
+
+def logits_of(
+    placed: Placed,
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    sharpness: Tensor,
+    name: str,
+    blocks: tuple[int, ...],
+) -> Logits | None:
+    """The logits of one group from the vectors of both networks; None if it has none.
+
+    Args:
+        placed: Where groups act on the vectors.
+        a: Vectors of the first networks, `[pair, (bases ...,) size, width]`.
+        b: Vectors of the second ones.
+        sharpness: What cosines are multiplied by.
+        name: Of the group.
+        blocks: The sizes of what it is repeated within, and again of what can come there; see `SoftElement.blocks_of`.
+    """
+    group = placed.symmetry[name]
+    even: Tensor | float = 0.0
+    odd: list[Tensor | float] = [0.0] * group.signs
+    is_known = [False] * group.signs
+    found = [(signs, tensor) for (units, signs), tensor in placed.names.items() if placed.groups[units] == name]
+    if not found:
+        return None
+    for signs, tensor in found:
+        products = sharpness * _products(a[tensor], b[tensor], blocks)
+        families = [k for k, exponent in enumerate(signs[-1][: group.signs]) if exponent]
+        if any(any(exponents) for exponents in signs[:-1]) or len(families) > 1:
+            continue  # signs of several families at once
+        if families:
+            odd[families[0]], is_known[families[0]] = odd[families[0]] + products, True
+        else:
+            even = even + products
+    assert isinstance(even, Tensor)
+    if not any(is_known):
+        return Logits(even, None)
+    return Logits(even, torch.stack([torch.as_tensor(x).to(even).expand_as(even) for x in odd], 1))
+
+
+def _products(x: Tensor, y: Tensor, blocks: tuple[int, ...]) -> Tensor:
+    """Inner products `[pair, *blocks, *source blocks, n, n]` of vectors `[pair, *blocks, n, width]`."""
+    left, right = x.flatten(1, -3) if x.ndim > 3 else x.unsqueeze(1), y.flatten(1, -3) if y.ndim > 3 else y.unsqueeze(1)
+    within = blocks[: len(blocks) // 2]
+    if any(size > 1 for size in blocks[len(within) :]):
+        made = torch.einsum("pbud,pcvd->pbcuv", left, right)
+    else:
+        made = torch.einsum("pbud,pbvd->pbuv", left, right)
+    return made.reshape(len(x), *blocks, x.shape[-2], y.shape[-2])
+
+
+def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], sharpness: Tensor) -> Tensor:
+    """The cross entropy of matching every unit with its own copy, in nats: mean over rows, columns and groups.
+
+    Where signs are chosen too, that of the sign one of each copy is added.
+    """
+    losses = []
+    for name in dict.fromkeys(placed.groups[units] for units, _ in placed.names):
+        group = placed.symmetry[name]
+        within = tuple(placed.symmetry[base].size for base in group.within)
+        found = logits_of(placed, a, b, sharpness, name, (*within, *(1 for _ in within)))
+        if found is None or group.size < 2:
+            continue
+        logits = found.joint().reshape(-1, group.size, group.size)
+        right = torch.arange(group.size, device=logits.device).expand(len(logits), -1)
+        losses.append((functional.cross_entropy(logits, right) + functional.cross_entropy(logits.mT, right)) / 2)
+        if found.signs is not None:
+            own = found.signs.diagonal(dim1=-2, dim2=-1)
+            losses.append(functional.softplus(-2 * own).mean())
+    return torch.stack(losses).mean() if losses else sharpness * 0.0
+
+
+class SoftMoves:
+    """Second networks moved by doubly stochastic plans, which vectors of units decide.
+
+    The networks, and their vectors, are those that a hard element moved already, so that plans say what else could be
+    matched. What vectors say nothing about stays as the hard element left it, as do scales, shifts and matrices.
+
+    Args:
+        placed: Where groups act on the vectors.
+        symmetry: Of the networks, with every size known.
+        names: Tensors that are moved.
+        tolerance: Largest error of a row's sum in a plan.
+        max_iterations: Most Sinkhorn iterations, whatever the error is then.
+    """
+
+    def __init__(
+        self, placed: Placed, symmetry: Symmetry, names: Iterable[str], *, tolerance: float, max_iterations: int
+    ) -> None:
+        self._placed, self._symmetry = placed, symmetry
+        self._tolerance, self._max_iterations = tolerance, max_iterations
+        self._action = RelaxedAction(symmetry, names, movable(symmetry))
+
+    def __call__(
+        self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], second: Mapping[str, Tensor], sharpness: Tensor
+    ) -> dict[str, Tensor]:
+        """Second networks moved softly, by vectors of first and second networks `[pair, (bases ...,) size, width]`."""
+        if not self._action.keys:
+            return dict(second)
+        like = next(iter(second.values()))
+        soft = SoftElement(
+            self._symmetry,
+            self._action.keys,
+            len(like),
+            confidence=0.5,
+            temperature=1.0,
+            like=like,
+            tolerance=self._tolerance,
+            max_iterations=self._max_iterations,
+        )
+        given = soft.parameters
+        for name in movable(self._symmetry):
+            blocks, signs, part = soft.blocks_of(name), f"signs of {name}", soft.parts(name)
+            found = logits_of(self._placed, a, b, sharpness, name, blocks)
+            if name in soft.signs:
+                given[signs] = FIXED * given[signs] if found is None or found.signs is None else found.signs.to(like)
+            if part is not None:
+                n, start, count = part
+                shape = (len(like), *blocks, n, n)
+                own = found.pairs.to(like) if found else (FIXED * torch.eye(n).to(like)).expand(shape)
+                plans = given[f"plans of {n}"]
+                own = own.reshape(len(like), count, n, n)
+                given[f"plans of {n}"] = torch.cat([plans[:, :start], own, plans[:, start + count :]], 1)
+        soft.load(given)
+        return self._action(soft.matrices(), second)
+
+
+def relative_distances(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Squared distances of tensors `[pair, ...]` as shares of the squared norms of both, and their means, `[pair]`."""
+    shares = []
+    for name, x in a.items():
+        norms = x.square().flatten(1).sum(1) + b[name].square().flatten(1).sum(1)
+        shares.append((x - b[name]).square().flatten(1).sum(1) / norms.clamp_min(torch.finfo(norms.dtype).tiny))
+    return torch.stack(shares).mean(0) if shares else torch.zeros(0)

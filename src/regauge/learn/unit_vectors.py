@@ -1,0 +1,126 @@
+"""Vectors of units as tensors that the groups of a symmetry act on, so that they are matched as weights are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regauge.alignment.engine.mixing import Responses
+from regauge.core.groups import Group, Placement
+from regauge.core.symmetry import Symmetry
+from regauge.weightspace.heads.unit_features import UnitFeatures, VectorHead
+from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout.characters import Character
+from regauge.weightspace.metanet import Metanet
+
+SMALLEST = 1e-6
+"""Vectors shorter than this have the direction zero."""
+
+Place = tuple[str, Character]
+"""A set of units, and what signs multiply its vectors by; exponents are zero for vectors that no sign changes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Where the groups of a symmetry act on vectors of units.
+
+    Attributes:
+        symmetry: Of the networks, with its groups placed on the vectors as well.
+        names: Name of the tensor `[(bases ...,) size, width]` of each set and character.
+        groups: For each set the name of the group that permutes it.
+    """
+
+    symmetry: Symmetry
+    names: Mapping[Place, str]
+    groups: Mapping[str, str]
+
+
+def place(symmetry: Symmetry, layout: Layout, width: int) -> Placed:
+    """Place the groups of a symmetry, with every size known, on the vectors of networks of some layout.
+
+    Groups are those that act where those of the layout do, whatever their names; sets that no group of the symmetry
+    permutes have no vectors.
+    """
+    groups = {name: group for name in layout.units if (group := _counterpart(layout.symmetry[name], symmetry))}
+    names: dict[Place, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    more: dict[str, list[Placement]] = {group.name: [] for group in symmetry.groups}
+    for name, units in layout.units.items():
+        if not units.is_permuted or any(axis not in groups for axis in units.axes):
+            continue
+        own = [groups[axis] for axis in units.axes]
+        if own[-1].within != tuple(group.name for group in own[:-1]):
+            continue
+        blank = tuple((0,) * (group.signs + group.shifts) for group in own)
+        signs = layout.unit_signs.get(name, ())
+        padded = (tuple((*e, *z[len(e) :]) for e, z in zip(sign, blank, strict=True)) for sign in signs)
+        for k, character in enumerate((blank, *padded)):
+            tensor = f"%{name} {k}"
+            names[name, character if k == 0 else signs[k - 1]] = tensor
+            shapes[tensor] = (*units.sizes, width)
+            for axis, (group, exponents) in enumerate(zip(own, character, strict=True)):
+                more[group.name].append(_placement(group, tensor, axis, exponents))
+    placed = tuple(replace(group, placements=(*group.placements, *more[group.name])) for group in symmetry.groups)
+    return Placed(
+        replace(symmetry, groups=placed, shapes={**symmetry.shapes, **shapes}),
+        names,
+        {name: group.name for name, group in groups.items()},
+    )
+
+
+def length_of(net: Metanet) -> int:
+    """The length of the vectors that a net gives units."""
+    head = net.settings.head
+    assert isinstance(head, UnitFeatures)
+    return head.width
+
+
+def read_vectors(net: Metanet, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
+    """The directions of the vectors of all units, `[models, (bases ...,) size, width]`, by the names of `placed`.
+
+    Those that no sign changes are taken from the mean of their set: what all units have in common tells none apart.
+
+    Raises:
+        ValueError: Some are not finite.
+    """
+    layout, features = net.layout_of(params), net.features(params)
+    assert isinstance(net.head, VectorHead)
+    even, result = net.head.read(features, layout), {}
+    for (name, character), tensor in placed.names.items():
+        is_even = not any(any(exponents) for exponents in character)
+        x = even[name] - even[name].mean(-2, keepdim=True) if is_even else features.odd.units[name][character]
+        if not bool(x.isfinite().all()):
+            models = (~x.flatten(1).isfinite().all(1)).nonzero().flatten().tolist()
+            raise ValueError(
+                f"network {models[0]} holds NaN or Inf, or values too large to be read ({len(models)} of {len(x)} do); "
+                "leave them out"
+            )
+        result[tensor] = functional.normalize(x, dim=-1, eps=SMALLEST)
+    return result
+
+
+def responses(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Responses:
+    """Vectors of both networks of each pair, as methods compare them."""
+    pairs = len(next(iter(b.values()))) if b else 1
+    reach = torch.zeros(pairs, dtype=torch.float64)
+    for name in b:
+        reach = reach + (a[name].norm(dim=-1) * b[name].norm(dim=-1)).flatten(1).sum(1).double().cpu()
+    return Responses(placed.symmetry, a, b, reach)
+
+
+def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
+    """The group of a symmetry that acts where this one does."""
+    own = {(place.parameter, place.axis, place.start, place.stride) for place in group.placements}
+    for other in symmetry.groups:
+        there = {(place.parameter, place.axis, place.start, place.stride) for place in other.placements}
+        if own & there and other.size == group.size and other.is_permuted == group.is_permuted:
+            return other
+    return None
+
+
+def _placement(group: Group, tensor: str, axis: int, exponents: tuple[int, ...]) -> Placement:
+    zeros = (0,) * group.shifts
+    sign, parity = exponents[: group.signs], exponents[group.signs :]
+    return Placement(tensor, axis, scale=(0,) * group.scales, sign=sign, parity=parity, shift=zeros)
