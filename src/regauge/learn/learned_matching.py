@@ -130,7 +130,10 @@ class LearnedMatching(Method):
         settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
         if problem.task is not None or not settings:
             settings.append((TIES, completing(problem.symmetry)))
-        ends = [match_mixture(problem, frame, found, weight, sweeps) for weight, sweeps in settings]
+        is_open = completing(problem.symmetry) > 0
+        ends = [
+            match_mixture(problem, frame, found, weight, sweeps, is_completed=is_open) for weight, sweeps in settings
+        ]
         if problem.task is None:
             return ends[0]
         candidates = Candidates(problem)

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from regauge.alignment.engine.mixing import Responses
+from regauge.alignment.engine.paired_networks import act_on
+from regauge.core.element import Element
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.heads.unit_features import UnitFeatures, VectorHead
@@ -85,7 +87,8 @@ def read_vectors(net: Metanet, params: Mapping[str, Tensor], placed: Placed) -> 
     Raises:
         ValueError: Some are not finite.
     """
-    layout, features = net.layout_of(params), net.features(params)
+    layout = net.layout_of(params)
+    features, canonical = net.canonical_features(params)
     assert isinstance(net.head, VectorHead)
     even, result = net.head.read(features, layout), {}
     for (name, character), tensor in placed.names.items():
@@ -98,7 +101,15 @@ def read_vectors(net: Metanet, params: Mapping[str, Tensor], placed: Placed) -> 
                 "leave them out"
             )
         result[tensor] = functional.normalize(x, dim=-1, eps=SMALLEST)
-    return result
+    return result if canonical is None else _undo(canonical, layout, placed, result)
+
+
+def _undo(canonical: Element, layout: Layout, placed: Placed, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Vectors of canonical networks as those of the networks as they were."""
+    back, symmetry = layout.symmetry.inverse(canonical), placed.symmetry
+    known = {placed.groups[name]: value for name, value in back.items() if name in placed.groups}
+    element = Element(known, back.batch).fill(symmetry.identity(back.batch))
+    return act_on(symmetry.groups, {name: symmetry.sites[name] for name in vectors}, element, vectors)
 
 
 def responses(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Responses:

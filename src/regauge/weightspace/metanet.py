@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment.widths.transport import Axis
-from regauge.core.element import PARTS, require_parts
+from regauge.core.element import PARTS, Element, require_parts
 from regauge.core.params import require_finite, select
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.encoder import Encoder, Scalars, Values
@@ -312,6 +312,18 @@ class Metanet(nn.Module):
         made = self.head(Read(features, reader.layout, reader.number, canonical, sizes))
         head = self.settings.head
         return reader.complete(population, made, element, head.changes) if isinstance(head, Equivariant) else made
+
+    def canonical_features(self, population: Mapping[str, Tensor]) -> tuple[Features, Element | None]:
+        """The features of networks after all layers, and the elements that brought them to canonical forms before.
+
+        Features that signs change are those of the canonical forms. None stands for the identity.
+
+        Raises:
+            ValueError: The networks are of an architecture that this net does not read.
+        """
+        reader = self._find(population)
+        canonical, element = reader.canonicalize(population)
+        return self._run(reader, canonical, len(self.layers)), element
 
     def layout_of(self, population: Mapping[str, Tensor]) -> Layout:
         """The layout by which the networks of a population are read.

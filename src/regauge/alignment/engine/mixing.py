@@ -9,10 +9,11 @@ from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder
 from regauge.alignment.engine.frames import Frame
-from regauge.alignment.engine.paired_networks import at, dots
+from regauge.alignment.engine.paired_networks import act_on, at, dots
 from regauge.alignment.engine.refit import refit_near_copies
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
+from regauge.core.act import Site
 from regauge.core.element import Element
 from regauge.core.families import Tensors
 from regauge.core.symmetry import Symmetry
@@ -40,11 +41,22 @@ class Responses:
     reach: Float64[Tensor, " pair"]
 
 
-def match_mixture(problem: Problem, frame: Frame, found: Responses, weight: float, max_sweeps: int) -> Results:
+def match_mixture(
+    problem: Problem,
+    frame: Frame,
+    found: Responses,
+    weight: float,
+    max_sweeps: int,
+    *,
+    is_completed: bool = False,
+) -> Results:
     """Match pairs by `(1 - weight) <responses> / reach + weight <a, g b> / sum |a| |b|`.
 
     Responses are matched first, which is no matter of local optima where each group responds by itself. Ascent on the
     mixture goes on from there, or from the identity if that is better; with no sweeps it ends where it begins.
+
+    Responses may say nothing about rotations, and about some signs. With `is_completed` the parameters choose these
+    before, given the order of the units, as in weight matching: best anchored first, what is unknown averaged.
     """
     norm = sum((_norms(frame.a[name]) * _norms(frame.b[name]) for name in frame.a), torch.zeros(problem.pairs).double())
     norm = torch.where(norm == 0, 1.0, norm)
@@ -65,7 +77,10 @@ def match_mixture(problem: Problem, frame: Frame, found: Responses, weight: floa
         first = climb(found.symmetry, found.a, found.b, max_sweeps=max_sweeps or MAX_SWEEPS, tolerance=TOLERANCE)
     initial = frame.identity_objective() if frame.a else torch.zeros(problem.pairs, dtype=torch.float64)
     initial = initial + sum(dots(raised[name], found.b[name]) for name in raised)
-    climbs = [climb_mixture(every, None if first is None else first.element, is_from_original=False)]
+    start = None if first is None else first.element
+    if is_completed:
+        start = _complete(problem.symmetry, frame.a, frame.b, start)
+    climbs = [climb_mixture(every, start, is_from_original=False)]
     if first is not None and not max_sweeps:
         climbs = [replace(climbs[0], is_converged=first.is_converged)]
     fallback = Fallback(initial, lambda rows: climb_mixture(rows, None, is_from_original=True))
@@ -81,6 +96,28 @@ def match_mixture(problem: Problem, frame: Frame, found: Responses, weight: floa
         notes=frame.notes,
     )
     return refit_near_copies(problem, result, frame)
+
+
+def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None) -> Element:
+    """Signs, shifts and matrices for the orders of an element, the best anchored first."""
+    groups = tuple(replace(group, is_permuted=False) for group in symmetry.groups)
+    fixed, blank = replace(symmetry, groups=groups), symmetry.identity((len(next(iter(b.values()))),))
+    start = blank if start is None else start
+    moved = act_on(symmetry.groups, {name: symmetry.sites[name] for name in b}, start, b)
+    # What only orders move says nothing more, and would count as an anchor.
+    names = [name for name in a if any(_turns(site) for site in symmetry.sites[name])]
+    if not names:
+        return start
+    left, right = ({name: one[name] for name in names} for one in (a, moved))
+    found = climb(fixed, left, right, is_from_barycenter=True, max_sweeps=MAX_SWEEPS, tolerance=TOLERANCE).element
+    whole = Element({n: replace(found[n], perm=blank[n].perm) if n in found else blank[n] for n in blank}, blank.batch)
+    return symmetry.compose(whole, start)
+
+
+def _turns(site: Site) -> bool:
+    """Whether a group does anything but move values from place to place."""
+    place = site.placement
+    return site.group.matrix != "none" or any((*place.sign, *place.parity, *place.shift))
 
 
 def _norms(tensor: Tensor) -> Float64[Tensor, " pair"]:

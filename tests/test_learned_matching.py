@@ -1,0 +1,297 @@
+"""Learned matching: laws of the method with any net, of its losses, and what training gives."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import weightspace_cases as cases
+from methods import MODULES, module_case, outputs, teacher_task
+from symmetries import BY_HAND, drawn, generator
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge import learn
+from regauge import weightspace as ws
+from regauge.core.params import Params, select
+from regauge.learn.matching_losses import Copies, Losses, Siamese, Weights
+from regauge.nets.mlp import mlp
+from regauge.relaxed.sinkhorn_layer import sinkhorn
+
+
+def population(symmetry: rg.Symmetry, networks: int, seed: int = 0) -> Params:
+    found = [drawn(symmetry, seed + k) for k in range(networks)]
+    return {name: torch.stack([one[name] for one in found]) for name in found[0]}
+
+
+def untrained(
+    symmetry: rg.Symmetry, networks: Params, layer: str = "propagation", **settings: Any
+) -> learn.LearnedMatching:
+    """A matcher whose net was never trained, in double precision."""
+    net = ws.Metanet(
+        symmetry, layer=ws.LAYERS[layer](), head=ws.UnitFeatures(16), width=16, depth=2, generator=generator(0)
+    )
+    net.double().standardize(networks)
+    return learn.LearnedMatching(net, **settings)
+
+
+def networks_like(module: nn.Module, count: int, seed: int = 0) -> Params:
+    noise = generator(seed)
+    return {
+        n: 0.5 * torch.randn(count, *t.shape, generator=noise, dtype=t.dtype) for n, t in module.state_dict().items()
+    }
+
+
+def are_close(x: Params, y: Params, tolerance: float = 1e-7) -> bool:
+    return all(torch.allclose(x[name].double(), y[name].double(), atol=tolerance) for name in y)
+
+
+@pytest.mark.parametrize("sweeps", [0, 2])
+@pytest.mark.parametrize("layer", ws.LAYERS)
+@pytest.mark.parametrize("name", MODULES)
+def test_a_moved_copy_is_found_and_functions_stay(name: str, layer: str, sweeps: int) -> None:
+    """Proposition 5 of the paper, for every kind of group and every layer: no training is needed for it."""
+    module, inputs, symmetry = module_case(name)
+    networks = networks_like(module, 3)
+    a, other = select(networks, 0), select(networks, 1)
+    method = untrained(symmetry, networks, layer, sweeps=sweeps)
+    moved = symmetry.act(symmetry.random(generator(1)), a)
+    assert are_close(rg.align(a, moved, symmetry, method=method).params, a)
+    for task in (None, teacher_task(module, a, inputs)):
+        found = rg.align(a, other, symmetry, method=method, task=task)
+        assert torch.allclose(outputs(module, found.params, inputs), outputs(module, other, inputs), atol=1e-9)
+        assert found.objective >= found.initial
+        assert found.is_judged == (task is not None)
+
+
+ARCHITECTURES = ("siren", "cnn_flatten", "resnet8_batch_A", "grouped_conv", "tied_autoencoder", "vit", "hf_llama")
+
+
+@pytest.mark.parametrize("sweeps", [0, 2])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_moved_copies_of_every_architecture_are_found(name: str, sweeps: int) -> None:
+    """Flattened images, residual streams, normalization, heads with rotary positions, tied and grouped layers."""
+    symmetry, networks = cases.symmetry(name), select(cases.population(name), slice(0, 2))
+    method = untrained(symmetry, networks, sweeps=sweeps)
+    moved = symmetry.act(symmetry.random(generator(1), batch=(2,)), networks)
+    found = rg.align_pairs(networks, moved, symmetry, method=method)
+    assert are_close(found.params, {one: networks[one] for one in symmetry.sites}, 1e-5)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_pairs_are_matched_as_each_alone_and_equivariantly(name: str) -> None:
+    symmetry = BY_HAND[name]
+    a, b = population(symmetry, 3), population(symmetry, 3, 10)
+    method = untrained(symmetry.bind(a), a)
+    found = rg.align_pairs(a, b, symmetry, method=method)
+    assert bool((found.objective >= found.initial).all())
+    for k in range(3):
+        alone = rg.align(select(a, k), select(b, k), symmetry, method=method)
+        assert are_close(alone.params, select(found.params, k), 1e-6)
+    one = rg.align_pairs(select(a, 0), b, symmetry, method=method)
+    many = rg.align_many([select(a, 0), select(b, 0), select(b, 1)], symmetry, method=method)
+    assert are_close(many.params[2], select(one.params, 1), 1e-6)
+
+
+@cache
+def step(name: str) -> tuple[Losses, Params, Params, Any]:
+    """The losses of a small architecture, some networks, copies, and a batch."""
+    module, inputs, symmetry = module_case(name)
+    networks = networks_like(module, 3)
+    method = untrained(symmetry, networks)
+    siamese = Siamese(method.net).double()
+    task = teacher_task(module, select(networks, 0), inputs)
+    losses = Losses(siamese, symmetry, Weights(0.3, 1.0, 0.5), task, "loss", tolerance=1e-13, max_iterations=5000)
+    copies = {n: t + 0.02 * networks_like(module, 3, 9)[n] for n, t in networks.items()}
+    return losses, networks, copies, next(iter(task.batches))
+
+
+@pytest.mark.parametrize("sharpness", [2.0, 20.0, 60.0])
+@pytest.mark.parametrize("name", MODULES)
+def test_the_gradient_of_a_whole_step_agrees_with_finite_differences(name: str, sharpness: float) -> None:
+    """At temperatures at which the published implicit gradient points elsewhere, too."""
+    losses, networks, copies, batch = step(name)
+    siamese = losses.siamese
+    with torch.no_grad():
+        siamese.raw.copy_(torch.logit(torch.tensor(sharpness / 100)) / 10)
+    parameters = [p for p in siamese.parameters() if p.requires_grad]
+
+    def value() -> Tensor:
+        return losses.step(networks, None, Copies(copies, None), batch, generator(3))
+
+    siamese.zero_grad()
+    value().backward()  # type: ignore[no-untyped-call]
+    chance = generator(4)
+    directions = [torch.randn(p.shape, generator=chance, dtype=p.dtype) for p in parameters]
+    expected = sum(float((p.grad * d).sum()) for p, d in zip(parameters, directions, strict=True) if p.grad is not None)
+    ends = []
+    for size in (1e-6, -2e-6):
+        with torch.no_grad():
+            for p, d in zip(parameters, directions, strict=True):
+                p.add_(d, alpha=size)
+            ends.append(float(value()))
+    with torch.no_grad():
+        for p, d in zip(parameters, directions, strict=True):
+            p.add_(d, alpha=1e-6)
+    assert expected == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-3, abs=1e-6)
+    unused = {n for n, p in siamese.named_parameters() if p.grad is None or not bool((p.grad != 0).any())}
+    assert unused <= {"net.layers.1.units.out.bias", "net.head.last.bias"}  # What all units of a set have in common.
+
+
+def test_the_gradient_of_sharp_plans_agrees_with_finite_differences() -> None:
+    """Cosines times 200: where the published code reports a singular system in single precision."""
+    cosines = (2 * torch.rand(12, 12, generator=generator(0), dtype=torch.float64) - 1).requires_grad_()
+    weights, direction = torch.randn(2, 12, 12, generator=generator(1), dtype=torch.float64)
+
+    def value(shift: float) -> Tensor:
+        logits = sharpness * (cosines + shift * direction)
+        return (sinkhorn(logits, tolerance=1e-14, max_iterations=100_000)[0] * weights).sum()
+
+    for sharpness in (35.0, 200.0):
+        (gradient,) = torch.autograd.grad(value(0.0), cosines)
+        slope = float(value(1e-7) - value(-1e-7)) / 2e-7
+        assert float((gradient * direction).sum()) == pytest.approx(slope, rel=1e-3)
+
+
+CONFIG = learn.MatchingConfig(width=16, depth=2, vectors=16, batch=16, epochs=12, checked=6, lr=5e-3)
+
+
+@cache
+def students(width: int = 10) -> tuple[nn.Module, rg.Symmetry, Params, rg.Task]:
+    """Networks of one task: a teacher's units with noise, in any order."""
+    module = mlp(6, width, width, 3)
+    symmetry = rg.discover(module, (torch.zeros(1, 6),))
+    teacher = {n: torch.randn(t.shape, generator=generator(k)) for k, (n, t) in enumerate(module.state_dict().items())}
+    noise = networks_like(module, 60, 5)
+    noisy = {n: t + 0.6 * noise[n] for n, t in teacher.items()}
+    networks = symmetry.act(symmetry.random(generator(6), ("permutation",), (60,)), noisy)
+    inputs = torch.randn(64, 6, generator=generator(7))
+    targets = torch.func.functional_call(module, teacher, (inputs,))
+    return module, symmetry, networks, rg.Task(module, [(inputs, targets)], nn.functional.mse_loss)
+
+
+@cache
+def trained() -> learn.LearnedMatching:
+    _, symmetry, networks, task = students()
+    return learn.fit_matching(networks, symmetry, CONFIG, task=task, generator=generator(0))
+
+
+def test_training_lowers_the_barrier_of_held_out_pairs() -> None:
+    found = trained()
+    assert found.trained is not None
+    scores, history = found.about["scores"], found.trained.history
+    assert history[found.trained.best]["validation_barrier"] < 0.7 * history[0]["validation_barrier"]
+    assert scores["vectors alone"]["barrier"] < 0.5 * scores["no alignment"]["barrier"]
+    assert set(scores) == {"no alignment", "weight matching", "vectors alone", "vectors and sweeps"}
+
+
+def test_a_matcher_is_saved_loaded_and_a_start_for_other_methods(tmp_path: Path) -> None:
+    module, symmetry, networks, task = students()
+    a, b = select(networks, 0), select(networks, 1)
+    found = trained()
+    other = learn.load_matching(found.save(tmp_path / "matcher.safetensors"))
+    aligned = rg.align(a, b, symmetry, method=found)
+    assert are_close(rg.align(a, b, symmetry, method=other).params, aligned.params, 0)
+    assert (other.share, other.sweeps, other.about["settings"]) == (found.share, found.sweeps, repr(CONFIG))
+    for method in (
+        rg.Sinkhorn(init=found, steps=4),
+        rg.WeightMatching(init=aligned.element),
+        rg.BestOf((found, rg.WeightMatching())),
+    ):
+        after = rg.align(a, b, symmetry, method=method, task=task)
+        assert task.midpoint_loss(a, after.params) < task.midpoint_loss(a, b)
+    assert rg.merge([a, b], symmetry, method=found).params.keys() == a.keys()
+    net = ws.Metanet(symmetry, head=ws.Invariant(1))
+    ws.save_net(net, tmp_path / "net.safetensors")
+    with pytest.raises(ValueError, match="no matcher"):
+        learn.load_matching(tmp_path / "net.safetensors")
+    with pytest.raises(ValueError, match="UnitFeatures"):
+        learn.LearnedMatching(net)
+    assert module is not None
+
+
+def test_networks_of_other_widths_are_matched() -> None:
+    _, symmetry, networks, task = students(24)
+    found = rg.align_pairs(select(networks, 0), networks, symmetry, method=trained())
+    pairs = [(select(networks, 0), select(networks, k)) for k in range(1, 6)]
+    before = [task.midpoint_loss(*pair) for pair in pairs]
+    after = [task.midpoint_loss(pair[0], select(found.params, k)) for k, pair in enumerate(pairs, start=1)]
+    assert np.mean(after) < 0.6 * np.mean(before)
+
+
+def test_several_widths_are_trained_on_together() -> None:
+    (_, first, narrow, task), (_, second, wide, other) = students(), students(24)
+    config = replace(CONFIG, epochs=1)
+    found = learn.fit_matching([narrow, wide], [first, second], config, task=[task, other], generator=generator(0))
+    assert found.about["scores"]["vectors alone"]["barrier"] < found.about["scores"]["no alignment"]["barrier"]
+
+
+def test_a_training_that_is_interrupted_continues_to_the_same_bits(tmp_path: Path) -> None:
+    _, symmetry, networks, task = students()
+    config = replace(CONFIG, epochs=2)
+    whole = learn.fit_matching(networks, symmetry, config, task=task, generator=generator(0))
+
+    class Stopped(Exception):
+        pass
+
+    def stop(label: str, total: int) -> Any:
+        def advance(count: int = 1, **_: float) -> None:
+            if label == "scores":
+                raise Stopped
+
+        return advance
+
+    state = tmp_path / "state.safetensors"
+    setting = {"task": task, "state": state}
+    with pytest.raises(Stopped):
+        learn.fit_matching(networks, symmetry, config, generator=generator(0), progress=stop, **setting)
+    again = learn.fit_matching(networks, symmetry, config, generator=generator(0), **setting)
+    assert are_close(dict(again.net.state_dict()), dict(whole.net.state_dict()), 0)
+    with pytest.raises(ValueError, match="other settings"):
+        learn.fit_matching(networks, symmetry, replace(config, lr=1e-4), generator=generator(0), **setting)
+
+
+def test_each_loss_can_be_left_out_and_partners_share_a_value() -> None:
+    _, symmetry, networks, task = students()
+    for changes in ({"supervised": 0.0, "distance": 0.0}, {"line": 0.0, "distance": 0.0}, {"line_by": "outputs"}):
+        config = replace(CONFIG, epochs=1, **changes)
+        found = learn.fit_matching(networks, symmetry, config, task=task, generator=generator(0))
+        assert "barrier" in found.about["scores"]["vectors alone"]
+    found = learn.fit_matching(
+        networks,
+        symmetry,
+        replace(CONFIG, epochs=1, augment=("scale",), parts=("permutation",)),
+        generator=generator(0),
+    )
+    assert "barrier" not in found.about["scores"]["vectors alone"]
+
+
+def test_what_cannot_be_matched_is_told() -> None:
+    _, symmetry, networks, task = students()
+    config = replace(CONFIG, epochs=1)
+    one = select(networks, slice(0, 1))
+    with pytest.raises(ValueError, match="1 networks cannot train a matcher"):
+        learn.fit_matching(one, symmetry, config, generator=generator(0))
+    with pytest.raises(ValueError, match="needs a `task`"):
+        learn.fit_matching(networks, symmetry, replace(config, supervised=0.0, distance=0.0), generator=generator(0))
+    broken = {name: tensor.clone() for name, tensor in networks.items()}
+    broken["layers.0.weight"][:] = torch.nan
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        learn.fit_matching(broken, symmetry, config, generator=generator(0))
+    with pytest.raises(ValueError, match="weights of losses"):
+        learn.MatchingConfig(supervised=0.0, line=0.0, distance=0.0)
+    with pytest.raises(ValueError, match="recognized"):
+        learn.MatchingConfig(changes=(learn.Translation(0.1),))
+    deeper = mlp(6, 10, 10, 10, 3)
+    other = rg.discover(deeper, (torch.zeros(1, 6),))
+    pair = networks_like(deeper, 2)
+    with pytest.raises(ValueError, match="numbers of units"):
+        rg.align(select(pair, 0), select(pair, 1), other, method=trained())
+    constant = {name: torch.ones_like(tensor) for name, tensor in networks.items()}
+    found = rg.align_pairs(constant, networks, symmetry, method=trained())
+    assert bool((found.objective >= found.initial).all())
+    assert all(bool(tensor.isfinite().all()) for tensor in found.params.values())
+    assert task is not None
