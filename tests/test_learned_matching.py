@@ -109,8 +109,8 @@ def step(name: str) -> tuple[Losses, Params, Params, Any]:
     return losses, networks, copies, next(iter(task.batches))
 
 
-@pytest.mark.parametrize("sharpness", [2.0, 20.0, 60.0])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("sharpness", [2.0, 60.0])
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "linear"])
 def test_the_gradient_of_a_whole_step_agrees_with_finite_differences(name: str, sharpness: float) -> None:
     """At temperatures at which the published implicit gradient points elsewhere, too."""
     losses, networks, copies, batch = step(name)
@@ -146,13 +146,13 @@ def test_the_gradient_of_sharp_plans_agrees_with_finite_differences() -> None:
     cosines = (2 * torch.rand(12, 12, generator=generator(0), dtype=torch.float64) - 1).requires_grad_()
     weights, direction = torch.randn(2, 12, 12, generator=generator(1), dtype=torch.float64)
 
-    def value(shift: float) -> Tensor:
+    def value(sharpness: float, shift: float) -> Tensor:
         logits = sharpness * (cosines + shift * direction)
-        return (sinkhorn(logits, tolerance=1e-14, max_iterations=100_000)[0] * weights).sum()
+        return (sinkhorn(logits, tolerance=1e-13, max_iterations=20_000)[0] * weights).sum()
 
     for sharpness in (35.0, 200.0):
-        (gradient,) = torch.autograd.grad(value(0.0), cosines)
-        slope = float(value(1e-7) - value(-1e-7)) / 2e-7
+        (gradient,) = torch.autograd.grad(value(sharpness, 0.0), cosines)
+        slope = float((value(sharpness, 1e-7) - value(sharpness, -1e-7)).detach()) / 2e-7
         assert float((gradient * direction).sum()) == pytest.approx(slope, rel=1e-3)
 
 
@@ -285,6 +285,9 @@ def test_what_cannot_be_matched_is_told() -> None:
         learn.MatchingConfig(supervised=0.0, line=0.0, distance=0.0)
     with pytest.raises(ValueError, match="recognized"):
         learn.MatchingConfig(changes=(learn.Translation(0.1),))
+    plain, _, rotated = module_case("linear")
+    with pytest.raises(ValueError, match="nothing can be learned"):
+        learn.fit_matching(networks_like(plain, 9), rotated, config, generator=generator(0))
     deeper = mlp(6, 10, 10, 10, 3)
     other = rg.discover(deeper, (torch.zeros(1, 6),))
     pair = networks_like(deeper, 2)

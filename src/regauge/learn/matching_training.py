@@ -25,13 +25,13 @@ from regauge.learn.matching_losses import Copies, LineKind, Losses, Siamese, Wei
 from regauge.learn.partners import Partners
 from regauge.learn.populations import (
     Parts,
+    are_finite,
     arrays_of,
     digest,
     modules_of,
     split_networks,
     spread,
     to_net,
-    values_of,
 )
 from regauge.learn.soft_matching import relative_distances
 from regauge.learn.training import Trained, Training, Validation, train
@@ -164,7 +164,7 @@ def fit_matching(
     """
     config = config or MatchingConfig()
     collection = Collection(population, symmetry)
-    usable = values_of(collection, np.zeros(len(collection)), indices)[2]
+    usable = np.intersect1d(np.flatnonzero(are_finite(collection)), collection.resolve(indices))
     if len(usable) < 3:
         raise ValueError(
             f"{len(usable)} networks cannot train a matcher, which needs some to learn from, for validation and for "
@@ -257,6 +257,11 @@ class _Fitting:
         for k in layouts[1:]:
             net.adapt(symmetries[k], modules[k] if modules else None)
         net.standardize(samples[0])
+        if not any(units.is_permuted for units in net.layout.units.values()):
+            raise ValueError(
+                "no group of this symmetry permutes units, so that nothing can be learned about which belong together; "
+                "align these networks by WeightMatching"
+            )
         siamese = Siamese(net).to(config.device)
         weights = Weights(config.supervised, config.line, config.distance)
         loader = Loader(
