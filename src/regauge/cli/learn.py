@@ -3,43 +3,31 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from regauge import learn
-from regauge import weightspace as ws
+from regauge.cli.autoencoder import COMMANDS as AUTOENCODER
 from regauge.cli.learn_options import Learn, LearnPredict, LearnPredictor
+from regauge.cli.learn_settings import changes_of, inputs_of, layer_of, networks_of, sizes_of, values_of
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, write_rows
-from regauge.cli.tasks import load_batches
 from regauge.cli.training_output import training_output
-from regauge.cli.zoo_populations import conditions_of
-from regauge.core.typed_json import require_fields
-from regauge.learn.changes import Change
 from regauge.names import VERSION
 from regauge.report.predictor_page import predictor_page
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import require_writable, save_text
-from regauge.storage.collection import Collection
 from regauge.storage.store import Store
-
-GRID = "grid:"
-EXAMPLES = 512
-"""Examples of DATA that networks are run on."""
 
 
 def run(options: Learn) -> None:
     """Run the command."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # packages in the folder where the command is typed
-    commands: dict[type, Callable[[Any], None]] = {LearnPredictor: predictor, LearnPredict: predict}
+    commands: dict[type, Callable[[Any], None]] = {LearnPredictor: predictor, LearnPredict: predict, **AUTOENCODER}
     commands[type(options.command)](options.command)
 
 
@@ -82,16 +70,6 @@ def predictor(options: LearnPredictor) -> None:
             ended=made.trained.ended,
         )
     tell_written(options.output, page, numbers)
-
-
-def networks_of(options: LearnPredictor) -> tuple[Collection, NDArray[np.int64]]:
-    """The stores, and the numbers of the networks that are wanted."""
-    collection = Collection([Store.open(folder) for folder in options.stores])
-    chosen = []
-    for store, start in zip(collection.stores, collection.starts.tolist(), strict=False):
-        own = store.rows.where(**conditions_of(options.where))
-        chosen.append(start + (np.intersect1d(own, store.rows.final()) if options.final else own))
-    return collection, np.concatenate(chosen)
 
 
 def predict(options: LearnPredict) -> None:
@@ -150,31 +128,18 @@ def has_probes(path: Path) -> bool:
 
 def config_of(options: LearnPredictor) -> learn.PredictorConfig:
     """The settings that were typed."""
-    if options.layer not in ws.LAYERS:
-        raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
-    if options.fourier and options.logarithms:
-        raise UsageError("--fourier and --logarithms are two ways to encode values; choose one")
-    values = ws.Fourier(options.fourier) if options.fourier else ws.Logarithms() if options.logarithms else None
-    varied = options.varied
-    kinds: tuple[tuple[Callable[[float], Change], float], ...] = (
-        (learn.Translation, varied.translate),
-        (learn.Rotation, varied.rotate),
-        (learn.Scaling, varied.scale),
-        (learn.Noise, varied.noise),
-        (learn.Dropout, varied.drop),
-    )
     return learn.PredictorConfig(
         layer=layer_of(options),
         width=options.width,
         depth=options.depth,
-        values=values,
+        values=values_of(options),
         reads_moments=options.moments,
         parts=options.parts or None,
         widening=options.widening,
         dropout=options.dropout,
         kind=options.kind,
-        augment=varied.augment,
-        changes=tuple(kind(value) for kind, value in kinds if value),
+        augment=options.varied.augment,
+        changes=changes_of(options.varied),
         render=options.render,
         probes=probes_of(options.probes),
         statistics=options.statistics == "yes",
@@ -188,43 +153,12 @@ def config_of(options: LearnPredictor) -> learn.PredictorConfig:
     )
 
 
-def layer_of(options: LearnPredictor) -> Any:
-    """The layer with its settings."""
-    kind = ws.LAYERS[options.layer]
-    try:
-        settings = json.loads(options.layer_settings)
-        require_fields(settings, kind, f"layer {options.layer}")
-        return kind(**settings)
-    except (json.JSONDecodeError, TypeError, AttributeError) as error:
-        known = ", ".join(asdict(kind()))
-        raise UsageError(
-            f"--layer-settings {options.layer_settings!r} cannot be used ({error}); write JSON with some of {known}, "
-            "for example '{\"expansion\": 2}'"
-        ) from error
-
-
-def inputs_of(text: str) -> Tensor | Any:
-    """What networks are run on."""
-    if not text.startswith(GRID):
-        return load_batches(text, EXAMPLES)[0][0]
-    sizes = sizes_of(text.removeprefix(GRID))
-    if not sizes or not all(sizes):
-        raise UsageError(f"--inputs {text!r} is no grid; write the number of pixels along each axis: grid:28x28")
-    return learn.grid(sizes)
-
-
 def probes_of(text: str) -> int | tuple[int, ...]:
     """A number of probes, or the axes of a sheet."""
     sizes = sizes_of(text)
     if not sizes:
         raise UsageError(f"--probes {text!r} is no number of inputs; write one, or the axes of a sheet: 16x16")
     return sizes if len(sizes) > 1 else sizes[0]
-
-
-def sizes_of(text: str) -> tuple[int, ...]:
-    """Whole numbers with x between them; none if these are not all numbers."""
-    sizes = text.split("x")
-    return tuple(map(int, sizes)) if all(size.isdecimal() for size in sizes) else ()
 
 
 def results_of(made: learn.Predictor, options: LearnPredictor) -> dict[str, Any]:

@@ -13,6 +13,12 @@ INPUTS_HELP = (
     "Inputs of the networks, for --render and --probes: grid:28x28, the centers of pixels over [-1, 1]^2, for networks "
     f"of coordinates; or {BATCHES_HELP}of which the inputs of the first 512 examples are used."
 )
+COMPARED_HELP = (
+    "What networks are compared at: grid:28x28, the centers of pixels over [-1, 1]^2, for networks of coordinates; "
+    f"points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}of which the inputs of the first 512 examples are "
+    "used."
+)
+AUTOENCODER_HELP = "What `regauge learn autoencoder` wrote."
 LAYER_HELP = (
     "Kind of the net's layers: propagation, message_passing, nfn, dws, relational_attention, or another of "
     "regauge.weightspace.LAYERS."
@@ -40,25 +46,15 @@ class Varied:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnPredictor:
-    """Train a net that reads networks to predict a column of a store: a number such as an accuracy, or a class.
-
-    Networks are split by run, or as a column "split" of the store says. Several stores, of several architectures, too,
-    are learned from together. Beside the net stand boosted trees on plain
-    statistics of the layers. An interrupted training continues with --resume.
-    """
+class LearnNet:
+    """A net that reads networks, how it is trained, and on which networks; shared by the commands that train one."""
 
     stores: Annotated[
         Positional[tuple[Path, ...]],
         arg(metavar="STORE [...]", help="Folders of stores, of one or several architectures."),
     ]
-    target: Annotated[str, arg(metavar="COLUMN")]
-    """What is predicted; `regauge zoo info STORE` lists the columns."""
     output: Output
     """Where the net goes, a .safetensors file; the report goes to the same name with .html, its numbers with .json."""
-    kind: Literal["numbers", "fractions", "classes"] | None = None
-    """Whether the column has numbers, fractions in [0, 1] such as accuracies, or classes; texts, truth values and whole
-    numbers that recur are classes where left out, everything else numbers."""
     layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON, for example '{"channels": 8}'."""
@@ -77,17 +73,7 @@ class LearnPredictor:
     ] = ()
     """What the net respects by construction, always with permutation; the whole symmetry where left out."""
     widening: bool = False
-    """Count a unit that is split in two as one, so that function-preserving widening changes no prediction."""
-    dropout: float | None = None
-    """Share of the hidden units of the head that are dropped in training; 0, or 0.2 with --probes, where left out."""
-    inputs: Annotated[str, arg(metavar="GRID|DATA", help=INPUTS_HELP)] = ""
-    render: float = 0.0
-    """Weight of a second loss in training: the net also predicts what the networks that it reads compute at the inputs,
-    which needs no labels."""
-    probes: Annotated[str, arg(metavar="N|NxN")] = "0"
-    """Run the networks on so many learned inputs, which begin as some of the inputs, and read what they compute; 16x16
-    lie on a sheet, which begins as a grid or as the inputs in their order, and are read by convolutions. With --depth,
-    weights are read too, and the mean is weighed such that it is no worse in validation than the probes alone."""
+    """Count a unit that is split in two as one, so that function-preserving widening changes nothing that is read."""
     varied: Annotated[Varied, arg(name="")] = Varied()
     epochs: int = 100
     """How often each network is read at most."""
@@ -101,8 +87,6 @@ class LearnPredictor:
     """End the training after so many epochs without a better validation."""
     seconds: float | None = None
     """End the training after so many seconds; the learning rate falls in time."""
-    statistics: Literal["yes", "no"] = "yes"
-    """Whether boosted trees on statistics of the layers are fitted, too."""
     split_by: Annotated[str, arg(metavar="COLUMN")] = ""
     """Divide the networks by this column instead of by run: those with one value there are in one part. Networks that
     several runs fitted to one signal are divided by the column "signal" where left out."""
@@ -117,6 +101,67 @@ class LearnPredictor:
     overwrite: bool = False
     """Replace the output and what is written beside it if they exist, and what an interrupted training left."""
     json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnPredictor(LearnNet):
+    """Train a net that reads networks to predict a column of a store: a number such as an accuracy, or a class.
+
+    Networks are split by run, or as a column "split" of the store says. Several stores, of several architectures, too,
+    are learned from together. Beside the net stand boosted trees on plain
+    statistics of the layers. An interrupted training continues with --resume.
+    """
+
+    target: Annotated[str, arg(metavar="COLUMN")]
+    """What is predicted; `regauge zoo info STORE` lists the columns."""
+    depth: int | None = None
+    """Number of layers, 4 where left out; 0 reads nothing but what networks compute at --probes, with which it is 0."""
+    dropout: float | None = None
+    """Share of the hidden units of the head that are dropped in training; 0, or 0.2 with --probes, where left out."""
+    kind: Literal["numbers", "fractions", "classes"] | None = None
+    """Whether the column has numbers, fractions in [0, 1] such as accuracies, or classes; texts, truth values and whole
+    numbers that recur are classes where left out, everything else numbers."""
+    inputs: Annotated[str, arg(metavar="GRID|DATA", help=INPUTS_HELP)] = ""
+    render: float = 0.0
+    """Weight of a second loss in training: the net also predicts what the networks that it reads compute at the inputs,
+    which needs no labels."""
+    probes: Annotated[str, arg(metavar="N|NxN")] = "0"
+    """Run the networks on so many learned inputs, which begin as some of the inputs, and read what they compute; 16x16
+    lie on a sheet, which begins as a grid or as the inputs in their order, and are read by convolutions. With --depth,
+    weights are read too, and the mean is weighed such that it is no worse in validation than the probes alone."""
+    statistics: Literal["yes", "no"] = "yes"
+    """Whether boosted trees on statistics of the layers are fitted, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnAutoencoder(LearnNet):
+    """Train a net that reads networks and gives a vector for each orbit, and one that makes networks from vectors.
+
+    Decoded networks are trained to compute what the encoded ones do at the inputs. Networks are split by run, or as a
+    column "split" of the store says. An interrupted training continues with --resume.
+    """
+
+    inputs: Annotated[str, arg(metavar="GRID|POINTS|DATA", help=COMPARED_HELP)] = ""
+    depth: int = 2
+    """Number of layers of the encoder."""
+    dropout: float = 0.0
+    """Share of the hidden units of its head that are dropped in training."""
+    latent: int = 128
+    """Length of the latent vectors."""
+    decoder: Literal["mlp", "template"] = "mlp"
+    """What makes networks from vectors: an MLP to all parameters; or a learned network whose units hear from each other
+    and from the vector how to change."""
+    decoder_widths: Annotated[tuple[int, ...], arg(metavar="INT ...")] = ()
+    """Hidden layers of the decoder mlp; 256 and 512 where left out."""
+    loss: Literal["squared-error", "distillation"] = "squared-error"
+    """How outputs are compared: by their squared difference, or, for logits of classifiers, by the divergence of
+    softened probabilities."""
+    temperature: float = 1.0
+    """What logits are divided by in --loss distillation."""
+    examples: int | None = None
+    """Inputs that a step reads, drawn anew for each; all where left out."""
+    color: Annotated[str | None, arg(metavar="COLUMN")] = None
+    """Color the map of the latent vectors on the report by this column."""
 
 
 @dataclass(frozen=True)
@@ -137,14 +182,68 @@ class LearnPredict:
     json: Json = False
 
 
+@dataclass(frozen=True)
+class LearnEncode:
+    """Write the latent vectors of networks: the same for all networks of an orbit."""
+
+    autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
+    networks: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
+    ]
+    output: Output
+    """The table, .csv: a row for each network, with columns z0, z1, ..."""
+    overwrite: bool = False
+    """Replace the output if it exists."""
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class LearnDecode:
+    """Write the decoded twins of networks: nearly the same functions, and one network for each orbit."""
+
+    autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
+    networks: Annotated[Positional[Path], arg(metavar="STORE|CHECKPOINT|LATENTS")]
+    """Folder of a store, a checkpoint, or a .csv table of latent vectors that `regauge learn encode` wrote."""
+    output: Output
+    """A new folder for a store; for a checkpoint another one."""
+    overwrite: bool = False
+    """Replace the output if it is a checkpoint that exists."""
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class LearnNearest:
+    """Tell which networks of a store compute nearly what others do: those with the nearest latent vectors."""
+
+    autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
+    networks: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
+    ]
+    among: Path
+    """Folder of the store that is searched."""
+    count: int = 5
+    """Networks that are told for each."""
+    output: MaybeOutput = None
+    """Write the table to this file, .csv, instead of printing it."""
+    overwrite: bool = False
+    """Replace the output if it exists."""
+    json: Json = False
+
+
 LearnCommand = (
     Annotated[LearnPredictor, subcommand("predictor", prefix_name=False)]
     | Annotated[LearnPredict, subcommand("predict", prefix_name=False)]
+    | Annotated[LearnAutoencoder, subcommand("autoencoder", prefix_name=False)]
+    | Annotated[LearnEncode, subcommand("encode", prefix_name=False)]
+    | Annotated[LearnDecode, subcommand("decode", prefix_name=False)]
+    | Annotated[LearnNearest, subcommand("nearest", prefix_name=False)]
 )
 
 
 @dataclass(frozen=True)
 class Learn:
-    """Networks that read networks: train a predictor, and use it."""
+    """Networks that read networks: train a predictor or an autoencoder, and use it."""
 
     command: LearnCommand

@@ -169,9 +169,11 @@ class ZooCompare(Sampled):
 class ZooMap(Sampled):
     """Draw networks as points in the plane, near one another where their orbits are near; and divide them."""
 
-    by: Literal["orbits", "universe", "weights"] = "orbits"
+    by: Literal["orbits", "universe", "weights", "latent"] = "orbits"
     """Distances of orbits, every pair aligned by itself; of networks aligned to the mean of their universe, for many
-    networks; or of the weights as they are."""
+    networks; of the weights as they are; or of the latent vectors of --autoencoder."""
+    autoencoder: Path | None = None
+    """What `regauge learn autoencoder` wrote, for --by latent."""
     clusters: int = 1
     """Number of clusters into which the networks are divided, by the mean distance between clusters."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import regauge as rg
+from regauge import learn
 from regauge.cli.options import UsageError
 from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, write_picture
 from regauge.cli.tasks import load_batches, task_of, with_reset
@@ -40,6 +41,8 @@ from regauge.zoo.training.examples import SETS, load_examples
 Indices = NDArray[np.int64]
 SIZE = 32
 """Networks of a block of a matrix."""
+EXACT = "donot_use_mm_for_euclid_dist"
+"""How distances are computed, also of networks that are near."""
 
 
 class Matrices:
@@ -128,6 +131,8 @@ def compare(options: ZooCompare) -> None:
 def draw(options: ZooMap) -> None:
     """Draw networks as points in the plane."""
     require_pictures(options.output, overwrite=options.overwrite)
+    if (options.by == "latent") != (options.autoencoder is not None):
+        raise UsageError("--by latent and --autoencoder FILE belong together; give both or neither")
     store, chosen, params = networks_of(options)
     if options.color is not None and options.color not in store.rows.names:
         raise UsageError(f"the networks have no column {options.color!r}; there are {', '.join(store.rows.names)}")
@@ -176,10 +181,14 @@ def distances_of(options: ZooMap, store: Store, params: Params, matrix_of: Matri
     if options.by == "orbits":
         compare = OrbitDistances(store.require_symmetry(), seed=options.seed)
         return matrix_of("distances of orbits", params, compare).numpy()
+    if options.by == "latent":
+        latents = learn.load_autoencoder(str(options.autoencoder)).encode(params).double()
+        near: NDArray[np.float64] = torch.cdist(latents, latents, compute_mode=EXACT).numpy()
+        return near
     if options.by == "universe":
         params = universe(params, store.require_symmetry()).params
     flat = torch.cat([t.double().flatten(1) for t in params.values() if t.is_floating_point()], 1)
-    found: NDArray[np.float64] = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    found: NDArray[np.float64] = torch.cdist(flat, flat, compute_mode=EXACT).numpy()
     return found
 
 

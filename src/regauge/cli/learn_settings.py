@@ -1,0 +1,92 @@
+"""What was typed to train a net over networks: its layers, its inputs, the networks that it learns from."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regauge import learn
+from regauge import weightspace as ws
+from regauge.cli.learn_options import LearnNet, Varied
+from regauge.cli.options import UsageError
+from regauge.cli.tasks import load_batches
+from regauge.cli.zoo_populations import conditions_of
+from regauge.core.typed_json import require_fields
+from regauge.learn.changes import Change
+from regauge.storage.collection import Collection
+from regauge.storage.store import Store
+
+EXAMPLES = 512
+"""Examples of DATA that networks are run on."""
+
+
+def networks_of(options: LearnNet) -> tuple[Collection, NDArray[np.int64]]:
+    """The stores, and the numbers of the networks that are wanted."""
+    collection = Collection([Store.open(folder) for folder in options.stores])
+    chosen = []
+    for store, start in zip(collection.stores, collection.starts.tolist(), strict=False):
+        own = store.rows.where(**conditions_of(options.where))
+        chosen.append(start + (np.intersect1d(own, store.rows.final()) if options.final else own))
+    return collection, np.concatenate(chosen)
+
+
+def values_of(options: LearnNet) -> ws.Fourier | ws.Logarithms | None:
+    """How values are encoded, if not as they are."""
+    if options.fourier and options.logarithms:
+        raise UsageError("--fourier and --logarithms are two ways to encode values; choose one")
+    return ws.Fourier(options.fourier) if options.fourier else ws.Logarithms() if options.logarithms else None
+
+
+def changes_of(varied: Varied) -> tuple[Change, ...]:
+    """The random changes in each step."""
+    kinds: tuple[tuple[Callable[[float], Change], float], ...] = (
+        (learn.Translation, varied.translate),
+        (learn.Rotation, varied.rotate),
+        (learn.Scaling, varied.scale),
+        (learn.Noise, varied.noise),
+        (learn.Dropout, varied.drop),
+    )
+    return tuple(kind(value) for kind, value in kinds if value)
+
+
+def layer_of(options: LearnNet) -> Any:
+    """The layer with its settings."""
+    if options.layer not in ws.LAYERS:
+        raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
+    kind = ws.LAYERS[options.layer]
+    try:
+        settings = json.loads(options.layer_settings)
+        require_fields(settings, kind, f"layer {options.layer}")
+        return kind(**settings)
+    except (json.JSONDecodeError, TypeError, AttributeError) as error:
+        known = ", ".join(asdict(kind()))
+        raise UsageError(
+            f"--layer-settings {options.layer_settings!r} cannot be used ({error}); write JSON with some of {known}, "
+            "for example '{\"expansion\": 2}'"
+        ) from error
+
+
+def inputs_of(text: str) -> Tensor | Any:
+    """What networks are run on."""
+    kind, _, size = text.partition(":")
+    if kind not in ("grid", "points"):
+        return load_batches(text, EXAMPLES)[0][0]
+    sizes = sizes_of(size)
+    if not sizes or not all(sizes) or (kind == "points" and len(sizes) != 2):
+        wanted = "the number of pixels along each axis: grid:28x28"
+        wanted = wanted if kind == "grid" else "how many there are and of how many coordinates: points:4096x3"
+        raise UsageError(f"--inputs {text!r} is no {kind}; write {wanted}")
+    if kind == "grid":
+        return learn.grid(sizes)
+    return 2 * torch.rand(*sizes, generator=torch.Generator().manual_seed(0)) - 1
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """Whole numbers with x between them; none if these are not all numbers."""
+    sizes = text.split("x")
+    return tuple(map(int, sizes)) if all(size.isdecimal() for size in sizes) else ()

@@ -1,0 +1,47 @@
+"""Figures of an autoencoder: networks beside their decoded twins, and a map of the latent vectors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from regauge.report.figures import COLORS, MUTED, draw_figure, map_figure
+
+
+def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]) -> Figure:
+    """What networks of images render, and below it what their twins do, `[networks, height, width, channels]`."""
+    count, height, width = originals.shape[:3]
+    with draw_figure(0.85 * count, 1.8 * height / width) as figure:
+        for row, (images, label) in enumerate(((originals, "original"), (decoded, "decoded"))):
+            for k, image in enumerate(images):
+                axes = figure.add_subplot(2, count, row * count + k + 1)
+                style: Any = {"cmap": "gray", "vmin": 0, "vmax": 1} if image.shape[-1] == 1 else {}
+                axes.imshow(image[..., 0] if image.shape[-1] == 1 else image[..., :3].clip(0, 1), **style)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                if not k:
+                    axes.set_ylabel(label, color=MUTED)
+        return figure
+
+
+def outputs_figure(originals: Sequence[float], decoded: Sequence[float]) -> Figure:
+    """Outputs of decoded networks against those of the originals, with the line on which they are equal."""
+    ends = (min(originals), max(originals))
+    with draw_figure(4.6, 4.4) as figure:
+        axes = figure.add_subplot()
+        axes.plot(ends, ends, color=MUTED, linewidth=1)
+        axes.scatter(originals, np.clip(decoded, *ends), s=5, color=COLORS[1], alpha=0.5, linewidths=0)
+        axes.set(xlabel="output of a network", ylabel="output of its decoded twin")
+        return figure
+
+
+def latents_figure(points: Sequence[Sequence[float]], labels: Sequence[Any], share: float, column: str) -> Figure:
+    """Latent vectors in the plane of their largest variance, in colors by a column."""
+    title = f"{len(points)} test networks, {100 * share:.0f}% of the variance"
+    places = np.array(points)
+    if labels and all(type(one) is float for one in labels):
+        return map_figure(places, [0] * len(places), title=title, values=np.array(labels), what=column)
+    groups = list(map(str, labels)) or [""] * len(places)
+    return map_figure(places, groups, title=title, what=column)
