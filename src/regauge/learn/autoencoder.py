@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regauge.core.params import Params, require_finite, work_dtype
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.training import Trained
+from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.collection import Collection, Networks
@@ -51,7 +52,7 @@ class Autoencoder:
 
     def __init__(
         self,
-        encoder: Metanet,
+        encoder: nn.Module,
         decoder: nn.Module,
         settings: DecoderSettings,
         rest: Params,
@@ -61,6 +62,12 @@ class Autoencoder:
     ) -> None:
         self.encoder, self.decoder = encoder.double().eval(), decoder.double().eval()
         self.settings, self.rest, self.about, self.trained, self.tested = settings, rest, about, trained, tested
+
+    @property
+    def architecture(self) -> Architecture | None:
+        """Of the networks, if they came from a store."""
+        text = self.about.get("architecture")
+        return None if text is None else Architecture.from_json(text)
 
     @torch.no_grad()
     def encode(self, networks: Networks | Sequence[Networks] | Collection) -> Float[Tensor, "models latent"]:
@@ -75,7 +82,8 @@ class Autoencoder:
         collection = Collection(networks)
         latents: Tensor | None = None
         for places, params in read_blocks(collection, np.arange(len(collection))):
-            names = [name for name in self.encoder.layout.parameters if name in params]
+            read = self.encoder.layout.parameters if isinstance(self.encoder, Metanet) else params
+            names = [name for name in read if name in params]
             require_finite({name: params[name] for name in names}, f"the networks from {places[0]} on")
             made: Tensor = self.encoder(to_net(params, self.encoder))
             if latents is None:
@@ -128,8 +136,13 @@ class Autoencoder:
 
         Raises:
             FileExistsError: The file exists, and `overwrite` is false.
-            ValueError: The name does not end in `.safetensors`.
+            ValueError: The name does not end in `.safetensors`, or the encoder is no net of regauge's.
         """
+        if not isinstance(self.encoder, Metanet):
+            raise ValueError(
+                f"the encoder is a {type(self.encoder).__name__}, which no file describes; save its `state_dict()`, or "
+                "have `fit_autoencoder` make the encoder"
+            )
         modules = {"encoder": self.encoder, "decoder": self.decoder}
         tensors = {
             f"{name}/{key}": tensor.float() if tensor.is_floating_point() else tensor

@@ -35,6 +35,7 @@ from regauge.learn.populations import (
 from regauge.learn.training import Trained, Training, Validation, train
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.loader import Batch, Loader
+from regauge.storage.store import Store
 from regauge.training.settings import derive_seed
 from regauge.weightspace.decoder import MLPDecoder
 from regauge.weightspace.decoders import DecoderSettings
@@ -43,6 +44,7 @@ from regauge.weightspace.heads import Invariant
 from regauge.weightspace.layers import Layer
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.shares import find_readers
 
 SAMPLE = 256
 """Networks by which values are standardized."""
@@ -59,6 +61,8 @@ class AutoencoderConfig(Training):
         values: How single values are encoded; standardized unless given.
         reads_moments: Whether the encoder also begins with the moments of every tensor; see `Metanet`.
         parts: What the encoder respects by construction; everything that it can unless given.
+        widening: Whether a unit that is split in two counts as one, so that widening that keeps what a network computes
+            changes no latent vector; see the argument `readers` of `Metanet`.
         hidden: Units of the hidden layer of its head.
         dropout: Share of these that are dropped in training.
         latent: Length of the latent vectors.
@@ -78,6 +82,7 @@ class AutoencoderConfig(Training):
     values: Values | None = None
     reads_moments: bool = False
     parts: tuple[str, ...] | None = None
+    widening: bool = False
     hidden: int | None = None
     dropout: float = 0.0
     latent: int = 128
@@ -102,6 +107,7 @@ def fit_autoencoder(
     module: nn.Module | None = None,
     inputs: Any = None,
     task: Task | None = None,
+    encoder: nn.Module | None = None,
     indices: Sequence[int] | NDArray[Any] | None = None,
     split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
     split_by: str | None = None,
@@ -124,6 +130,8 @@ def fit_autoencoder(
             module, examples first.
         task: In place of `module` and `inputs`: runs the networks on its batches. Unless `config.loss` is given,
             decoded networks are trained by its criterion on its targets, whatever the originals do there.
+        encoder: Reads networks in place of the net that the settings describe: a module from populations to vectors
+            `[models, latent]`. Such an autoencoder cannot be saved.
         indices: Numbers of the networks to use, or a mask; all unless given.
         split: Numbers of the networks for "train", "validation" and "test"; see `fit_predictor`.
         split_by: Column by which stores are divided instead of by run.
@@ -152,7 +160,7 @@ def fit_autoencoder(
         raise ValueError("none of these networks is finite; there is nothing to learn from")
     parts = split_networks(collection, np.flatnonzero(usable), split, split_by)
     seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
-    fitting = _Fitting.prepare(collection, parts, config, seed, module, inputs, task)
+    fitting = _Fitting.prepare(collection, parts, config, seed, module, inputs, task, encoder)
     trained = train(
         fitting.net,
         fitting.loader,
@@ -177,13 +185,31 @@ def fit_autoencoder(
 class _Net(nn.Module):
     """An encoder and a decoder."""
 
-    def __init__(self, encoder: Metanet, decoder: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
 
     def forward(self, params: Params) -> Params:
         made: Params = self.decoder(self.encoder(params))
         return made
+
+
+def _encoder(symmetry: Symmetry, config: AutoencoderConfig, sample: Params, seed: int) -> Metanet:
+    """The net that the settings describe, with the statistics of some networks."""
+    net = Metanet(
+        symmetry,
+        layer=config.layer,
+        head=Invariant(config.latent, config.hidden, config.dropout),
+        width=config.width,
+        depth=config.depth,
+        values=config.values,
+        parts=config.parts,
+        reads_moments=config.reads_moments,
+        readers=find_readers(symmetry) if config.widening else (),
+        generator=torch.Generator().manual_seed(derive_seed(seed, "encoder")),
+    )
+    net.standardize(sample)
+    return net
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +236,7 @@ class _Fitting:
         module: nn.Module | None,
         inputs: Any,
         task: Task | None,
+        encoder: nn.Module | None,
     ) -> "_Fitting":
         """Make the net and everything around it."""
         symmetry = collection.symmetry(0)
@@ -223,20 +250,9 @@ class _Fitting:
         objective = Objective.of(
             runs, inputs, task, config.loss, config.examples, to_device(sample, config.device), config.device
         )
-        encoder = Metanet(
-            symmetry,
-            layer=config.layer,
-            head=Invariant(config.latent, config.hidden, config.dropout),
-            width=config.width,
-            depth=config.depth,
-            values=config.values,
-            parts=config.parts,
-            reads_moments=config.reads_moments,
-            generator=torch.Generator().manual_seed(derive_seed(seed, "encoder")),
-        )
-        encoder.standardize(sample)
+        net = _encoder(symmetry, config, sample, seed) if encoder is None else encoder.float()
         decoder = config.decoder.build(
-            encoder.symmetries[0], config.latent, torch.Generator().manual_seed(derive_seed(seed, "decoder"))
+            symmetry.bind(select(sample, 0)), config.latent, torch.Generator().manual_seed(derive_seed(seed, "decoder"))
         )
         decoder.standardize(sample)
         decoder.begin_at(select(sample, 0))
@@ -249,9 +265,9 @@ class _Fitting:
         )
         is_moved = any(change.moves_inputs for change in config.changes)
         layer = InputLayer.find(symmetry, runs) if is_moved else None
-        net = _Net(encoder, decoder).to(config.device)
+        whole = _Net(net, decoder).to(config.device)
         rest = to_device(select(sample, 0), config.device)
-        return cls(collection, parts, config, seed, net, rest, loader, layer, objective)
+        return cls(collection, parts, config, seed, whole, rest, loader, layer, objective)
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
         """The mean loss of a batch, whose networks are changed at random."""
@@ -275,6 +291,9 @@ class _Fitting:
             "settings": repr(self.config),
             "seed": self.seed,
         }
+        member = self.collection.members[0]
+        if isinstance(member, Store):
+            about["architecture"] = member.architecture.to_json()
         made = self.net.decoder(self.net.encoder(to_net(self.collection.read(test[:1]), self.net)))
         rest = {name: tensor.cpu() for name, tensor in self.rest.items() if name not in made}
         decoder = self.net.decoder.cpu().eval()

@@ -1,6 +1,7 @@
 """All experiments, by paper."""
 
 from regauge.papers import (
+    autoencoders,
     bayesian,
     deep_align,
     digit_orbits,
@@ -16,7 +17,7 @@ from regauge.papers.experiment import Experiment
 
 EXPERIMENTS: dict[str, dict[str, Experiment]] = {
     "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS,
-    "002": digit_orbits.EXPERIMENTS,
+    "002": digit_orbits.EXPERIMENTS | autoencoders.EXPERIMENTS,
     "003": shapes.EXPERIMENTS,
     "004": bayesian.EXPERIMENTS,
     "extra": residual.EXPERIMENTS,

@@ -1,0 +1,201 @@
+"""Paper 002, figures 3 to 8: lines between copies of digit networks, decoded and latent, and where orbits lie.
+
+References:
+    Paper 002, section 5 (INR interpolation), section 6.1 (collapse of orbits), appendices D.1 and D.2.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import regauge as rg
+from regauge import learn
+from regauge.connect import Curve
+from regauge.core.params import Params, select
+from regauge.core.task import Task
+from regauge.inr.orbits import lines, orbit, recovery
+from regauge.learn.running import Runner
+from regauge.papers.autoencoders.digits import SIDE, population
+from regauge.papers.autoencoders.encoders import Coder, sine_coders
+from regauge.papers.digit_orbits import ORBITS, WAYS
+from regauge.papers.experiment import Run, Scale
+from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table, mean_curve
+from regauge.papers.weight_nets.accuracy import train_population
+from regauge.storage.store import Store
+from regauge.zoo.training import Config
+
+QUANTITIES = (
+    Quantity("barrier", 4),
+    Quantity("of naive", 3),
+    Quantity("end loss", 4),
+    Quantity("barrier, clean", 5),
+    Quantity("of naive, clean", 3),
+)
+KEPT = ("naive", "generalized Git Re-Basin", "weight matching, the whole symmetry")
+"""Ways of `digit_orbits` beside which autoencoders stand."""
+MAPPED = 500
+"""Test networks of the map of latent vectors."""
+PATH = 7
+"""Pictures along a path."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A population, autoencoders of it, and copies of its test networks."""
+
+    name: str  # of the folder of the population
+    population: Config
+    coders: tuple[Coder, ...]
+    images: int  # test networks
+    copies: int  # of each, for every kind of orbit
+    noise: float  # standard deviation, as a share of each tensor's
+    line: int  # points on each line
+
+
+def config(scale: Scale) -> Study:
+    """10 digits on a CPU, with an encoder of the whole group and one of permutations."""
+    long, short = {"smoke": (0.3, 0.3), "cpu": (480.0, 60.0), "paper": (10_800.0, 10_800.0)}[scale]
+    sizes = (8, 4) if scale == "smoke" else ()
+    coders = sine_coders(long, *sizes)["whole"], sine_coders(short, *sizes)["permutations"]
+    counts = (1, 2) if scale == "smoke" else (10, 5) if scale == "cpu" else (100, 50)
+    return Study(*population(scale), coders, *counts, 0.05, 3 if scale == "smoke" else 25)
+
+
+def measure(study: Study, run: Run) -> Table:
+    """Measure the lines from every network to its copies, as they are, aligned, decoded and latent."""
+    store = train_population(study.name, study.population, run)
+    autos = {coder.label: trained(coder, store, run) for coder in study.coders}
+    numbers = store.rows.where(split="test")[: study.images]
+    networks, symmetry, module = store.read(numbers), store.require_symmetry(), store.architecture.module()
+    pixels = learn.grid((SIDE, SIDE))
+    with torch.no_grad():
+        images = Runner(Task(module, ())).outputs(networks, pixels)
+    ways = [way for way in WAYS if way.label in KEPT]
+
+    def recover(kind: str, noise: float, image: int) -> Record:
+        parts = ORBITS[kind]
+        original = select(networks, image)
+        chance = run.generator("copies", parts, noise, image)
+        copies = orbit(original, symmetry, study.copies, generator=chance, parts=parts, noise=noise, reach=3)
+        task = rg.Task(module, [(pixels, images[image])], torch.nn.functional.mse_loss)
+        made: dict[str, tuple[Curve, ...]] = {}
+        for way in ways:
+            found = recovery(
+                original,
+                copies,
+                symmetry,
+                method=way.method,
+                within=way.restrict(symmetry),
+                task=task,
+                points=study.line,
+            )
+            made[way.label] = found.curves
+        for label, auto in autos.items():
+            made |= decoded_lines(label, auto, original, copies.params, task, study.line)
+        return {label: [list(curve.table) for curve in curves] for label, curves in made.items()}
+
+    noises = (study.noise, 0.0)
+    found = run.records("lines", study, recover, list(ORBITS), noises, range(len(numbers)))
+    rows = [row for kind, records in zip(ORBITS, found, strict=True) for row in rows_of(kind, records)]
+    copies = orbit(
+        select(networks, 0), symmetry, 50, generator=run.generator("collapse"), parts=("permutation", "sign"), reach=3
+    )
+    sample = store.read(store.rows.where(split="test")[:MAPPED])
+    collapse = tuple(map_of(label, auto, sample, copies.params) for label, auto in autos.items())
+    notes = (
+        f"{len(numbers)} test networks {study.population.architecture.name} of digits, {study.copies} copies of each "
+        f"for every kind of orbit; noise of {study.noise:g} of each tensor's standard deviation on the copies, or none "
+        "(clean)",
+        f"mean squared error against what the original renders, at {study.line} points of the line from the original "
+        "to its copy; barrier: of each curve; of naive: the mean barrier as a share of that of the line between the "
+        "networks as they are",
+        "decoded: the line between the weights of the decoded original and the decoded copy; latent: the networks "
+        "decoded from the line between the latent vectors; by the encoders that are named",
+        "; ".join(
+            f"{coder.label}: {coder.config.seconds:g} CPU s of training, test error "
+            f"{autos[coder.label].about['scores']['autoencoder']['squared error']:.4f}"
+            for coder in study.coders
+        ),
+        "the paper's noise is 0.005 on all parameters, about 8%, 27% and 4% of the standard deviations of its layers; "
+        "it shows curves without numbers, against the digit and not the original's rendering",
+    )
+    return Table(
+        "Lines between copies of networks of digits",
+        notes,
+        QUANTITIES,
+        tuple(rows),
+        f"mean squared error of the image, noise {study.noise:g}",
+        pictures={"collapse": collapse},
+    )
+
+
+def trained(coder: Coder, store: Store, run: Run) -> learn.Autoencoder:
+    """The autoencoder of a row, trained unless an earlier run did."""
+    folder = run.folder / "autoencoders"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{coder.label}-{coder.config.seconds:g}s-{coder.config.width}-{len(store)}-{run.seed}"
+    path = folder / f"{name.replace(' ', '-')}.safetensors"
+    if path.exists():
+        return learn.load_autoencoder(path)
+    auto = coder.fit(store, run.generator("autoencoder", coder.label), learn.grid((SIDE, SIDE)))
+    auto.save(path)
+    return auto
+
+
+def decoded_lines(
+    label: str, auto: learn.Autoencoder, original: Params, copies: Params, task: rg.Task, points: int
+) -> dict[str, tuple[Curve, ...]]:
+    """Lines between decoded weights, and between latent vectors."""
+    first = auto.encode({name: tensor.unsqueeze(0) for name, tensor in original.items()})
+    others = auto.encode(copies)
+    between = lines(select(auto.decode(first), 0), auto.decode(others), task, points)
+    ts = [k / (points - 1) for k in range(points)]
+    made = [auto.decode((1 - t) * first + t * others) for t in ts]
+    losses = torch.stack([task.evaluate_each(networks)["loss"] for networks in made])
+    latent = tuple(
+        Curve(tuple({"t": t, "loss": float(loss)} for t, loss in zip(ts, column, strict=True))) for column in losses.T
+    )
+    return {f"decoded, {label}": between, f"latent, {label}": latent}
+
+
+def rows_of(kind: str, records: list[list[Record]]) -> list[Row]:
+    """The rows of one kind of orbit, from records with noise and without."""
+    rows = []
+    naive = [_barriers(own, "naive") for own in records]
+    for label in records[0][0]:
+        noisy, clean = (_barriers(own, label) for own in records)
+        curves = [line for record in records[0] for line in record[label]]
+        values = {
+            "barrier": [noisy],
+            "of naive": [[_mean(noisy) / max(_mean(naive[0]), 1e-12)]],
+            "end loss": [[line[-1]["loss"] for line in curves]],
+            "barrier, clean": [clean],
+            "of naive, clean": [[_mean(clean) / max(_mean(naive[1]), 1e-12)]],
+        }
+        rows.append(Row(f"{kind}: {label}", values, {}, mean_curve(curves)))
+    return rows
+
+
+def map_of(label: str, auto: learn.Autoencoder, sample: Params, copies: Params) -> Chart:
+    """Latent vectors of test networks and of copies of one of them, in the plane of their largest variance."""
+    latents, own = auto.encode(sample).double(), auto.encode(copies).double()
+    middle = latents.mean(0)
+    axes = torch.linalg.svd(latents - middle, full_matrices=False)[2][:2].T
+
+    def series(name: str, points: Tensor) -> Series:
+        x, y = ((points - middle) @ axes).T.tolist()
+        return Series(name, x, y, style="points")
+
+    typical = torch.pdist(latents).mean()
+    share = float(torch.pdist(own).mean() / typical)
+    title = f"{label}: copies are {share:.0e} as far apart as networks" if share < 1e-3 else f"{label}: {share:.2f}"
+    return Chart(title, "", "", (series("test networks", latents), series("copies of one", own)))
+
+
+def _barriers(records: list[Record], label: str) -> list[float]:
+    return [Curve(tuple(line)).barrier for record in records for line in record[label]]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
