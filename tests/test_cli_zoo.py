@@ -71,6 +71,17 @@ def test_a_population_is_trained_and_a_second_run_goes_on(
     assert "other networks or settings" in capsys.readouterr().err
 
 
+def test_a_store_is_extended(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["zoo", "train", f"{config}:small", "-o", str(tmp_path / "zoo"), "--shard", "4", "--networks"]
+    main([*command, "6"])
+    main([*command, "12"])
+    assert "12 networks" in (said := capsys.readouterr().out)
+    assert "2 of 4 shards were trained now" in said
+    with pytest.raises(SystemExit):
+        main([*command, "6"])
+    assert "is for 12 networks of this population already, and 6 are wanted" in capsys.readouterr().err
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     Store.create(tmp_path / "zoo", Architecture("MLP 4-3-2", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]}))
     reading, writing = os.pipe()

@@ -67,7 +67,8 @@ def test_methods_for_single_pairs_are_looped_over(name: str) -> None:
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_batch_reaches_what_single_pairs_reach(name: str, start: Literal["barycenter", "identity"]) -> None:
     symmetry = BY_HAND[name]
-    a, b = population(symmetry, 7), population(symmetry, 7, seed=100)
+    count = 3 if name == "linear" else 7  # whose rounds are many
+    a, b = population(symmetry, count), population(symmetry, count, seed=100)
     kept = {key: (a[key].clone(), b[key].clone()) for key in b}
     method = WeightMatching(start=start)
     result = rg.align_pairs(a, b, symmetry, method=method)
@@ -76,7 +77,7 @@ def test_a_batch_reaches_what_single_pairs_reach(name: str, start: Literal["bary
     assert all(torch.equal(moved[key], result.params[key]) for key in b)
     assert bool((result.history.diff(dim=0) >= 0).all())
     assert bool((result.objective >= result.initial).all())
-    for k in range(7):
+    for k in range(count):
         one = rg.align(single(a, k), single(b, k), symmetry, method=method)
         assert float(result.initial[k]) == pytest.approx(one.initial, rel=1e-9, abs=1e-9)
         assert float(result.objective[k]) == pytest.approx(one.objective, rel=1e-9)

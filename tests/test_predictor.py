@@ -176,7 +176,7 @@ def kill_after(steps: int) -> Any:
     return begin
 
 
-@pytest.mark.parametrize("steps", [3, 17, 30])
+@pytest.mark.parametrize("steps", [17])
 def test_a_training_that_was_killed_gives_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:

@@ -214,11 +214,51 @@ def test_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_another_population_does_not_go_into_the_same_store(tmp_path: Path) -> None:
     plan(CONFIG, tmp_path / "zoo")
-    for other in (replace(CONFIG, seed=1), replace(CONFIG, count=21), replace(CONFIG, steps=7)):
+    for other in (replace(CONFIG, seed=1), replace(CONFIG, seed=2, count=21), replace(CONFIG, steps=7)):
         with pytest.raises(FileExistsError, match="other networks or settings"):
             plan(other, tmp_path / "zoo")
     with pytest.raises(ValueError, match="at least 1"):
         plan(CONFIG, tmp_path / "other", size=0)
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_population_is_extended(before: int, tmp_path: Path) -> None:
+    """From a store that is complete or not, to what a population of that size is."""
+    _, jobs = plan(CONFIG, tmp_path / "zoo", size=7)
+    for key in jobs.keys[:before]:
+        jobs(key)
+    bytes_before = {path: path.read_bytes() for path in (tmp_path / "zoo" / "shards").iterdir()}
+    plan(replace(CONFIG, count=22), tmp_path / "zoo")
+    store, more = plan(replace(CONFIG, count=30), tmp_path / "zoo")
+    assert [more.ids(key) for key in more.keys] == [
+        *(range(0, 7), range(7, 14), range(14, 20)),
+        *(range(20, 22), range(22, 29), range(29, 30)),
+    ]
+    assert run_jobs(more) == 6 - before
+    assert len(store) == 60
+    assert all(path.read_bytes() == content for path, content in bytes_before.items())
+    assert store.key == Store.open(tmp_path / "zoo").key
+    found = store.read(store.rows.final()[np.argsort(store.rows["id"][store.rows.final()])])
+    whole = [block for block in train(replace(CONFIG, count=30)) if block.rows[0]["step"] == 6]
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, torch.cat([b.params[name] for b in whole]), rtol=1e-4, atol=1e-6)
+    again, jobs = plan(replace(CONFIG, count=30), tmp_path / "zoo")
+    assert run_jobs(jobs) == 0
+    assert again.about["training"]["count"] == 30
+    with pytest.raises(FileExistsError, match="for 30 networks of this population already, and 20 are wanted"):
+        plan(CONFIG, tmp_path / "zoo")
+
+
+def test_networks_that_depend_on_their_number_are_not_extended(tmp_path: Path) -> None:
+    config = replace(CONFIG, discards=(Discard(3, worst=0.5),), count=18)
+    plan(config, tmp_path / "zoo", size=8)
+    before = (tmp_path / "zoo" / "store.json").read_bytes()
+    with pytest.raises(ValueError, match="no whole group of 4, of which the worst are given up"):
+        plan(replace(config, count=30), tmp_path / "zoo")
+    assert (tmp_path / "zoo" / "store.json").read_bytes() == before
+    plan(replace(config, count=20), tmp_path / "whole", size=8)
+    _, jobs = plan(replace(config, count=30), tmp_path / "whole")
+    assert [jobs.ids(key).start for key in jobs.keys] == [0, 8, 16, 20, 28]
 
 
 def squared_distances(first: Params, second: Params) -> Tensor:

@@ -47,7 +47,7 @@ class ZooTrain:
     ]
     output: NewStore
     networks: int | None = None
-    """Number of networks; as the config says where left out."""
+    """Number of networks, as the config says where left out; a store of fewer is extended."""
     seed: int | None = None
     """Seed of all random numbers; as the config says where left out."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"

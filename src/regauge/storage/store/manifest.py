@@ -1,10 +1,10 @@
-"""The manifest of a store, `store.json`: written once, before the first shard, and never changed."""
+"""The manifest of a store, `store.json`: written before the first shard; only what is told about it may change."""
 
 import json
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,16 @@ class Manifest:
         if folder.exists() and any(not name.startswith(".") for name in os.listdir(folder) if name not in own):
             raise FileExistsError(f"{str(folder)!r} holds other files; choose a new or empty folder for a store")
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        try:
+            save_text(self._to_json(), path, is_new=True)
+        except FileExistsError:  # another process was first
+            self._require_same(folder)
+
+    def tell(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """Replace what is told about the store in a folder, as a whole."""
+        save_text(replace(self, about=about)._to_json(), folder / MANIFEST)
+
+    def _to_json(self) -> str:
         document = {
             "format": FORMAT,
             "version": VERSION,
@@ -73,10 +83,7 @@ class Manifest:
             "about": self.about,
             "key": self.key,
         }
-        try:
-            save_text(json.dumps(document, indent=1, allow_nan=False) + "\n", path, is_new=True)
-        except FileExistsError:  # another process was first
-            self._require_same(folder)
+        return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
     def _require_same(self, folder: Path) -> None:
         there = Manifest.read(folder)

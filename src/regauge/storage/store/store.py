@@ -101,6 +101,14 @@ class Store:
         """The store in a folder, or None if there is none."""
         return cls.open(folder) if (Path(folder) / MANIFEST).exists() else None
 
+    def tell(self, about: Mapping[str, Any]) -> None:
+        """Replace `about`, for readers that open the store from now on.
+
+        Raises:
+            ValueError: It is not plain JSON.
+        """
+        self._manifest.tell(self.folder, about)
+
     def __len__(self) -> int:
         return len(self._now)
 

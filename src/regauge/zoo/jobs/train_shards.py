@@ -3,14 +3,16 @@
 import math
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from itertools import chain, groupby
+from functools import cached_property
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch.utils.flop_counter import FlopCounterMode
 
 from regauge.core.params import Params
@@ -30,6 +32,9 @@ END = "end"
 MORE = "more"
 SHARD = 512
 """Networks of a shard at most."""
+LOCK = ".extension.lock"
+EARLIER = "earlier_counts"
+"""What a store tells of a population that was extended: the numbers of networks that it was for before."""
 SHARD_WORK = 1e13
 """Multiplications of a shard at most: some minutes on one core."""
 
@@ -127,6 +132,9 @@ def _end(name: str) -> int:
 class TrainShards:
     """Shard k has the networks with ids from `k * size`; the size changes a step by rounding alone, see `train`.
 
+    Of a population that was extended, `earlier` are the counts that it had before, in their order: at each of them a
+    new shard begins, since shards never change.
+
     A shard appears when its last network is trained. Until then its finished stacks are kept aside, and a job that is
     done again after it was killed trains only what was in training then. `advance` counts trained networks, in parts,
     in this process; workers show nothing.
@@ -137,12 +145,13 @@ class TrainShards:
     size: int
     device: str = "cpu"
     products: Library | None = None
+    earlier: tuple[int, ...] = ()
     advance: Advance = field(default=no_advance, compare=False)
 
     @property
     def keys(self) -> range:
         """Numbers of the shards."""
-        return range(math.ceil(self.config.count / self.size))
+        return range(len(self._ranges))
 
     def is_done(self, key: int) -> bool:
         """Whether the shard is in the store."""
@@ -154,7 +163,12 @@ class TrainShards:
 
     def ids(self, key: int) -> range:
         """The ids of the networks of the shard."""
-        return range(key * self.size, min(self.config.count, (key + 1) * self.size))
+        return self._ranges[key]
+
+    @cached_property
+    def _ranges(self) -> list[range]:
+        parts = pairwise((0, *self.earlier, self.config.count))
+        return [range(k, min(end, k + self.size)) for begin, end in parts for k in range(begin, end, self.size)]
 
     def __call__(self, key: int) -> None:
         """Train the networks of one shard and append all their checkpoints."""
@@ -202,6 +216,9 @@ def plan(
 ) -> tuple[Store, TrainShards]:
     """The store of a population, new or as an interrupted run left it, and the jobs that fill it.
 
+    A store of the first networks of the population, complete or not, is extended to all of them: network i does not
+    depend on their count, but where the worst of a group are given up and the last group is not whole.
+
     Args:
         config: The whole population.
         folder: Folder of the store.
@@ -211,9 +228,9 @@ def plan(
         device: The device of the training, which the store does not remember.
 
     Raises:
-        FileExistsError: The folder holds another store, or other files, or the library of matrix products is set to
-            another one than the store records.
-        ValueError: The size makes no sense.
+        FileExistsError: The folder holds another store, or more networks of this one, or other files, or the library of
+            matrix products is set to another one than the store records.
+        ValueError: The size makes no sense, or networks that are there depend on their count.
     """
     if size is not None and size < 1:
         raise ValueError(f"shards of {size} networks hold none; give at least 1")
@@ -229,8 +246,48 @@ def plan(
         symmetry = discover(config.architecture.module().eval(), (examples.inputs[:2],))
     products = recorded_library(folder)
     about = {"training": settings_of(config), "shard": size, "products": products}
-    store = Store.create(folder, config.architecture, symmetry, storage=storage, about=about)
-    return store, TrainShards(Path(folder), config, size, device, products)
+    if known is None:
+        store = Store.create(folder, config.architecture, symmetry, storage=storage, about=about)
+    else:
+        with FileLock(Path(folder) / LOCK):
+            before = Store.open(folder).about
+            store = Store.create(
+                folder, config.architecture, symmetry, storage=storage, about=_counted(about, before, _count_in(before))
+            )
+            _require_extensible(store, config)
+            if config.count > _count_in(before):
+                store.tell(_counted(about, before, config.count))
+                store = Store.open(folder)
+    return store, TrainShards(Path(folder), config, size, device, products, tuple(store.about.get(EARLIER, ())))
+
+
+def _count_in(about: Mapping[str, Any]) -> int:
+    """The number of networks that a store is for."""
+    count: int = about.get("training", {}).get("count", 0)
+    return count
+
+
+def _counted(about: Mapping[str, Any], before: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """What is told about a store, with another number of networks than before."""
+    earlier = [*before.get(EARLIER, ()), *([_count_in(before)] if count > _count_in(before) else [])]
+    return {**about, "training": {**about["training"], "count": count}, **({EARLIER: earlier} if earlier else {})}
+
+
+def _require_extensible(store: Store, config: Config) -> None:
+    """Raise where a store has more networks than are wanted, or some that depend on their number."""
+    count, name = _count_in(store.about), str(store.folder)
+    if config.count < count:
+        raise FileExistsError(
+            f"{name!r} is for {count} networks of this population already, and {config.count} are wanted; ask for at "
+            "least as many, or choose another folder"
+        )
+    is_whole = count % config.group == 0 or all(discard.worst is None for discard in config.discards)
+    if config.count > count and not is_whole:
+        raise ValueError(
+            f"the last of the {count} networks in {name!r} are no whole group of {config.group}, of which the worst "
+            f"are given up, so they depend on the number of networks, which cannot become {config.count}; choose "
+            "another folder"
+        )
 
 
 def settings_of(value: Any) -> Any:
