@@ -249,3 +249,41 @@ def test_what_cannot_be_encoded_gets_a_sentence(tmp_path: Path) -> None:
     ws.save_net(auto.encoder, tmp_path / "net.safetensors")
     with pytest.raises(ValueError, match="is no autoencoder"):
         learn.load_autoencoder(tmp_path / "net.safetensors")
+
+
+def test_a_unit_that_is_split_in_two_changes_no_latent() -> None:
+    module, symmetry, networks, inputs = members("mlp")
+    config = learn.AutoencoderConfig(**{**vars(TINY), "widening": True})
+    auto = learn.fit_autoencoder(networks, symmetry, config, generator=generator(), module=module, inputs=inputs)
+    order = torch.tensor([0, 0, 1, 2, 3, 4, 5])
+    shares = torch.tensor([0.3, 0.7, 1, 1, 1, 1, 1], dtype=torch.float64)
+    first, second, third = list(networks)[:3]
+    wide = {**networks, first: networks[first][:, order], second: networks[second][:, order]}
+    wide[third] = networks[third][:, :, order] * shares
+    assert isinstance(auto.encoder, ws.Metanet)
+    auto.encoder.adapt(rg.discover(MLP((4, 7, 5, 3)), (inputs[:2],)))
+    assert far(auto.encode(wide), auto.encode(networks)) < 1e-10
+
+
+def test_an_encoder_of_ones_own_is_trained_but_not_saved(tmp_path: Path) -> None:
+    module, symmetry, networks, inputs = members("siren")
+
+    class Sizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(len(networks), 4)
+
+        def forward(self, population: Params) -> Tensor:
+            sizes = torch.stack([tensor.flatten(1).norm(dim=1) for tensor in population.values()], 1)
+            made: Tensor = self.last(sizes)
+            return made
+
+    encoder = Sizes()
+    before = encoder.last.weight.detach().clone()
+    auto = learn.fit_autoencoder(
+        networks, symmetry, TINY, generator=generator(), module=module, inputs=inputs, encoder=encoder
+    )
+    assert auto.encode(networks).shape == (20, 4)
+    assert not torch.equal(before.double(), encoder.last.weight)
+    with pytest.raises(ValueError, match="which no file describes"):
+        auto.save(tmp_path / "auto.safetensors")

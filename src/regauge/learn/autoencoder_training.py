@@ -240,8 +240,9 @@ class _Fitting:
     ) -> "_Fitting":
         """Make the net and everything around it."""
         symmetry = collection.symmetry(0)
-        for places, params in read_blocks(collection, np.concatenate(list(parts.values()))):
-            require_finite(params, f"the networks from {places[0]} on")
+        for member in collection.members:
+            if not isinstance(member, Store):  # which knows of each network whether it is finite
+                require_finite(member, "the population")
         sample = {
             name: t.float() if t.is_floating_point() else t
             for name, t in collection.read(spread(parts["train"], SAMPLE)).items()

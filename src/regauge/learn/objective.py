@@ -1,6 +1,6 @@
 """What decoded networks are trained for and judged by: the outputs of the networks that were encoded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.core.task import Task
-from regauge.learn.function_losses import Criterion, Distillation, FunctionLoss, SquaredError
+from regauge.learn.function_losses import Criterion, FunctionLoss, SquaredError
 from regauge.learn.populations import to_device
 from regauge.learn.running import Runner, count_examples, take_examples
 
@@ -135,13 +135,3 @@ def _to_dtype(inputs: Any, dtype: torch.dtype) -> Any:
     if isinstance(inputs, tuple | list):
         return tuple(_to_dtype(value, dtype) for value in inputs)
     return inputs.to(dtype) if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
-
-
-def describe(loss: FunctionLoss | Criterion) -> str:
-    """The name of a loss on a page."""
-    names: dict[type, str] = {SquaredError: "squared error", Distillation: "divergence", Criterion: "loss of the task"}
-    return names[type(loss)]
-
-
-Batches = Sequence[tuple[Any, Any]]
-"""Inputs and targets."""

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import matplotlib
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import BoundaryNorm
+from matplotlib.colors import BoundaryNorm, to_hex
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
@@ -297,7 +298,7 @@ def map_figure(
 ) -> Figure:
     """Networks as points in the plane, in the color of their group; or, given values, in shades of these.
 
-    Distances are to scale. Groups are named in a legend where there are two to eight; NaN is drawn gray.
+    Distances are to scale. Groups are named in a legend where there are two to twenty; NaN is drawn gray.
     """
     size = float(np.clip(300 / np.sqrt(len(points)), 8, 60))
     with draw_figure(5.0, 4.2) as figure:
@@ -323,12 +324,13 @@ def _between(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _draw_groups(axes: Axes, points: NDArray[np.float64], groups: Sequence[str | int], size: float, what: str) -> None:
-    names = list(dict.fromkeys(groups))
+    names = sorted(dict.fromkeys(groups), key=lambda name: (len(str(name)), str(name)))
     member = np.array([names.index(group) for group in groups])
+    colors = COLORS if len(names) <= len(COLORS) else [to_hex(colormaps["tab20"](k)) for k in range(20)]
     for k, name in enumerate(names):
-        style: Any = {"s": size, "color": COLORS[k % len(COLORS)], "linewidths": 0.4, "edgecolors": "white"}
+        style: Any = {"s": size, "color": colors[k % len(colors)], "linewidths": 0.4, "edgecolors": "white"}
         axes.scatter(points[member == k, 0], points[member == k, 1], label=str(name), **style)
-    if 2 <= len(names) <= len(COLORS):
+    if 2 <= len(names) <= len(colors):
         beside: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(title=what, frameon=False, fontsize=9, title_fontsize=9, **beside)
 
