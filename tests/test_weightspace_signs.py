@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from weightspace_cases import generator, population, symmetry
 
 import regauge as rg
@@ -37,8 +38,8 @@ def first_weight(networks: Params) -> str:
     return next(name for name in networks if name.endswith("weight"))
 
 
-NATIVE = [ws.ScaleGMN(), ws.Propagation()]
-"""Layers that respect signs without a canonical form of them."""
+NATIVE = [ws.ScaleGMN(), ws.ScaleGMN(is_scaled=True), ws.Propagation()]
+"""Layers that respect signs, or scales too, without a canonical form of them."""
 
 
 @pytest.mark.parametrize("layer", [ws.ScaleGMN(), ws.Propagation(), ws.RelationalAttention(heads=2)])
@@ -127,16 +128,21 @@ def test_large_scales_and_signs_change_nothing(case: str, layer: Any) -> None:
     assert far(net(symmetry(case).act(wide, networks)), net(networks)) < 1e-8
 
 
-def test_kernels_padded_with_zeros_have_finite_features() -> None:
+@pytest.mark.parametrize("layer", [ws.ScaleGMN(), ws.ScaleGMN(is_scaled=True)], ids=str)
+def test_kernels_padded_with_zeros_and_dead_units_have_finite_features(layer: ws.ScaleGMN) -> None:
     networks = population("cnn_flatten")
     padded = {name: t.clone() for name, t in networks.items()}
     for t in padded.values():
         if t.ndim == 5:
             t[..., 0] = 0.0
-    net = make(symmetry("cnn_flatten"), networks, ws.ScaleGMN())
+    if layer.is_scaled:  # A canonical form leaves the scales of units that nothing comes in to.
+        padded["0.weight"][:, :2], padded["0.bias"][:, :2] = 0.0, 0.0
+    net = make(symmetry("cnn_flatten"), networks, layer)
     element = symmetry("cnn_flatten").random(generator(1), None, (3,))
     made = net(padded)
+    made.sum().backward()
     assert bool(made.isfinite().all())
+    assert all(bool(p.grad.isfinite().all()) for p in net.parameters() if p.grad is not None)
     assert far(net(symmetry("cnn_flatten").act(element, padded)), made) < 1e-9
 
 
@@ -171,7 +177,9 @@ def test_changes_of_networks_of_sines_can_be_odd() -> None:
 
 def test_several_families_of_signs_are_known_by_the_labels() -> None:
     layout = compile_layout(symmetry("hf_llama"), is_signed=True)
-    families = {len(one[-1]) for known in layout.unit_signs.values() for one in known}
+    families = {
+        sum(isinstance(exponent, bool) for exponent in one[-1]) for known in layout.unit_signs.values() for one in known
+    }
     assert max(families) > 1
     assert not compile_layout(symmetry("hf_llama")).signs
 
@@ -185,3 +193,89 @@ def test_signs_are_respected_with_probes(layer: Any) -> None:
     net = make(found, networks, layer, probes=probes)
     moved = found.act(found.random(generator(1), net.parts, (4,)), networks)
     assert far(net(moved), net(networks)) < 1e-9
+
+
+class Squares(nn.Module):
+    """An MLP of squared ReLUs: a unit whose incoming weights are doubled needs a quarter of its outgoing ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in ((3, 5), (5, 4), (4, 2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in list(self.layers)[:-1]:
+            x = layer(x).relu().square()
+        made: torch.Tensor = self.layers[2](x)
+        return made
+
+
+def squares() -> tuple[rg.Symmetry, Params]:
+    module = Squares()
+    networks = {
+        name: torch.randn(3, *t.shape, generator=generator(4), dtype=torch.float64)
+        for name, t in module.state_dict().items()
+    }
+    return rg.discover(module, (torch.randn(2, 3),)), networks
+
+
+@pytest.mark.parametrize("case", ["mlp_relu", "cnn_flatten", "resnet8_batch_A", "grouped_conv", "glu"])
+@pytest.mark.parametrize("head", [ws.Invariant(3), ws.Equivariant()], ids=["numbers", "changes"])
+def test_scales_are_respected_by_products(case: str, head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, networks = symmetry(case), population(case)
+    assert any(group.scales for group in found.groups)
+    net = make(found, networks, ws.ScaleGMN(is_scaled=True), head)
+    monkeypatch.setattr("regauge.weightspace.frames.carry_out", None)  # no canonical form is made
+    element = found.random(generator(1), net.parts, (3,)).map(lambda t: t**3 if t.dtype == torch.float64 else t)
+    read = {name: networks[name].clone().requires_grad_() for name in net.layout.parameters}
+    made = net({**networks, **read})
+    after, wanted = net(found.act(element, networks)), made
+    if isinstance(made, dict):
+        wanted = found.act(element, made)
+        assert max(far(after[name], wanted[name]) for name in made if bool(made[name].any())) < 1e-9
+        made = torch.cat([tensor.flatten() for tensor in made.values()])
+    else:
+        assert far(after, wanted) < 1e-9
+    (made * torch.randn(made.shape, generator=generator(2), dtype=made.dtype)).sum().backward()
+    assert not [name for name, t in read.items() if t.grad is None or not float(t.grad.abs().max()) > 1e-12]
+    assert not [name for name, p in net.named_parameters() if p.grad is None or not bool(p.grad.any())]
+
+
+@pytest.mark.parametrize("case", ["mlp_relu", "resnet8_batch_A"])
+@torch.no_grad()
+def test_spread_lasts_where_scales_are_respected_by_products(case: str) -> None:
+    networks = population(case, 4)
+    net = make(symmetry(case), networks, ws.ScaleGMN(is_scaled=True), depth=8, width=16)
+    spreads = []
+    for layers in (0, 1, 4, 8):
+        features = net.features(networks, layers=layers)
+        means = [x.flatten(1, -2).mean(1) for x in (*features.units.values(), *features.pairs.values())]
+        spreads.append(float(torch.cat(means, -1).std(0).mean()))
+    assert max(spreads) / min(spreads) < 30
+
+
+def test_scales_are_canonical_where_more_depends_on_them() -> None:
+    found, networks = symmetry("mlp_relu"), population("mlp_relu")
+    element = found.random(generator(1), None, (3,))
+    for options in ({"reads_moments": True}, {"readers": ws.find_readers(found)}):
+        net = make(found, networks, ws.ScaleGMN(is_scaled=True), **options)
+        assert not net.layout.is_scaled
+        assert far(net(found.act(element, networks)), net(networks)) < 1e-9
+    found, networks = squares()  # Outgoing weights have the exponent -2, which no feature cancels.
+    net = make(found, networks, ws.ScaleGMN(is_scaled=True))
+    element = found.random(generator(1), None, (3,))
+    assert not net.layout.is_scaled
+    assert {"scale"} <= {*net.parts}
+    assert far(net(found.act(element, networks)), net(networks)) < 1e-9
+
+
+@pytest.mark.parametrize("head", [ws.Invariant(3), ws.Equivariant()], ids=["numbers", "changes"])
+@pytest.mark.parametrize("layer", NATIVE, ids=str)
+def test_maps_of_features_that_stay_zero_are_not_made(layer: Any, head: Any) -> None:
+    """Signs of queries and keys in Qwen3 multiply no values of single units, and reach them by few messages."""
+    networks = population("hf_qwen3")
+    net = make(symmetry("hf_qwen3"), networks, layer, head)
+    made = net(networks)
+    parts = [made] if isinstance(made, torch.Tensor) else made.values()
+    weigh = generator(3)
+    torch.stack([(t * torch.randn(t.shape, generator=weigh, dtype=t.dtype)).sum() for t in parts]).sum().backward()
+    assert not [name for name, p in net.named_parameters() if p.grad is None or not bool(p.grad.any())]

@@ -1,7 +1,7 @@
 """From the values of blocks to features: standardized, encoded, and projected once for each tensor."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regauge.weightspace.features import Features, Odd, turn
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import Block, Layout
-from regauge.weightspace.layout.characters import at_end
+from regauge.weightspace.layout.characters import at_end, has_scale, has_sign
 from regauge.weightspace.shares import Shares
 
 CONSTANT = 1e-5
@@ -112,14 +112,15 @@ class Encoder(nn.Module):
     Values are standardized by one mean and deviation for each block, which `standardize` sets. What no group moves
     (pixels, classes, kernel positions) are inputs of these maps, so that weights tell positions apart. Units that are
     known by their positions get a learned vector each, and so does a unit's weight to itself. Where signs still act on
-    values, those are read twice: by their sizes, and as they are, without biases, for features that signs change. Where
-    half periods still act, values that are added to an angle turn it by at most one radian for each of its own, times
-    its frequency, and features are sine and cosine of the sum; the sine of twice the angle is what may be added to it.
+    values, those are read twice: by their sizes, and as they are, without biases, for features that signs change. The
+    same holds for scales, which leave the direction of the channels. Where half periods still act, values that are
+    added to an angle turn it by at most one radian for each of its own, times its frequency, and features are sine and
+    cosine of the sum; the sine of twice the angle is what may be added to it.
 
     Args:
         has_pairs: Whether blocks with two ends or more get vectors.
         channels: How many functions of each of their values are made besides.
-        are_multiplied: Whether layers multiply by values that signs change.
+        multiplied: Names of the blocks by whose values layers multiply where signs change these.
         reads_moments: Whether the vectors of networks begin with the moments of all blocks, too.
     """
 
@@ -135,7 +136,7 @@ class Encoder(nn.Module):
         *,
         has_pairs: bool,
         channels: int,
-        are_multiplied: bool = False,
+        multiplied: Collection[str] = (),
         reads_moments: bool = False,
         generator: torch.Generator | None,
     ) -> None:
@@ -154,6 +155,10 @@ class Encoder(nn.Module):
         self.maps, self.functions, self.odd_maps = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         self.odd_functions = nn.ModuleDict()
         self.odd = [block.name in layout.signs for block in layout.blocks]
+        self.is_signed = [has_sign(layout.signs.get(block.name, ())) for block in layout.blocks]
+        self.is_scaled = [has_scale(layout.signs.get(block.name, ())) for block in layout.blocks]
+        if any(self.is_scaled):
+            self.register_buffer("sizes", torch.ones(count))
         self.frequencies_of = {k: _frequency(block, layout) for k, block in enumerate(layout.blocks)}
         waves = {name for wave in (layout.waves or {}).values() for name in (wave.sine, wave.cosine)}
         for k, block in enumerate(layout.blocks):
@@ -161,7 +166,7 @@ class Encoder(nn.Module):
             is_pair = len(block.ends) > 1
             if is_pair and channels:
                 self.functions[f"{k}"] = Dense(numbers, channels, generator=generator)
-            if is_pair and are_multiplied and block.name in layout.signs:
+            if block.name in multiplied:
                 self.odd_functions[f"{k}"] = _one_function(block.channels, generator)
             if is_pair and not has_pairs:
                 continue
@@ -212,11 +217,11 @@ class Encoder(nn.Module):
     def standardize(self, values: Mapping[str, Tensor], layout: Layout) -> None:
         """Take mean and deviation of every block over networks and positions."""
         for k, block in enumerate(layout.blocks):
-            found = values[block.name].double()
-            if self.odd[k]:
-                found = found.abs()
+            found = self._even(k, values[block.name].double())
             if not found.numel():
                 continue
+            if self.is_scaled[k]:
+                self.get_buffer("sizes")[k] = float(values[block.name].double().square().mean().sqrt()) or 1.0
             mean, spread = float(found.mean()), float(found.std(unbiased=False))
             if not self.values.is_centered:
                 sizes = found.flatten(1).square().mean(1).sqrt()
@@ -239,13 +244,15 @@ class Encoder(nn.Module):
             found = values[block.name].to(dtype)
             if self.odd[k]:
                 size = (self.mean[k].square() + self.std[k].square()).sqrt()
+                if self.is_scaled[k]:
+                    size = self.get_buffer("sizes")[k]
                 frequency = self.frequencies_of[k]
                 if f"{k}" in self.odd_maps:
                     scaled = found / size if frequency is None else found * frequency
                     self._add_odd(odd, block, layout, self.odd_maps[f"{k}"](scaled))
                 if f"{k}" in self.odd_functions:
                     odd.values[block.name] = self.odd_functions[f"{k}"](found), size
-                found = found.abs()
+            found = self._even(k, found)
             standard = (found - self.mean[k]) / self.std[k]
             if f"{k}" in self.moments and found.numel():
                 network = network + self.moments[f"{k}"](_moments(standard))
@@ -274,6 +281,13 @@ class Encoder(nn.Module):
         return Features(
             units, pairs, network, functions, odd, {name: x.to(dtype) for name, x in (shares or {}).items()}
         )
+
+    def _even(self, k: int, found: Tensor) -> Tensor:
+        """What signs and scales leave of the values of a block."""
+        if self.is_scaled[k]:
+            norm = torch.linalg.vector_norm(found, dim=-1, keepdim=True).clamp_min(torch.finfo(found.dtype).tiny)
+            found = found / norm * math.sqrt(found.shape[-1])
+        return found.abs() if self.is_signed[k] else found
 
     def _add_odd(self, odd: Odd, block: Block, layout: Layout, x: Tensor) -> None:
         if len(block.ends) > 1:

@@ -47,6 +47,9 @@ class Frame:
         if "sign" in left and any(map(_sees_signs, kept)):
             parts = (*parts, "sign")  # What these steps choose by is settled only once signs are.
             kept = tuple(step for step in needed if _part(step) in parts)
+        if "scale" in left and kept:
+            parts = (*parts, "scale")  # Sums over units that scales change.
+            kept = tuple(step for step in needed if _part(step) in parts)
         return cls(layout.symmetry, replace(found, steps=kept), parts, frozenset(still_open), layout.is_weighed)
 
     def __call__(self, params: Mapping[str, Tensor]) -> Element | None:

@@ -14,13 +14,12 @@ from regauge.core.params import require_finite, select
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.encoder import Encoder, Scalars, Values
 from regauge.weightspace.features import Features, Read
-from regauge.weightspace.frames import Frame
 from regauge.weightspace.heads import Equivariant, Head, Invariant
 from regauge.weightspace.layers import Layer, Plan
 from regauge.weightspace.layers.message_passing import MessagePassing
-from regauge.weightspace.layout import Layout, compile_layout
+from regauge.weightspace.layout import Layout
 from regauge.weightspace.probes import Probed, ProbeEncoder, Probes
-from regauge.weightspace.reader import Reader, require_values
+from regauge.weightspace.reader import Reader, multiplied_blocks, require_values, tell_difference
 
 LARGEST = 2**22
 """Numbers of the largest array on a CPU, whose allocators return larger ones to the system after each use."""
@@ -131,7 +130,9 @@ class Metanet(nn.Module):
                 "split in two counts twice; choose means, or give no `readers`"
             )
         self._architectures = len(symmetries)
-        self._left = tuple(part for part in wanted if part in layer.respects)
+        # Shares, moments and activations are those of canonical networks.
+        canonical = {"scale"} if readers or reads_moments or probes is not None else set()
+        self._left = tuple(part for part in wanted if part in layer.respects and part not in canonical)
         self._readers = [self._reader(one, k) for k, one in enumerate(symmetries)]
         layouts = [reader.layout for reader in self._readers]
         self.parts = tuple(part for part in wanted if not any(part in reader.frame.open for reader in self._readers))
@@ -142,7 +143,7 @@ class Metanet(nn.Module):
                 values,
                 has_pairs=layer.keeps_pairs,
                 channels=layer.channels,
-                are_multiplied=not layer.keeps_pairs,
+                multiplied=multiplied_blocks(layer, layout, depth),
                 reads_moments=reads_moments,
                 generator=generator,
             )
@@ -169,10 +170,12 @@ class Metanet(nn.Module):
             everything |= {"pairs", "unwritten"}
         last = head.reads(layouts, has_pairs=layer.keeps_pairs)
         self.layers = nn.ModuleList(
-            layer.build(Plan(layouts, width, last if k == depth - 1 else everything, generator, is_first=k == 0))
+            layer.build(Plan(layouts, width, last if k == depth - 1 else everything, generator, before=k))
             for k in range(depth)
         )
-        self.head = head.build(layouts, width, has_pairs=layer.keeps_pairs, generator=generator) if depth else None
+        known = [found.made if depth and (found := layer.reaches(one, depth - 1)) else {} for one in layouts]
+        has_pairs = layer.keeps_pairs
+        self.head = head.build(layouts, width, has_pairs=has_pairs, generator=generator, known=known) if depth else None
         for k, layout in enumerate(layouts):
             self.register_buffer(f"sizes_{k}", torch.ones(len(layout.parameters)))
 
@@ -358,19 +361,11 @@ class Metanet(nn.Module):
         return features
 
     def _reader(self, symmetry: Symmetry, number: int, contracted: tuple[str, ...] | None = None) -> Reader:
-        wanted, left = self.settings.parts, self._left
-        chosen = contracted if "linear" in wanted else ()
-        layout = compile_layout(
-            symmetry,
-            contracted=chosen,
-            is_signed="sign" in left,
-            has_shifts="sign" in left and "shift" in left,
-            readers=self.settings.readers,
+        made, left = self.settings, self._left
+        chosen = contracted if "linear" in made.parts else ()
+        return Reader.of(
+            symmetry, number, made.layer, made.depth, made.parts, left, contracted=chosen, readers=made.readers
         )
-        if layout.waves is None:
-            left = tuple(part for part in left if part != "shift")
-        fixed = tuple(part for part in wanted if part not in ("permutation", *left))
-        return Reader(layout, Frame.of(layout, fixed, left), number)
 
     def _trace(self, reader: Reader, made: Reader, module: nn.Module | None) -> Probed | None:
         """How networks of another layout are run on the probes of a reader."""
@@ -393,20 +388,7 @@ class Metanet(nn.Module):
             if reader.fits(population):
                 require_values(population, reader.layout.parameters)
                 return reader
-        layout = self.layout
-        shapes = layout.symmetry.shapes
-        missing = [name for name in layout.parameters if name not in population]
-        if missing:
-            raise ValueError(
-                f"the networks lack {missing[0]!r} ({len(missing)} tensors in all), which this net reads; they have "
-                f"{list(population)[:5]}, ...; give networks of the architecture that it was made for"
-            )
-        wrong = next(name for name in layout.parameters if tuple(population[name].shape[1:]) != tuple(shapes[name]))
-        raise ValueError(
-            f"{wrong!r} has shape {tuple(population[wrong].shape)}, but this net reads populations in which it has one "
-            f"model axis and then {tuple(shapes[wrong])}; stack the networks, or call `net.adapt(symmetry)` if they "
-            "differ only in their numbers of units"
-        )
+        raise ValueError(tell_difference(population, self.layout))
 
 
 def _join(made: list[Any]) -> Any:

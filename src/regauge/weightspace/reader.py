@@ -1,6 +1,6 @@
 """How the networks of one architecture are read, and changes of them brought back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,8 +8,11 @@ from torch import Tensor
 
 from regauge.core.element import Element
 from regauge.core.params import Params, count_models
+from regauge.core.symmetry import Symmetry
 from regauge.weightspace.frames import Frame
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layers import Layer
+from regauge.weightspace.layout import Layout, compile_layout
+from regauge.weightspace.layout.characters import has_scale
 from regauge.weightspace.probes import Probed
 from regauge.weightspace.shares import divide, find_shares
 
@@ -25,6 +28,51 @@ class Reader:
     frame: Frame
     number: int
     probed: Probed | None = None
+
+    @classmethod
+    def of(
+        cls,
+        symmetry: Symmetry,
+        number: int,
+        layer: Layer,
+        depth: int,
+        wanted: tuple[str, ...],
+        left: tuple[str, ...],
+        *,
+        contracted: tuple[str, ...] | None,
+        readers: Collection[tuple[str, int]],
+    ) -> "Reader":
+        """The reader of networks for some layers.
+
+        Args:
+            symmetry: Of the networks.
+            number: That of the parameters that are its own.
+            layer: Settings of the layers.
+            depth: Their number.
+            wanted: The parts that are respected.
+            left: Those of them that layers are to respect without a canonical form, where they can.
+            contracted: See `compile_layout`.
+            readers: See `compile_layout`.
+        """
+
+        def compiled() -> Layout:
+            return compile_layout(
+                symmetry,
+                contracted=contracted,
+                is_signed="sign" in left,
+                is_scaled="scale" in left,
+                has_shifts={"sign", "shift"} <= {*left},
+                readers=readers,
+            )
+
+        layout = compiled()
+        if not _has_products(layer, layout, depth):
+            left = tuple(part for part in left if part != "scale")
+            layout = compiled()
+        if layout.waves is None:
+            left = tuple(part for part in left if part != "shift")
+        fixed = tuple(part for part in wanted if part not in ("permutation", *left))
+        return cls(layout, Frame.of(layout, fixed, left), number)
 
     def fits(self, population: Mapping[str, Tensor]) -> bool:
         """Whether a population has the tensors of this architecture."""
@@ -78,3 +126,39 @@ def require_values(population: Mapping[str, Tensor], names: Sequence[str]) -> No
             f"{wrong[0]!r} is {population[wrong[0]].dtype}, but weights are read as floating-point values; convert "
             "quantized networks back first"
         )
+
+
+def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
+    """What distinguishes networks that a net does not read from those of its first layout, and what to do."""
+    shapes = layout.symmetry.shapes
+    missing = [name for name in layout.parameters if name not in population]
+    if missing:
+        return (
+            f"the networks lack {missing[0]!r} ({len(missing)} tensors in all), which this net reads; they have "
+            f"{list(population)[:5]}, ...; give networks of the architecture that it was made for"
+        )
+    wrong = next(name for name in layout.parameters if tuple(population[name].shape[1:]) != tuple(shapes[name]))
+    return (
+        f"{wrong!r} has shape {tuple(population[wrong].shape)}, but this net reads populations in which it has one "
+        f"model axis and then {tuple(shapes[wrong])}; stack the networks, or call `net.adapt(symmetry)` if they "
+        "differ only in their numbers of units"
+    )
+
+
+def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
+    """Whether layers can respect the scales that still act: messages see all values between units that these change.
+
+    Changes along the axes of matrices are made of products in which scales would not cancel.
+    """
+    scaled = {name for name, character in layout.signs.items() if has_scale(character)}
+    found = [one.multiplied for k in range(depth if scaled else 0) if (one := layer.reaches(layout, k)) is not None]
+    seen = frozenset[str]().union(*found)
+    return not any(w.matrices and has_scale(layout.character(w.block)) for w in layout.writer.written) and not any(
+        block.name in scaled - seen for block in layout.pair_blocks
+    )
+
+
+def multiplied_blocks(layer: Layer, layout: Layout, depth: int) -> frozenset[str]:
+    """The blocks by whose values some layer multiplies where signs change these."""
+    found = [] if layer.keeps_pairs else [layer.reaches(layout, k) for k in range(depth)]
+    return frozenset(name for one in found if one is not None for name in one.multiplied)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from regauge.core.params import Params
 from regauge.weightspace.features import Read, spread
 from regauge.weightspace.layers.dense import Dense
-from regauge.weightspace.layout import Layout
-from regauge.weightspace.layout.characters import at_end, is_odd, multiply
+from regauge.weightspace.layers.reach import Known
+from regauge.weightspace.layout import Block, Character, Layout
+from regauge.weightspace.layout.characters import at_end, blank, is_odd, multiply
 from regauge.weightspace.layout.waves import find_period
 from regauge.weightspace.layout.writing import Written
 from regauge.weightspace.shares import divide_by, read_weights, weigh
@@ -55,18 +56,33 @@ class Equivariant:
         return frozenset({"units", "positions", "pairs", *odd, *(("network",) if is_read else ())})
 
     def build(
-        self, layouts: Sequence[Layout], width: int, *, has_pairs: bool, generator: torch.Generator | None
+        self,
+        layouts: Sequence[Layout],
+        width: int,
+        *,
+        has_pairs: bool,
+        generator: torch.Generator | None,
+        known: Sequence[Known] = (),
     ) -> nn.Module:
         """The head; see `weightspace.heads`."""
-        return _Head(self, layouts, width, generator)
+        return _Head(self, layouts, width, known or [layout.unit_signs for layout in layouts], has_pairs, generator)
 
 
 class _Head(nn.Module):
     def __init__(
-        self, settings: Equivariant, layouts: Sequence[Layout], width: int, generator: torch.Generator | None
+        self,
+        settings: Equivariant,
+        layouts: Sequence[Layout],
+        width: int,
+        known: Sequence[Known],
+        has_pairs: bool,
+        generator: torch.Generator | None,
     ) -> None:
         super().__init__()
-        self.changes = nn.ModuleList(_Changes(settings, layout, width, generator) for layout in layouts)
+        self.changes = nn.ModuleList(
+            _Changes(settings, layout, width, own, has_pairs, generator)
+            for layout, own in zip(layouts, known, strict=True)
+        )
 
     def forward(self, read: Read) -> Params:
         """The changes of canonical networks."""
@@ -77,17 +93,29 @@ class _Head(nn.Module):
 class _Changes(nn.Module):
     """The changes of the networks of one architecture."""
 
-    def __init__(self, settings: Equivariant, layout: Layout, width: int, generator: torch.Generator | None) -> None:
+    def __init__(
+        self,
+        settings: Equivariant,
+        layout: Layout,
+        width: int,
+        known: Known,
+        has_pairs: bool,
+        generator: torch.Generator | None,
+    ) -> None:
         super().__init__()
+        self.known = known
         self.count = settings.changes
+        pairs = {block.name for block in layout.pair_blocks} if has_pairs else {}
         self.maps, self.mixers, self.odd_maps = nn.ModuleList(), nn.ModuleDict(), nn.ModuleDict()
         for k, written in enumerate(layout.writer.written):
             outputs = settings.changes * written.values
             self.maps.append(Dense(width, outputs, generator=generator))
-            is_signed = layout.is_signed and is_odd(layout.character(written.block))
-            if is_signed and not written.matrices:
+            is_signed = is_odd(layout.character(written.block))
+            is_made = written.block.name in pairs or _factors(written.block, layout, known) is not None
+            has_odd = is_signed and is_made
+            if has_odd and not written.matrices:
                 self.odd_maps[f"{k}"] = Dense(width, outputs, is_biased=False, generator=generator)
-            if written.group is not None:
+            if written.group is not None and (has_odd or not is_signed):
                 mixer = Dense(width, 2 * RANK * outputs, is_biased=not is_signed, generator=generator)
                 self.mixers[f"{k}"] = mixer
         sizes = {name: units.sizes[-1] for name, units in layout.units.items()}
@@ -99,11 +127,14 @@ class _Changes(nn.Module):
 
     def forward(self, read: Read) -> Params:
         writer = read.layout.writer
-        pieces = [_Change(written, read, count) for written, count in zip(writer.written, self.counts, strict=True)]
+        pieces = [
+            _Change(written, read, count, self.known)
+            for written, count in zip(writer.written, self.counts, strict=True)
+        ]
         pools: dict[tuple[str, bool], list[Tensor]] = {}
         for k, piece in enumerate(pieces):
             group = piece.written.group
-            if group is not None:
+            if group is not None and f"{k}" in self.mixers:
                 gathered = piece.gather(self.mixers[f"{k}"], self.count)
                 pools.setdefault((group.group, group.is_inverse), []).append(gathered)
         made = []
@@ -112,7 +143,7 @@ class _Changes(nn.Module):
             if f"{k}" in self.odd_maps:
                 change = change + piece.turn(self.odd_maps[f"{k}"], self.count)
             group = piece.written.group
-            if group is not None:
+            if group is not None and f"{k}" in self.mixers:
                 change = change + piece.scatter(torch.stack(pools[group.group, group.is_inverse]).mean(0))
             made.append(piece.share_out(change))
         result = {}
@@ -125,7 +156,7 @@ class _Changes(nn.Module):
 class _Change:
     """The change of one piece of a tensor, from the features of its units."""
 
-    def __init__(self, written: Written, read: Read, count: int) -> None:
+    def __init__(self, written: Written, read: Read, count: int, known: Known) -> None:
         self.written = written
         self.grid, self.shares = read.layout.grid_of(written.block), read.features.shares
         weights = read_weights(written.block, read.layout, self.shares)
@@ -140,9 +171,9 @@ class _Change:
                 x = x + spread(features.units[end.units], end, block)
             self.features = x.expand(-1, *block.sizes, -1) / (1 + len(block.ends)) ** 0.5
         self.values, self.odd = None, None
-        is_signed = read.layout.is_signed and is_odd(read.layout.character(block))
+        is_signed = is_odd(read.layout.character(block))
         if is_signed:
-            self.odd = _odd(written, read)
+            self.odd = _odd(block, read, known)
         if written.matrices or is_signed:
             values = written.read(read.params).to(features.network.dtype)
             period = find_period(block) if read.layout.waves is not None else None
@@ -194,20 +225,26 @@ class _Change:
         return (self.out * self.written.unpool(pooled)).sum(-3)
 
 
-def _odd(written: Written, read: Read) -> Tensor:
-    """Features that signs multiply as they do the values of a piece: `[models, *units, width]`."""
-    block, odd = written.block, read.features.odd
+def _factors(block: Block, layout: Layout, known: Known) -> tuple[Character, ...] | None:
+    """For each end features of its units whose product moves as values of a block do; None if there are none."""
+    wanted = layout.character(block)
+    choices = [(at_end(blank(wanted), end), *sorted(known.get(end.units, ()))) for end in block.ends]
+    for chosen in product(*choices):
+        if multiply(blank(wanted), zip(block.ends, chosen, strict=True)) == wanted:
+            return chosen
+    return None
+
+
+def _odd(block: Block, read: Read, known: Known) -> Tensor | None:
+    """Features that signs and scales multiply as they do the values of a block: `[models, *units, width]`."""
+    odd = read.features.odd
     if block.name in odd.pairs:
         return odd.pairs[block.name]
-    wanted = read.layout.character(block)
-    known = read.layout.unit_signs
-    blank = tuple((0,) * len(exponents) for exponents in wanted)
-    choices = [(at_end(blank, end), *known[end.units]) for end in block.ends]
-    for chosen in product(*choices):
-        if multiply(blank, zip(block.ends, chosen, strict=True)) == wanted:
-            found = torch.ones(()).to(read.features.network)
-            for end, own in zip(block.ends, chosen, strict=True):
-                x = odd.units[end.units][own] if is_odd(own) else read.features.units[end.units]
-                found = found * spread(x, end, block)
-            return found.expand(-1, *block.sizes, -1)
-    return read.features.network.new_zeros(len(read.features.network), *block.sizes, read.features.network.shape[-1])
+    chosen = _factors(block, read.layout, known)
+    if chosen is None:
+        return None
+    found = torch.ones(()).to(read.features.network)
+    for end, own in zip(block.ends, chosen, strict=True):
+        x = odd.units[end.units][own] if is_odd(own) else read.features.units[end.units]
+        found = found * spread(x, end, block)
+    return found.expand(-1, *block.sizes, -1)

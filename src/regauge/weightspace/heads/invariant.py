@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Read
 from regauge.weightspace.layers.dense import Dense, Norm
+from regauge.weightspace.layers.reach import Known
 from regauge.weightspace.layout import Grid, Layout
 from regauge.weightspace.shares import Shares, average
 
@@ -46,7 +47,13 @@ class Invariant:
         return units | {"pairs", "unwritten"} if has_pairs else units
 
     def build(
-        self, layouts: Sequence[Layout], width: int, *, has_pairs: bool, generator: torch.Generator | None
+        self,
+        layouts: Sequence[Layout],
+        width: int,
+        *,
+        has_pairs: bool,
+        generator: torch.Generator | None,
+        known: Sequence[Known] = (),
     ) -> nn.Module:
         """The head; see `weightspace.heads`."""
         return _Head(self, layouts, width, has_pairs, generator)

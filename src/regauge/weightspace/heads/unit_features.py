@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Read
 from regauge.weightspace.layers.dense import Dense
+from regauge.weightspace.layers.reach import Known
 from regauge.weightspace.layout import Layout
 
 
@@ -32,7 +33,13 @@ class UnitFeatures:
         return frozenset({"units"})
 
     def build(
-        self, layouts: Sequence[Layout], width: int, *, has_pairs: bool, generator: torch.Generator | None
+        self,
+        layouts: Sequence[Layout],
+        width: int,
+        *,
+        has_pairs: bool,
+        generator: torch.Generator | None,
+        known: Sequence[Known] = (),
     ) -> nn.Module:
         """The head; see `weightspace.heads`."""
         return VectorHead(self, width, generator)

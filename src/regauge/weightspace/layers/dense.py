@@ -49,6 +49,19 @@ class OddNorm(nn.RMSNorm):
         super().__init__(width, eps=1e-6)
 
 
+class ScaledNorm(nn.Module):
+    """A vector divided by its root mean square exactly, however small that is; zero stays zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, u: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True).clamp_min(torch.finfo(u.dtype).tiny)
+        made: Tensor = u / norm * (math.sqrt(u.shape[-1]) * self.weight)
+        return made
+
+
 class Invariants(nn.Module):
     """`(A u) * (B u)`: all that is left of a vector without its sign, for enough rows."""
 

@@ -1,7 +1,7 @@
 """Features of units that signs change: what they hear, how they turn, and what the network reads of them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
@@ -11,33 +11,13 @@ from torch import Tensor, nn
 from regauge.weightspace.features import Features, Odd, others, turn
 from regauge.weightspace.layers.dense import OddNorm
 from regauge.weightspace.layers.plan import Plan
+from regauge.weightspace.layers.reach import Reach
 from regauge.weightspace.layout import Block, Character, Layout
-from regauge.weightspace.layout.characters import at_end, find_sources, is_odd
+from regauge.weightspace.layout.characters import at_end, is_odd
 from regauge.weightspace.shares import Shares, Terms, average, weigh
 
 Heard = Mapping[str, Mapping[Character, list[Tensor]]]
 """For each set of units and each character the messages of that character."""
-
-
-@dataclass(frozen=True)
-class _Message:
-    """A kind of sum that the units at one end of a block hear: of the block's values times features at other ends."""
-
-    receiver: int
-    heard: Character
-    sources: tuple[tuple[int, Character], ...]
-
-
-def _messages(layout: Layout, block: Block, *, is_first: bool) -> Iterator[_Message]:
-    """Every kind of sum that makes sense; in a first layer only of features that come from values of single units."""
-    for receiver in range(len(block.ends)):
-        found = find_sources(block, layout.signs[block.name], receiver, layout.unit_signs)
-        if found is None:
-            continue
-        message = _Message(receiver, *found)
-        is_known = all(sign in layout.own_signs[block.ends[j].units] for j, sign in message.sources if is_odd(sign))
-        if is_known or not is_first:
-            yield message
 
 
 @dataclass(frozen=True)
@@ -63,20 +43,15 @@ class OddUnits(nn.Module):
     Args:
         plan: What the layer is built for.
         hidden: Width of the hidden layers of its MLPs.
+        reaches: What is known of such features before it, for each layout.
         is_pass: Whether features are at first sent as they are, so that layers begin as the network's own pass.
     """
 
-    def __init__(self, plan: Plan, hidden: int, *, is_pass: bool) -> None:
+    def __init__(self, plan: Plan, hidden: int, reaches: Sequence[Reach], *, is_pass: bool) -> None:
         super().__init__()
         layouts, width = plan.layouts, plan.width
-        self.messages = {
-            layout.key: {
-                block.name: [*_messages(layout, block, is_first=plan.is_first)]
-                for block in layout.pair_blocks
-                if block.name in layout.signs
-            }
-            for layout in layouts
-        }
+        self.messages = {layout.key: found.messages for layout, found in zip(layouts, reaches, strict=True)}
+        self.made = {layout.key: found.made for layout, found in zip(layouts, reaches, strict=True)}
         messages = [one for known in self.messages.values() for own in known.values() for one in own]
         self.ends, self.terms = plan.count_ends(), Terms(layouts)
         self.counts = {one.key: {name: math.prod(units.sizes) for name, units in one.units.items()} for one in layouts}
@@ -87,11 +62,19 @@ class OddUnits(nn.Module):
         if any(not is_odd(one.heard) for one in messages):
             self.to_even: nn.Module = plan.dense(width, hidden, is_biased=False)
         self.norm, self.own_norm = OddNorm(width), OddNorm(width)
-        self.own = plan.dense(width, width, is_biased=False)
+        self.known = {layout.key: found.known for layout, found in zip(layouts, reaches, strict=True)}
+        if any(signs for found in reaches for signs in found.known.values()):
+            self.own = plan.dense(width, width, is_biased=False)
         self.from_squares = plan.dense(width, hidden, is_biased=False)
         read = {layout.key: _read_signs(layout) if "network" in plan.reads else {} for layout in layouts}
         self.read_signs = read
-        self.new_signs = {one.key: one.unit_signs if "odd" in plan.reads else read[one.key] for one in layouts}
+        self.new_signs = {
+            one.key: {
+                name: [sign for sign in signs if sign in self.made[one.key][name]]
+                for name, signs in (one.unit_signs if "odd" in plan.reads else read[one.key]).items()
+            }
+            for one in layouts
+        }
         self.is_network_read = any(signs for known in read.values() for signs in known.values())
         if self.is_network_read:
             self.to_network = plan.dense(width, width, is_biased=False)
@@ -146,12 +129,11 @@ class OddUnits(nn.Module):
         known = features.odd.units[name]
         wave = (layout.waves or {}).get(name)
         mixed = {}
-        for sign, u in known.items():
-            messages = heard[name][sign]
-            x = self.own(self.own_norm(u))
-            for message in messages:
-                x = x + message / len(messages) ** 0.5
-            mixed[sign] = self.norm(x)
+        for sign in sorted(self.made[layout.key][name]):
+            parts = [message / len(heard[name][sign]) ** 0.5 for message in heard[name][sign]]
+            if sign in self.known[layout.key][name]:
+                parts.append(self.own(self.own_norm(known[sign])))
+            mixed[sign] = self.norm(torch.stack(parts).sum(0))
         if wave is None:
             return Turned(mixed, {})
         phases = features.odd.given[name].get(wave.addend, torch.zeros_like(known[wave.addend]))

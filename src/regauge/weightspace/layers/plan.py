@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.layers.dense import Dense
+from regauge.weightspace.layers.reach import Reach
 from regauge.weightspace.layout import Block, Layout
 
 ENDS = 3
@@ -24,14 +25,14 @@ class Plan:
         width: Length of the vectors of units, pairs and networks.
         reads: Which of its outputs the next layer or the head reads; see `weightspace.layers`.
         generator: Source of the initial weights.
-        is_first: Whether no layer comes before it.
+        before: How many layers come before it.
     """
 
     layouts: Sequence[Layout]
     width: int
     reads: frozenset[str]
     generator: torch.Generator | None
-    is_first: bool = True
+    before: int = 0
 
     @property
     def has_units(self) -> bool:
@@ -109,6 +110,10 @@ class Layer(ABC):
     def weighs_units(self) -> bool:
         """Whether units can count by shares, so that one that is split in two counts as one."""
         return True
+
+    def reaches(self, layout: Layout, layers: int) -> Reach | None:
+        """What is known after some layers of features that signs or scales change; None if there are none such."""
+        return None
 
     @abstractmethod
     def build(self, plan: Plan) -> nn.Module:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regauge.weightspace.features import Features, Odd, others, spread
 from regauge.weightspace.layers.odd_units import OddUnits
 from regauge.weightspace.layers.plan import Layer, Plan, read_blocks
+from regauge.weightspace.layers.reach import Reach, reach
 from regauge.weightspace.layers.trunk import NetworkUpdate, UnitUpdate
 from regauge.weightspace.layout import Block, End, Layout
 from regauge.weightspace.shares import Terms, weigh
@@ -63,6 +64,10 @@ class Propagation(Layer):
         """Parts of a symmetry that need no canonical form before."""
         return ("sign", "shift") if self.is_signed else ()
 
+    def reaches(self, layout: Layout, layers: int) -> Reach:
+        """What is known after some layers of features that signs change."""
+        return reach(layout, layers, keeps_pairs=False)
+
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
         return _Layer(self, plan)
@@ -81,8 +86,9 @@ class _Layer(nn.Module):
         if plan.has_units:
             self.units = UnitUpdate(plan, hidden)
         self.odd: OddUnits | None = None
-        if any(signs for layout in plan.layouts for signs in layout.unit_signs.values()):
-            self.odd = OddUnits(plan, hidden, is_pass=settings.is_pass)
+        reaches = [settings.reaches(layout, plan.before) for layout in plan.layouts]
+        if any(signs for found in reaches for signs in found.made.values()):
+            self.odd = OddUnits(plan, hidden, reaches, is_pass=settings.is_pass)
         if any(read_blocks(layout, plan.reads) for layout in plan.layouts):
             self.pair_in, self.pair_out = plan.dense(self.channels, width), plan.dense(width, width)
             self.pair_ends = plan.for_ends(width, width, is_biased=False, are_read=True)

@@ -1,18 +1,19 @@
-"""ScaleGMN: messages are products, so that features change sign as the weights do that they are made of."""
+"""ScaleGMN: messages are products, so that features change sign and scale as the weights do that they are made of."""
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Odd, order_as, others, spread
-from regauge.weightspace.layers.dense import Invariants, OddNorm
+from regauge.weightspace.layers.dense import OddNorm
 from regauge.weightspace.layers.plan import ENDS, Layer, Plan
+from regauge.weightspace.layers.reach import Message, Reach, reach
+from regauge.weightspace.layers.remains import PairSizes, Remains, UnitSizes
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
-from regauge.weightspace.layout import Block, Character, Layout
-from regauge.weightspace.layout.characters import find_sources, is_odd
+from regauge.weightspace.layout import Character, Layout
+from regauge.weightspace.layout.characters import has_scale, is_odd
 from regauge.weightspace.shares import Shares, average
 
 
@@ -20,8 +21,8 @@ from regauge.weightspace.shares import Shares, average
 class ScaleGMN(Layer):
     """Message passing that respects signs by what it multiplies, without a canonical form of them.
 
-    Units and weights have features that no sign changes, `x` and `e`, and others that signs multiply by the exponents
-    of their placements, `u` and `o`. With invariants `i(u) = (A u) * (B u)`, for a weight between units x and y,
+    Units and weights have features that nothing changes, `x` and `e`, and others that signs multiply by the exponents
+    of their placements, `u` and `o`. With `i(u) = (A u) * (B u)`, for a weight between units x and y,
 
         e <- e + MLP(e, x, y, i(o)),          o <- o + (W o) * f(e, x, y, i(o))
         message to x, both ways: mean over y of (F o) * (S u_y), or of (F e) * (S x_y) + C e
@@ -29,92 +30,76 @@ class ScaleGMN(Layer):
 
     Where a group has several families of signs, its units have such features for every product of them that occurs, and
     products of two make a third. Maps of features that signs change have no biases. Which products may be summed
-    follows from the exponents: their signs must cancel at the units that are summed over. Signs are their own inverses,
-    so that the same products serve for messages forward and backward.
+    follows from the exponents: they must cancel at the units that are summed over. Signs are their own inverses, so
+    that the same products serve for messages forward and backward.
 
-    Departures from the paper: positive scales are brought to a canonical form first, which is smooth, holds for any
-    number of families and any exponents, forward and backward, and leaves nothing out; signs have no such form. Norms
-    keep the spread over networks through many layers, and `i(u)` takes the place of `MLP(u) + MLP(-u)`.
+    Positive scales may be respected in the same way, as published. Then `i(u)` are the direction of `u` and logarithms
+    of ratios of sizes that no scale changes, and messages backward are made of features with the exponents of outgoing
+    weights, which come from the outputs: no weight is inverted, and kernels may be padded with zeros.
+
+    Departures from the paper: unless `is_scaled`, positive scales are brought to a canonical form first, which is
+    smooth, as signs have none, and tells sizes from the first layer on. Norms keep the spread over networks through
+    many layers, and `i(u)` takes the place of `MLP(u) + MLP(-u)`.
 
     Attributes:
         expansion: Width of the hidden layers of the MLPs, as a multiple of the width.
+        is_scaled: Whether scales are respected by what is multiplied, too. A canonical form remains for architectures
+            in which no features have the exponents that messages need (squared ReLU), where other canonical forms or
+            matrices depend on scales, and for nets that count units by shares, read moments or run networks on probes.
 
     References:
         Kalogeropoulos et al. (2024), section 4, equations 8 to 14.
     """
 
     expansion: int = 2
-
-    respects = ("sign",)
+    is_scaled: bool = False
 
     def __post_init__(self) -> None:
         if self.expansion < 1:
             raise ValueError(f"expansion={self.expansion} must be at least 1")
+
+    @property
+    def respects(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Parts of a symmetry that need no canonical form before."""
+        return ("sign", "scale") if self.is_scaled else ("sign",)
+
+    def reaches(self, layout: Layout, layers: int) -> Reach:
+        """What is known after some layers of features that signs or scales change."""
+        return reach(layout, layers, keeps_pairs=True)
 
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
-@dataclass(frozen=True)
-class _Message:
-    """One kind of sum that the units at one end of a block hear.
-
-    Attributes:
-        receiver: Number of the end.
-        is_block_odd: Whether it is made of the features of the block that signs change.
-        heard: Character of the sum.
-        sources: The other ends, and the characters of their features.
-    """
-
-    receiver: int
-    is_block_odd: bool
-    heard: Character
-    sources: tuple[tuple[int, Character], ...]
-
-    @property
-    def keys(self) -> dict[str, tuple[str, ...]]:
-        """Names of the maps that make it."""
-        at = min(self.receiver, ENDS - 1)
-        is_plain = not self.is_block_odd and not any(is_odd(one) for _, one in self.sources)
-        return {
-            "factor": (f"{_kind(self.is_block_odd)}{at}",),
-            "source": tuple(f"{_kind(is_odd(one))}{min(j, ENDS - 1)}" for j, one in self.sources),
-            "addend": (f"even{at}",) if is_plain else (),
-            "heard": (f"{_kind(is_odd(self.heard))}{at}",),
-        }
+def _keys(message: Message) -> dict[str, tuple[str, ...]]:
+    """Names of the maps that make a message."""
+    at = min(message.receiver, ENDS - 1)
+    is_plain = not message.is_block_odd and not any(is_odd(one) for _, one in message.sources)
+    return {
+        "factor": (f"{_kind(message.is_block_odd)}{at}",),
+        "source": tuple(f"{_kind(is_odd(one))}{min(j, ENDS - 1)}" for j, one in message.sources),
+        "addend": (f"even{at}",) if is_plain else (),
+        "heard": (f"{_kind(is_odd(message.heard))}{at}",),
+    }
 
 
 def _kind(odd: bool) -> str:
     return "odd" if odd else "even"
 
 
-def _messages(layout: Layout, block: Block) -> Iterator[_Message]:
-    """Every kind of sum that makes sense."""
-    blank = tuple((0,) * len(exponents) for exponents in layout.character(block))
-    grades = [blank, layout.signs[block.name]] if block.name in layout.signs else [blank]
-    for receiver in range(len(block.ends)):
-        for grade in grades:
-            found = find_sources(block, grade, receiver, layout.unit_signs)
-            if found is not None:
-                yield _Message(receiver, is_odd(grade), *found)
-
-
 class _Layer(nn.Module):
     def __init__(self, settings: ScaleGMN, plan: Plan) -> None:
         super().__init__()
         width, hidden, layouts = plan.width, settings.expansion * plan.width, plan.layouts
-        pairs = [(layout, block) for layout in layouts for block in layout.pair_blocks]
-        messages = [message for layout, block in pairs for message in _messages(layout, block)]
-        has_odd_units = any(signs for layout in layouts for signs in layout.unit_signs.values())
-        has_odd_pairs = any(block.name in layout.signs for layout, block in pairs)
-        self.messages = {
-            layout.key: {block.name: tuple(_messages(layout, block)) for block in layout.pair_blocks}
-            for layout in layouts
-        }
+        self.reach = {layout.key: settings.reaches(layout, plan.before) for layout in layouts}
+        messages = [one for known in self.reach.values() for own in known.messages.values() for one in own]
+        known = [one for found in self.reach.values() for own in found.known.values() for one in own]
+        made = [one for found in self.reach.values() for own in found.made.values() for one in own]
+        blocks = [layout.signs[b.name] for layout in layouts for b in layout.pair_blocks if b.name in layout.signs]
 
         def maps(name: str) -> nn.ModuleDict:
-            used = sorted({key for message in messages for key in message.keys[name]})
+            used = sorted({key for message in messages for key in _keys(message)[name]})
             is_heard = name == "heard"
             return nn.ModuleDict(
                 {
@@ -131,10 +116,9 @@ class _Layer(nn.Module):
         self.network = NetworkUpdate(plan, hidden)
         if plan.has_pairs:
             self.pairs = PairUpdate(plan, hidden)
-        if has_odd_pairs:
-            self.odd_pair_norm = OddNorm(width)
-            self.pair_invariants = Invariants(width, hidden, plan.generator)
-        self.are_odd_pairs_new = has_odd_pairs and (
+        self.pair_remains = Remains(blocks, plan, hidden)
+        self.pair_sizes = PairSizes(self.reach, plan, hidden)
+        self.are_odd_pairs_new = bool(blocks) and (
             "odd" in plan.reads or any(message.is_block_odd for message in messages)
         )
         if self.are_odd_pairs_new:
@@ -142,48 +126,59 @@ class _Layer(nn.Module):
             self.pair_gate = plan.dense(hidden, width)
         if plan.has_units:
             self.units = UnitUpdate(plan, hidden)
-        if has_odd_units:
+        if not all(map(has_scale, known)):
             self.odd_norm = OddNorm(width)
+        if known:
             self.odd_in = plan.dense(width, width, is_biased=False)
-            self.mixed_norm = OddNorm(width)
-            self.unit_invariants = Invariants(width, hidden, plan.generator)
-        if any(_products(signs) for layout in layouts for signs in layout.unit_signs.values()):
+        self.unit_remains = Remains(made, plan, hidden)
+        self.unit_sizes = UnitSizes(self.reach, plan, hidden)
+        if any(pairs for found in self.reach.values() for pairs in found.crossed.values()):
             self.crossed_norm = OddNorm(width)
             self.cross_left, self.cross_right = (plan.dense(width, width, is_biased=False) for _ in range(2))
-        self.are_odd_units_new = has_odd_units and "odd" in plan.reads
+        self.are_odd_units_new = bool(made) and "odd" in plan.reads
         if self.are_odd_units_new:
             self.unit_gate = plan.dense(hidden, width, gain=0.5)
 
     def forward(self, features: Features, layout: Layout) -> Features:
+        made = self.reach[layout.key].made
         units = {name: self.units.norm(x) for name, x in features.units.items()}
-        odd_units = {name: self._cross(known) for name, known in features.odd.units.items()}
+        odd_units = {name: self._cross(name, features, layout) for name in units}
         pairs, odd_pairs = self._relate(features, units, layout)
         inbox, odd_inbox = self._send(pairs, odd_pairs, units, odd_units, layout, features.shares)
         network = self.network.norm(features.network)
         result: dict[str, Tensor] = {}
         odd_result: dict[str, dict[Character, Tensor]] = {}
         for name, x in units.items():
-            turned = {
-                s: self.mixed_norm(self.odd_in(u) + _mean(odd_inbox[name][s])) for s, u in odd_units[name].items()
-            }
-            heard = self.units.hear(name, units, network, inbox, layout, features.shares)
-            mixed = self.units.activate(x, (*heard, *(self.unit_invariants(u) for u in turned.values())))
+            turned = {s: self._turn(odd_units[name].get(s), odd_inbox[name][s]) for s in sorted(made[name])}
+            normed = {s: self.unit_remains.norm(u, s) for s, u in turned.items()}
+            heard = [*self.units.hear(name, units, network, inbox, layout, features.shares)]
+            heard += [self.unit_remains(u, s) for s, u in normed.items()]
+            heard += self.unit_sizes.hear(name, turned, layout)
+            mixed = self.units.activate(x, heard)
             result[name] = features.units[name] + self.units.out(mixed)
-            odd_result[name] = features.odd.units[name]
+            odd_result[name] = dict(features.odd.units[name])
             if self.are_odd_units_new and turned:
                 gate = self.unit_gate(mixed)
-                odd_result[name] = {s: features.odd.units[name][s] + u * gate for s, u in turned.items()}
+                for s, u in turned.items():
+                    odd_result[name][s] = odd_result[name][s] + (u if has_scale(s) else normed[s]) * gate
         changed = self.network.change(features, network, result, layout)
         return features.change(result, pairs, changed, Odd(odd_result, odd_pairs))
 
-    def _cross(self, known: dict[Character, Tensor]) -> dict[Character, Tensor]:
-        """Normed features of units; those of one character get products of those of two others that make it up."""
-        normed = {one: self.odd_norm(u) for one, u in known.items()}
+    def _cross(self, name: str, features: Features, layout: Layout) -> dict[Character, Tensor]:
+        """Features of units that are not zero, normed where no scale changes them, with products of two others."""
+        found = self.reach[layout.key]
+        known = {s: features.odd.units[name][s] for s in sorted(found.known[name])}
+        normed = {s: u if has_scale(s) else self.odd_norm(u) for s, u in known.items()}
         result = dict(normed)
-        for one, made_of in _products(tuple(known)).items():
+        for one, made_of in found.crossed[name].items():
             crossed = [self.cross_left(normed[a]) * self.cross_right(normed[b]) for a, b in made_of]
             result[one] = self.crossed_norm(normed[one] + _mean(crossed))
         return result
+
+    def _turn(self, u: Tensor | None, messages: list[Tensor]) -> Tensor:
+        """A map of features, if there are any, and what is heard."""
+        parts = [*([] if u is None else [self.odd_in(u)]), *([_mean(messages)] if messages else [])]
+        return torch.stack(parts).sum(0)
 
     def _relate(
         self, features: Features, units: dict[str, Tensor], layout: Layout
@@ -194,12 +189,17 @@ class _Layer(nn.Module):
             e, o = features.pairs[block.name], features.odd.pairs.get(block.name)
             heard = [*self.pairs.hear(block, units)]
             if o is not None:
-                normed = self.odd_pair_norm(o)
-                heard.append(self.pair_invariants(normed))
+                character = layout.signs[block.name]
+                normed = self.pair_remains.norm(o, character)
+                heard.append(self.pair_remains(normed, character))
+                heard += self.pair_sizes.hear(block, o, features.odd.units, layout)
             mixed = self.pairs.activate(self.pairs.norm(e), heard)
             pairs[block.name] = e + self.pairs.out(mixed)
             if o is not None:
-                odd[block.name] = o + self.odd_pair(normed) * self.pair_gate(mixed) if self.are_odd_pairs_new else o
+                odd[block.name] = o
+                if self.are_odd_pairs_new:
+                    changed = self.odd_pair(o if has_scale(character) else normed)
+                    odd[block.name] = o + changed * self.pair_gate(mixed)
         return pairs, odd
 
     def _send(
@@ -212,13 +212,14 @@ class _Layer(nn.Module):
         shares: Shares,
     ) -> tuple[dict[str, list[Tensor]], dict[str, dict[Character, list[Tensor]]]]:
         """What units hear, by its character."""
+        found = self.reach[layout.key]
         inbox: dict[str, list[Tensor]] = {name: [] for name in units}
         odd_inbox: dict[str, dict[Character, list[Tensor]]] = {
-            name: {one: [] for one in known} for name, known in odd_units.items()
+            name: {one: [] for one in made} for name, made in found.made.items()
         }
         for block in layout.pair_blocks:
-            for message in self.messages[layout.key][block.name]:
-                keys, end = message.keys, block.ends[message.receiver]
+            for message in found.messages[block.name]:
+                keys, end = _keys(message), block.ends[message.receiver]
                 e = (odd_pairs if message.is_block_odd else pairs)[block.name]
                 made = self.factor[keys["factor"][0]](e)
                 for key, (j, one) in zip(keys["source"], message.sources, strict=True):
@@ -228,23 +229,16 @@ class _Layer(nn.Module):
                 for key in keys["addend"]:
                     made = made + self.addend[key](e)
                 away = others(end, block)
-                heard = self.heard[keys["heard"][0]](
-                    order_as(average(made, away, layout.grid(block.name), shares), end)
-                )
+                told = average(made, away, layout.grid(block.name), shares)
+                if message.is_block_odd and has_scale(layout.signs[block.name]):
+                    told = told * math.prod(made.shape[axis] for axis in away) ** 0.5
+                    told = told if is_odd(message.heard) else torch.asinh(told)  # of a size that nothing else limits
+                heard = self.heard[keys["heard"][0]](order_as(told, end))
                 (odd_inbox[end.units][message.heard] if is_odd(message.heard) else inbox[end.units]).append(heard)
         return inbox, odd_inbox
 
 
-def _products(known: tuple[Character, ...]) -> dict[Character, list[tuple[Character, Character]]]:
-    """The characters that are products of two others, with all such pairs."""
-    result: dict[Character, list[tuple[Character, Character]]] = {}
-    for a, b in combinations(known, 2):
-        made = tuple(tuple((x + y) % 2 for x, y in zip(p, q, strict=True)) for p, q in zip(a, b, strict=True))
-        if made in known:
-            result.setdefault(made, []).append((a, b))
-    return result
-
-
-def _mean(messages: list[Tensor]) -> Tensor | float:
+def _mean(messages: list[Tensor]) -> Tensor:
     """The sum of messages, divided by the root of their number."""
-    return torch.stack(messages).sum(0) / len(messages) ** 0.5 if messages else 0.0
+    made: Tensor = torch.stack(messages).sum(0) / len(messages) ** 0.5
+    return made

@@ -1,32 +1,58 @@
-"""What signs multiply values and features by: one exponent for each axis and family, zero or one.
+"""What signs and scales multiply values and features by: one exponent for each axis and family.
 
 Odd half periods of sines are signs of other values, and count as families of their own where they still act.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import product
 
 from regauge.weightspace.layout.blocks import Block, End, Label
 
-Character = tuple[tuple[int, ...], ...]
-"""For each axis the exponents of the sign families of its group, and of the shifts that still act, modulo two."""
+Character = tuple[tuple[bool | int, ...], ...]
+"""For each axis the exponents of the sign families of its group and of its shifts, which are truth values, and of its
+families of scales, which are numbers; those that do not act are false or zero."""
 
 
-def character_of(block: Block, *, has_shifts: bool) -> Character:
-    """What signs, and odd half periods if these still act, multiply the values of a block by."""
-    return character_of_labels(block.labels, has_shifts=has_shifts)
-
-
-def character_of_labels(labels: Iterable[Label], *, has_shifts: bool) -> Character:
-    """What they multiply values along some axes by."""
+def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:
+    """What signs, odd half periods and scales multiply values along some axes by, if these still act."""
     return tuple(
-        tuple(exponent % 2 for exponent in (*label.sign, *(label.parity if has_shifts else ()))) for label in labels
+        (
+            *(bool(exponent % 2) and has_signs for exponent in label.sign),
+            *(bool(exponent % 2) and has_shifts for exponent in label.parity),
+            *(exponent * has_scales for exponent in label.scale),
+        )
+        for label in labels
     )
 
 
-def is_odd(character: Character) -> bool:
+def blank(character: Character) -> Character:
+    """That of values along the same axes that nothing changes."""
+    return tuple(tuple(type(exponent)(0) for exponent in exponents) for exponents in character)
+
+
+def scales_of(character: Character) -> tuple[int, ...]:
+    """The exponents of scales alone, along all axes."""
+    return tuple(e for exponents in character for e in exponents if not isinstance(e, bool))
+
+
+def has_scale(character: Character) -> bool:
+    """Whether some scale changes values of this character."""
+    return any(scales_of(character))
+
+
+def has_sign(character: Character) -> bool:
     """Whether some sign changes values of this character."""
+    return any(e is True for exponents in character for e in exponents)
+
+
+def is_odd(character: Character) -> bool:
+    """Whether anything changes values of this character."""
     return any(any(exponents) for exponents in character)
+
+
+def add(left: tuple[bool | int, ...], right: tuple[bool | int, ...]) -> tuple[bool | int, ...]:
+    """The exponents of a product, from those of its factors along one axis."""
+    return tuple(x != y if isinstance(x, bool) else x + y for x, y in zip(left, right, strict=True))
 
 
 def at_end(character: Character, end: End) -> Character:
@@ -35,26 +61,32 @@ def at_end(character: Character, end: End) -> Character:
 
 
 def multiply(character: Character, factors: Iterable[tuple[End, Character]]) -> Character:
-    """What signs multiply the product of features of a block with features of units at some of its ends by."""
-    total = [list(exponents) for exponents in character]
+    """The character of the product of features of a block with features of units at some of its ends."""
+    total = [*character]
     for end, factor in factors:
         for axis, exponents in zip(end.axes, factor, strict=True):
-            total[axis] = [(x + y) % 2 for x, y in zip(total[axis], exponents, strict=True)]
-    return tuple(tuple(exponents) for exponents in total)
+            total[axis] = add(total[axis], exponents)
+    return tuple(total)
 
 
 def find_sources(
-    block: Block, character: Character, receiver: int, known: Mapping[str, Sequence[Character]]
+    block: Block,
+    character: Character,
+    receiver: int,
+    known: Mapping[str, Collection[Character]],
+    wanted: Mapping[str, Collection[Character]],
 ) -> tuple[Character, tuple[tuple[int, Character], ...]] | None:
     """The features of the other ends for which sums over them mean something, times features of a block.
 
-    A sum over units means something only if their signs do not change its terms.
+    A sum over units means something only if neither their signs nor their scales change its terms.
 
     Args:
         block: With two ends or more.
         character: Of its features: its own, or an even one.
         receiver: Number of the end whose units hear the sums.
-        known: For each set of units the characters of their features that signs change.
+        known: For each set of units the characters of the features that may be summed, beside those that nothing
+            changes.
+        wanted: Those that sums may have.
 
     Returns:
         The character of the sums at the receiver, and the other ends with the characters of their features; None if no
@@ -62,12 +94,11 @@ def find_sources(
     """
     end = block.ends[receiver]
     numbers = [j for j in range(len(block.ends)) if j != receiver]
-    blank = tuple((0,) * len(exponents) for exponents in character)
-    choices = [(at_end(blank, block.ends[j]), *known[block.ends[j].units]) for j in numbers]
+    choices = [(at_end(blank(character), block.ends[j]), *sorted(known[block.ends[j].units])) for j in numbers]
     for chosen in product(*choices):
         total = multiply(character, ((block.ends[j], one) for j, one in zip(numbers, chosen, strict=True)))
         heard = at_end(total, end)
         is_settled = not any(any(exponents) for axis, exponents in enumerate(total) if axis not in end.axes)
-        if is_settled and (heard in known[end.units] or not is_odd(heard)):
+        if is_settled and (heard in wanted[end.units] or not is_odd(heard)):
             return heard, tuple(zip(numbers, chosen, strict=True))
     return None

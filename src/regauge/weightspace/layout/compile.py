@@ -1,6 +1,6 @@
 """A layout, compiled from a symmetry: which values of a network belong to which units."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -8,8 +8,8 @@ from jaxtyping import Num
 from torch import Tensor
 
 from regauge.core.symmetry import Symmetry
-from regauge.weightspace.layout.blocks import Block, Grid, UnitSet, find_ends, unit_sets
-from regauge.weightspace.layout.characters import Character, at_end, character_of, is_odd
+from regauge.weightspace.layout.blocks import Block, Grid, Label, UnitSet, find_ends, unit_sets
+from regauge.weightspace.layout.characters import Character, at_end, character_of_labels, is_odd
 from regauge.weightspace.layout.cut import Piece, cut
 from regauge.weightspace.layout.products import MOST, Bases, Step, eliminate, fold
 from regauge.weightspace.layout.waves import Turn, Wave, find_period, is_shifted, split
@@ -29,6 +29,7 @@ class Layout:
         pieces: The pieces of tensors, by their names.
         steps: The products, each of two of these or of products before it.
         is_signed: Whether signs still act on the values that are read; otherwise a canonical form has fixed them.
+        is_scaled: The same for positive scales.
         waves: If half periods still act, the angles of the sets whose units have one each, by set; otherwise None.
     """
 
@@ -40,6 +41,7 @@ class Layout:
     pieces: Mapping[str, Piece]
     steps: Mapping[str, Step | Turn]
     is_signed: bool = False
+    is_scaled: bool = False
     waves: Mapping[str, Wave] | None = None
 
     @cached_property
@@ -74,8 +76,14 @@ class Layout:
         return tuple(block for block in self.blocks if not block.ends)
 
     def character(self, block: Block) -> Character:
-        """What signs multiply the values of a block by."""
-        return character_of(block, has_shifts=self.waves is not None)
+        """What multiplies the values of a block, of all that still acts."""
+        return self.character_of(block.labels)
+
+    def character_of(self, labels: Sequence[Label]) -> Character:
+        """What multiplies values along some axes, of all that still acts."""
+        return character_of_labels(
+            labels, has_signs=self.is_signed, has_shifts=self.waves is not None, has_scales=self.is_scaled
+        )
 
     @cached_property
     def is_weighed(self) -> bool:
@@ -114,16 +122,16 @@ class Layout:
 
     @cached_property
     def signs(self) -> dict[str, Character]:
-        """What signs multiply the values of a block by, for those that they change."""
+        """What signs and scales that still act multiply the values of a block by, for those that they change."""
         found = {block.name: self.character(block) for block in self.blocks}
-        return {name: character for name, character in found.items() if self.is_signed and is_odd(character)}
+        return {name: character for name, character in found.items() if is_odd(character)}
 
     @cached_property
     def unit_signs(self) -> dict[str, tuple[Character, ...]]:
-        """For each set of units, what signs multiply those values by that they change."""
+        """For each set of units, what signs and scales multiply those values by that they change."""
         blocks = [*self.blocks, *(written.block for written in self.writer.written)]
         found = {name: set[Character]() for name in self.units}
-        for block in blocks if self.is_signed else []:
+        for block in blocks:
             for end in block.ends:
                 found[end.units].add(at_end(self.character(block), end))
         return {name: tuple(sorted(filter(is_odd, characters))) for name, characters in found.items()}
@@ -203,10 +211,12 @@ def _compile(
     symmetry_text: str,
     contracted: frozenset[str] | None,
     is_signed: bool,
+    is_scaled: bool,
     has_shifts: bool,
     readers: frozenset[tuple[str, int]],
 ) -> Layout:
-    layout = replace(_build(Symmetry.from_json(symmetry_text), contracted, readers), is_signed=is_signed)
+    built = _build(Symmetry.from_json(symmetry_text), contracted, readers)
+    layout = replace(built, is_signed=is_signed, is_scaled=is_scaled)
     return _with_waves(layout) if has_shifts else layout
 
 
@@ -215,6 +225,7 @@ def compile_layout(
     *,
     contracted: Collection[str] | None = None,
     is_signed: bool = False,
+    is_scaled: bool = False,
     has_shifts: bool = False,
     readers: Collection[tuple[str, int]] = (),
 ) -> Layout:
@@ -243,7 +254,7 @@ def compile_layout(
     if has_shifts and not is_signed:
         raise ValueError("half periods change signs; layouts that know them know signs, too (is_signed=True)")
     chosen = None if contracted is None else frozenset(contracted)
-    return _compile(symmetry.to_json(), chosen, is_signed, has_shifts, frozenset(readers))
+    return _compile(symmetry.to_json(), chosen, is_signed, is_scaled, has_shifts, frozenset(readers))
 
 
 def _with_waves(layout: Layout) -> Layout:
@@ -263,7 +274,9 @@ def _with_waves(layout: Layout) -> Layout:
         steps.update({name: step for name, (_, step) in made.items()})
         if len(block.ends) == 1 and block.channels == 1:
             (end,) = block.ends
-            addend = at_end(character_of(block, has_shifts=True), end)
+            addend = at_end(
+                character_of_labels(block.labels, has_signs=True, has_shifts=True, has_scales=layout.is_scaled), end
+            )
             if is_odd(addend):
                 waves.setdefault(end.units, []).append(Wave(sine.name, cosine.name, turn.frequency, addend))
     alone = {name: found[0] for name, found in waves.items() if len(found) == 1}

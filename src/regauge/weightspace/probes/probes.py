@@ -13,7 +13,7 @@ from regauge.core.outputs import Outputs
 from regauge.weightspace.features import Features
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout import Layout
-from regauge.weightspace.layout.characters import Character, at_end, character_of_labels, is_odd
+from regauge.weightspace.layout.characters import Character, at_end, is_odd
 from regauge.weightspace.probes.outputs import OutputReader
 from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.readings import Reading
@@ -260,6 +260,4 @@ class ProbeEncoder(nn.Module):
 
 def _sign(reading: Reading, layout: Layout) -> Character:
     """What signs multiply a reading by; nothing if a canonical form has fixed them."""
-    character = character_of_labels(reading.piece.labels, has_shifts=layout.waves is not None)
-    own = at_end(character, reading.end)
-    return own if layout.is_signed else tuple((0,) * len(exponents) for exponents in own)
+    return at_end(layout.character_of(reading.piece.labels), reading.end)

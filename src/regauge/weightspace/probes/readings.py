@@ -11,7 +11,7 @@ from regauge.core.act import Site
 from regauge.weightspace.features import order_as
 from regauge.weightspace.layout import Layout
 from regauge.weightspace.layout.blocks import End, find_ends
-from regauge.weightspace.layout.characters import character_of_labels, is_odd
+from regauge.weightspace.layout.characters import is_odd
 from regauge.weightspace.layout.cut import Piece, cut
 
 CLOSE = 1e-3
@@ -112,7 +112,7 @@ def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
     """Whether signs that act change a mean over the other axes as a whole, and features of the units know how."""
     if not layout.is_signed:
         return True
-    character = character_of_labels(piece.labels, has_shifts=layout.waves is not None)
+    character = layout.character_of(piece.labels)
     if any(any(exponents) for axis, exponents in enumerate(character) if axis not in axes):
         return False
     if layout.waves is not None and any(any(label.shift) for label in piece.labels):

@@ -1,0 +1,103 @@
+"""Which features that signs or scales change are there after some layers: others are zero, and have no maps.
+
+Units have such features for every character that their values have (`Layout.unit_signs`), but at first only those that
+values of single units have are not zero. Others come by messages, which sum features of other units times those of the
+pairs between them, and as products of two.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+from regauge.weightspace.layout import Block, Character, Layout
+from regauge.weightspace.layout.characters import add, blank, find_sources, has_scale, is_odd
+
+Known = Mapping[str, Collection[Character]]
+"""For each set of units the characters of the features that are not zero."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One kind of sum that the units at one end of a block hear.
+
+    Attributes:
+        receiver: Number of the end.
+        is_block_odd: Whether it is made of what signs or scales change of the block.
+        heard: Character of the sum.
+        sources: The other ends, and the characters of their features.
+    """
+
+    receiver: int
+    is_block_odd: bool
+    heard: Character
+    sources: tuple[tuple[int, Character], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """What a layer has to work with.
+
+    Attributes:
+        known: For each set of units the characters of features that are not zero, products of two included.
+        crossed: Those that are products of two others, with all such pairs.
+        messages: What its units can hear, for each block of pairs.
+        made: What is known after it.
+    """
+
+    known: Mapping[str, frozenset[Character]]
+    crossed: Mapping[str, Mapping[Character, list[tuple[Character, Character]]]]
+    messages: Mapping[str, tuple[Message, ...]]
+    made: Mapping[str, frozenset[Character]]
+
+    @property
+    def multiplied(self) -> frozenset[str]:
+        """Names of the blocks that messages are made of with what signs or scales change."""
+        return frozenset(name for name, found in self.messages.items() if any(one.is_block_odd for one in found))
+
+
+@lru_cache(maxsize=256)
+def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
+    """What the layer after some layers has to work with.
+
+    Args:
+        layout: Of the networks.
+        layers: How many came before.
+        keeps_pairs: Whether layers have features of pairs that nothing changes, too, and make products of features of
+            units; others multiply by the values that signs change alone.
+    """
+    before = reach(layout, layers - 1, keeps_pairs=keeps_pairs).made if layers else layout.own_signs
+    crossed = {name: _products(found, layout.unit_signs[name]) if keeps_pairs else {} for name, found in before.items()}
+    known = {name: found | crossed[name].keys() for name, found in before.items()}
+    messages = {block.name: tuple(_messages(layout, block, known, keeps_pairs)) for block in layout.pair_blocks}
+    made = {name: {*found} for name, found in known.items()}
+    for block in layout.pair_blocks:
+        for one in messages[block.name]:
+            if is_odd(one.heard):
+                made[block.ends[one.receiver].units].add(one.heard)
+    return Reach(known, crossed, messages, {name: frozenset(found) for name, found in made.items()})
+
+
+def _products(
+    known: Collection[Character], wanted: Collection[Character]
+) -> dict[Character, list[tuple[Character, Character]]]:
+    """Products of two characters, with all such pairs; those of scales vary too much in size."""
+    result: dict[Character, list[tuple[Character, Character]]] = {}
+    for a, b in combinations(sorted(known), 2):
+        made = tuple(add(x, y) for x, y in zip(a, b, strict=True))
+        if made in wanted and not has_scale(a) and not has_scale(b):
+            result.setdefault(made, []).append((a, b))
+    return result
+
+
+def _messages(layout: Layout, block: Block, known: Mapping[str, frozenset[Character]], has_even: bool) -> list[Message]:
+    """Every kind of sum that makes sense."""
+    own = layout.character(block)
+    grades = ([blank(own)] if has_even else []) + ([own] if is_odd(own) else [])
+    found = []
+    for receiver in range(len(block.ends)):
+        for grade in grades:
+            sources = find_sources(block, grade, receiver, known, layout.unit_signs)
+            if sources is not None:
+                found.append(Message(receiver, is_odd(grade), *sources))
+    return found

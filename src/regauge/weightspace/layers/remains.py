@@ -1,0 +1,135 @@
+"""What is left of features when signs and scales are taken off: directions, products, and ratios of sizes."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from regauge.weightspace.features import spread
+from regauge.weightspace.layers.dense import Invariants, OddNorm, ScaledNorm
+from regauge.weightspace.layers.plan import Plan
+from regauge.weightspace.layers.reach import Reach
+from regauge.weightspace.layout import Block, Character, Layout
+from regauge.weightspace.layout.characters import at_end, has_scale, has_sign, scales_of
+
+Relation = Mapping[Character, float]
+"""Exponents of the sizes of features whose product no scale changes."""
+
+
+class Remains(nn.Module):
+    """Vectors of some characters to vectors of the hidden width that nothing changes.
+
+    Scales are taken off by dividing by the size, signs by products of two linear maps.
+    """
+
+    def __init__(self, characters: Iterable[Character], plan: Plan, hidden: int) -> None:
+        super().__init__()
+        characters = [*characters]  # no set: exponents of signs and of scales may be equal in different groups
+        if not all(map(has_scale, characters)):
+            self.odd_norm = OddNorm(plan.width)
+        if any(map(has_scale, characters)):
+            self.scaled_norm = ScaledNorm(plan.width)
+        if any(map(has_sign, characters)):
+            self.products = Invariants(plan.width, hidden, plan.generator)
+        if not all(map(has_sign, characters)):
+            self.directions = plan.dense(plan.width, hidden, is_biased=False)
+
+    def norm(self, u: Tensor, character: Character) -> Tensor:
+        """The vectors without their sizes."""
+        made: Tensor = (self.scaled_norm if has_scale(character) else self.odd_norm)(u)
+        return made
+
+    def forward(self, normed: Tensor, character: Character) -> Tensor:
+        made: Tensor = (self.products if has_sign(character) else self.directions)(normed)
+        return made
+
+
+class UnitSizes(nn.Module):
+    """Logarithms of products of powers of the sizes of a unit's features that no scale changes."""
+
+    def __init__(self, reaches: Mapping[str, Reach], plan: Plan, hidden: int) -> None:
+        super().__init__()
+        self.relations = {
+            key: {name: find_relations(found) for name, found in one.made.items()} for key, one in reaches.items()
+        }
+        if any(found for one in self.relations.values() for found in one.values()):
+            self.into = plan.dense(1, hidden, is_biased=False)
+
+    def hear(self, name: str, turned: Mapping[Character, Tensor], layout: Layout) -> Iterator[Tensor]:
+        """What the units of a set hear."""
+        for relation in self.relations[layout.key][name]:
+            sizes = [(power, *log_size(turned[one])) for one, power in relation.items()]
+            yield self.into(_squash(sizes))
+
+
+class PairSizes(nn.Module):
+    """Logarithms of the sizes of pairs, divided by those of features of their ends such that no scale changes them."""
+
+    def __init__(self, reaches: Mapping[str, Reach], plan: Plan, hidden: int) -> None:
+        super().__init__()
+        self.ends = {
+            layout.key: {block.name: _ends(layout, block, reaches[layout.key].known) for block in layout.pair_blocks}
+            for layout in plan.layouts
+        }
+        if any(found is not None for one in self.ends.values() for found in one.values()):
+            self.into = plan.dense(1, hidden, is_biased=False)
+
+    def hear(
+        self, block: Block, odd: Tensor, units: Mapping[str, Mapping[Character, Tensor]], layout: Layout
+    ) -> Iterator[Tensor]:
+        """What the pairs of a block hear."""
+        ends = self.ends[layout.key][block.name]
+        if ends is None:
+            return
+        sizes = [(1.0, *log_size(odd))]
+        for k, one in ends:
+            end = block.ends[k]
+            size, is_there = log_size(units[end.units][one])
+            sizes.append((-1.0, spread(size, end, block), spread(is_there, end, block)))
+        yield self.into(_squash(sizes))
+
+
+def _ends(
+    layout: Layout, block: Block, known: Mapping[str, Collection[Character]]
+) -> list[tuple[int, Character]] | None:
+    """The ends of a block whose units' scales change its values, with their characters; None if some are not known."""
+    character = layout.signs.get(block.name, ())
+    if not has_scale(character):
+        return None
+    ends = [(k, at_end(character, end)) for k, end in enumerate(block.ends)]
+    found = [(k, one) for k, one in ends if has_scale(one)]
+    axes = [axis for k, _ in found for axis in block.ends[k].axes if any(scales_of((character[axis],)))]
+    is_known = all(one in known[block.ends[k].units] for k, one in found)
+    return found if is_known and len(axes) == len({*axes}) else None
+
+
+def find_relations(characters: Iterable[Character]) -> list[Relation]:
+    """As many relations between the exponents of scales as are independent."""
+    basis: list[Character] = []
+    relations: list[Relation] = []
+    for one in sorted(filter(has_scale, characters)):
+        wanted = np.array(scales_of(one), float)
+        rows = np.array([scales_of(other) for other in basis], float).reshape(len(basis), len(wanted))
+        powers = np.linalg.lstsq(rows.T, wanted, rcond=None)[0] if basis else np.zeros(0)
+        if basis and np.allclose(powers @ rows, wanted):
+            relations.append({one: 1.0, **dict(zip(basis, (-powers).tolist(), strict=True))})
+        else:
+            basis.append(one)
+    return relations
+
+
+def log_size(u: Float[Tensor, "*units width"]) -> tuple[Float[Tensor, "*units 1"], Bool[Tensor, "*units 1"]]:
+    """The logarithm of the norm of vectors, and whether it is there: zeros have none."""
+    norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+    return norm.clamp_min(torch.finfo(u.dtype).tiny).log(), norm > 0
+
+
+def _squash(sizes: Iterable[tuple[float, Tensor, Tensor]]) -> Tensor:
+    """A weighted sum of logarithms, which grows slowly where it is large; zero where one of them is not there."""
+    total: Tensor | float = 0.0
+    is_there: Tensor | bool = True
+    for power, size, there in sizes:
+        total, is_there = total + power * size, there & is_there
+    return torch.asinh(torch.as_tensor(total)) * torch.as_tensor(is_there)
