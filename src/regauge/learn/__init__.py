@@ -1,6 +1,6 @@
 """Trained networks over networks: predictors, autoencoders, learned matching."""
 
-from regauge.learn.autoencoder import Autoencoder, load_autoencoder
+from regauge.learn.autoencoder import Autoencoder, LatentPath, load_autoencoder
 from regauge.learn.autoencoder_training import AutoencoderConfig, fit_autoencoder
 from regauge.learn.changes import Dropout, Noise, Pruning, Rotation, Scaling, Translation
 from regauge.learn.function_losses import Distillation, SquaredError
@@ -18,6 +18,7 @@ __all__ = [
     "Distillation",
     "Dropout",
     "HyperMatching",
+    "LatentPath",
     "LearnedMatching",
     "MatchingConfig",
     "Noise",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regauge.core.params import Params, require_finite, work_dtype
+from regauge.core.params import Params, require_finite, select, work_dtype
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.training import Trained
 from regauge.storage.architecture import Architecture
@@ -158,6 +159,28 @@ class Autoencoder:
             "about": json.dumps(dict(self.about)),
         }
         return save(tensors, path, overwrite=overwrite, metadata=header)
+
+
+@dataclass(frozen=True, eq=False)
+class LatentPath:
+    """The networks that are decoded from the line between two latent vectors, for `rg.line` and what takes its paths.
+
+    At the ends are the decoded twins, not the networks themselves.
+
+    Attributes:
+        autoencoder: Encodes and decodes.
+
+    References:
+        Paper 002, appendix D.2.
+    """
+
+    autoencoder: Autoencoder
+
+    def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
+        """The network a share t of the way."""
+        both = {name: torch.stack([tensor, params_b[name]]) for name, tensor in params_a.items()}
+        first, second = self.autoencoder.encode(both)
+        return select(self.autoencoder.decode(torch.lerp(first, second, t).unsqueeze(0)), 0)
 
 
 def load_autoencoder(path: str | Path) -> Autoencoder:

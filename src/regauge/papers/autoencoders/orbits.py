@@ -4,6 +4,7 @@ References:
     Paper 002, section 5 (INR interpolation), section 6.1 (collapse of orbits), appendices D.1 and D.2.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +13,13 @@ from torch import Tensor
 import regauge as rg
 from regauge import learn
 from regauge.connect import Curve
+from regauge.connect.paths import Path, Straight
 from regauge.core.params import Params, select
 from regauge.core.task import Task
+from regauge.inr.fitting import image_inr
 from regauge.inr.orbits import lines, orbit, recovery
+from regauge.inr.rendering.field_values import evaluate
+from regauge.inr.rendering.path_strips import Strip, render_strip, save_strips
 from regauge.learn.running import Runner
 from regauge.papers.autoencoders.digits import SIDE, population
 from regauge.papers.autoencoders.encoders import Coder, sine_coders
@@ -58,7 +63,7 @@ def config(scale: Scale) -> Study:
     long, short = {"smoke": (0.3, 0.3), "cpu": (480.0, 60.0), "paper": (10_800.0, 10_800.0)}[scale]
     sizes = (8, 4) if scale == "smoke" else ()
     coders = sine_coders(long, *sizes)["whole"], sine_coders(short, *sizes)["permutations"]
-    counts = (1, 2) if scale == "smoke" else (10, 5) if scale == "cpu" else (100, 50)
+    counts = (2, 2) if scale == "smoke" else (10, 5) if scale == "cpu" else (100, 50)
     return Study(*population(scale), coders, *counts, 0.05, 3 if scale == "smoke" else 25)
 
 
@@ -103,6 +108,9 @@ def measure(study: Study, run: Run) -> Table:
     )
     sample = store.read(store.rows.where(split="test")[:MAPPED])
     collapse = tuple(map_of(label, auto, sample, copies.params) for label, auto in autos.items())
+    strips = {
+        "paths": save_strips(list(strips_of(study, autos, networks, run)), run.file("-paths.npz"), overwrite=True)
+    }
     notes = (
         f"{len(numbers)} test networks {study.population.architecture.name} of digits, {study.copies} copies of each "
         f"for every kind of orbit; noise of {study.noise:g} of each tensor's standard deviation on the copies, or none "
@@ -127,7 +135,29 @@ def measure(study: Study, run: Run) -> Table:
         tuple(rows),
         f"mean squared error of the image, noise {study.noise:g}",
         pictures={"collapse": collapse},
+        strips=strips,
     )
+
+
+def strips_of(study: Study, autos: dict[str, learn.Autoencoder], networks: Params, run: Run) -> Iterator[Strip]:
+    """Pictures along paths from one test network to another: as they are, aligned, decoded and latent."""
+    inr = image_inr(SIDE, SIDE, units=study.population.architecture.settings["width"])
+    first, second = select(networks, 0), select(networks, 1)
+    middle = (evaluate(inr, networks, learn.grid((SIDE, SIDE)))[:2]).mean(0)
+    task = rg.Task(inr.module(), [(learn.grid((SIDE, SIDE)), middle)], torch.nn.functional.mse_loss)
+    symmetry = rg.discover(inr.module(), (learn.grid((2, 2)),))
+    aligned = rg.align(first, second, symmetry, method=rg.WeightMatching()).params
+    paths: list[tuple[str, Params, Params, Path]] = [
+        ("naive", first, second, Straight()),
+        ("weight matching, the whole symmetry", first, aligned, Straight()),
+    ]
+    for label, auto in autos.items():
+        twins = auto.canonicalize({name: tensor[:2] for name, tensor in networks.items()})
+        paths.append((f"decoded, {label}", select(twins, 0), select(twins, 1), Straight()))
+        paths.append((f"latent, {label}", first, second, learn.LatentPath(auto)))
+    for label, a, b, path in paths:
+        chance = run.generator("strips")
+        yield render_strip(inr, a, b, task.evaluate, label=label, points=PATH, path=path, generator=chance)
 
 
 def trained(coder: Coder, store: Store, run: Run) -> learn.Autoencoder:
@@ -151,7 +181,7 @@ def decoded_lines(
     others = auto.encode(copies)
     between = lines(select(auto.decode(first), 0), auto.decode(others), task, points)
     ts = [k / (points - 1) for k in range(points)]
-    made = [auto.decode((1 - t) * first + t * others) for t in ts]
+    made = [auto.decode(torch.lerp(first.expand_as(others), others, t)) for t in ts]
     losses = torch.stack([task.evaluate_each(networks)["loss"] for networks in made])
     latent = tuple(
         Curve(tuple({"t": t, "loss": float(loss)} for t, loss in zip(ts, column, strict=True))) for column in losses.T
