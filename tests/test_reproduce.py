@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from regauge.cli.main import main
 from regauge.core.progress import Advance, Progress
 from regauge.nets.siren import Siren
 from regauge.papers import populations
-from regauge.papers.experiment import Run
+from regauge.papers.experiment import Name, Run
 from regauge.papers.experiments import EXPERIMENTS
+from regauge.papers.settings import describe
 from regauge.papers.table import Quantity, Row, Table, mean_curve, summarize
 from regauge.papers.ways import permutations_only, without_shifts
 from regauge.storage.checkpoints.writing import save_text
@@ -297,3 +298,45 @@ def test_what_cannot_run_is_one_sentence(
     args: list[str], sentence: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     assert sentence in refused("reproduce", *args, "--out", str(tmp_path))
+
+
+# --- names of steps ---------------------------------------------------------------------------------------------
+
+
+def settings_class(**defaults: Any) -> Any:
+    """A class of settings with some fields, as another version of the code has it."""
+    return make_dataclass("Settings", [("steps", int), *((k, type(v), v) for k, v in defaults.items())], frozen=True)
+
+
+def test_further_settings_repeat_no_step_while_they_have_their_defaults(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def measure(run: Run, settings: Any, cell: Any, name: str) -> Any:
+        def step(_: Any) -> dict[str, Any]:
+            made.append(name)
+            return {"name": name}
+
+        (record,) = run.records("label", (settings, "more"), step, [cell])
+        network = run.network({"population": settings}, "0", lambda: {"w": torch.tensor([float(len(made))])})
+        return record["name"], float(network["w"])
+
+    run = Run("smoke", 0, tmp_path)
+    old, new, other = settings_class(lr=0.1), settings_class(lr=0.1, clip=1.0), settings_class(lr=0.2, clip=1.0)
+    first = measure(run, old(5), old(7), "old")
+    assert measure(run, new(5), new(7), "new") == first == ("old", 1.0)
+    assert measure(run, new(5, clip=2.0), new(7), "another value")[0] == "another value"
+    assert measure(run, new(5), new(7, clip=2.0), "another cell")[0] == "another cell"
+    # A default that was changed is another setting, and the former value stays what it was.
+    assert measure(run, other(5), other(7), "default")[0] == "default"
+    assert measure(run, other(5), other(7), "again")[0] == "default"
+    assert measure(run, old(5), old(7), "back") == first
+    assert measure(run, new(5), new(7), "back") == first
+    assert made == ["old", "another value", "another cell", "default"]
+
+
+def test_settings_of_a_class_with_its_own_words_are_these_words() -> None:
+    assert describe(Name("mine")) == "mine"
+    assert describe((settings_class(lr=0.1)(5, lr=0.3), [1.5, "a"])) == [
+        {"kind": "Settings", "fields": {"steps": "5", "lr": "0.3"}},
+        ["1.5", "'a'"],
+    ]

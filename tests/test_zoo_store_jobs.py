@@ -221,6 +221,26 @@ def test_another_population_does_not_go_into_the_same_store(tmp_path: Path) -> N
         plan(CONFIG, tmp_path / "other", size=0)
 
 
+def test_examples_are_read_where_networks_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> Any:
+        raise ValueError(f"no examples of {name!r} here")
+
+    _, jobs = plan(CONFIG, tmp_path / "zoo", size=10)
+    jobs(0)
+    with monkeypatch.context() as patch:
+        patch.setattr("regauge.zoo.jobs.train_shards.load_examples", refuse)
+        with pytest.raises(ValueError, match="no examples of 'breast-cancer' here"):
+            plan(CONFIG, tmp_path / "zoo")
+        with pytest.raises(ValueError, match="no examples"):
+            plan(CONFIG, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    jobs(1)
+    monkeypatch.setattr("regauge.zoo.jobs.train_shards.load_examples", refuse)
+    store, jobs = plan(CONFIG, tmp_path / "zoo")
+    assert run_jobs(jobs) == 0
+    assert len(store) == 40
+
+
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_a_population_is_extended(before: int, tmp_path: Path) -> None:
     """From a store that is complete or not, to what a population of that size is."""

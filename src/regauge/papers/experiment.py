@@ -15,6 +15,7 @@ import torch
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
+from regauge.papers.settings import place_of
 from regauge.papers.table import Record, Table
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save, save_text
@@ -35,7 +36,8 @@ class Name(str):
 class Run:
     """One run, which may continue an earlier one: a step whose file is in the folder is not repeated.
 
-    A file is named after the settings that it depends on, and appears only when it is complete. So an interrupted run
+    A file is named after the settings that it depends on, but for those at their defaults (see `place_of`), and appears
+    only when it is complete. So an interrupted run
     continues where it stopped, and steps with other settings do not get in its way. Several processes that run the same
     experiment in the same folder share its steps: each takes them in an order of its own.
     """
@@ -53,7 +55,7 @@ class Run:
 
     def network(self, settings: object, key: str, make: Callable[[], Params]) -> Params:
         """The network of that key, trained by `make` unless an earlier run did."""
-        path = self._path("networks", (self.seed, settings), f"{key}.safetensors")
+        path = self._folder("networks", (self.seed, settings)) / f"{key}.safetensors"
         if path.exists():
             return load(path)
         params = make()
@@ -62,19 +64,14 @@ class Run:
 
     def record(self, settings: object, key: str, make: Callable[[], Record]) -> Record:
         """The record of that key, made by `make` unless an earlier run did."""
-        path = self._path("steps", (self.seed, settings), f"{key}.json")
-        if path.exists():
-            found: Record = json.loads(path.read_text(encoding="utf-8"))
-            return found
-        record = make()
-        save_text(json.dumps(record) + "\n", path)
-        return record
+        return _kept(self._folder("steps", (self.seed, settings)) / f"{key}.json", make)
 
     def records(self, label: str, settings: object, measure: Callable[..., Record], *axes: Sequence[Any]) -> list[Any]:
         """The records of all combinations of arguments, nested as in `grid`; kept by label, settings and arguments."""
 
         def one(*cell: Any) -> Record:
-            return self.record((label, settings), _digest(cell), partial(measure, *cell))
+            folder = self._folder("steps", (self.seed, (label, settings)))
+            return _kept(place_of(folder, cell, ".json"), partial(measure, *cell))
 
         return self.grid(label, one, *axes)
 
@@ -101,14 +98,20 @@ class Run:
         """The path of a result file."""
         return self.folder / f"{self.name}{name}"
 
-    def _path(self, kind: str, settings: object, name: str) -> Path:
-        folder = self.folder / kind / _digest(settings)
+    def _folder(self, kind: str, settings: object) -> Path:
+        folder = place_of(self.folder / kind, settings)
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / name
+        return folder
 
 
-def _digest(settings: object) -> str:
-    return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+def _kept(path: Path, make: Callable[[], Record]) -> Record:
+    """The record in a file, made now unless it is there."""
+    if path.exists():
+        found: Record = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    record = make()
+    save_text(json.dumps(record) + "\n", path)
+    return record
 
 
 @dataclass(frozen=True)

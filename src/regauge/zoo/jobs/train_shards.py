@@ -217,7 +217,8 @@ def plan(
     """The store of a population, new or as an interrupted run left it, and the jobs that fill it.
 
     A store of the first networks of the population, complete or not, is extended to all of them: network i does not
-    depend on their count, but where the worst of a group are given up and the last group is not whole.
+    depend on their count, but where the worst of a group are given up and the last group is not whole. Examples are
+    read where networks are missing.
 
     Args:
         config: The whole population.
@@ -234,16 +235,16 @@ def plan(
     """
     if size is not None and size < 1:
         raise ValueError(f"shards of {size} networks hold none; give at least 1")
-    known, examples = Store.find(folder), load_examples(config.data)
+    known = Store.find(folder)
     if size is None:
         size = known.about.get("shard") if known is not None else None
     if size is None:
-        size = _shard_size(config, examples)
+        size = _shard_size(config, load_examples(config.data))
     if any(discard.worst is not None for discard in config.discards):
         size = math.ceil(size / config.group) * config.group
     symmetry = known.symmetry if known is not None and known.architecture == config.architecture else None
     if symmetry is None:
-        symmetry = discover(config.architecture.module().eval(), (examples.inputs[:2],))
+        symmetry = discover(config.architecture.module().eval(), (load_examples(config.data).inputs[:2],))
     products = recorded_library(folder)
     about = {"training": settings_of(config), "shard": size, "products": products}
     if known is None:
@@ -258,7 +259,10 @@ def plan(
             if config.count > _count_in(before):
                 store.tell(_counted(about, before, config.count))
                 store = Store.open(folder)
-    return store, TrainShards(Path(folder), config, size, device, products, tuple(store.about.get(EARLIER, ())))
+    jobs = TrainShards(Path(folder), config, size, device, products, tuple(store.about.get(EARLIER, ())))
+    if missing_jobs(jobs):
+        load_examples(config.data)  # what is wrong with them is told before any network is trained
+    return store, jobs
 
 
 def _count_in(about: Mapping[str, Any]) -> int:
