@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from regauge import learn
+from regauge import weightspace as ws
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.learn.changes import change_values, move_inputs
@@ -21,6 +22,7 @@ from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, layer_statistics
 from regauge.learn.populations import Parts
 from regauge.learn.targets import Target
+from regauge.weightspace.probes import Probed
 
 Predict = Callable[[Params], NDArray[np.int64]]
 BATCH = 64
@@ -148,35 +150,40 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Probing:
-    """An MLP on what networks compute at learned inputs; their weights are not read."""
+class Activations:
+    """An MLP on what all units compute at learned inputs, in the order of the units: sines, but not the group."""
 
     label: str
     seconds: float
-    count: int = 128
+    parts: tuple[str, ...]
+    count: int = 16
     width: int = 512
 
     def fit(self, known: Known, generator: torch.Generator) -> Learned:
         """Train it."""
-        module = known.module
-        net = _Probed(module, self.count, self.width, int(known.values.max()) + 1, generator)
-        return _train(
-            net, lambda params: params, lambda params: _shift(params, known, generator), known, self.seconds, generator
-        )
-
-
-class _Probed(nn.Module):
-    def __init__(self, module: nn.Module, count: int, width: int, classes: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.run = lambda params, inputs: torch.func.functional_call(module, params, (inputs,))
         points = learn.grid((28, 28))
-        chosen = torch.randperm(len(points), generator=generator)[:count]
-        self.inputs = nn.Parameter(points[chosen].clone())
-        self.mlp = _mlp(count, width, classes, generator)
+        points = points[torch.randperm(len(points), generator=generator)[: self.count]]
+        layout = ws.compile_layout(known.symmetry)
+        probed = Probed.of(known.module, layout, {"0": points}, ("0",), count=self.count, outputs=None)
+        numbers = sum(layout.units[reading.units].sizes[-1] * reading.channels for reading in probed.readings)
+        net = _Activations(probed, points, _mlp(numbers, self.width, int(known.values.max()) + 1, generator))
+
+        def move(params: Params) -> Params:
+            count = len(next(iter(params.values())))
+            element = known.symmetry.random(generator, self.parts, (count,))
+            return known.symmetry.act(element, _shift(params, known, generator))
+
+        return _train(net, lambda params: params, move, known, self.seconds, generator)
+
+
+class _Activations(nn.Module):
+    def __init__(self, probed: Probed, points: Tensor, mlp: nn.Module) -> None:
+        super().__init__()
+        self.probed, self.inputs, self.mlp = probed, nn.Parameter(points.clone()), mlp
 
     def forward(self, params: Params) -> Tensor:
-        made = torch.func.vmap(self.run, in_dims=(0, None))(params, self.inputs)
-        outputs: Tensor = self.mlp(made.flatten(1) * 4 - 1)
+        read, _ = self.probed.run(params, {"0": self.inputs})
+        outputs: Tensor = self.mlp(torch.cat([made.flatten(1) for made in read], 1))
         return outputs
 
 

@@ -17,7 +17,7 @@ from regauge.learn.populations import Parts
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 from regauge.papers.weight_nets.accuracy import train_population
-from regauge.papers.weight_nets.classifiers import Classifier, Known, Net, Plain, Probing, Same, Trees
+from regauge.papers.weight_nets.classifiers import Activations, Classifier, Known, Net, Plain, Same, Trees
 from regauge.zoo.presets import fashion_inrs, mnist_inrs, siren_architecture
 from regauge.zoo.training import Config
 
@@ -77,6 +77,7 @@ def classifiers(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
     fixed = replace(passes, layer=ws.Propagation(channels=1, expansion=1, is_signed=False), depth=3)
     # Layers that keep vectors of pairs take a hundred times as long for a step, so that they are narrower.
     pairs = replace(passes, width=max(8, width // 4), depth=3)
+    probes, side = replace(passes, depth=0, probes=width, hidden=4 * width, lr=1e-3), 20 if width > 8 else 4
     others = {name: kind for name, kind in ws.LAYERS.items() if name != "propagation"}
     return (
         Net("propagation", passes),
@@ -86,9 +87,11 @@ def classifiers(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
         Net("propagation, no half periods", replace(passes, parts=("permutation", "sign"))),
         Net("propagation, permutations only", replace(passes, parts=("permutation",), depth=3)),
         *(Net(name.replace("_", " "), replace(pairs, layer=kind())) for name, kind in others.items()),
-        Net("propagation and 64 probes", replace(passes, probes=64)),
-        Probing("128 probes alone", seconds),
+        Net(f"propagation and {side}x{side} probes", replace(passes, probes=(side, side))),
+        Net(f"{width} probes alone", probes),
+        Net(f"{side}x{side} probes alone, on a sheet", replace(probes, probes=(side, side))),
         Trees(),
+        Activations("MLP on units' activations, moved at random", seconds, WHOLE),
         Plain("MLP on weights, moved at random", seconds, WHOLE),
         Same(),
     )
@@ -101,6 +104,7 @@ def worth(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
         Net("whole group", whole),
         Net("permutations and signs", replace(whole, parts=("permutation", "sign"))),
         Net("permutations", replace(whole, parts=("permutation",), depth=3)),
+        Activations("sines, no group (MLP on activations)", seconds, WHOLE),
         Plain("MLP, moved at random", seconds, WHOLE),
     )
 
