@@ -12,12 +12,12 @@ from regauge.weightspace.layers.dense import Dense, Norm
 CHANNELS = (16, 32)
 KERNELS = (5, 3)
 """Channels and window of the convolutions over a sheet; each leaves every second place."""
-CONVOLUTIONS: tuple[type[nn.Conv1d | nn.Conv2d | nn.Conv3d], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-BLOCKS = 2
+CONVOLUTIONS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Conv3d}
+"""By the number of axes of the sheet."""
 
 
 class OutputReader(nn.Module):
-    """An MLP with residual blocks on the outputs at all probes, after convolutions if the probes lie on a sheet.
+    """An MLP with two hidden layers on the outputs at all probes, after convolutions if the probes lie on a sheet.
 
     Args:
         sizes: Lengths of the axes of the sheet; one number where probes have no order.
@@ -47,39 +47,30 @@ class OutputReader(nn.Module):
                 self.norms.append(Norm(outer))
                 sizes = [-(-size // 2) for size in sizes]
             channels = CHANNELS[-1]
-        self.first = Dense(channels * math.prod(sizes), hidden, generator=generator)
-        self.blocks = nn.ModuleList(_Block(hidden, dropout, generator) for _ in range(BLOCKS))
-        self.norm, self.dropout = Norm(hidden), nn.Dropout(dropout)
+        self.dense = nn.ModuleList(
+            Dense(inner, hidden, generator=generator) for inner in (channels * math.prod(sizes), hidden)
+        )
+        self.norms.extend(Norm(hidden) for _ in self.dense)
+        self.dropout = nn.Dropout(dropout)
         self.last = Dense(hidden, outputs, generator=generator)
 
     def forward(self, made: Tensor) -> Tensor:
         """From `[models, channels * probes]`, the probes last, to `[models, outputs]`."""
         x = made
-        if self.convolutions:
+        count = len(self.convolutions)
+        if count:
             x = x.reshape(len(x), -1, *self.sizes)
-            for convolve, norm in zip(self.convolutions, self.norms, strict=True):
-                x = nn.functional.silu(norm(convolve(x).movedim(1, -1))).movedim(-1, 1)
-        x = self.first(x.flatten(1))
-        for block in self.blocks:
-            x = x + block(x)
-        result: Tensor = self.last(self.dropout(nn.functional.silu(self.norm(x))))
+        for convolve, norm in zip(self.convolutions, self.norms[:count], strict=True):
+            x = nn.functional.silu(norm(convolve(x).movedim(1, -1))).movedim(-1, 1)
+        x = x.flatten(1)
+        for dense, norm in zip(self.dense, self.norms[count:], strict=True):
+            x = self.dropout(nn.functional.silu(norm(dense(x))))
+        result: Tensor = self.last(x)
         return result
 
 
-class _Block(nn.Module):
-    def __init__(self, width: int, dropout: float, generator: torch.Generator | None) -> None:
-        super().__init__()
-        self.norm, self.dropout = Norm(width), nn.Dropout(dropout)
-        self.into = Dense(width, width, generator=generator)
-        self.out = Dense(width, width, gain=0.5, generator=generator)
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.out(self.dropout(nn.functional.silu(self.into(self.norm(x)))))
-        return made
-
-
 def _convolution(axes: int, inner: int, outer: int, kernel: int, generator: torch.Generator | None) -> nn.Module:
-    made = CONVOLUTIONS[axes - 1](inner, outer, kernel, stride=2, padding=kernel // 2)
+    made = CONVOLUTIONS[axes](inner, outer, kernel, stride=2, padding=kernel // 2)
     with torch.no_grad():
         fan = inner * kernel**axes
         made.weight.copy_(torch.randn(made.weight.shape, generator=generator) / math.sqrt(fan))
