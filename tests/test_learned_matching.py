@@ -16,10 +16,14 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.alignment.problem import Problem
 from regauge.core.params import Params, select
 from regauge.learn.matching_losses import Copies, Losses, Siamese, Weights
+from regauge.learn.partners import Partners
 from regauge.nets.mlp import mlp
+from regauge.nets.siren import Siren
 from regauge.relaxed.sinkhorn_layer import sinkhorn
+from regauge.storage.collection import Collection
 
 
 def population(symmetry: rg.Symmetry, networks: int, seed: int = 0) -> Params:
@@ -298,3 +302,72 @@ def test_what_cannot_be_matched_is_told() -> None:
     assert bool((found.objective >= found.initial).all())
     assert all(bool(tensor.isfinite().all()) for tensor in found.params.values())
     assert task is not None
+
+
+def test_the_line_is_judged_by_the_module_itself() -> None:
+    """Published fault: a functional copy of the networks left out activations."""
+    losses, networks, _, batch = step("scaled")
+    assert losses.task is not None
+    where = torch.zeros(3, dtype=torch.float64)
+    found = losses.on_line(networks, {n: t.roll(1, 0) for n, t in networks.items()}, where, batch)
+    expected = [float(losses.task.loss(select(networks, k), batch)) for k in range(3)]
+    assert float(found) == pytest.approx(np.mean(expected))
+
+
+def test_every_input_and_every_output_of_a_network_counts() -> None:
+    """Published faults: biases saw inputs pooled, and the last matrix was constant along the outputs."""
+    module, _, symmetry = module_case("permutation")
+    networks = networks_like(module, 3)
+    method = untrained(symmetry, networks)
+    placed = method.prepare(Problem(networks, networks, symmetry))
+    before = method.read(networks, placed)
+    for name, axis in (("0.weight", 2), ("2.weight", 1)):
+        after = method.read({**networks, name: networks[name].roll(1, axis)}, placed)
+        assert all(float((after[n] - x).abs().max()) > 1e-3 for n, x in before.items())
+    assert all(torch.equal(x, method.read(networks, placed)[n]) for n, x in before.items())
+
+
+def test_the_best_weights_are_kept() -> None:
+    """Published fault: the best checkpoint was an alias of the last weights."""
+    _, symmetry, networks, task = students()
+    config = replace(CONFIG, epochs=3, lr=0.5)
+    found = learn.fit_matching(networks, symmetry, config, task=task, generator=generator(0))
+    assert found.trained is not None
+    barriers = [row["validation_barrier"] for row in found.trained.history]
+    assert found.trained.best == int(np.argmin(barriers))
+
+
+def test_pruning_takes_the_smallest_values_of_large_networks_too() -> None:
+    """Published limit: `torch.quantile` takes 2^24 values."""
+    values = torch.randn(1, (1 << 24) + 8, generator=generator(0))
+    pruned = learn.Pruning(0.5).prune({"w": values}, generator(1))["w"]
+    share = float((pruned == 0).double().mean())
+    assert 0 < share < 0.5
+    assert float(values[pruned == 0].abs().max()) <= float(pruned[pruned != 0].abs().min())
+
+
+def test_networks_of_different_functions_are_trained_by_partners() -> None:
+    """Two networks of each of some signals, and outputs that are to be the mix of both networks' outputs."""
+    module = Siren(1, 6, 1, depth=1, omega=3.0, generator=generator(0))
+    symmetry = rg.discover(module, (torch.zeros(4, 1),))
+    signals = networks_like(module, 12, 1)
+    both = [symmetry.act(symmetry.random(generator(k), batch=(12,)), signals) for k in range(2)]
+    networks = {
+        n: torch.cat([one[n] + 0.02 * torch.randn(one[n].shape, generator=generator(3)) for one in both])
+        for n in signals
+    }
+    grid = torch.linspace(-1, 1, 16).unsqueeze(1)
+    task = rg.Task(module, [(grid, grid)], nn.functional.mse_loss)
+    codes = np.tile(np.arange(12), 2)
+    partners = Partners(Collection(networks, symmetry), codes, np.arange(24))
+    drawn_ = partners.draw(np.arange(24), generator(0))
+    assert (codes[drawn_] == codes).all()
+    assert (drawn_ != np.arange(24)).all()
+    split = {
+        "train": [k + 12 * j for k in range(8) for j in (0, 1)],
+        "validation": [8, 20, 9, 21],
+        "test": [10, 22, 11, 23],
+    }
+    config = replace(CONFIG, epochs=1, line_by="outputs", distance=0.0)
+    found = learn.fit_matching(networks, symmetry, config, task=task, generator=generator(0), split=split)
+    assert found.about["networks"]["train"] == 16

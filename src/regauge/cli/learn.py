@@ -10,7 +10,8 @@ import torch
 
 from regauge import learn
 from regauge.cli.autoencoder import COMMANDS as AUTOENCODER
-from regauge.cli.learn_options import Learn, LearnPredict, LearnPredictor
+from regauge.cli.learn_matching import matching
+from regauge.cli.learn_options import Learn, LearnMatching, LearnPredict, LearnPredictor
 from regauge.cli.learn_settings import changes_of, inputs_of, layer_of, networks_of, sizes_of, values_of
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
@@ -21,13 +22,19 @@ from regauge.report.predictor_page import predictor_page
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import require_writable, save_text
 from regauge.storage.store import Store
+from regauge.weightspace.files import needs_modules
 
 
 def run(options: Learn) -> None:
     """Run the command."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # packages in the folder where the command is typed
-    commands: dict[type, Callable[[Any], None]] = {LearnPredictor: predictor, LearnPredict: predict, **AUTOENCODER}
+    commands: dict[type, Callable[[Any], None]] = {
+        LearnPredictor: predictor,
+        LearnPredict: predict,
+        LearnMatching: matching,
+        **AUTOENCODER,
+    }
     commands[type(options.command)](options.command)
 
 
@@ -93,7 +100,7 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
     if store is not None and not len(store):
         raise UsageError(f"the store {str(path)!r} has no networks")
     module = None
-    if has_probes(options.predictor):
+    if options.predictor.is_file() and needs_modules(options.predictor):
         if store is None and options.model is None:
             raise UsageError(
                 f"{str(options.predictor)!r} runs the networks on probes; name their architecture: --model"
@@ -116,14 +123,6 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
     sure = made.probabilities(networks).amax(1).tolist() if made.target.kind == "classes" else None
     for k, row in enumerate(known):
         yield {**row, made.target.name: predicted[k], **({} if sure is None else {"probability": sure[k]})}
-
-
-def has_probes(path: Path) -> bool:
-    """Whether a file holds a net that runs the networks that it reads."""
-    if not path.is_file():
-        return False  # what is wrong with it is told where it is loaded
-    with Checkpoint.open(path) as checkpoint:
-        return bool(json.loads(checkpoint.header.get("net", "{}")).get("probes"))
 
 
 def config_of(options: LearnPredictor) -> learn.PredictorConfig:

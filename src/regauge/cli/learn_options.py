@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from regauge.cli.options import BATCHES_HELP, CHECKPOINT_HELP, Json, MaybeOutput, Model, Output, Seed
+from regauge.cli.options import BATCHES_HELP, CHECKPOINT_HELP, Json, Loss, MaybeOutput, Model, Output, Seed
 from regauge.cli.zoo_options import Where
 
 INPUTS_HELP = (
@@ -229,6 +229,70 @@ class LearnNearest:
     """Write the table to this file, .csv, instead of printing it."""
     overwrite: bool = False
     """Replace the output if it exists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnMatching:
+    """Train a net that says which units of two networks belong together: a method for `align` and `merge`.
+
+    With DATA it learns to align networks such that the loss is low halfway and everywhere else between them, and is
+    validated by that. An interrupted training continues with --resume.
+    """
+
+    stores: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="STORE [...]", help="Folders of stores of one architecture, of any numbers of units."),
+    ]
+    output: Output
+    """Where the matcher goes, a .safetensors file, for --matcher."""
+    data: Annotated[str, arg(metavar="DATA", help=f"What the networks are run on: {BATCHES_HELP}by default none.")] = ""
+    loss: Loss = "cross-entropy"
+    """The loss on the data."""
+    examples: int = 128
+    """Examples of a step, for data from a file."""
+    layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
+    width: int = 64
+    """Length of the vectors of units inside of the net."""
+    depth: int = 3
+    """Number of layers."""
+    vectors: int = 128
+    """Length of the vectors by which units are matched."""
+    probes: int = 0
+    """Run the networks on so many learned inputs, which begin as some of DATA, and read their activations."""
+    supervised: float = 0.1
+    """Weight of recognizing the units of a changed copy; 0 leaves it out."""
+    line: float = 1.0
+    """Weight of the loss on the line between two networks; 0 leaves it out."""
+    line_by: Literal["loss", "outputs"] = "loss"
+    """What is lowered there: the loss on the data, or how far outputs are from the mix of both networks' outputs, for
+    networks that compute different functions."""
+    distance: float = 0.1
+    """Weight of the distance between two networks; 0 leaves it out."""
+    checked: int = 32
+    """Most pairs of networks for validation, and for the scores at the end."""
+    epochs: int = 100
+    """How often each network is read at most."""
+    batch: int = 32
+    """Networks of a step; each is aligned with another one of them."""
+    lr: float = 2e-3
+    """Largest learning rate."""
+    weight_decay: float = 1e-2
+    """Weight decay of AdamW."""
+    patience: int | None = None
+    """End the training after so many epochs without a better validation."""
+    seconds: float | None = None
+    """End the training after so many seconds; the learning rate falls in time."""
+    split_by: Annotated[str, arg(metavar="COLUMN")] = ""
+    """Divide the networks by this column instead of by run."""
+    pair_by: Annotated[str, arg(metavar="COLUMN")] = ""
+    """Align networks with the same value of this column only, such as those that were fitted to one signal."""
+    device: str = "cpu"
+    """Where the net is trained: cpu, cuda or another device of torch."""
+    seed: Seed = 0
+    resume: bool = False
+    """Continue an interrupted training with the same settings."""
+    overwrite: bool = False
+    """Replace the output if it exists, and what an interrupted training left."""
     json: Json = False
 
 
@@ -239,11 +303,12 @@ LearnCommand = (
     | Annotated[LearnEncode, subcommand("encode", prefix_name=False)]
     | Annotated[LearnDecode, subcommand("decode", prefix_name=False)]
     | Annotated[LearnNearest, subcommand("nearest", prefix_name=False)]
+    | Annotated[LearnMatching, subcommand("matching", prefix_name=False)]
 )
 
 
 @dataclass(frozen=True)
 class Learn:
-    """Networks that read networks: train a predictor or an autoencoder, and use it."""
+    """Networks that read networks: train a predictor, an autoencoder or a matcher, and use it."""
 
     command: LearnCommand

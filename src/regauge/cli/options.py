@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     MethodName = str
     RuleName = str
 else:
-    MethodName = literal_type_from_choices(["auto", *(name for name, row in METHODS.items() if row.takes != "joint")])
+    MethodName = literal_type_from_choices(
+        ["auto", *(name for name, row in METHODS.items() if row.takes != "joint"), "learned"]
+    )
     RuleName = literal_type_from_choices(list(RULES))
 
 Model = Annotated[str | None, arg(metavar="MODEL", help=MODEL_HELP)]
@@ -128,6 +130,8 @@ class Matching:
     method: MethodName = "auto"
     """How to match; docs/alignment.md tells them apart. By itself: mixed where there is data, else weights; `merge`
     matches the weights of each network to the mean of the others, or to the base."""
+    matcher: Annotated[Path | None, arg(metavar="FILE")] = None
+    """What `regauge learn matching` wrote, for the method learned."""
     refine: bool = False
     """Continue from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
     restarts: int = 0

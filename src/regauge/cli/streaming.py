@@ -150,16 +150,28 @@ def method_of(options: Matching) -> Method:
     name, has_data = options.method, options.data is not None
     if name == "auto":
         name = "mixed" if has_data and not options.restarts else "weights"
-    row = METHODS[name]
-    method = row.load()(**({} if has_data else row.without_data))
-    if options.restarts and not hasattr(method, "restarts"):
-        raise UsageError(f"--restarts is for matching weights; the method {name!r} has none")
-    if row.needs_data and not has_data and not row.without_data:
-        raise UsageError(f"the method {name!r} needs data: give --data, or choose another one with --method")
+    if options.matcher is not None and name != "learned":
+        raise UsageError(f"--matcher is for the method learned, not {name!r}; say --method learned")
     if options.refine and not has_data:
         raise UsageError("--refine lowers the loss halfway between A and B, which needs data: give --data")
+    method, needs_data = _method_named(name, options)
+    if options.restarts and not hasattr(method, "restarts"):
+        raise UsageError(f"--restarts is for matching weights; the method {name!r} has none")
+    if needs_data and not has_data:
+        raise UsageError(f"the method {name!r} needs data: give --data, or choose another one with --method")
     method = configure(method, options)
     return rg.Sinkhorn(loss="midpoint", init=method) if options.refine else method
+
+
+def _method_named(name: str, options: Matching) -> tuple[Method, bool]:
+    """The method of that name, and whether it needs data."""
+    if name == "learned":
+        from regauge.cli.learn_matching import read_matcher  # It imports networks over networks, which takes a while.
+
+        return read_matcher(options.matcher, options), False
+    row = METHODS[name]
+    method = row.load()(**({} if options.data is not None else row.without_data))
+    return method, row.needs_data and not row.without_data
 
 
 def configure(method: Method, options: Matching) -> Method:

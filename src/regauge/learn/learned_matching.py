@@ -123,8 +123,7 @@ class LearnedMatching(Method):
         return place(problem.symmetry, self.net.layout_of(problem.b), length_of(self.net))
 
     def _match(self, problem: Problem, placed: Placed) -> Results:
-        with torch.no_grad():
-            vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
+        vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
         found = responses(placed, *vectors)
         frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
         settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
@@ -141,6 +140,7 @@ class LearnedMatching(Method):
             candidates.offer(end.element, end.params, end.notes)
         return candidates.result(ends[0].is_converged)
 
+    @torch.no_grad()
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
         """The vectors of networks `[models, ...]`; of an expanded network they are read once."""
         count = len(next(iter(params.values())))

@@ -66,6 +66,12 @@ def describe_net(net: Metanet) -> dict[str, Any]:
     }
 
 
+def needs_modules(path: str | Path) -> bool:
+    """Whether a file holds a net that runs the networks that it reads, for which `load_net` needs their modules."""
+    with Checkpoint.open(Path(path)) as checkpoint:
+        return bool(json.loads(checkpoint.header.get("net", "{}")).get("probes"))
+
+
 def load_net(
     path: str | Path, *, module: nn.Module | Sequence[nn.Module] | None = None
 ) -> tuple[Metanet, dict[str, Any]]:

@@ -1,0 +1,105 @@
+"""`regauge learn matching`: a matcher from stores, a method for `regauge align` and `regauge merge`."""
+
+from pathlib import Path
+
+import torch
+
+from regauge import learn
+from regauge import weightspace as ws
+from regauge.cli.learn_options import LearnMatching
+from regauge.cli.models import load_module
+from regauge.cli.options import Matching, UsageError
+from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written
+from regauge.cli.tasks import load_batches, task_of, with_reset
+from regauge.cli.training_output import training_output
+from regauge.core.task import Task
+from regauge.storage.collection import Collection
+from regauge.storage.store import Store
+from regauge.weightspace.files import needs_modules
+
+
+def matching(options: LearnMatching) -> None:
+    """Train a matcher, and write it."""
+    if not options.stores:
+        raise UsageError("no store is named; give the folder of one, or of several")
+    if options.layer not in ws.LAYERS:
+        raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
+    config = config_of(options)
+    with training_output(options.output, resume=options.resume, overwrite=options.overwrite) as place:
+        with show_status("reading the stores"):
+            collection = Collection([Store.open(folder) for folder in options.stores])
+            tasks = tasks_of(options, collection)
+        with show_progress() as progress:
+            made = learn.fit_matching(
+                collection,
+                config=config,
+                task=tasks or None,
+                generator=torch.Generator().manual_seed(options.seed),
+                split_by=options.split_by or None,
+                pair_by=options.pair_by or None,
+                inputs=next(iter(tasks[0].batches))[0] if options.probes and tasks else None,
+                state=place.state,
+                progress=progress,
+            )
+        made.save(place.path, overwrite=place.overwrite)
+    counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
+    tell(f"networks: {counts}", networks=made.about["networks"])
+    tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
+    assert made.trained is not None
+    tell(
+        f"epoch {made.trained.best + 1} of {len(made.trained.history)} is kept; the training ended by its "
+        f"{made.trained.ended}; sweeps over the weights follow: {made.sweeps}",
+        history=[dict(row) for row in made.trained.history],
+        best=made.trained.best,
+        ended=made.trained.ended,
+        sweeps=made.sweeps,
+    )
+    tell_written(options.output)
+
+
+def tasks_of(options: LearnMatching, collection: Collection) -> list[Task]:
+    """The data on the modules of each layout; none without data."""
+    if not options.data:
+        if options.probes:
+            raise UsageError("--probes begin as inputs of the data: give --data")
+        return []
+    batches = load_batches(options.data, options.examples)
+    stores = [collection.members[collection.first(layout)] for layout in range(max(collection.layouts) + 1)]
+    modules = [store.architecture.module() for store in stores if isinstance(store, Store)]
+    return [with_reset(task_of(module, batches, options.loss, torch.float32)) for module in modules]
+
+
+def config_of(options: LearnMatching) -> learn.MatchingConfig:
+    """The settings that were typed."""
+    layer = ws.Propagation(channels=2) if options.layer == "propagation" else ws.LAYERS[options.layer]()
+    return learn.MatchingConfig(
+        layer=layer,
+        width=options.width,
+        depth=options.depth,
+        vectors=options.vectors,
+        probes=options.probes,
+        supervised=options.supervised,
+        line=options.line,
+        line_by=options.line_by,
+        distance=options.distance,
+        checked=options.checked,
+        epochs=options.epochs,
+        batch=options.batch,
+        lr=options.lr,
+        weight_decay=options.weight_decay,
+        patience=options.patience,
+        seconds=options.seconds,
+        device=options.device,
+    )
+
+
+def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
+    """The matcher in a file, with the model of the networks if it runs them."""
+    if path is None:
+        raise UsageError("the method 'learned' needs a trained matcher: give --matcher FILE (`regauge learn matching`)")
+    module = None
+    if path.exists() and needs_modules(path):
+        if options.model is None:
+            raise UsageError(f"{str(path)!r} runs the networks on probes; name their architecture: --model")
+        module = load_module(options.model).module
+    return learn.load_matching(path, module=module)
