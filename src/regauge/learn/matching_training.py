@@ -351,6 +351,8 @@ class _Fitting:
             "networks": {name: len(part) for name, part in self.parts.items()},
             "settings": repr(self.config),
             "seed": self.seed,
+            "steps": trained.history[-1]["step"],
+            "seconds": trained.history[-1]["seconds"],
             "sharpness": float(self.siamese.sharpness.detach()),
         }
         return LearnedMatching(net, sweeps=min(checked, key=checked.__getitem__), about=about, trained=trained)

@@ -5,6 +5,7 @@ from regauge.papers import (
     bayesian,
     deep_align,
     digit_orbits,
+    learned_alignment,
     one_classifier,
     residual,
     resnets,
@@ -16,7 +17,7 @@ from regauge.papers import (
 from regauge.papers.experiment import Experiment
 
 EXPERIMENTS: dict[str, dict[str, Experiment]] = {
-    "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS,
+    "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS | learned_alignment.EXPERIMENTS,
     "002": digit_orbits.EXPERIMENTS | autoencoders.EXPERIMENTS,
     "003": shapes.EXPERIMENTS,
     "004": bayesian.EXPERIMENTS,
