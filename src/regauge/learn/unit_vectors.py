@@ -55,12 +55,10 @@ def place(symmetry: Symmetry, layout: Layout, width: int) -> Placed:
         own = [groups[axis] for axis in units.axes]
         if own[-1].within != tuple(group.name for group in own[:-1]):
             continue
-        blank = tuple((0,) * (group.signs + group.shifts) for group in own)
-        signs = layout.unit_signs.get(name, ())
-        padded = (tuple((*e, *z[len(e) :]) for e, z in zip(sign, blank, strict=True)) for sign in signs)
-        for k, character in enumerate((blank, *padded)):
+        blank = tuple((False,) * (group.signs + group.shifts) for group in own)
+        for k, character in enumerate((blank, *layout.unit_signs.get(name, ()))):
             tensor = f"%{name} {k}"
-            names[name, character if k == 0 else signs[k - 1]] = tensor
+            names[name, character] = tensor
             shapes[tensor] = (*units.sizes, width)
             for axis, (group, exponents) in enumerate(zip(own, character, strict=True)):
                 more[group.name].append(_placement(group, tensor, axis, exponents))
@@ -93,7 +91,11 @@ def read_vectors(net: Metanet, params: Mapping[str, Tensor], placed: Placed) -> 
     even, result = net.head.read(features, layout), {}
     for (name, character), tensor in placed.names.items():
         is_even = not any(any(exponents) for exponents in character)
-        x = even[name] - even[name].mean(-2, keepdim=True) if is_even else features.odd.units[name][character]
+        if is_even:
+            x = even[name] - even[name].mean(-2, keepdim=True)
+        else:
+            known = features.odd.units.get(name, {})
+            x = known[character] if character in known else torch.zeros_like(even[name])
         if not bool(x.isfinite().all()):
             models = (~x.flatten(1).isfinite().all(1)).nonzero().flatten().tolist()
             raise ValueError(
@@ -131,7 +133,8 @@ def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
     return None
 
 
-def _placement(group: Group, tensor: str, axis: int, exponents: tuple[int, ...]) -> Placement:
-    zeros = (0,) * group.shifts
-    sign, parity = exponents[: group.signs], exponents[group.signs :]
-    return Placement(tensor, axis, scale=(0,) * group.scales, sign=sign, parity=parity, shift=zeros)
+def _placement(group: Group, tensor: str, axis: int, exponents: tuple[bool | int, ...]) -> Placement:
+    """Where a group acts on vectors; scales do not change their directions."""
+    flips = tuple(map(int, exponents[: group.signs + group.shifts]))
+    scale, shift = (0,) * group.scales, (0,) * group.shifts
+    return Placement(tensor, axis, scale=scale, sign=flips[: group.signs], parity=flips[group.signs :], shift=shift)
