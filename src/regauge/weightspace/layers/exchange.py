@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,10 @@ class ExchangeLayer(nn.Module):
 
     def forward(self, features: Features, layout: Layout) -> Features:
         values = _values(features)
-        active = {key: nn.functional.silu(norm(x)) for norm, (key, x) in zip(self.norms, values.items(), strict=True)}
+        active = {
+            key: _Activated.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+            for norm, (key, x) in zip(self.norms, values.items(), strict=True)
+        }
         pools = {key: Pools(x, self.settings.pooling, _grid(key, layout), features.shares) for key, x in active.items()}
         hubs = find_hubs(layout, self.targets, is_local=self.settings.is_local)
         made: dict[Key, list[Tensor]] = {}
@@ -71,19 +74,41 @@ class ExchangeLayer(nn.Module):
             out = nn.functional.linear(gathered, weight)
             if f"{k}" in self.attention:
                 out = out + self.attention[f"{k}"](gathered, hub.grid, features.shares)
-            for link, part in zip(hub.writes, out.chunk(len(hub.writes), -1), strict=True):
+            parts = out.chunk(len(hub.writes), -1) if len(hub.writes) > 1 else (out,)
+            for link, part in zip(hub.writes, parts, strict=True):
                 made.setdefault(link.key, []).append(_write(part, link, values[link.key]))
         result = dict(values)
-        for (key, parts), bias in zip(made.items(), self.biases, strict=True):
-            total = bias
-            for part in sorted(parts, key=Tensor.numel):  # The whole array is touched last.
-                total = total + part
-            result[key] = values[key] + total
+        for key, bias in zip([*made], self.biases, strict=True):
+            *small, whole = sorted(made.pop(key), key=Tensor.numel)  # The whole array is touched last.
+            total = sum(small, bias)
+            if whole.numel() == values[key].numel():
+                result[key] = (whole + total).add_(values[key])
+            else:
+                result[key] = values[key] + (total + whole)
+            del whole
         return features.change(
             {name: result["units", name] for name in features.units},
             {name: result["pairs", name] for name in features.pairs},
             result["network", ""],
         )
+
+
+class _Activated(torch.autograd.Function):
+    """`silu(norm(x))` of which only `x` is kept: what lies between is computed again for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.eps = eps
+        return nn.functional.silu(nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias = ctx.saved_tensors
+        with torch.enable_grad():
+            x, weight, bias = (t.detach().requires_grad_() for t in (x, weight, bias))
+            made = nn.functional.silu(nn.functional.layer_norm(x, x.shape[-1:], weight, bias, ctx.eps))
+        return (*torch.autograd.grad(made, (x, weight, bias), grads[0]), None)
 
 
 class _Attention(nn.Module):
