@@ -229,6 +229,7 @@ class LearnNearest:
     """Write the table to this file, .csv, instead of printing it."""
     overwrite: bool = False
     """Replace the output if it exists."""
+    json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
