@@ -33,6 +33,7 @@ from regauge.zoo.training import Config
 QUANTITIES = (
     Quantity("barrier", 4),
     Quantity("of naive", 3),
+    Quantity("AUC", 4),
     Quantity("end loss", 4),
     Quantity("barrier, clean", 5),
     Quantity("of naive, clean", 3),
@@ -199,6 +200,7 @@ def rows_of(kind: str, records: list[list[Record]]) -> list[Row]:
         values = {
             "barrier": [noisy],
             "of naive": [[_mean(noisy) / max(_mean(naive[0]), 1e-12)]],
+            "AUC": [[max(0.0, Curve(tuple(line)).auc) for line in curves]],
             "end loss": [[line[-1]["loss"] for line in curves]],
             "barrier, clean": [clean],
             "of naive, clean": [[_mean(clean) / max(_mean(naive[1]), 1e-12)]],
