@@ -93,13 +93,16 @@ class Layer(ABC):
 
     Attributes:
         is_shared: Whether no parameters belong to single tensors, so that one built layer works on any layout.
-        respects: Parts of a symmetry, beside permutations, that need no canonical form before it.
         keeps_pairs: Whether it works with vectors of pairs of units.
     """
 
     is_shared: ClassVar[bool] = True
-    respects: ClassVar[tuple[str, ...]] = ()
     keeps_pairs: ClassVar[bool] = True
+
+    @property
+    def respects(self) -> tuple[str, ...]:
+        """Parts of a symmetry, beside permutations, that need no canonical form before the layer."""
+        return ()
 
     @property
     def channels(self) -> int:

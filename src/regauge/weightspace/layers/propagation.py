@@ -60,8 +60,8 @@ class Propagation(Layer):
             raise ValueError(f"channels={self.channels} and expansion={self.expansion} must be at least 1")
 
     @property
-    def respects(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Parts of a symmetry that need no canonical form before."""
+    def respects(self) -> tuple[str, ...]:
+        """Parts of a symmetry that need no canonical form before the layer."""
         return ("sign", "shift") if self.is_signed else ()
 
     def reaches(self, layout: Layout, layers: int) -> Reach:

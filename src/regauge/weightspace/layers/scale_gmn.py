@@ -59,8 +59,8 @@ class ScaleGMN(Layer):
             raise ValueError(f"expansion={self.expansion} must be at least 1")
 
     @property
-    def respects(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Parts of a symmetry that need no canonical form before."""
+    def respects(self) -> tuple[str, ...]:
+        """Parts of a symmetry that need no canonical form before the layer."""
         return ("sign", "scale") if self.is_scaled else ("sign",)
 
     def reaches(self, layout: Layout, layers: int) -> Reach:
