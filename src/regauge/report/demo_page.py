@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from regauge.report.figures import data_uri, line_figure, permutation_figure, weights_figure
+from regauge.report.pages import page_template
 
 RESULTS, PICTURES, PAGE = "results.json", "pictures.safetensors", "report.html"
 """Names of the demo's files: numbers, arrays that are drawn, and the page."""
@@ -22,16 +22,9 @@ def demo_page(folder: str | Path) -> str:
     folder = Path(folder)
     results: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     pictures: dict[str, NDArray[Any]] = dict(load_file(folder / PICTURES))
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("regauge.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(loss="{:.3f}".format, percent="{:.1%}".format, thousands="{:,}".format)
     models = [model | {"figures": _figures(model, pictures)} for model in results["models"]]
-    return environment.get_template("demo.html.j2").render(results | {"models": models})
+    page = page_template("demo.html.j2", loss="{:.3f}".format, percent="{:.1%}".format, thousands="{:,}".format)
+    return page.render(results | {"models": models})
 
 
 def _figures(model: Mapping[str, Any], pictures: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

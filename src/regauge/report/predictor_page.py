@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 
 from regauge.report.figures import data_uri
+from regauge.report.pages import page_template
 from regauge.report.predictor_figures import confusion_figure, curves_figure, scatter_figure
 
 PERCENT = ("accuracy",)
@@ -18,17 +18,9 @@ PERCENT = ("accuracy",)
 def predictor_page(path: str | Path) -> str:
     """The page for a file of numbers that `regauge learn predictor` wrote."""
     results: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("regauge.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(thousands="{:,}".format, score=_score)
     scores = results["scores"]
     first = next(iter(scores["net"]))
-    return environment.get_template("predictor.html.j2").render(
+    return page_template("predictor.html.j2", thousands="{:,}".format, score=_score).render(
         results
         | {
             "figures": _figures(results),
