@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from regauge import learn
-from regauge.cli.autoencoder import COMMANDS as AUTOENCODER
+from regauge.cli.learn_autoencoder import COMMANDS as AUTOENCODER
 from regauge.cli.learn_matching import matching
+from regauge.cli.learn_networks import read_networks, require_named
 from regauge.cli.learn_options import Learn, LearnMatching, LearnPredict, LearnPredictor
-from regauge.cli.learn_settings import changes_of, inputs_of, layer_of, networks_of, sizes_of, values_of
+from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, sizes_of, training_of
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
-from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, write_rows
-from regauge.cli.training_output import training_output
+from regauge.cli.output import show_progress, show_status, tell_table, tell_written, write_rows
+from regauge.cli.training_output import tell_training, training_output
 from regauge.names import VERSION
 from regauge.report.predictor_page import predictor_page
-from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import require_writable, save_text
 from regauge.storage.store import Store
 from regauge.weightspace.files import needs_modules
@@ -65,17 +65,7 @@ def predictor(options: LearnPredictor) -> None:
         save_text(json.dumps(results_of(made, options), indent=1) + "\n", numbers)
         save_text(predictor_page(numbers), page)
         made.save(place.path, overwrite=place.overwrite)
-    counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
-    tell(f"{options.target!r} of networks: {counts}", networks=made.about["networks"])
-    tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
-    if made.trained is not None:
-        last = len(made.trained.history)
-        tell(
-            f"epoch {made.trained.best + 1} of {last} is kept; the training ended by its {made.trained.ended}",
-            history=[dict(row) for row in made.trained.history],
-            best=made.trained.best,
-            ended=made.trained.ended,
-        )
+    tell_training(made.about, made.trained, of=f"{options.target!r} of ")
     tell_written(options.output, page, numbers)
 
 
@@ -83,10 +73,8 @@ def predict(options: LearnPredict) -> None:
     """Print or write predictions."""
     if options.output is not None:
         require_writable(options.output, overwrite=options.overwrite, suffixes=(".csv",))
-    if not options.networks:
-        raise UsageError("no networks are named; give folders of stores, or checkpoints")
     with show_status("reading"):
-        rows = [row for path in options.networks for row in _predictions(options, path)]
+        rows = [row for path in require_named(options.networks) for row in _predictions(options, path)]
     if options.output is None:
         tell_table("predictions", rows)
     else:
@@ -96,26 +84,18 @@ def predict(options: LearnPredict) -> None:
 
 def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
     """A row for each network of a store, or for a checkpoint."""
-    store = Store.find(path) if path.is_dir() else None
-    if store is not None and not len(store):
-        raise UsageError(f"the store {str(path)!r} has no networks")
+    networks, known = read_networks(path)
     module = None
     if options.predictor.is_file() and needs_modules(options.predictor):
-        if store is None and options.model is None:
+        if options.model is not None:
+            module = load_module(options.model).module
+        elif isinstance(networks, Store):
+            module = networks.architecture.module()
+        else:
             raise UsageError(
                 f"{str(options.predictor)!r} runs the networks on probes; name their architecture: --model"
             )
-        is_named = options.model is not None
-        module = load_module(str(options.model)).module if is_named or store is None else store.architecture.module()
     made = learn.load_predictor(options.predictor, module=module)
-    if store is None:
-        with Checkpoint.open(path) as checkpoint:
-            networks: Any = {name: tensor.unsqueeze(0) for name, tensor in checkpoint.params.items()}
-        known: list[dict[str, Any]] = [{"network": str(path)}]
-    else:
-        networks = store
-        ids, steps = (store.rows[name].tolist() for name in ("id", "step"))
-        known = [{"network": str(path), "id": k, "step": step} for k, step in zip(ids, steps, strict=True)]
     try:
         predicted = made.predict(networks).tolist()
     except ValueError as error:
@@ -128,27 +108,13 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
 def config_of(options: LearnPredictor) -> learn.PredictorConfig:
     """The settings that were typed."""
     return learn.PredictorConfig(
-        layer=layer_of(options),
-        width=options.width,
-        depth=options.depth,
-        values=values_of(options),
-        reads_moments=options.moments,
-        parts=options.parts or None,
-        widening=options.widening,
+        **net_settings_of(options),
         dropout=options.dropout,
         kind=options.kind,
-        augment=options.varied.augment,
-        changes=changes_of(options.varied),
         render=options.render,
         probes=probes_of(options.probes),
         statistics=options.statistics == "yes",
-        epochs=options.epochs,
-        batch=options.batch,
-        lr=options.lr,
-        weight_decay=options.weight_decay,
-        patience=options.patience,
-        seconds=options.seconds,
-        device=options.device,
+        **training_of(options),
     )
 
 

@@ -7,11 +7,12 @@ import torch
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.cli.learn_options import LearnMatching
+from regauge.cli.learn_settings import training_of
 from regauge.cli.models import load_module
 from regauge.cli.options import Matching, UsageError
-from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written
+from regauge.cli.output import show_progress, show_status, tell, tell_written
 from regauge.cli.tasks import load_batches, task_of, with_reset
-from regauge.cli.training_output import training_output
+from regauge.cli.training_output import tell_training, training_output
 from regauge.core.task import Task
 from regauge.storage.collection import Collection
 from regauge.storage.store import Store
@@ -42,18 +43,8 @@ def matching(options: LearnMatching) -> None:
                 progress=progress,
             )
         made.save(place.path, overwrite=place.overwrite)
-    counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
-    tell(f"networks: {counts}", networks=made.about["networks"])
-    tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
-    assert made.trained is not None
-    tell(
-        f"epoch {made.trained.best + 1} of {len(made.trained.history)} is kept; the training ended by its "
-        f"{made.trained.ended}; sweeps over the weights follow: {made.sweeps}",
-        history=[dict(row) for row in made.trained.history],
-        best=made.trained.best,
-        ended=made.trained.ended,
-        sweeps=made.sweeps,
-    )
+    tell_training(made.about, made.trained)
+    tell(f"sweeps over the weights that follow the net: {made.sweeps}", sweeps=made.sweeps)
     tell_written(options.output)
 
 
@@ -83,13 +74,7 @@ def config_of(options: LearnMatching) -> learn.MatchingConfig:
         line_by=options.line_by,
         distance=options.distance,
         checked=options.checked,
-        epochs=options.epochs,
-        batch=options.batch,
-        lr=options.lr,
-        weight_decay=options.weight_decay,
-        patience=options.patience,
-        seconds=options.seconds,
-        device=options.device,
+        **training_of(options),
     )
 
 

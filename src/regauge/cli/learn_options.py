@@ -46,35 +46,9 @@ class Varied:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnNet:
-    """A net that reads networks, how it is trained, and on which networks; shared by the commands that train one."""
+class LearnTraining:
+    """How a net is trained; shared by the commands that train one."""
 
-    stores: Annotated[
-        Positional[tuple[Path, ...]],
-        arg(metavar="STORE [...]", help="Folders of stores, of one or several architectures."),
-    ]
-    output: Output
-    """Where the net goes, a .safetensors file; the report goes to the same name with .html, its numbers with .json."""
-    layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
-    layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
-    """Settings of the layers as JSON, for example '{"channels": 8}'."""
-    width: int = 64
-    """Length of the vectors of units."""
-    depth: int | None = None
-    """Number of layers, 4 where left out; 0 reads nothing but what networks compute at --probes, with which it is 0."""
-    fourier: int = 0
-    """Encode values with so many sines and cosines each."""
-    logarithms: bool = False
-    """Encode values with logarithms of their sizes, for networks that differ by orders of magnitude."""
-    moments: bool = False
-    """Let the net begin with the moments of every tensor, too: sizes, means and extremes."""
-    parts: Annotated[
-        tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
-    ] = ()
-    """What the net respects by construction, always with permutation; the whole symmetry where left out."""
-    widening: bool = False
-    """Count a unit that is split in two as one, so that function-preserving widening changes nothing that is read."""
-    varied: Annotated[Varied, arg(name="")] = Varied()
     epochs: int = 100
     """How often each network is read at most."""
     batch: int = 64
@@ -90,9 +64,6 @@ class LearnNet:
     split_by: Annotated[str, arg(metavar="COLUMN")] = ""
     """Divide the networks by this column instead of by run: those with one value there are in one part. Networks that
     several runs fitted to one signal are divided by the column "signal" where left out."""
-    where: Where = ()
-    final: bool = False
-    """Only the last checkpoint of each trajectory that was not discarded."""
     device: str = "cpu"
     """Where the net is trained: cpu, cuda or another device of torch."""
     seed: Seed = 0
@@ -101,6 +72,39 @@ class LearnNet:
     overwrite: bool = False
     """Replace the output and what is written beside it if they exist, and what an interrupted training left."""
     json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnNet(LearnTraining):
+    """A net that reads networks, and on which networks it is trained."""
+
+    stores: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="STORE [...]", help="Folders of stores, of one or several architectures."),
+    ]
+    output: Output
+    """Where the net goes, a .safetensors file; the report goes to the same name with .html, its numbers with .json."""
+    layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
+    layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
+    """Settings of the layers as JSON, for example '{"channels": 8}'."""
+    width: int = 64
+    """Length of the vectors of units."""
+    fourier: int = 0
+    """Encode values with so many sines and cosines each."""
+    logarithms: bool = False
+    """Encode values with logarithms of their sizes, for networks that differ by orders of magnitude."""
+    moments: bool = False
+    """Let the net begin with the moments of every tensor, too: sizes, means and extremes."""
+    parts: Annotated[
+        tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
+    ] = ()
+    """What the net respects by construction, always with permutation; the whole symmetry where left out."""
+    widening: bool = False
+    """Count a unit that is split in two as one, so that function-preserving widening changes nothing that is read."""
+    varied: Annotated[Varied, arg(name="")] = Varied()
+    where: Where = ()
+    final: bool = False
+    """Only the last checkpoint of each trajectory that was not discarded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +117,7 @@ class LearnPredictor(LearnNet):
     """
 
     target: Annotated[str, arg(metavar="COLUMN")]
-    """What is predicted; `regauge zoo info STORE` lists the columns."""
+    """The column that is predicted; `regauge zoo info STORE` lists the columns of a store."""
     depth: int | None = None
     """Number of layers, 4 where left out; 0 reads nothing but what networks compute at --probes, with which it is 0."""
     dropout: float | None = None
@@ -233,7 +237,7 @@ class LearnNearest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnMatching:
+class LearnMatching(LearnTraining):
     """Train a net that says which units of two networks belong together: a method for `align` and `merge`.
 
     With DATA it learns to align networks such that the loss is low halfway and everywhere else between them, and is
@@ -271,30 +275,10 @@ class LearnMatching:
     """Weight of the distance between two networks; 0 leaves it out."""
     checked: int = 32
     """Most pairs of networks for validation, and for the scores at the end."""
-    epochs: int = 100
-    """How often each network is read at most."""
     batch: int = 32
     """Networks of a step; each is aligned with another one of them."""
-    lr: float = 2e-3
-    """Largest learning rate."""
-    weight_decay: float = 1e-2
-    """Weight decay of AdamW."""
-    patience: int | None = None
-    """End the training after so many epochs without a better validation."""
-    seconds: float | None = None
-    """End the training after so many seconds; the learning rate falls in time."""
-    split_by: Annotated[str, arg(metavar="COLUMN")] = ""
-    """Divide the networks by this column instead of by run."""
     pair_by: Annotated[str, arg(metavar="COLUMN")] = ""
     """Align networks with the same value of this column only, such as those that were fitted to one signal."""
-    device: str = "cpu"
-    """Where the net is trained: cpu, cuda or another device of torch."""
-    seed: Seed = 0
-    resume: bool = False
-    """Continue an interrupted training with the same settings."""
-    overwrite: bool = False
-    """Replace the output if it exists, and what an interrupted training left."""
-    json: Json = False
 
 
 LearnCommand = (

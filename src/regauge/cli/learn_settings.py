@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regauge import learn
 from regauge import weightspace as ws
-from regauge.cli.learn_options import LearnNet, Varied
+from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnTraining, Varied
 from regauge.cli.options import UsageError
 from regauge.cli.tasks import load_batches
 from regauge.cli.zoo_populations import conditions_of
@@ -33,6 +33,34 @@ def networks_of(options: LearnNet) -> tuple[Collection, NDArray[np.int64]]:
         own = store.rows.where(**conditions_of(options.where))
         chosen.append(start + (np.intersect1d(own, store.rows.final()) if options.final else own))
     return collection, np.concatenate(chosen)
+
+
+def training_of(options: LearnTraining) -> dict[str, Any]:
+    """How a net is trained, for `learn.training.Training`."""
+    return {
+        "epochs": options.epochs,
+        "batch": options.batch,
+        "lr": options.lr,
+        "weight_decay": options.weight_decay,
+        "patience": options.patience,
+        "seconds": options.seconds,
+        "device": options.device,
+    }
+
+
+def net_settings_of(options: LearnPredictor | LearnAutoencoder) -> dict[str, Any]:
+    """The net that reads networks, for the settings of a predictor or an autoencoder."""
+    return {
+        "layer": layer_of(options),
+        "width": options.width,
+        "depth": options.depth,
+        "values": values_of(options),
+        "reads_moments": options.moments,
+        "parts": options.parts or None,
+        "widening": options.widening,
+        "augment": options.varied.augment,
+        "changes": changes_of(options.varied),
+    }
 
 
 def values_of(options: LearnNet) -> ws.Fourier | ws.Logarithms | None:

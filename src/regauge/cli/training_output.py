@@ -1,13 +1,16 @@
-"""The files of a training: what it makes, what it keeps while it runs, and that one process alone makes them."""
+"""What comes of a training: its files, which one process alone makes, what it keeps while it runs, and what is told."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from regauge.cli.options import UsageError
+from regauge.cli.output import tell, tell_table
+from regauge.learn.training import Trained
 from regauge.learn.training_state import is_state
 from regauge.storage.checkpoints.writing import require_writable
 
@@ -70,6 +73,26 @@ def training_output(
             state.unlink()
         yield TrainingOutput(path, files, state, may_replace)
         state.unlink(missing_ok=True)
+
+
+def tell_training(about: Mapping[str, Any], trained: Trained | None, *, of: str = "") -> None:
+    """Tell what was trained, its scores, and how the training ended.
+
+    Args:
+        about: What is known about the trained net, with "networks" and "scores".
+        trained: The course of the training.
+        of: Words before "networks".
+    """
+    counts = ", ".join(f"{count} for {name}" for name, count in about["networks"].items())
+    tell(f"{of}networks: {counts}", networks=about["networks"])
+    tell_table("scores", [{"": name, **scores} for name, scores in about["scores"].items()])
+    assert trained is not None
+    tell(
+        f"epoch {trained.best + 1} of {len(trained.history)} is kept; the training ended by its {trained.ended}",
+        history=[dict(row) for row in trained.history],
+        best=trained.best,
+        ended=trained.ended,
+    )
 
 
 @contextmanager

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.cli.learn_networks import read_networks, require_named
 from regauge.cli.learn_options import LearnAutoencoder, LearnDecode, LearnEncode, LearnNearest
-from regauge.cli.learn_settings import changes_of, inputs_of, layer_of, networks_of, values_of
+from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, training_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, write_rows
-from regauge.cli.training_output import training_output
+from regauge.cli.training_output import tell_training, training_output
 from regauge.core.params import Params, select
 from regauge.core.task import Task
 from regauge.learn.running import Runner
 from regauge.names import VERSION
 from regauge.report.autoencoder_page import autoencoder_page
-from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import require_writable, save, save_text
 from regauge.storage.collection import Collection
 from regauge.storage.store import Store
@@ -32,7 +32,7 @@ SHOWN = 10
 POINTS = 3000
 """Outputs and latent vectors on the page."""
 COLUMNS = {"network": "", "id": "", "step": ""}
-"""What is known about an encoded network; a checkpoint has no id."""
+"""Columns of the table of latent vectors, empty for a checkpoint, which has no id and no step."""
 AT_ONCE = 512
 """Networks that are decoded into one shard."""
 
@@ -67,17 +67,7 @@ def autoencoder(options: LearnAutoencoder) -> None:
         save_text(json.dumps(results, indent=1) + "\n", numbers)
         save_text(autoencoder_page(numbers), page)
         made.save(place.path, overwrite=place.overwrite)
-    counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
-    tell(f"networks: {counts}", networks=made.about["networks"])
-    tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
-    assert made.trained is not None
-    tell(
-        f"epoch {made.trained.best + 1} of {len(made.trained.history)} is kept; the training ended by its "
-        f"{made.trained.ended}",
-        history=[dict(row) for row in made.trained.history],
-        best=made.trained.best,
-        ended=made.trained.ended,
-    )
+    tell_training(made.about, made.trained)
     tell_written(options.output, page, numbers)
 
 
@@ -91,27 +81,13 @@ def config_of(options: LearnAutoencoder) -> learn.AutoencoderConfig:
     if options.temperature != 1 and options.loss != "distillation":
         raise UsageError("--temperature softens the classes of --loss distillation; leave it out, or add that")
     return learn.AutoencoderConfig(
-        layer=layer_of(options),
-        width=options.width,
-        depth=options.depth,
-        values=values_of(options),
-        reads_moments=options.moments,
-        parts=options.parts or None,
-        widening=options.widening,
+        **net_settings_of(options),
         dropout=options.dropout,
         latent=options.latent,
         decoder=decoder,
         loss=learn.Distillation(options.temperature) if options.loss == "distillation" else learn.SquaredError(),
         examples=options.examples,
-        augment=options.varied.augment,
-        changes=changes_of(options.varied),
-        epochs=options.epochs,
-        batch=options.batch,
-        lr=options.lr,
-        weight_decay=options.weight_decay,
-        patience=options.patience,
-        seconds=options.seconds,
-        device=options.device,
+        **training_of(options),
     )
 
 
@@ -121,8 +97,8 @@ def encode(options: LearnEncode) -> None:
     made = learn.load_autoencoder(options.autoencoder)
     with show_status("encoding"):
         rows = []
-        for path in named(options.networks):
-            networks, known = read(path)
+        for path in require_named(options.networks):
+            networks, known = read_networks(path)
             latents = encoded(made, networks, path)
             for row, latent in zip(known, latents.tolist(), strict=True):
                 rows.append({**COLUMNS, **row, **{f"z{k}": value for k, value in enumerate(latent)}})
@@ -142,7 +118,7 @@ def decode(options: LearnDecode) -> None:
         tell(f"written: {options.output}: {count} networks", written=[str(options.output)], networks=count)
         return
     require_writable(options.output, overwrite=options.overwrite)
-    networks, _ = read(source)
+    networks, _ = read_networks(source)
     twin = made.decode(encoded(made, networks, source))
     save(select(twin, 0), options.output, overwrite=options.overwrite)
     tell_written(options.output)
@@ -181,11 +157,11 @@ def nearest(options: LearnNearest) -> None:
     if options.count < 1:
         raise UsageError(f"--count is {options.count}; it is at least 1")
     made = learn.load_autoencoder(options.autoencoder)
-    others, about = read(options.among)
+    others, about = read_networks(options.among)
     rows = []
     with show_status("encoding"):
-        for path in named(options.networks):
-            networks, known = read(path)
+        for path in require_named(options.networks):
+            networks, known = read_networks(path)
             try:
                 numbers, distances = made.nearest(networks, others, count=options.count)
             except ValueError as error:
@@ -207,25 +183,6 @@ def nearest(options: LearnNearest) -> None:
         return
     write_rows(rows, options.output)
     tell_written(options.output)
-
-
-def named(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The networks that are named, at least one."""
-    if not paths:
-        raise UsageError("no networks are named; give folders of stores, or checkpoints")
-    return paths
-
-
-def read(path: Path) -> tuple[Store | Params, list[dict[str, Any]]]:
-    """A store or a checkpoint, and a row for each network."""
-    store = Store.find(path) if path.is_dir() else None
-    if store is None:
-        with Checkpoint.open(path) as checkpoint:
-            return {name: t.unsqueeze(0) for name, t in checkpoint.params.items()}, [{"network": str(path)}]
-    if not len(store):
-        raise UsageError(f"the store {str(path)!r} has no networks")
-    ids, steps = (store.rows[name].tolist() for name in ("id", "step"))
-    return store, [{"network": str(path), "id": k, "step": step} for k, step in zip(ids, steps, strict=True)]
 
 
 def encoded(made: learn.Autoencoder, networks: Store | Params, path: Path) -> Tensor:
@@ -295,7 +252,7 @@ def latents_of(made: learn.Autoencoder, options: LearnAutoencoder, collection: C
 
 
 def twins_of(made: learn.Autoencoder, options: LearnAutoencoder, collection: Collection, inputs: Any) -> dict[str, Any]:
-    """What some test networks and their decoded twins compute: pictures, if the inputs are the pixels of one."""
+    """Outputs of some test networks and of their decoded networks: as pictures if the inputs are a grid of pixels."""
     assert made.tested is not None
     chosen = made.tested[np.linspace(0, len(made.tested) - 1, min(SHOWN, len(made.tested))).astype(np.int64)]
     networks = collection.read(chosen)
