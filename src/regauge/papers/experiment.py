@@ -98,6 +98,12 @@ class Run:
         """The path of a result file."""
         return self.folder / f"{self.name}{name}"
 
+    def place(self, kind: str, settings: object) -> Path:
+        """The file `.safetensors` in which something that was trained with some settings is kept, there or not."""
+        folder = self.folder / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        return place_of(folder, (self.seed, settings), ".safetensors")
+
     def _folder(self, kind: str, settings: object) -> Path:
         folder = place_of(self.folder / kind, settings)
         folder.mkdir(parents=True, exist_ok=True)

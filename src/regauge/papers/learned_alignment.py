@@ -4,7 +4,6 @@ References:
     Navon et al. (2024), tables 1 and 2, figure 4, section 6 and appendix E.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -122,12 +121,10 @@ def _matcher(
     study: Study, run: Run, store: Store, examples: Examples, split: Mapping[str, NDArray[np.int64]]
 ) -> learn.LearnedMatching:
     """The matcher, trained unless an earlier run did."""
-    name = f"{study.population[0]}-{len(store)}-{hash_of(study.matching)}-{run.seed}"
-    folder = run.folder / "matchers"
-    folder.mkdir(parents=True, exist_ok=True)
-    path, module = folder / f"{name}.safetensors", store.architecture.module()
+    settings = (*study.population, study.matching, study.examples, study.pairs)
+    path, module = run.place("matchers", settings), store.architecture.module()
     if not path.exists():
-        state = folder / f"{name}.partial.safetensors"
+        state = path.with_name(f"{path.stem}.partial.safetensors")
         made = learn.fit_matching(
             store,
             config=study.matching,
@@ -142,11 +139,6 @@ def _matcher(
         made.save(path, overwrite=True)
         state.unlink(missing_ok=True)
     return learn.load_matching(path, module=module if study.matching.probes else None)
-
-
-def hash_of(settings: object) -> str:
-    """A short text that other settings do not have."""
-    return hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
 
 def _split(store: Store, examples: Examples, pairs: int) -> dict[str, NDArray[np.int64]]:

@@ -71,7 +71,7 @@ def config(scale: Scale) -> Study:
 def measure(study: Study, run: Run) -> Table:
     """Measure the lines from every network to its copies, as they are, aligned, decoded and latent."""
     store = train_population(study.name, study.population, run)
-    autos = {coder.label: trained(coder, store, run) for coder in study.coders}
+    autos = {coder.label: trained(coder, study, store, run) for coder in study.coders}
     numbers = store.rows.where(split="test")[: study.images]
     networks, symmetry, module = store.read(numbers), store.require_symmetry(), store.architecture.module()
     pixels = learn.grid((SIDE, SIDE))
@@ -161,12 +161,9 @@ def strips_of(study: Study, autos: dict[str, learn.Autoencoder], networks: Param
         yield render_strip(inr, a, b, task.evaluate, label=label, points=PATH, path=path, generator=chance)
 
 
-def trained(coder: Coder, store: Store, run: Run) -> learn.Autoencoder:
+def trained(coder: Coder, study: Study, store: Store, run: Run) -> learn.Autoencoder:
     """The autoencoder of a row, trained unless an earlier run did."""
-    folder = run.folder / "autoencoders"
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"{coder.label}-{coder.config.seconds:g}s-{coder.config.width}-{len(store)}-{run.seed}"
-    path = folder / f"{name.replace(' ', '-')}.safetensors"
+    path = run.place("autoencoders", (study.name, study.population, coder))
     if path.exists():
         return learn.load_autoencoder(path)
     auto = coder.fit(store, run.generator("autoencoder", coder.label), learn.grid((SIDE, SIDE)))

@@ -18,7 +18,8 @@ from regauge.learn.populations import Parts
 from regauge.learn.targets import Target
 from regauge.papers.experiment import Run
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
-from regauge.papers.weight_nets.readers import Known, Reader, Together
+from regauge.papers.weight_nets.known import Known
+from regauge.papers.weight_nets.readers import Reader, Together
 from regauge.storage.store import Store
 from regauge.zoo.jobs.train_shards import plan, train_shards
 from regauge.zoo.training import Config

@@ -15,13 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regauge import learn
 from regauge import weightspace as ws
-from regauge.core.params import Params, select
-from regauge.core.symmetry import Symmetry
+from regauge.core.params import Params, count_models, select
 from regauge.learn.changes import change_values, move_inputs
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, layer_statistics
-from regauge.learn.populations import Parts
 from regauge.learn.targets import Target
+from regauge.papers.weight_nets.known import Known
 from regauge.weightspace.probes import Probed
 
 Predict = Callable[[Params], NDArray[np.int64]]
@@ -32,19 +31,10 @@ PIECE = 500
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
-    """Networks of coordinates, their classes, and which of them are for what."""
+class KnownCoordinates(Known):
+    """Networks of coordinates with their classes, and what runs them."""
 
-    networks: Params
-    values: NDArray[np.int64]
-    symmetry: Symmetry
-    parts: Parts
     module: nn.Module
-
-    @property
-    def fit(self) -> NDArray[np.int64]:
-        """Networks for training and validation, which ways without validation are fitted to."""
-        return np.concatenate([self.parts["train"], self.parts["validation"]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +53,7 @@ class Classifier(Protocol):
     def label(self) -> str:
         """Its row in the table."""
 
-    def fit(self, known: Known, generator: torch.Generator) -> Learned:
+    def fit(self, known: KnownCoordinates, generator: torch.Generator) -> Learned:
         """Learn from networks."""
 
 
@@ -74,7 +64,7 @@ class Net:
     label: str
     config: learn.PredictorConfig
 
-    def fit(self, known: Known, generator: torch.Generator) -> Learned:
+    def fit(self, known: KnownCoordinates, generator: torch.Generator) -> Learned:
         """Train it."""
         found = learn.fit_predictor(
             known.networks,
@@ -97,14 +87,12 @@ class Trees:
 
     label: str = "statistics of layers, boosted trees"
 
-    def fit(self, known: Known, generator: torch.Generator) -> Learned:
+    def fit(self, known: KnownCoordinates, generator: torch.Generator) -> Learned:
         """Fit the trees."""
         values = known.values[known.fit]
         target = Target.of("class", values, values, "classes")
         seed = int(generator.initial_seed())
-        trees = boosted_trees(
-            layer_statistics(select(known.networks, torch.from_numpy(known.fit))), values, target, seed=seed
-        )
+        trees = boosted_trees(layer_statistics(known.read(known.fit)), values, target, seed=seed)
         return Learned(lambda params: np.asarray(trees(layer_statistics(params)), np.int64))
 
 
@@ -114,7 +102,7 @@ class Same:
 
     label: str = "the most common class, for all"
 
-    def fit(self, known: Known, generator: torch.Generator) -> Learned:
+    def fit(self, known: KnownCoordinates, generator: torch.Generator) -> Learned:
         """Count the classes."""
         classes, counts = np.unique(known.values[known.fit], return_counts=True)
         most = int(classes[counts.argmax()])
@@ -130,7 +118,7 @@ class Plain:
     parts: tuple[str, ...]
     width: int = 512
 
-    def fit(self, known: Known, generator: torch.Generator) -> Learned:
+    def fit(self, known: KnownCoordinates, generator: torch.Generator) -> Learned:
         """Train it."""
         names = list(known.networks)
         chosen = torch.from_numpy(known.parts["train"])
@@ -141,12 +129,7 @@ class Plain:
         def read(params: Params) -> Tensor:
             return (_flatten(params, names) - mean) / deviation
 
-        def move(params: Params) -> Params:
-            count = len(next(iter(params.values())))
-            element = known.symmetry.random(generator, self.parts, (count,))
-            return known.symmetry.act(element, _shift(params, known, generator))
-
-        return _train(mlp, read, move, known, self.seconds, generator)
+        return _train(mlp, read, self.parts, known, self.seconds, generator)
 
 
 @dataclass(frozen=True)
@@ -159,7 +142,7 @@ class Activations:
     count: int = 16
     width: int = 512
 
-    def fit(self, known: Known, generator: torch.Generator) -> Learned:
+    def fit(self, known: KnownCoordinates, generator: torch.Generator) -> Learned:
         """Train it."""
         points = learn.grid((28, 28))
         points = points[torch.randperm(len(points), generator=generator)[: self.count]]
@@ -168,12 +151,7 @@ class Activations:
         numbers = sum(layout.units[reading.units].sizes[-1] * reading.channels for reading in probed.readings)
         net = _Activations(probed, points, _mlp(numbers, self.width, int(known.values.max()) + 1, generator))
 
-        def move(params: Params) -> Params:
-            count = len(next(iter(params.values())))
-            element = known.symmetry.random(generator, self.parts, (count,))
-            return known.symmetry.act(element, _shift(params, known, generator))
-
-        return _train(net, lambda params: params, move, known, self.seconds, generator)
+        return _train(net, lambda params: params, self.parts, known, self.seconds, generator)
 
 
 class _Activations(nn.Module):
@@ -199,18 +177,19 @@ def _mlp(inputs: int, width: int, classes: int, generator: torch.Generator) -> n
     return nn.Sequential(*layers)
 
 
-def _shift(params: Params, known: Known, generator: torch.Generator) -> Params:
-    """Networks whose inputs are moved as those of nets are."""
+def _move(params: Params, known: KnownCoordinates, parts: tuple[str, ...], generator: torch.Generator) -> Params:
+    """Networks whose inputs are moved as those of nets are, moved by random elements of the group."""
     changes = (learn.Translation(0.1), learn.Rotation(10.0), learn.Scaling(0.1))
     layer = InputLayer.find(known.symmetry, known.module)
-    return change_values(move_inputs(params, changes, layer, generator), changes, (), generator)
+    shifted = change_values(move_inputs(params, changes, layer, generator), changes, (), generator)
+    return known.symmetry.act(known.symmetry.random(generator, parts, (count_models(params),)), shifted)
 
 
 def _train(
     net: nn.Module,
     read: Callable[[Params], Any],
-    move: Callable[[Params], Params],
-    known: Known,
+    parts: tuple[str, ...],
+    known: KnownCoordinates,
     seconds: float,
     generator: torch.Generator,
 ) -> Learned:
@@ -226,14 +205,14 @@ def _train(
         made = [net(read(select(params, slice(k, k + PIECE)))).argmax(-1) for k in range(0, count, PIECE)]
         return torch.cat(made).numpy()
 
-    validation = select(known.networks, torch.from_numpy(known.parts["validation"]))
+    validation = known.read(known.parts["validation"])
     for epoch in _epochs(train, generator):
         net.train()
         for rows in epoch:
             spent = (time.process_time() - began) / seconds
             for group in optimizer.param_groups:
                 group["lr"] = 1e-3 * min(1.0, 20 * spent + 0.04, max(0.01, 1.01 - spent))
-            outputs = net(read(move(select(known.networks, rows))))
+            outputs = net(read(_move(select(known.networks, rows), known, parts, generator)))
             optimizer.zero_grad()
             torch.autograd.backward(functional.cross_entropy(outputs, values[rows]))
             optimizer.step()

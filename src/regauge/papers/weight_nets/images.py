@@ -17,7 +17,7 @@ from regauge.learn.populations import Parts
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 from regauge.papers.weight_nets.accuracy import train_population
-from regauge.papers.weight_nets.classifiers import Activations, Classifier, Known, Net, Plain, Same, Trees
+from regauge.papers.weight_nets.classifiers import Activations, Classifier, KnownCoordinates, Net, Plain, Same, Trees
 from regauge.zoo.presets import fashion_inrs, mnist_inrs, siren_architecture
 from regauge.zoo.training import Config
 
@@ -129,7 +129,7 @@ def _config(seconds: float, width: int) -> learn.PredictorConfig:
 class Images:
     """The networks of a study, those for training in the order of the population."""
 
-    networks: Known
+    networks: KnownCoordinates
     train: NDArray[np.int64]
     test: NDArray[np.int64]
 
@@ -173,7 +173,7 @@ def read(study: Study, run: Run) -> Images:
     labels = np.asarray(store.rows["label"], np.int64)[usable]
     is_test = np.asarray(store.rows["split"])[usable] == "test"
     module: Callable[[], torch.nn.Module] = store.architecture.module
-    known = Known(store.read(usable), labels, store.require_symmetry(), {}, module())
+    known = KnownCoordinates(store.read(usable), labels, store.require_symmetry(), {}, module())
     return Images(known, np.flatnonzero(~is_test), np.flatnonzero(is_test))
 
 

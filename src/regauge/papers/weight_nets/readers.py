@@ -10,35 +10,15 @@ from numpy.typing import NDArray
 
 from regauge import learn
 from regauge import weightspace as ws
-from regauge.core.params import Params, select
-from regauge.core.symmetry import Symmetry
+from regauge.core.params import Params
 from regauge.learn.layer_statistics import boosted_trees, invariant_statistics, layer_statistics
-from regauge.learn.populations import Parts
 from regauge.learn.targets import Target
+from regauge.papers.weight_nets.known import Known
 from regauge.weightspace.layers import Layer
 
 PENALTIES = np.logspace(-2, 5, 15)
 """Among which ridge regression chooses."""
 Predict = Callable[[Params], NDArray[np.float64]]
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """Networks, their accuracies, and which of them are for what."""
-
-    networks: Params
-    values: NDArray[np.float64]
-    symmetry: Symmetry
-    parts: Parts
-
-    def read(self, indices: NDArray[np.int64]) -> Params:
-        """Some of the networks."""
-        return select(self.networks, torch.from_numpy(indices))
-
-    @property
-    def fit(self) -> NDArray[np.int64]:
-        """Networks for training and validation, which ways without validation are fitted to."""
-        return np.concatenate([self.parts["train"], self.parts["validation"]])
 
 
 class Reader(Protocol):
