@@ -23,6 +23,11 @@ def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
     return {name: tensor[index] for name, tensor in params.items()}
 
 
+def below(prefix: str, params: Mapping[str, Tensor]) -> Params:
+    """The tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in params.items() if name.startswith(prefix)}
+
+
 def count_models(params: Mapping[str, Tensor]) -> int:
     """The number of networks of a population; a ValueError if the tensors have different numbers, or none."""
     if not params:

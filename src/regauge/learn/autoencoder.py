@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regauge.core.params import Params, require_finite, select, work_dtype
+from regauge.core.params import Params, below, require_finite, select, work_dtype
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.training import Trained
 from regauge.storage.architecture import Architecture
@@ -198,17 +198,13 @@ def load_autoencoder(path: str | Path) -> Autoencoder:
     if header.get("kind") != KIND or header.get("version") != VERSION:
         raise ValueError(f"{str(path)!r} is no autoencoder of version {VERSION}; `regauge learn autoencoder` makes one")
     try:
-        encoder = make_net(json.loads(header["encoder"]), _below("encoder/", tensors))
+        encoder = make_net(json.loads(header["encoder"]), below("encoder/", tensors))
         settings = decoder_of(json.loads(header["decoder"]))
         head = encoder.settings.head
         assert isinstance(head, Invariant)
         decoder = settings.build(encoder.symmetries[0], head.outputs)
-        decoder.load_state_dict(_below("decoder/", tensors))
+        decoder.load_state_dict(below("decoder/", tensors))
         about = json.loads(header["about"])
     except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise ValueError(f"the autoencoder {str(path)!r} is damaged ({error}); train it again") from error
-    return Autoencoder(encoder, decoder, settings, _below("rest/", tensors), about)
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Params:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return Autoencoder(encoder, decoder, settings, below("rest/", tensors), about)

@@ -18,7 +18,7 @@ from regauge.alignment.problem import Problem
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch as Examples
-from regauge.core.task import Task
+from regauge.core.task import Task, arguments
 from regauge.learn.changes import Change, Dropout, Noise, Pruning, change_values
 from regauge.learn.learned_matching import LearnedMatching
 from regauge.learn.matching_losses import Copies, LineKind, Losses, Siamese, Weights, batches_of
@@ -251,7 +251,7 @@ class _Fitting:
             depth=config.depth,
             values=config.values,
             parts=config.parts,
-            probes=_probes(modules[0], inputs, config.probes) if config.probes else None,
+            probes=Probes(modules[0], *arguments(inputs), config.probes) if config.probes else None,
             generator=torch.Generator().manual_seed(derive_seed(seed, "net")),
         )
         for k in layouts[1:]:
@@ -356,10 +356,3 @@ class _Fitting:
             "sharpness": float(self.siamese.sharpness.detach()),
         }
         return LearnedMatching(net, sweeps=min(checked, key=checked.__getitem__), about=about, trained=trained)
-
-
-def _probes(module: nn.Module, inputs: Any, count: int) -> Probes:
-    """Learned inputs that begin as some of the given ones."""
-    if isinstance(inputs, Mapping):
-        return Probes(module, (), inputs, count)
-    return Probes(module, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, count)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
-from regauge.learn.fitting import Fitting
 from regauge.learn.populations import arrays_of, digest, split_networks, values_of
 from regauge.learn.predictor import Predictor
 from regauge.learn.predictor_config import PredictorConfig
+from regauge.learn.predictor_fitting import Fitting
 from regauge.learn.targets import Target
 from regauge.learn.training import Trained, train
 from regauge.learn.training_state import read_inputs

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from regauge.core.params import Params, count_models, select
+from regauge.core.params import Params
 from regauge.core.task import Task
+from regauge.learn.running import Runner
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,12 @@ class Rendering:
     @torch.no_grad()
     def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
         """`[models, outputs]`, without a gradient."""
-        task = Task(self.module, ())
-        try:
-            with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention are not batched over networks
-                made = torch.func.vmap(lambda one: task.run(one, self.inputs))(dict(params))
-        except RuntimeError:  # an operator that cannot be batched, such as a recurrent one; other errors come again
-            made = torch.stack([task.run(select(params, k), self.inputs) for k in range(count_models(params))])
-        made = made.flatten(1)
+        made = self._runner.outputs(params, self.inputs).flatten(1)
         return (made - self.mean) / self.deviation
+
+    @cached_property
+    def _runner(self) -> Runner:
+        return Runner(Task(self.module, ()))
 
     def standardize(self, params: Params) -> "Rendering":
         """With the mean and the deviation over some networks.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regauge.core.params import Params
+from regauge.core.params import Params, below
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import bytes_of, save
 from regauge.storage.loader import Loader
@@ -108,16 +108,16 @@ def read_state(
             f"the interrupted training in {str(path)!r} had other settings or networks ({', '.join(changed)}); "
             "give the same to go on with it, or begin anew with --overwrite"
         )
-    net.load_state_dict(_below("net/", tensors))
+    net.load_state_dict(below("net/", tensors))
     state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in _below("optimizer/", tensors).items():
+    for name, tensor in below("optimizer/", tensors).items():
         number, _, key = name.partition("/")
         state.setdefault(int(number), {})[key] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     loader.load_state_dict(json.loads(header["loader"]))
     device = next(net.parameters()).device
     return State(
-        best={name: t.to(device) for name, t in _below("best/", tensors).items()}, **json.loads(header["state"])
+        best={name: t.to(device) for name, t in below("best/", tensors).items()}, **json.loads(header["state"])
     )
 
 
@@ -145,7 +145,3 @@ def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"\0{name} {tensor.dtype} {[*tensor.shape]}\0".encode())
         digest.update(bytes_of(tensor.detach()))
     return digest.hexdigest()
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Params:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

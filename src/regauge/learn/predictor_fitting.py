@@ -1,7 +1,7 @@
 """What a predictor is trained with: its net, its networks, the loss of a batch, validation and test."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress
+from regauge.core.task import arguments
 from regauge.learn.changes import change_values, move_inputs
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, read_statistics
@@ -252,6 +253,4 @@ def _probes(module: nn.Module, inputs: Any, config: PredictorConfig) -> Probes:
     if not isinstance(sizes, int) and is_points and inputs.shape[1] == len(sizes) and len(inputs) != math.prod(sizes):
         low, high = inputs.amin(0), inputs.amax(0)
         inputs = low + (high - low) * (grid(sizes).to(inputs) + 1) / 2
-    args = tuple(inputs) if isinstance(inputs, tuple | list) else () if isinstance(inputs, Mapping) else (inputs,)
-    kwargs = inputs if isinstance(inputs, Mapping) else {}
-    return Probes(module, args, kwargs, sizes, hidden=config.hidden or HIDDEN, dropout=config.dropped)
+    return Probes(module, *arguments(inputs), sizes, hidden=config.hidden or HIDDEN, dropout=config.dropped)
