@@ -26,12 +26,20 @@ from regauge.storage.store import Store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-SMALL = ["--width", "6", "--depth", "1", "--epochs", "2", "--batch", "16"]
+SMALL = ["--width", "6", "--depth", "1", "--batch", "16", "--layer", "message_passing"]
 COMMANDS = {
     "predictor": [
-        *("learn", "predictor", "zoo", "--target", "size", "--layer", "message_passing", *SMALL),
+        *("learn", "predictor", "zoo", "--target", "size", "--epochs", "2", *SMALL),
         *("--dropout", "0.3", "--statistics", "no"),
-    ]
+    ],
+    "autoencoder": [
+        *("learn", "autoencoder", "zoo", "--inputs", "grid:3x3", "--epochs", "2", *SMALL),
+        *("--latent", "3", "--decoder-widths", "6", "--dropout", "0.3"),
+    ],
+    "matching": [
+        *("learn", "matching", "zoo", "--epochs", "4", *SMALL),
+        *("--vectors", "4", "--checked", "2"),
+    ],
 }
 """Every command that trains a net on a store, with settings of little work."""
 EVERY_COMMAND = pytest.mark.parametrize("command", list(COMMANDS))
