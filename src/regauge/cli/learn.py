@@ -56,7 +56,7 @@ def predictor(options: LearnPredictor) -> None:
                 config=config,
                 generator=torch.Generator().manual_seed(options.seed),
                 indices=chosen,
-                split_by=options.split_by or None,
+                split_by=options.training.split_by or None,
                 inputs=inputs,
                 state=place.state,
                 progress=progress,
@@ -114,7 +114,7 @@ def config_of(options: LearnPredictor) -> learn.PredictorConfig:
         render=options.render,
         probes=probes_of(options.probes),
         statistics=options.statistics == "yes",
-        **training_of(options),
+        **training_of(options.training),
     )
 
 

@@ -56,7 +56,7 @@ def autoencoder(options: LearnAutoencoder) -> None:
                 config=config,
                 generator=torch.Generator().manual_seed(options.seed),
                 indices=chosen,
-                split_by=options.split_by or None,
+                split_by=options.training.split_by or None,
                 inputs=inputs,
                 state=place.state,
                 progress=progress,
@@ -87,7 +87,7 @@ def config_of(options: LearnAutoencoder) -> learn.AutoencoderConfig:
         decoder=decoder,
         loss=learn.Distillation(options.temperature) if options.loss == "distillation" else learn.SquaredError(),
         examples=options.examples,
-        **training_of(options),
+        **training_of(options.training),
     )
 
 

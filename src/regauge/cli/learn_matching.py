@@ -36,7 +36,7 @@ def matching(options: LearnMatching) -> None:
                 config=config,
                 task=tasks or None,
                 generator=torch.Generator().manual_seed(options.seed),
-                split_by=options.split_by or None,
+                split_by=options.training.split_by or None,
                 pair_by=options.pair_by or None,
                 inputs=next(iter(tasks[0].batches))[0] if options.probes and tasks else None,
                 state=place.state,
@@ -74,7 +74,7 @@ def config_of(options: LearnMatching) -> learn.MatchingConfig:
         line_by=options.line_by,
         distance=options.distance,
         checked=options.checked,
-        **training_of(options),
+        **training_of(options.training),
     )
 
 

@@ -52,7 +52,7 @@ class LearnTraining:
     epochs: int = 100
     """How often each network is read at most."""
     batch: int = 64
-    """Networks of a step."""
+    """Networks of a step; each is aligned with another one of them where matching is learned."""
     lr: float = 2e-3
     """Largest learning rate."""
     weight_decay: float = 1e-2
@@ -66,16 +66,10 @@ class LearnTraining:
     several runs fitted to one signal are divided by the column "signal" where left out."""
     device: str = "cpu"
     """Where the net is trained: cpu, cuda or another device of torch."""
-    seed: Seed = 0
-    resume: bool = False
-    """Continue an interrupted training with the same settings."""
-    overwrite: bool = False
-    """Replace the output and what is written beside it if they exist, and what an interrupted training left."""
-    json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnNet(LearnTraining):
+class LearnNet:
     """A net that reads networks, and on which networks it is trained."""
 
     stores: Annotated[
@@ -102,9 +96,16 @@ class LearnNet(LearnTraining):
     widening: bool = False
     """Count a unit that is split in two as one, so that function-preserving widening changes nothing that is read."""
     varied: Annotated[Varied, arg(name="")] = Varied()
+    training: Annotated[LearnTraining, arg(name="")] = LearnTraining()
     where: Where = ()
     final: bool = False
     """Only the last checkpoint of each trajectory that was not discarded."""
+    seed: Seed = 0
+    resume: bool = False
+    """Continue an interrupted training with the same settings."""
+    overwrite: bool = False
+    """Replace the output and what is written beside it if they exist, and what an interrupted training left."""
+    json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +238,7 @@ class LearnNearest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnMatching(LearnTraining):
+class LearnMatching:
     """Train a net that says which units of two networks belong together: a method for `align` and `merge`.
 
     With DATA it learns to align networks such that the loss is low halfway and everywhere else between them, and is
@@ -275,10 +276,15 @@ class LearnMatching(LearnTraining):
     """Weight of the distance between two networks; 0 leaves it out."""
     checked: int = 32
     """Most pairs of networks for validation, and for the scores at the end."""
-    batch: int = 32
-    """Networks of a step; each is aligned with another one of them."""
+    training: Annotated[LearnTraining, arg(name="")] = LearnTraining(batch=32)
     pair_by: Annotated[str, arg(metavar="COLUMN")] = ""
     """Align networks with the same value of this column only, such as those that were fitted to one signal."""
+    seed: Seed = 0
+    resume: bool = False
+    """Continue an interrupted training with the same settings."""
+    overwrite: bool = False
+    """Replace the output and what is written beside it if they exist, and what an interrupted training left."""
+    json: Json = False
 
 
 LearnCommand = (
