@@ -43,6 +43,8 @@ SIZE = 32
 """Networks of a block of a matrix."""
 EXACT = "donot_use_mm_for_euclid_dist"
 """How distances are computed, also of networks that are near."""
+GROUPS = 20
+"""Most whole numbers of a column that are groups, with a color each, and no scale."""
 
 
 class Matrices:
@@ -152,7 +154,8 @@ def draw(options: ZooMap) -> None:
     labels, values = member.tolist(), None
     if options.color is not None:
         known = [row.get(options.color) for row in rows]
-        if all(value is None or type(value) in (int, float) for value in known):
+        is_class = all(type(value) is int for value in known) and len(set(known)) <= GROUPS
+        if not is_class and all(value is None or type(value) in (int, float) for value in known):
             values = np.array([np.nan if value is None else float(value) for value in known])
         else:
             labels = list(map(str, known))

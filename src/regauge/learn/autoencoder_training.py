@@ -16,7 +16,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.learn.autoencoder import Autoencoder
 from regauge.learn.changes import Change, change_values, move_inputs
-from regauge.learn.function_losses import FunctionLoss
+from regauge.learn.function_losses import FunctionLoss, SquaredError
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.objective import Objective
 from regauge.learn.populations import (
@@ -286,8 +286,11 @@ class _Fitting:
     def conclude(self, trained: Trained) -> Autoencoder:
         """The autoencoder, tested."""
         test = self.parts["test"]
-        about = {
-            "scores": {"autoencoder": self._score(test), "the mean output, for all": self._score(test, is_mean=True)},
+        scores = {"autoencoder": self._score(test), "the mean output, for all": self._score(test, is_mean=True)}
+        if isinstance(self.objective.loss, SquaredError):  # which has a name of its own
+            scores = {label: {n: x for n, x in known.items() if n != "loss"} for label, known in scores.items()}
+        about: dict[str, Any] = {
+            "scores": scores,
             "networks": {name: len(part) for name, part in self.parts.items()},
             "settings": repr(self.config),
             "seed": self.seed,
