@@ -71,18 +71,21 @@ def test_the_initialization_of_paper_000() -> None:
     config = replace(config, checkpoints=presets.Checkpoints(1))
     start = next(train(config))
     assert start.rows[0]["step"] == 0
-    values = torch.cat([tensor.flatten() for tensor in start.params.values()])
-    assert float(values.var()) == pytest.approx(0.1, rel=0.02)
-    assert float(values.mean()) == pytest.approx(0, abs=0.01)
+    weights, biases = (
+        torch.cat([t.flatten() for n, t in start.params.items() if n.endswith(kind)]) for kind in ("weight", "bias")
+    )
+    assert float(weights.std()) == pytest.approx(0.1, rel=0.02)
+    assert float(weights.mean()) == pytest.approx(0, abs=0.01)
+    assert not biases.any()
 
 
 def test_the_steps_that_paper_000_keeps() -> None:
     block = presets.uci_mlps()
     assert block.checkpoints is not None
     total = block.total_steps(few("breast-cancer", 2))
-    assert total == 62  # 50 epochs of 40 examples in batches of 32
-    assert min(block.checkpoints.steps(1000)) == 128
-    assert sorted(block.checkpoints.steps(140)) == [128, 132, 136]
+    assert total == 50  # epochs of 40 examples, fewer than a batch
+    assert min(block.checkpoints.steps(1000)) == 80
+    assert sorted(block.checkpoints.steps(92)) == [80, 84, 88]
 
 
 def test_signals_of_images_are_of_both_sets_from_the_start() -> None:
