@@ -3,7 +3,8 @@
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.learn.training_state import State, read_state, save_state
 from regauge.storage.loader import Batch, Loader
@@ -39,6 +41,8 @@ class Training:
             them depends on the machine's speed.
         is_cpu_time: Whether these are CPU seconds of this process, the same budget on a busy machine, and not those of
             the clock.
+        average: The net that is validated and kept has an exponential moving average of the weights with this decay, at
+            first less: (1 + steps) / (10 + steps) where that is smaller. None: the weights of the last step.
         device: Where the net is trained, such as "cpu" or "cuda".
     """
 
@@ -51,6 +55,7 @@ class Training:
     patience: int | None = None
     seconds: float | None = None
     is_cpu_time: bool = False
+    average: float | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -61,6 +66,10 @@ class Training:
                 f"epochs={self.epochs}, batch={self.batch}, lr={self.lr}, weight_decay={self.weight_decay}, "
                 f"clip={self.clip}, patience={self.patience} and seconds={self.seconds} make no training; all are "
                 "positive, weight_decay may be 0, and patience and seconds None"
+            )
+        if self.average is not None and not 0 < self.average < 1:
+            raise ValueError(
+                f"average={self.average} is no decay of a moving average; it lies between 0 and 1, or is None"
             )
         try:
             torch.empty(0, device=self.device)
@@ -135,6 +144,8 @@ def train(
     """
     optimizer = _optimizer(net, config)
     now = State(best={name: tensor.clone() for name, tensor in net.state_dict().items()})
+    if config.average is not None:
+        now.average = {name: tensor.detach().clone() for name, tensor in net.named_parameters()}
     if state is not None and continues and state.exists():
         now = read_state(state, net, optimizer, loader, inputs or {})
     clock = time.process_time if config.is_cpu_time else time.monotonic
@@ -157,6 +168,8 @@ def train(
                     "for networks with huge values"
                 )
             now.step, now.total, now.count, now.rate = now.step + 1, now.total + value, now.count + 1, rate
+            if config.average is not None:
+                _follow(now.average, net, min(config.average, (1 + now.step) / (10 + now.step)))
             advance(1, loss=value)
             is_last = now.count == len(loader)
             if state is not None and not is_last and time.monotonic() - saved > SAVE_SECONDS:
@@ -164,7 +177,8 @@ def train(
                 save_state(state, net, optimizer, loader, now, inputs or {})
         is_late = config.seconds is not None and clock() - begun >= config.seconds
         if now.count:
-            _validate(net, validate, now)
+            with _averaged(net, now.average):
+                _validate(net, validate, now)
         now.seconds = clock() - begun
         if now.history:
             now.history[-1]["seconds"] = now.seconds
@@ -219,6 +233,24 @@ def _step(
     if math.isfinite(found):
         optimizer.step()
     return found
+
+
+@torch.no_grad()
+def _follow(average: Params, net: nn.Module, decay: float) -> None:
+    """Bring moving averages a step nearer to the weights."""
+    for name, parameter in net.named_parameters():
+        average[name].lerp_(parameter, 1 - decay)
+
+
+@contextmanager
+def _averaged(net: nn.Module, average: Params) -> Iterator[None]:
+    """A net with moving averages in place of its weights, where there are any."""
+    own = {name: parameter.data for name, parameter in net.named_parameters() if name in average}
+    for name, parameter in net.named_parameters():
+        parameter.data = average.get(name, parameter.data)
+    yield
+    for name, parameter in net.named_parameters():
+        parameter.data = own.get(name, parameter.data)
 
 
 def _validate(net: nn.Module, validate: Callable[[], Validation], now: State) -> None:

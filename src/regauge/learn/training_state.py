@@ -27,6 +27,7 @@ class State:
 
     Attributes:
         best: Weights of the best validation; those at the start before the first one.
+        average: Moving averages of the weights, if there are any.
         order: What the best validation is compared by; empty before the first one.
         best_epoch: The epoch of `best`.
         history: Rows of the epochs that are done.
@@ -39,6 +40,7 @@ class State:
     """
 
     best: Params
+    average: Params = field(default_factory=dict)
     order: list[float] = field(default_factory=list)
     best_epoch: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
@@ -61,9 +63,10 @@ def save_state(
     """Write the state of a training, in place of an earlier one."""
     tensors = {f"net/{name}": tensor for name, tensor in net.state_dict().items()}
     tensors |= {f"best/{name}": tensor for name, tensor in now.best.items()}
+    tensors |= {f"average/{name}": tensor for name, tensor in now.average.items()}
     for number, kept in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{name}": tensor for name, tensor in kept.items()}
-    known = {name: value for name, value in vars(now).items() if name != "best"}
+    known = {name: value for name, value in vars(now).items() if name not in ("best", "average")}
     header = {
         "version": VERSION,
         "state": json.dumps(known),
@@ -116,9 +119,8 @@ def read_state(
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     loader.load_state_dict(json.loads(header["loader"]))
     device = next(net.parameters()).device
-    return State(
-        best={name: t.to(device) for name, t in below("best/", tensors).items()}, **json.loads(header["state"])
-    )
+    best, average = ({name: t.to(device) for name, t in below(key, tensors).items()} for key in ("best/", "average/"))
+    return State(best=best, average=average, **json.loads(header["state"]))
 
 
 def _read(path: Path) -> tuple[Mapping[str, str], Params]:

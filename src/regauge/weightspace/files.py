@@ -61,6 +61,7 @@ def describe_net(net: Metanet) -> dict[str, Any]:
         "parts": list(settings.parts),
         "reads_moments": settings.reads_moments,
         "readers": [list(axis) for axis in settings.readers],
+        "conditions": settings.conditions,
         "symmetries": [json.loads(symmetry.to_json()) for symmetry in net.symmetries],
         "probes": [_written(encoder) for encoder in net.probes if isinstance(encoder, ProbeEncoder)],
     }
@@ -142,6 +143,7 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
         reads_moments=made.get("reads_moments", False),
         readers=[(name, axis) for name, axis in made.get("readers", [])],
         probes=[_probes(*pair, tensors, k) for k, pair in enumerate(zip(modules, written, strict=True))] or None,
+        conditions=made.get("conditions", 0),
     )
     dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
     net.to(dtype).load_state_dict(tensors)

@@ -12,6 +12,7 @@ from regauge.alignment.widths.transport import Axis
 from regauge.core.element import PARTS, Element, require_parts
 from regauge.core.params import require_finite, select
 from regauge.core.symmetry import Symmetry
+from regauge.weightspace.conditioning import Conditioning
 from regauge.weightspace.encoder import Encoder, Scalars, Values
 from regauge.weightspace.features import Features, Read
 from regauge.weightspace.heads import Equivariant, Head, Invariant
@@ -37,6 +38,7 @@ class Settings:
     parts: tuple[str, ...]
     reads_moments: bool = False
     readers: tuple[Axis, ...] = ()
+    conditions: int = 0
 
 
 class Metanet(nn.Module):
@@ -71,6 +73,8 @@ class Metanet(nn.Module):
         reads_moments: Whether the net begins with the moments of every tensor of the canonical networks, too, as plain
             statistics do (logarithm of the size, mean, extremes). No part of the symmetry changes them; units that are
             doubled do.
+        conditions: How many numbers about each network the net is told beside its weights, such as a time or a class;
+            vectors are scaled and shifted by functions of them before every layer.
         generator: Source of the initial weights.
 
     Raises:
@@ -93,6 +97,7 @@ class Metanet(nn.Module):
         readers: Collection[Axis] = (),
         probes: Probes | Sequence[Probes] | None = None,
         reads_moments: bool = False,
+        conditions: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -116,7 +121,9 @@ class Metanet(nn.Module):
                 f"{type(layer).__name__} has parameters for single tensors, so it reads one architecture, not "
                 f"{len(symmetries)}; choose a layer that is shared by all tensors, such as MessagePassing"
             )
-        self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments, tuple(sorted(readers)))
+        self.settings = Settings(
+            layer, head, width, depth, values, wanted, reads_moments, tuple(sorted(readers)), conditions
+        )
         axes = {(p.parameter, p.axis) for one in symmetries for group in one.groups for p in group.placements}
         unknown = sorted({*readers} - axes)
         if unknown:
@@ -172,6 +179,10 @@ class Metanet(nn.Module):
         self.layers = nn.ModuleList(
             layer.build(Plan(layouts, width, last if k == depth - 1 else everything, generator, before=k))
             for k in range(depth)
+        )
+        self.conditioned = nn.ModuleList(
+            Conditioning(conditions, width, has_pairs=layer.keeps_pairs, generator=generator)
+            for _ in range(depth if conditions else 0)
         )
         known = [found.made if depth and (found := layer.reaches(one, depth - 1)) else {} for one in layouts]
         has_pairs = layer.keeps_pairs
@@ -246,28 +257,28 @@ class Metanet(nn.Module):
         sizes = [float(canonical[name].double().square().mean().sqrt()) or 1.0 for name in reader.layout.parameters]
         self.get_buffer(f"sizes_{reader.number}").copy_(torch.tensor(sizes))
 
-    def forward(self, population: Mapping[str, Tensor], given: Tensor | None = None) -> Any:
+    def forward(self, population: Mapping[str, Tensor], conditions: Tensor | None = None) -> Any:
         """What the head gives for each network of a population of one architecture.
 
         With probes and an `Invariant` head, this is the mean of `read_weights` and `read_probes`, in which the buffer
         `share` is the weight of the second: one half until it is set, and one at depth 0.
 
         Args:
-            population: Parameters with a leading model axis.
-            given: Vectors `[models, width]` that belong to the networks besides: layers hear them as they do the
-                features of the network, to which they are added.
+            population: Networks with a leading model axis.
+            conditions: What the net is told about each network, `[models, conditions]`.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read.
+            ValueError: The networks are of an architecture that this net does not read, or conditions are missing or
+                not as many as the net was made for.
         """
-        if self.head is None and given is None:
+        if self.head is None:
             return self.read_probes(population)
-        weights = self.read_weights(population, given)
+        weights = self.read_weights(population, conditions)
         if not len(self.probes) or not isinstance(self.settings.head, Invariant):
             return weights
         return torch.lerp(weights, self.read_probes(population), self.share)
 
-    def read_weights(self, population: Mapping[str, Tensor], given: Tensor | None = None) -> Any:
+    def read_weights(self, population: Mapping[str, Tensor], conditions: Tensor | None = None) -> Any:
         """What the head gives; see `forward`.
 
         Raises:
@@ -276,11 +287,18 @@ class Metanet(nn.Module):
         if self.head is None:
             raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")
         reader = self._find(population)
+        wanted = self.settings.conditions
+        given = 0 if conditions is None else conditions.shape[-1]
+        if given != wanted:
+            raise ValueError(
+                f"this net is told {wanted} numbers about each network, but {given} were given; `conditions` is "
+                "[models, conditions], as many as in `Metanet(conditions=...)`"
+            )
         parts = self._groups(reader.layout, population)
-        if given is None:
-            return _join([self._read(reader, group, None) for group in parts])
-        counts = [len(next(iter(group.values()))) for group in parts]
-        return _join([self._read(reader, *pair) for pair in zip(parts, torch.split(given, counts), strict=True)])
+        if len(parts) == 1:
+            return self._read(reader, population, conditions)
+        told = [None if conditions is None else conditions[part] for part in parts]
+        return _join([self._read(reader, select(population, p), c) for p, c in zip(parts, told, strict=True)])
 
     def read_probes(self, population: Mapping[str, Tensor]) -> Tensor:
         """What is read of the outputs of networks at probes, whatever their weights are.
@@ -295,20 +313,20 @@ class Metanet(nn.Module):
         assert isinstance(encoder, ProbeEncoder)
         return encoder.answer(population, reader.probed)  # the same for all networks of an orbit
 
-    def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
+    def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[slice]:
         """A population in groups whose arrays are at most `LARGEST`, where that helps."""
         count = len(population[layout.parameters[0]])
         pairs = max((math.prod(block.sizes) for block in layout.pair_blocks), default=1)
         size = max(1, LARGEST // (2 * self.settings.width * max(1, pairs)))
         is_whole = any(t.device.type != "cpu" or not t.ndim or len(t) != count for t in population.values())
         if is_whole or not self.settings.layer.keeps_pairs:
-            return [population]
-        return [select(population, slice(start, start + size)) for start in range(0, count, size)]
+            return [slice(None)]
+        return [slice(start, start + size) for start in range(0, count, size)]
 
-    def _read(self, reader: Reader, population: Mapping[str, Tensor], given: Tensor | None) -> Any:
+    def _read(self, reader: Reader, population: Mapping[str, Tensor], conditions: Tensor | None) -> Any:
         """What the head gives for some networks at once."""
         canonical, element = reader.canonicalize(population)
-        features = self._run(reader, canonical, len(self.layers), given)
+        features = self._run(reader, canonical, len(self.layers), conditions)
         known = self.get_buffer(f"sizes_{reader.number}").tolist()
         sizes = dict(zip(reader.layout.parameters, known, strict=True))
         assert self.head is not None
@@ -326,7 +344,7 @@ class Metanet(nn.Module):
         """
         reader = self._find(population)
         canonical, element = reader.canonicalize(population)
-        return self._run(reader, canonical, len(self.layers)), element
+        return self._run(reader, canonical, len(self.layers), None), element
 
     def layout_of(self, population: Mapping[str, Tensor]) -> Layout:
         """The layout by which the networks of a population are read.
@@ -336,7 +354,9 @@ class Metanet(nn.Module):
         """
         return self._find(population).layout
 
-    def features(self, population: Mapping[str, Tensor], *, layers: int | None = None) -> Features:
+    def features(
+        self, population: Mapping[str, Tensor], *, layers: int | None = None, conditions: Tensor | None = None
+    ) -> Features:
         """The features of networks after some layers, all unless given.
 
         Raises:
@@ -345,18 +365,17 @@ class Metanet(nn.Module):
         if self.head is None:
             raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")
         reader = self._find(population)
-        return self._run(reader, reader.canonicalize(population)[0], len(self.layers) if layers is None else layers)
+        count = len(self.layers) if layers is None else layers
+        return self._run(reader, reader.canonicalize(population)[0], count, conditions)
 
-    def _run(
-        self, reader: Reader, canonical: Mapping[str, Tensor], layers: int, given: Tensor | None = None
-    ) -> Features:
+    def _run(self, reader: Reader, canonical: Mapping[str, Tensor], layers: int, conditions: Tensor | None) -> Features:
         values, shares = reader.read(canonical)
         features: Features = self.encoders[reader.number](values, reader.layout, shares)
         if reader.probed is not None:
             features = self.probes[reader.number](features, canonical, reader.probed)
-        if given is not None:
-            features = replace(features, network=features.network + given)
-        for layer in self.layers[:layers]:
+        for k, layer in enumerate(self.layers[:layers]):
+            if conditions is not None:
+                features = self.conditioned[k](features, conditions)
             features = layer(features, reader.layout)
         return features
 
@@ -393,8 +412,6 @@ class Metanet(nn.Module):
 
 def _join(made: list[Any]) -> Any:
     """What a head gives for groups of networks, as for all at once."""
-    if len(made) == 1:
-        return made[0]
     if isinstance(made[0], Tensor):
         return torch.cat(made)
     return {name: torch.cat([part[name] for part in made]) for name in made[0]}

@@ -12,7 +12,6 @@ from regauge.core.symmetry import Symmetry
 from regauge.weightspace.decoder import SHARE, complete
 from regauge.weightspace.heads import Equivariant
 from regauge.weightspace.layers import Layer
-from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.metanet import Metanet
 
@@ -58,9 +57,9 @@ class Template(nn.Module):
             width=settings.width,
             depth=settings.depth,
             parts=("permutation",),  # no other element moves the template
+            conditions=inputs,
             generator=generator,
         )
-        self.told = Dense(inputs, settings.width, generator=generator)
         layout = self.net.layout
         self.made, self.read = layout.writer.parameters, layout.parameters
         self.template = nn.ParameterList(
@@ -84,5 +83,5 @@ class Template(nn.Module):
                 f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]"
             )
         template = {n: t.expand(len(codes), *t.shape) for n, t in zip(self.read, self.template, strict=True)}
-        changes = self.net(template, self.told(codes))
+        changes = self.net(template, codes)
         return complete({name: template[name] + changes[name] for name in self.made}, self.tied, {}, len(codes))
