@@ -1,0 +1,34 @@
+"""Flows over weights: networks that were never trained."""
+
+from regauge.flow.couplings import Coupling
+from regauge.flow.files import load_flow, save_flow
+from regauge.flow.fitting import Config, fit
+from regauge.flow.flow import Flow
+from regauge.flow.nets import NETS, Metanetwork, Perceptron, Tokens
+from regauge.flow.priors import PRIORS, MatchedGaussian, PlainGaussian, UniformSphere
+from regauge.flow.sampling import Guidance
+from regauge.flow.space import Representation, Space
+from regauge.flow.times import TIMES, BetaTime, UniformTime
+
+__all__ = [
+    "NETS",
+    "PRIORS",
+    "TIMES",
+    "BetaTime",
+    "Config",
+    "Coupling",
+    "Flow",
+    "Guidance",
+    "MatchedGaussian",
+    "Metanetwork",
+    "Perceptron",
+    "PlainGaussian",
+    "Representation",
+    "Space",
+    "Tokens",
+    "UniformSphere",
+    "UniformTime",
+    "fit",
+    "load_flow",
+    "save_flow",
+]

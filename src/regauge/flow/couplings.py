@@ -1,0 +1,51 @@
+"""Which start belongs to which end, so that paths are short and rarely cross."""
+
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from regauge.flow.alignment import align_points
+from regauge.flow.moments import Moments
+from regauge.flow.space import Points, Space
+
+PARTS = ("assignment", "alignment")
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """How starts and ends of a batch are paired; independently unless something is chosen.
+
+    Attributes:
+        assignment: Whether the starts of a batch are paired with its ends such that the sum of squared distances is
+            least; each is used once. Coordinates are compared in units of their deviations.
+        alignment: Whether each end is moved along its orbit as near to its start as weight matching brings it, so that
+            the flow need not undo a random order of units.
+
+    References:
+        Pooladian et al. (2023) and Tong et al. (2024) for assignments in batches; here they are exact and without
+        replacement.
+    """
+
+    assignment: bool = False
+    alignment: bool = False
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether starts say nothing about ends."""
+        return not (self.assignment or self.alignment)
+
+    @torch.no_grad()
+    def pair(self, space: Space, x0: Points, x1: Points, moments: Moments) -> tuple[Points, Points]:
+        """Starts and ends, pair by pair."""
+        if self.assignment:
+            unit = moments.deviation.to(x0)
+            unit[: space.flat_start] = 1.0
+            cost = space.distance((x0 / unit).unsqueeze(1), (x1 / unit).unsqueeze(0)).square()
+            rows, columns = linear_sum_assignment(cost.double().cpu().numpy())
+            order = torch.empty(len(rows), dtype=torch.int64)
+            order[torch.from_numpy(columns)] = torch.from_numpy(rows)
+            x0 = x0[order.to(x0.device)]
+        if self.alignment:
+            x1 = align_points(space, x0, x1)
+        return x0, x1

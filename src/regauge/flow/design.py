@@ -1,0 +1,100 @@
+"""What a flow is, but for its training."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from regauge.flow.couplings import Coupling
+from regauge.flow.moments import Moments
+from regauge.flow.nets import NETS, Clock, Metanetwork, Net
+from regauge.flow.priors import PRIORS, MatchedGaussian, PriorSettings
+from regauge.flow.space import Representation, Space
+from regauge.flow.velocity import Predicts, Velocity
+from regauge.weightspace.files import made_of, named
+from regauge.weightspace.layers import LAYERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """The parts of a flow.
+
+    Attributes:
+        representation: How networks become points.
+        prior: Where the flow begins.
+        coupling: Which start belongs to which end in training.
+        net: What learns the velocity.
+        predicts: What the net learns: "velocity", or "end" (x1-prediction), from which the velocity is
+            `log_x(end) / (1 - t)`.
+        has_gaussian: Whether the net adds to the velocity that normal distributions of all values would have, so that
+            before training the flow gives the normal distribution that is matched to the networks.
+        is_aligned: Whether networks are first aligned to their common middle, so that coordinates mean the same units
+            in all of them: for nets that are not equivariant. One that is has nothing from it.
+    """
+
+    representation: Representation = field(default_factory=Representation)
+    prior: PriorSettings = field(default_factory=MatchedGaussian)
+    coupling: Coupling = field(default_factory=Coupling)
+    net: Net = field(default_factory=Metanetwork)
+    predicts: Predicts = "velocity"
+    has_gaussian: bool = True
+    is_aligned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.predicts not in ("velocity", "end"):
+            raise ValueError(f"predicts={self.predicts!r}: a net predicts the 'velocity' or the 'end'")
+
+
+def build_velocity(
+    space: Space, moments: Moments, design: Design, classes: int, generator: torch.Generator
+) -> Velocity:
+    """The velocity of a design, with random weights."""
+    clock = Clock(classes, generator)
+    net = design.net.build(space, generator)
+    return Velocity(
+        space,
+        design.prior.build(space, moments),
+        moments,
+        net,
+        clock,
+        predicts=design.predicts,
+        has_gaussian=design.has_gaussian,
+    )
+
+
+def describe_design(design: Design) -> dict[str, Any]:
+    """A design as JSON."""
+    net = named(design.net, NETS)
+    if isinstance(design.net, Metanetwork):
+        net["layer"] = named(design.net.layer, LAYERS)
+    return {
+        "representation": asdict(design.representation),
+        "prior": named(design.prior, PRIORS),
+        "coupling": asdict(design.coupling),
+        "net": net,
+        "predicts": design.predicts,
+        "has_gaussian": design.has_gaussian,
+        "is_aligned": design.is_aligned,
+    }
+
+
+def design_of(made: Mapping[str, Any]) -> Design:
+    """The design that was described.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is none.
+    """
+    net = dict(made["net"])
+    if "layer" in net:
+        net["layer"] = made_of(net["layer"], LAYERS)
+    kind = NETS[net.pop("name")]
+    return Design(
+        representation=Representation(**made["representation"]),
+        prior=made_of(made["prior"], PRIORS),
+        coupling=Coupling(**made["coupling"]),
+        net=kind(**net),
+        predicts=made["predicts"],
+        has_gaussian=made["has_gaussian"],
+        is_aligned=made["is_aligned"],
+    )

@@ -1,0 +1,73 @@
+"""Flows as files: safetensors, with everything that makes the flow in the header."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from regauge.core.symmetry import Symmetry
+from regauge.flow.design import build_velocity, describe_design, design_of
+from regauge.flow.flow import Flow
+from regauge.flow.moments import Moments
+from regauge.flow.space import LOG_NORM, Space
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.writing import save
+
+KIND, VERSION = "regauge flow", "1"
+
+
+def save_flow(flow: Flow, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write a flow to a `.safetensors` file, whole or not at all.
+
+    Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
+        FileNotFoundError: Its folder does not exist.
+        OSError: The disk is full.
+        ValueError: The name does not end in `.safetensors`.
+    """
+    space = flow.space
+    made = {
+        "design": describe_design(flow.design),
+        "symmetry": json.loads(space.symmetry.to_json()),
+        "names": [name for name in space.names if name != LOG_NORM],
+        "positive": list(space.positive),
+        "classes": list(flow.classes),
+    }
+    tensors = {f"velocity/{name}": tensor for name, tensor in flow.velocity.state_dict().items()}
+    tensors |= {f"moments/{name}": tensor for name, tensor in vars(flow.moments).items()}
+    tensors |= {f"constants/{name}": tensor for name, tensor in space.constants.items()}
+    header = {"kind": KIND, "version": VERSION, "flow": json.dumps(made), "about": json.dumps(dict(flow.about))}
+    return save(tensors, path, overwrite=overwrite, metadata=header)
+
+
+def load_flow(path: str | Path) -> Flow:
+    """The flow in a file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is damaged, no flow, or of another version.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no flow {str(path)!r}; `regauge flow fit` writes one")
+    with Checkpoint.open(path) as checkpoint:
+        header = dict(checkpoint.header)
+        tensors = {name: tensor.clone() for name, tensor in checkpoint.params.items()}
+    if header.get("kind") != KIND or header.get("version") != VERSION:
+        raise ValueError(f"{str(path)!r} is no flow of version {VERSION}; `regauge flow fit` writes one")
+
+    def below(prefix: str) -> dict[str, torch.Tensor]:
+        return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+    try:
+        made, about = json.loads(header["flow"]), json.loads(header["about"])
+        design = design_of(made["design"])
+        symmetry = Symmetry.from_json(json.dumps(made["symmetry"]))
+        space = Space.build(symmetry, design.representation, made["names"], made["positive"], below("constants/"))
+        moments = Moments(**below("moments/"))
+        velocity = build_velocity(space, moments, design, len(made["classes"]), torch.Generator().manual_seed(0))
+        velocity.load_state_dict(below("velocity/"))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"the flow {str(path)!r} is damaged ({error}); fit it again") from error
+    prior = design.prior.build(space, moments)
+    return Flow(velocity.eval(), space, prior, moments, design, tuple(made["classes"]), about)

@@ -1,0 +1,230 @@
+"""How flows are fitted: the settings, and one function from networks to a flow."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.flow.alignment import align_points, find_reference
+from regauge.flow.design import Design, build_velocity
+from regauge.flow.flow import Flow
+from regauge.flow.moments import Moments
+from regauge.flow.nets import OverNetworks
+from regauge.flow.priors import Prior
+from regauge.flow.space import Points, Space
+from regauge.flow.times import Times, UniformTime
+from regauge.flow.velocity import Velocity
+from regauge.learn.populations import read_blocks, split_networks
+from regauge.learn.training import Training, Validation, train
+from regauge.storage.collection import Collection, Networks
+from regauge.storage.loader import Batch, Loader
+from regauge.training.settings import derive_seed
+
+SAMPLE = 256
+"""Networks by which a net's inputs are standardized."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Design, Training):
+    """Settings of a flow and of its training.
+
+    Attributes:
+        times: How times are drawn.
+        balance: How much a tensor counts in the loss: the number of its values to this power. 1: all values alike; 0:
+            all tensors alike.
+        labels: Name of a column; samples are then drawn for one of its values. None: no column.
+    """
+
+    lr: float = 2e-3
+    weight_decay: float = 1e-3
+    average: float | None = 0.999
+    times: Times = field(default_factory=UniformTime)
+    balance: float = 0.5
+    labels: str | None = None
+
+    def __post_init__(self) -> None:
+        Design.__post_init__(self)
+        Training.__post_init__(self)
+        if not 0 <= self.balance <= 1:
+            raise ValueError(f"balance={self.balance} is no power from 0 to 1")
+
+
+def fit(
+    population: Networks,
+    symmetry: Symmetry | None = None,
+    config: Config | None = None,
+    *,
+    generator: torch.Generator,
+    indices: Sequence[int] | NDArray[Any] | None = None,
+    split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
+    state: Path | None = None,
+    progress: Progress = no_progress,
+) -> Flow:
+    """Fit a flow from simple random networks to those of a population; the weights with the best validation are kept.
+
+    Args:
+        population: Parameters with a leading model axis, or a store. It is read once, and its points are kept in
+            memory.
+        symmetry: Of the networks; that of the store unless given.
+        config: Settings; `seconds` limits the training alone.
+        generator: The source of all chance, from which one number is drawn.
+        indices: Numbers of the networks to use, or a mask; all that are finite unless given.
+        split: Numbers of the networks for "train", "validation" and "test". Unless given, a store is divided by run, so
+            that two checkpoints of one run are never in two parts; of a population random networks are taken: 80%, 10%
+            and 10%. The last ones are not read.
+        state: File in which the training is kept while it runs, and from which the same call continues.
+
+    Raises:
+        IndexError: There is no network of some number.
+        KeyError: The store has no such column of labels.
+        ValueError: Networks cannot be represented as asked, or a part of the split is empty.
+    """
+    config = config or Config()
+    collection = Collection(population, symmetry)
+    known = collection.symmetry(0)
+    usable = _finite(collection, collection.resolve(indices))
+    parts = split_networks(collection, usable, split)
+    seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+    sample = collection.read(parts["train"][:SAMPLE])
+    space = Space.of(sample, known, config.representation)
+    points = {name: _enter(collection, parts[name], space) for name in ("train", "validation")}
+    if config.is_aligned:
+        middle = find_reference(space, points["train"])
+        points = {name: align_points(space, middle, own) for name, own in points.items()}
+    moments = Moments.of([points["train"]], space, is_pooled=not config.is_aligned)
+    prior = config.prior.build(space, moments)
+    chance = torch.Generator().manual_seed(derive_seed(seed, "net"))
+    classes, numbers = _labels(collection, config, parts)
+    velocity = build_velocity(space, moments, config, len(classes), chance).to(config.device)
+    fitting = _Fitting(space, prior, moments, velocity, config, seed, points, numbers)
+    fitting.standardize()
+    loader = Loader(
+        {"points": points["train"]},
+        generator=torch.Generator().manual_seed(derive_seed(seed, "order")),
+        batch=config.batch,
+    )
+    trained = train(
+        velocity,
+        loader,
+        fitting.loss,
+        fitting.validate,
+        config,
+        seed=seed,
+        state=state,
+        inputs={"settings": repr(config), "networks": collection.key, "numbers": len(usable), "seed": seed},
+        progress=progress,
+    )
+    about = {"settings": repr(config), "networks": {name: len(part) for name, part in parts.items()}, "seed": seed}
+    design = Design(**{part.name: getattr(config, part.name) for part in fields(Design)})
+    return Flow(velocity.cpu().eval(), space, prior, moments, design, tuple(classes), about, trained)
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitting:
+    """Everything that a training needs."""
+
+    space: Space
+    prior: Prior
+    moments: Moments
+    velocity: Velocity
+    config: Config
+    seed: int
+    points: dict[str, Points]
+    labels: dict[str, Tensor]
+
+    def standardize(self) -> None:
+        """Have a net over networks take the statistics of points at random times."""
+        net = self.velocity.net
+        if not isinstance(net, OverNetworks):
+            return
+        chance = torch.Generator().manual_seed(derive_seed(self.seed, "statistics"))
+        x1 = self.points["train"][:SAMPLE].to(self.config.device)
+        t = torch.rand(len(x1), generator=chance).to(x1)
+        at, _ = self.space.path(self.prior.sample(len(x1), chance, x1.dtype, x1.device), x1, t)
+        net.net.standardize(self.space.arrange(self.velocity.standard(at, t)))
+
+    def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
+        """The mean loss of a batch."""
+        x1 = batch.params["points"].to(self.config.device)
+        labels = self.labels["train"][torch.from_numpy(batch.indices)] if self.labels else None
+        return self._compare(x1, labels, chance)
+
+    def validate(self) -> Validation:
+        """The loss on held-out networks, always at the same times from the same starts."""
+        chance = torch.Generator().manual_seed(derive_seed(self.seed, "validation"))
+        total, points = 0.0, self.points["validation"]
+        for start in range(0, len(points), self.config.batch):
+            part = slice(start, start + self.config.batch)
+            x1 = points[part].to(self.config.device)
+            labels = self.labels["validation"][part] if self.labels else None
+            total += float(self._compare(x1, labels, chance)) * len(x1)
+        loss = total / len(points)
+        return Validation((loss,), {"validation_loss": loss})
+
+    def _compare(self, x1: Points, labels: Tensor | None, chance: torch.Generator) -> Tensor:
+        """The mean squared error of predictions, in units of what they would be without the net."""
+        config, space = self.config, self.space
+        x0 = self.prior.sample(len(x1), chance, x1.dtype, x1.device)
+        x0, x1 = config.coupling.pair(space, x0, x1, self.moments)
+        t = config.times.draw(len(x1), chance).to(x1)
+        at, rate = space.path(x0, x1, t)
+        labels = None if labels is None else labels.to(x1.device)
+        if config.predicts == "velocity":
+            error = (self.velocity(at, t, labels) - rate) / self.velocity.unit(t)
+        else:
+            error = space.log(self.velocity.predict_end(at, t, labels), x1) / self.moments.deviation.to(x1)
+        loss: Tensor = (error.square() @ self.weights.to(error)).mean()
+        return loss
+
+    @property
+    def weights(self) -> Tensor:
+        """How much each coordinate counts; together one."""
+        counts = torch.bincount(self.space.tensors)
+        share = counts.double() ** (self.config.balance - 1)
+        share = torch.where(counts > 0, share, 0.0)[self.space.tensors]
+        return share / share.sum()
+
+
+def _finite(collection: Collection, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of some networks that hold no NaN or Inf."""
+    kept = []
+    for places, params in read_blocks(collection, indices):
+        fine = torch.ones(len(places), dtype=torch.bool)
+        for tensor in params.values():
+            if tensor.is_floating_point():
+                fine &= tensor.flatten(1).isfinite().all(1)
+        kept.append(places[fine.numpy()])
+    found: NDArray[np.int64] = indices[np.sort(np.concatenate(kept))]
+    return found
+
+
+def _enter(collection: Collection, indices: NDArray[np.int64], space: Space) -> Points:
+    points = torch.empty(len(indices), space.dim)
+    for places, params in read_blocks(collection, indices):
+        points[torch.from_numpy(places)] = space.enter(params)
+    return points
+
+
+def _labels(
+    collection: Collection, config: Config, parts: Mapping[str, NDArray[np.int64]]
+) -> tuple[list[Any], dict[str, Tensor]]:
+    """The classes of a column, and the number of each network's class."""
+    if config.labels is None:
+        return [], {}
+    column = collection.column(config.labels)
+    classes = sorted(set(np.asarray(column)[parts["train"]].tolist()))
+    known = {value: number for number, value in enumerate(classes)}
+    numbers = {}
+    for name in ("train", "validation"):
+        values = np.asarray(column)[parts[name]].tolist()
+        if new := [value for value in values if value not in known]:
+            raise ValueError(f"{config.labels!r} is {new[0]!r} for a network for {name}, but for none for training")
+        numbers[name] = torch.tensor([known[value] for value in values])
+    return classes, numbers

@@ -1,0 +1,166 @@
+"""A fitted flow: samples, densities, files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.flow.design import Design
+from regauge.flow.likelihood import integrate_density
+from regauge.flow.moments import Moments
+from regauge.flow.priors import Prior
+from regauge.flow.sampling import Field, Guidance, Solver, diffuse, integrate
+from regauge.flow.space import Points, Space
+from regauge.flow.velocity import Velocity
+from regauge.learn.training import Trained
+
+AT_ONCE = 256
+"""Networks that are sampled at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """A generative model of networks.
+
+        flow.sample(100, generator=generator)     # networks with a leading model axis
+        flow.log_density(population)              # [models], nats
+
+    Attributes:
+        velocity: The net and what it adds to.
+        space: Where the points of networks live.
+        prior: Where samples begin.
+        moments: Statistics of the networks that the flow was fitted to.
+        design: What it is made of.
+        classes: What samples can be drawn for, the values of the column of labels; none without one.
+        about: What is known about the training, as JSON.
+        trained: The course of the training; None of a flow that was loaded.
+    """
+
+    velocity: Velocity
+    space: Space
+    prior: Prior
+    moments: Moments
+    design: Design
+    classes: tuple[Any, ...]
+    about: Mapping[str, Any]
+    trained: Trained | None = None
+
+    @torch.no_grad()
+    def sample(
+        self,
+        count: int,
+        *,
+        generator: torch.Generator,
+        steps: int = 50,
+        solver: Solver = "heun",
+        noise: float = 0.0,
+        guidance: Guidance | None = None,
+        label: Any = None,
+        start: Mapping[str, Tensor] | None = None,
+    ) -> Params:
+        """Draw networks.
+
+        Args:
+            count: How many.
+            generator: The source of all chance.
+            steps: Of the solver.
+            solver: See `integrate`; with noise it is Euler and Maruyama's.
+            noise: See `diffuse`.
+            guidance: A loss that pulls samples.
+            label: One of `classes`, for a flow with labels.
+            start: Networks to begin with in place of random ones.
+
+        Raises:
+            ValueError: There is no such label, or noise is asked of a flow whose starts and ends were coupled.
+        """
+        if count < 1:
+            raise ValueError(f"count={count}: draw one network at least")
+        if noise and not self.design.coupling.is_independent:
+            raise ValueError(
+                "the noise of a sampler needs the gradient of the log density, which this flow does not know, because "
+                "its starts and ends were coupled; choose noise=0, or fit a flow with independent ones"
+            )
+        number = self._number(label)
+        x0 = self.prior.sample(count, generator) if start is None else self.space.enter(start)
+        made = [
+            self._carry(x0[k : k + AT_ONCE], steps, solver, noise, guidance, number, generator)
+            for k in range(0, count, AT_ONCE)
+        ]
+        return {name: torch.cat([part[name] for part in made]) for name in made[0]}
+
+    def log_density(
+        self,
+        population: Mapping[str, Tensor],
+        *,
+        steps: int = 50,
+        probes: int | None = 8,
+        label: Any = None,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, " models"]:
+        """The log density of networks, in nats, with respect to the surface area of spheres and the volume elsewhere.
+
+        A flow that respects permutations gives all networks of an orbit the same density.
+
+        Args:
+            population: Networks with a leading model axis.
+            steps: Of Runge and Kutta's method.
+            probes: Random vectors by which divergences are estimated; None: exact, at the cost of one backward pass for
+                each value.
+            label: One of `classes`, for a flow with labels.
+            generator: Source of the probes; fixed ones unless given.
+        """
+        chance = torch.Generator().manual_seed(0) if generator is None else generator
+        field = self.field(self._number(label))
+        dtype = next(self.velocity.parameters()).dtype
+        found = []
+        x = self.space.enter(population, dtype)
+        for k in range(0, len(x), AT_ONCE):
+            x0, change = integrate_density(
+                self.space, field, x[k : k + AT_ONCE], steps=steps, probes=probes, generator=chance
+            )
+            found.append(self.prior.log_density(x0) + change)
+        return torch.cat(found)
+
+    def field(self, number: int | None = None) -> Field:
+        """The velocity as a function of points and times, for one class."""
+
+        def at(x: Points, t: Tensor) -> Points:
+            labels = None if number is None else torch.full((len(x),), number, device=x.device)
+            found: Tensor = self.velocity(x, t, labels)
+            return found
+
+        return at
+
+    def _number(self, label: Any) -> int | None:
+        if (label is None) != (not self.classes) or (self.classes and label not in self.classes):
+            raise ValueError(f"there is no label {label!r}; this flow knows {list(self.classes) or 'no labels'}")
+        return None if label is None else self.classes.index(label)
+
+    def _carry(
+        self,
+        x: Points,
+        steps: int,
+        solver: Solver,
+        noise: float,
+        guidance: Guidance | None,
+        number: int | None,
+        generator: torch.Generator,
+    ) -> Params:
+        field = self.field(number)
+        if guidance is not None:
+
+            def predict_end(y: Points, t: Tensor) -> Points:
+                labels = None if number is None else torch.full((len(y),), number, device=y.device)
+                return self.velocity.predict_end(y, t, labels)
+
+            field = guidance.field(self.space, field, predict_end)
+        if noise:
+            begin = (self.prior.mean, self.prior.deviation)
+            x = diffuse(self.space, field, x, steps=steps, noise=noise, start=begin, generator=generator)
+        else:
+            x = integrate(self.space, field, x, steps=steps, solver=solver)
+        return self.space.leave(x)

@@ -1,0 +1,70 @@
+"""The log density of networks under a flow: the way back to the prior, and the divergence along it."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regauge.flow.sampling import Field
+from regauge.flow.space import Points, Space
+
+EXACT = "exact"
+
+
+def integrate_density(
+    space: Space, field: Field, x: Points, *, steps: int, probes: int | None, generator: torch.Generator | None
+) -> tuple[Points, Float[Tensor, " models"]]:
+    """Starts from which a velocity leads to points, and how much the log density changes on the way there.
+
+    Runge and Kutta's method of order four on points and density at once, in the points' precision. On spheres the field
+    is evaluated at the nearest point and is tangent there, so that its divergence in the surrounding space is the one
+    on the sphere.
+
+    Args:
+        space: Of the points.
+        field: The velocity.
+        x: Points at time 1.
+        steps: Their number.
+        probes: Random sign vectors by which divergences are estimated, the same at all times (Hutchinson); exact
+            divergences, one backward pass for each coordinate, if None.
+        generator: Source of the probes.
+
+    References:
+        Grathwohl et al. (2019), FFJORD, equations 4 and 8; Mathieu and Nickel (2020), Riemannian continuous normalizing
+        flows, proposition 2.
+    """
+    signs = None
+    if probes is not None:
+        drawn = torch.randint(0, 2, (probes, *x.shape), generator=generator, dtype=torch.int8)
+        signs = (2 * drawn - 1).to(x)
+    density, h = x.new_zeros(len(x)), -1 / steps
+
+    def at(y: Tensor, t: float) -> tuple[Tensor, Tensor]:
+        return _with_divergence(space, field, y, t, signs)
+
+    for k in range(steps):
+        t = 1 + k * h
+        (v1, d1) = at(x, t)
+        (v2, d2) = at(x + h / 2 * v1, t + h / 2)
+        (v3, d3) = at(x + h / 2 * v2, t + h / 2)
+        (v4, d4) = at(x + h * v3, t + h)
+        x = space.project(x + h / 6 * (v1 + 2 * v2 + 2 * v3 + v4))
+        density = density + h / 6 * (d1 + 2 * d2 + 2 * d3 + d4)
+    return x, density
+
+
+def _with_divergence(
+    space: Space, field: Field, x: Points, t: float, signs: Tensor | None
+) -> tuple[Points, Float[Tensor, " models"]]:
+    """A velocity and its divergence."""
+    with torch.enable_grad():
+        at = x.detach().requires_grad_()
+        near = space.project(at)
+        v = field(near, near.new_full((len(near),), t))
+        if signs is not None:
+            parts = [(torch.autograd.grad(v, at, one, retain_graph=True)[0] * one).sum(1) for one in signs]
+            return v.detach(), torch.stack(parts).mean(0)
+        found = x.new_zeros(len(x))
+        for k in range(x.shape[1]):
+            (row,) = torch.autograd.grad(v[:, k].sum(), at, retain_graph=True)
+            found = found + row[:, k]
+        return v.detach(), found

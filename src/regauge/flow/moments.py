@@ -1,0 +1,59 @@
+"""Mean and deviation of every coordinate of a population, equal for those that permutations exchange."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regauge.flow.space import Points, Space
+
+SMALLEST = 1e-3
+"""Least deviation of a coordinate, as a share of the root mean square deviation of its tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Statistics of the points of networks, in float64.
+
+    Attributes:
+        mean: Of each coordinate, `[values]`; zero where signs flip it.
+        deviation: About the mean, never zero.
+        root: Root mean square, never zero.
+    """
+
+    mean: Float[Tensor, " values"]
+    deviation: Float[Tensor, " values"]
+    root: Float[Tensor, " values"]
+
+    @classmethod
+    def of(cls, blocks: Iterable[Points], space: Space, *, is_pooled: bool = True) -> "Moments":
+        """The statistics of points, block by block; of each coordinate alone if they are not pooled."""
+        count, total, squares = 0, torch.zeros(space.dim, dtype=torch.float64), torch.zeros(space.dim).double()
+        for block in blocks:
+            values = block.double().cpu()
+            count, total, squares = count + len(values), total + values.sum(0), squares + values.square().sum(0)
+        if not count:
+            raise ValueError("there are no networks to take statistics of; give some")
+        mean, square = total / count, squares / count
+        if is_pooled:
+            mean, square = torch.where(space.signed, 0.0, _pool(mean, space)), _pool(square, space)
+        return cls(
+            mean, _above_zero((square - mean.square()).clamp_min(0).sqrt(), space), _above_zero(square.sqrt(), space)
+        )
+
+
+def _pool(values: Float[Tensor, " values"], space: Space) -> Float[Tensor, " values"]:
+    """The mean over all coordinates that permutations exchange."""
+    classes = int(space.exchanged.max()) + 1
+    sums = torch.zeros(classes, dtype=values.dtype).index_add(0, space.exchanged, values)
+    return (sums / torch.bincount(space.exchanged, minlength=classes))[space.exchanged]
+
+
+def _above_zero(sizes: Float[Tensor, " values"], space: Space) -> Float[Tensor, " values"]:
+    """Sizes, of which none is far below those of its tensor."""
+    count = int(space.tensors.max()) + 1
+    squares = torch.zeros(count, dtype=sizes.dtype).index_add(0, space.tensors, sizes.square())
+    whole = (squares / torch.bincount(space.tensors, minlength=count)).sqrt()[space.tensors]
+    return torch.maximum(sizes, SMALLEST * torch.where(whole > 0, whole, 1.0))

@@ -1,0 +1,123 @@
+"""Where flows begin: distributions of networks that are simple, and that no permutation of units changes."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regauge.flow.moments import Moments
+from regauge.flow.space import Points, Space
+
+
+@dataclass(frozen=True)
+class MatchedGaussian:
+    """Independent normal values with mean and deviation of the networks, equal for all that permutations exchange.
+
+    On spheres it is the direction of normal values of mean zero with the networks' root mean squares (the angular
+    central Gaussian).
+
+    Attributes:
+        spread: Factor of the deviations.
+    """
+
+    spread: float = 1.0
+
+    def build(self, space: Space, moments: Moments) -> "Prior":
+        """The distribution."""
+        return Prior(space, moments.mean, self.spread * moments.deviation, moments.root)
+
+
+@dataclass(frozen=True)
+class UniformSphere:
+    """Uniform on the spheres; as `MatchedGaussian` elsewhere.
+
+    Attributes:
+        spread: Factor of the deviations.
+    """
+
+    spread: float = 1.0
+
+    def build(self, space: Space, moments: Moments) -> "Prior":
+        """The distribution."""
+        return Prior(space, moments.mean, self.spread * moments.deviation, torch.ones_like(moments.root))
+
+
+@dataclass(frozen=True)
+class PlainGaussian:
+    """Independent normal values of one deviation; uniform on the spheres.
+
+    Attributes:
+        deviation: Of all values.
+        mean: Share of the networks' mean that is the mean.
+
+    References:
+        Erdogan (2025), section 6.1; its code has a deviation of 0.1 where the text says a variance of 0.1.
+    """
+
+    deviation: float = 0.1
+    mean: float = 0.0
+
+    def build(self, space: Space, moments: Moments) -> "Prior":
+        """The distribution."""
+        even = torch.ones_like(moments.root)
+        return Prior(space, self.mean * moments.mean, self.deviation * even, even)
+
+
+PRIORS = {"matched": MatchedGaussian, "uniform": UniformSphere, "plain": PlainGaussian}
+"""Kinds of priors by name."""
+PriorSettings = MatchedGaussian | UniformSphere | PlainGaussian
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """A normal distribution of independent Euclidean values, and directions of such on spheres.
+
+    Attributes:
+        space: Where it lives.
+        mean: Of each coordinate, `[values]`; those on spheres do not count.
+        deviation: Of each coordinate, as above.
+        root: Root mean square of each coordinate on a sphere before it is normalized; only ratios count.
+    """
+
+    space: Space
+    mean: Float[Tensor, " values"]
+    deviation: Float[Tensor, " values"]
+    root: Float[Tensor, " values"]
+
+    def sample(
+        self,
+        count: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Points:
+        """Draw points, on the CPU, so that all devices draw the same."""
+        noise = torch.randn(count, self.space.dim, generator=generator, dtype=torch.float64)
+        start = self.space.flat_start
+        straight = self.mean[start:] + self.deviation[start:] * noise[:, start:]
+        drawn = torch.cat([self.root[:start] * noise[:, :start], straight], dim=1)
+        return self.space.project(drawn).to(device, dtype)
+
+    def log_density(self, x: Points) -> Float[Tensor, " models"]:
+        """The logarithm of the density, in nats, with respect to surface area on spheres and volume elsewhere.
+
+        References:
+            Tyler (1987), Statistical analysis for the angular central Gaussian distribution on the sphere.
+        """
+        start = self.space.flat_start
+        mean, deviation, root = (one.to(x) for one in (self.mean, self.deviation, self.root))
+        z = (x[:, start:] - mean[start:]) / deviation[start:]
+        found: Tensor = (-0.5 * z.square() - deviation[start:].log() - 0.5 * math.log(2 * math.pi)).sum(1)
+        for one in self.space.spheres:
+            scale = self.space.on(one, root)
+            stretched = torch.linalg.vector_norm(self.space.on(one, x) / scale, dim=-1)
+            area = math.log(2) + 0.5 * one.dim * math.log(math.pi) - math.lgamma(one.dim / 2)
+            found = found - (scale.log().sum() + one.count * area) - one.dim * stretched.log().sum(-1)
+        return found
+
+
+Starts = Prior | Callable[[int, torch.Generator], Points]
+"""A prior with a density, or a function that only draws, such as the initialization of the networks."""

@@ -1,0 +1,146 @@
+"""Integration of a flow's velocity: from starts to networks and back, with noise, and with guidance by a loss."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.flow.space import Points, Space
+
+Field = Callable[[Points, Float[Tensor, " models"]], Points]
+"""From points and times to velocities."""
+Solver = Literal["euler", "heun", "runge_kutta"]
+
+
+def integrate(
+    space: Space, field: Field, x: Points, *, steps: int, solver: Solver = "heun", start: float = 0.0, end: float = 1.0
+) -> Points:
+    """Follow a velocity from one time to another in equal steps.
+
+    Args:
+        space: Of the points.
+        field: The velocity, tangent at points.
+        x: Where to begin.
+        steps: Their number.
+        solver: "euler" follows geodesics, so that one step with the velocity of a geodesic ends where it does; "heun"
+            (order 2, two evaluations a step); "runge_kutta" (order 4, four evaluations).
+        start: The first time.
+        end: The last time; less than `start` to go back.
+
+    Raises:
+        ValueError: There is no such solver, or no step.
+    """
+    if steps < 1 or solver not in ("euler", "heun", "runge_kutta"):
+        raise ValueError(
+            f"steps={steps} and solver={solver!r}: take a step at least, by 'euler', 'heun' or 'runge_kutta'"
+        )
+    h = (end - start) / steps
+    for k in range(steps):
+        t = start + k * h
+        first = _at(space, field, x, t)
+        if solver == "euler":
+            x = space.exp(x, h * first)
+        elif solver == "heun":
+            x = space.project(x + h / 2 * (first + _at(space, field, x + h * first, t + h)))
+        else:
+            second = _at(space, field, x + h / 2 * first, t + h / 2)
+            third = _at(space, field, x + h / 2 * second, t + h / 2)
+            fourth = _at(space, field, x + h * third, t + h)
+            x = space.project(x + h / 6 * (first + 2 * second + 2 * third + fourth))
+    return x
+
+
+def _at(space: Space, field: Field, x: Tensor, t: float) -> Tensor:
+    """The velocity at the nearest point of the space: a smooth field around it, so that orders of solvers hold."""
+    near = space.project(x)
+    return field(near, near.new_full((len(near),), t))
+
+
+def diffuse(
+    space: Space,
+    field: Field,
+    x: Points,
+    *,
+    steps: int,
+    noise: float,
+    start: tuple[Tensor, Tensor],
+    generator: torch.Generator,
+) -> Points:
+    """Follow a velocity with noise that leaves the distributions of all times as they are, by Euler and Maruyama.
+
+    For starts `x0 ~ N(m, s^2)` that are independent of the ends, the velocity gives the expected start
+    `x - t v` and with it the gradient of the log density, `-(x - t v - m) / ((1 - t) s^2)`. Noise of variance
+    `2 noise (1 - t) s^2` per time is compensated by half its variance times that gradient. Coordinates on spheres,
+    whose gradient the velocity does not give, have no noise of their own.
+
+    Args:
+        space: Of the points.
+        field: The velocity.
+        x: Starts.
+        steps: Their number.
+        noise: How much; 0 is Euler's method.
+        start: Mean and deviation of the starts, `[values]`.
+        generator: Source of the noise.
+
+    References:
+        Albergo et al. (2023), Stochastic interpolants, theorem 2.8.
+    """
+    mean, deviation = (one.to(x) for one in start)
+    flat, h = space.flat_start, 1 / steps
+    for k in range(steps):
+        t = k * h
+        v = field(x, x.new_full((len(x),), t))
+        pull = -noise * (x - t * v - mean)
+        pull[:, :flat] = 0
+        drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+        drawn[:, :flat] = 0
+        shake = (2 * noise * (1 - t) * h) ** 0.5 * deviation * drawn
+        moved = space.exp(x, h * (v + pull))
+        x = torch.cat([moved[:, :flat], moved[:, flat:] + shake[:, flat:]], dim=1)
+    return x
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """A loss that pulls a flow towards networks for which it is small.
+
+    The gradient is taken at the predicted end of the way and projected to tangent vectors; over the whole way its
+    factors sum to `strength`, so that this compares with the number of gradient steps times their learning rate.
+
+    Attributes:
+        loss: From networks with a leading model axis to the loss of each, `[models]`.
+        strength: Sum of all learning rates.
+        start: Time before which there is no guidance.
+    """
+
+    loss: Callable[[Mapping[str, Tensor]], Float[Tensor, " models"]]
+    strength: float
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.strength > 0 or not 0 <= self.start < 1:
+            raise ValueError(f"strength={self.strength} must be positive, and start={self.start} a time before 1")
+
+    def pull(self, space: Space, ends: Points) -> Points:
+        """Minus the gradient of the loss at points, tangent."""
+        at = ends.detach().requires_grad_()
+        with torch.enable_grad():
+            params: Params = space.leave(space.project(at))
+            (gradient,) = torch.autograd.grad(self.loss(params).sum(), at)
+        return space.tangent(ends, -gradient)
+
+    def field(self, space: Space, velocity: Field, predict_end: Field) -> Field:
+        """A velocity with guidance."""
+
+        def guided(x: Tensor, t: Tensor) -> Tensor:
+            v = velocity(x, t)
+            if float(t[0]) < self.start:
+                return v
+            pull = self.pull(space, predict_end(x, t))
+            return v + self.strength / (1 - self.start) * space.tangent(x, pull)
+
+        return guided

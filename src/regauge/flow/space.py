@@ -1,0 +1,333 @@
+"""Where a flow lives: networks as points of a product of unit spheres and a Euclidean space."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regauge.canonical import canonical_manifold, canonicalize
+from regauge.core import sphere
+from regauge.core.params import Params, count_models
+from regauge.core.symmetry import Symmetry
+from regauge.flow.orbits import exchanged_values, signed_values
+
+Scales = Literal["sphere", "keep"]
+Head = Literal["keep", "direction", "unit"]
+Points = Float[Tensor, "models values"]
+LOG_NORM = "logarithm of the head's norm"
+"""The name of a coordinate that is no tensor of the networks."""
+
+
+@dataclass(frozen=True)
+class Representation:
+    """How networks become points.
+
+    Attributes:
+        scales: "sphere": units whose scale no function depends on have incoming weights of norm one, as in canonical
+            networks; "keep": values stay as they are.
+        head: Name of the weight of a last layer, for `head_form`.
+        head_form: "keep": the head's values stay as they are. "direction": a point of one unit sphere and the logarithm
+            of the norm, which together say the same. "unit": the norm is forgotten, and the network computes another
+            function, of which only the order of the outputs is the same: for studies of the thesis alone.
+        head_bias: Name of the head's bias, which "unit" divides by the norm, too.
+
+    References:
+        Erdogan (2025), sections 4.4 and 6.2; "unit" is its Normalized and Geometric flow.
+    """
+
+    scales: Scales = "sphere"
+    head: str | None = None
+    head_form: Head = "keep"
+    head_bias: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.scales not in ("sphere", "keep") or self.head_form not in ("keep", "direction", "unit"):
+            raise ValueError(
+                f"scales={self.scales!r} and head_form={self.head_form!r}: scales are 'sphere' or 'keep', the form of "
+                "the head is 'keep', 'direction' or 'unit'"
+            )
+        if (self.head is None) != (self.head_form == "keep"):
+            raise ValueError(
+                f"head={self.head!r} does not go with head_form={self.head_form!r}; name the last layer's weight and "
+                "say 'direction' or 'unit', or leave out both"
+            )
+
+
+@dataclass(frozen=True)
+class Sphere:
+    """Unit spheres that lie one after the other: coordinates `start` to `start + count * dim`."""
+
+    start: int
+    count: int
+    dim: int
+
+    @property
+    def end(self) -> int:
+        """The coordinate behind the last one."""
+        return self.start + self.count * self.dim
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """The points of the networks of one architecture: coordinates on unit spheres first, then Euclidean ones.
+
+    Every floating-point value of a network is one coordinate, running statistics included, since functions depend on
+    them; further names of a tied tensor are not. Values that are positive by nature (variances) are logarithms.
+
+        x = space.enter(population)       # [models, values]
+        space.leave(x)                    # networks that compute the same functions
+
+    Attributes:
+        symmetry: With every size known.
+        representation: How networks become points.
+        spheres: The coordinates that lie on spheres.
+        order: The flat place of every coordinate among all values of `names`, one tensor after the other.
+        names: Tensors whose values are coordinates; `LOG_NORM` is the last one where there is such a coordinate.
+        positive: Those whose values are kept as logarithms.
+        constants: Tensors that are the same in all networks.
+        exchanged: For each coordinate the number of its class: some permutation exchanges those of one class.
+        signed: Whether signs of the symmetry flip each coordinate.
+    """
+
+    symmetry: Symmetry
+    representation: Representation
+    spheres: tuple[Sphere, ...]
+    order: Int[Tensor, " places"]
+    names: tuple[str, ...]
+    positive: tuple[str, ...]
+    constants: Mapping[str, Tensor]
+    exchanged: Int[Tensor, " values"]
+    signed: Bool[Tensor, " values"]
+
+    @classmethod
+    def of(
+        cls, population: Mapping[str, Tensor], symmetry: Symmetry, representation: Representation | None = None
+    ) -> "Space":
+        """The space of the networks of a population.
+
+        Args:
+            population: Some networks, with a leading model axis: they say which tensors there are, and which of these
+                are positive or no floating-point numbers.
+            symmetry: Of the networks.
+            representation: How networks become points.
+
+        Raises:
+            KeyError: There is no parameter of the head's name.
+            ValueError: The networks do not fit the symmetry, or the head lies on spheres already.
+        """
+        how = Representation() if representation is None else representation
+        count_models(population)
+        symmetry = symmetry.bind({name: tensor[0] for name, tensor in population.items()})
+        if missing := [name for name in population if name not in symmetry.shapes]:
+            raise ValueError(f"the symmetry does not know {missing[0]!r}; discover it from a module that has it")
+        again = {name for names in symmetry.tied for name in names[1:]}
+        names = tuple(n for n, tensor in population.items() if tensor.is_floating_point() and n not in again)
+        positive = tuple(n for n in names if n in symmetry.buffers and bool((population[n] > 0).all()))
+        constants = {n: t[0].clone() for n, t in population.items() if not t.is_floating_point()}
+        head = how.head if how.head_form != "keep" else None
+        if head is not None and head not in symmetry.shapes:
+            raise KeyError(f"there is no parameter {head!r} for a head; the last ones are {list(names)[-4:]}")
+        return cls.build(symmetry, how, names, positive, constants)
+
+    @classmethod
+    def build(
+        cls,
+        symmetry: Symmetry,
+        how: Representation,
+        names: Sequence[str],
+        positive: Sequence[str],
+        constants: Mapping[str, Tensor],
+    ) -> "Space":
+        """The space of an architecture, from the names of tensors whose values are coordinates."""
+        head = how.head if how.head_form != "keep" else None
+        manifold = canonical_manifold(symmetry, head=head)
+        known = manifold.spheres
+        if how.scales == "keep":
+            known = known[-1:] if head is not None else ()
+        names = (*names, LOG_NORM) if how.head_form == "direction" else tuple(names)
+        whole = _with_norm(symmetry) if LOG_NORM in names else symmetry
+        counts = [torch.Size(whole.shapes[name]).numel() for name in names]
+        starts = dict(zip(names, torch.tensor([0, *counts]).cumsum(0).tolist(), strict=False))
+        spheres, places, start = [], [], 0
+        for one in known:
+            index = torch.cat([starts[name] + index for name, index in one.pieces], dim=-1)
+            spheres.append(Sphere(start, *index.shape))
+            places.append(index.flatten())
+            start += index.numel()
+        is_left = torch.ones(sum(counts), dtype=torch.bool)
+        for index in places:
+            is_left[index] = False
+        order = torch.cat([*places, torch.arange(sum(counts))[is_left]])
+        exchanged = torch.unique(exchanged_values(whole, names)[order], return_inverse=True)[1]
+        signed = signed_values(whole, names)[order]
+        return cls(whole, how, tuple(spheres), order, names, tuple(positive), dict(constants), exchanged, signed)
+
+    def resize(self, symmetry: Symmetry) -> "Space":
+        """The space of networks with other numbers of units.
+
+        Raises:
+            ValueError: The other networks have other tensors.
+        """
+        if missing := [name for name in self.names if name not in {*symmetry.shapes, LOG_NORM}]:
+            raise ValueError(f"networks of that symmetry have no {missing[0]!r}; only numbers of units may differ")
+        wrong = [n for n, t in self.constants.items() if tuple(t.shape) != tuple(symmetry.shapes.get(n, t.shape))]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is the same in all networks and cannot have another shape")
+        names = [name for name in self.names if name != LOG_NORM]
+        return self.build(symmetry, self.representation, names, self.positive, self.constants)
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates."""
+        return len(self.exchanged)
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the space: on each sphere one less than it has coordinates."""
+        return self.dim - sum(one.count for one in self.spheres)
+
+    @property
+    def flat_start(self) -> int:
+        """The first Euclidean coordinate."""
+        return self.spheres[-1].end if self.spheres else 0
+
+    @cached_property
+    def tensors(self) -> Int[Tensor, " values"]:
+        """The number in `names` of the tensor that each coordinate belongs to."""
+        counts = torch.tensor([torch.Size(self.symmetry.shapes[name]).numel() for name in self.names])
+        return torch.repeat_interleave(torch.arange(len(self.names)), counts)[self.order]
+
+    def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
+        """The points of networks; scales are brought to their canonical form first.
+
+        Raises:
+            ValueError: A unit has no incoming weights, so that it has no place on its sphere; or values that were
+                positive in the population of the space are not.
+        """
+        params = {name: t.double() if t.is_floating_point() else t for name, t in population.items()}
+        if LOG_NORM in self.names:
+            params[LOG_NORM] = params[self.names[0]].new_zeros(count_models(population), 1)
+        if self.representation.scales == "sphere":
+            params = canonicalize(params, self.symmetry, parts=("scale",))
+        found = {name: params[name] for name in self.names}
+        for name in self.positive:
+            if bool((found[name] <= 0).any()):
+                raise ValueError(f"{name!r} is positive by nature, but here it has {float(found[name].min())}")
+            found[name] = found[name].log()
+        how = self.representation
+        if how.head is not None:
+            norms = torch.linalg.vector_norm(found[how.head].flatten(1), dim=-1)
+            divided = (how.head, how.head_bias if how.head_form == "unit" else None)
+            found |= {n: found[n] / _along(norms, found[n]) for n in divided if n is not None}
+            if LOG_NORM in found:
+                found[LOG_NORM] = norms.log().unsqueeze(1)
+        x = self.collect(found)
+        for one in self.spheres:
+            length = torch.linalg.vector_norm(self.on(one, x), dim=-1)
+            bad = ~((length - 1).abs() < 1e-3)
+            if bool(bad.any()):
+                network, unit = bad.nonzero()[0].tolist()
+                raise ValueError(
+                    f"network {network} has a unit ({unit} of {one.count}) without incoming weights, which has no "
+                    "place on a sphere; leave that network out, or choose scales='keep'"
+                )
+        return self.project(x.to(dtype))
+
+    def leave(self, x: Points) -> Params:
+        """The networks of points, with all their tensors."""
+        found = self.arrange(x)
+        norms = found.pop(LOG_NORM, None)
+        head = self.representation.head
+        if norms is not None and head is not None:
+            found[head] = found[head] * _along(norms[:, 0].exp(), found[head])
+        for name in self.positive:
+            found[name] = found[name].exp()
+        for name, tensor in self.constants.items():
+            found[name] = tensor.to(x.device).expand(len(x), *tensor.shape)
+        for names in self.symmetry.tied:
+            found |= {name: found[names[0]] for name in names[1:] if names[0] in found}
+        return found
+
+    def arrange(self, x: Points) -> Params:
+        """The coordinates as tensors of `names`, in the shapes that they have in networks."""
+        flat = torch.zeros_like(x).index_copy(1, self.order.to(x.device), x)
+        pieces = torch.split(flat, [torch.Size(self.symmetry.shapes[name]).numel() for name in self.names], dim=1)
+        return {
+            name: piece.reshape(len(x), *self.symmetry.shapes[name])
+            for name, piece in zip(self.names, pieces, strict=True)
+        }
+
+    def collect(self, tensors: Mapping[str, Tensor]) -> Points:
+        """What `arrange` lays out, as coordinates."""
+        flat = torch.cat([tensors[name].flatten(1) for name in self.names], dim=1)
+        return flat[:, self.order.to(flat.device)]
+
+    def on(self, one: Sphere, x: Float[Tensor, "*lead values"]) -> Float[Tensor, "*lead count dim"]:
+        """The coordinates on some spheres."""
+        return x[..., one.start : one.end].reshape(*x.shape[:-1], one.count, one.dim)
+
+    def map(
+        self, x: Float[Tensor, "*lead values"], *others: Tensor, euclidean: Any, spherical: Any
+    ) -> Float[Tensor, "*lead values"]:
+        """A function of points and vectors, by factors."""
+        pieces = [spherical(*(self.on(one, y) for y in (x, *others))).flatten(-2) for one in self.spheres]
+        start = self.flat_start
+        return torch.cat([*pieces, euclidean(*(y[..., start:] for y in (x, *others)))], dim=-1)
+
+    def project(self, x: Float[Tensor, "*lead values"]) -> Float[Tensor, "*lead values"]:
+        """The nearest points of the space."""
+        return self.map(x, euclidean=lambda y: y, spherical=sphere.normalize)
+
+    def tangent(self, x: Points, v: Points) -> Points:
+        """The part of vectors that is tangent at points."""
+        return self.map(x, v, euclidean=lambda _, w: w, spherical=sphere.tangent)
+
+    def exp(self, x: Points, v: Points) -> Points:
+        """Where the geodesics that leave points with tangent velocities are after unit time."""
+
+        def go(y: Tensor, w: Tensor) -> Tensor:
+            return sphere.normalize(sphere.exp(y, w))
+
+        return self.map(x, v, euclidean=torch.add, spherical=go)
+
+    def log(self, x: Points, y: Points) -> Points:
+        """The velocities at x of the shortest geodesics that reach y after unit time."""
+        return self.map(x, y, euclidean=lambda a, b: b - a, spherical=sphere.log)
+
+    def path(self, x0: Points, x1: Points, t: Float[Tensor, " models"]) -> tuple[Points, Points]:
+        """The points a share t of the way along geodesics, and the velocities there."""
+        at, rates, start = [], [], self.flat_start
+        share = t.reshape(-1, 1, 1)
+        for one in self.spheres:
+            a, b = self.on(one, x0), self.on(one, x1)
+            angle = sphere.distance(a, b).unsqueeze(-1)
+            whole = torch.sinc(angle / math.pi)
+            left, right = ((part * torch.sinc(part * angle / math.pi)) / whole for part in (1 - share, share))
+            at.append((left * a + right * b).flatten(1))
+            rates.append(((torch.cos(share * angle) * b - torch.cos((1 - share) * angle) * a) / whole).flatten(1))
+        a, b = x0[:, start:], x1[:, start:]
+        at.append(a + t.unsqueeze(1) * (b - a))
+        rates.append(b - a)
+        return torch.cat(at, dim=1), torch.cat(rates, dim=1)
+
+    def distance(self, x: Float[Tensor, "*#lead values"], y: Float[Tensor, "*#lead values"]) -> Float[Tensor, "*lead"]:
+        """Lengths of the shortest geodesics: the root of the sum of squares over all factors."""
+        squares = (x[..., self.flat_start :] - y[..., self.flat_start :]).square().sum(-1)
+        for one in self.spheres:
+            squares = squares + sphere.distance(self.on(one, x), self.on(one, y)).square().sum(-1)
+        return squares.sqrt()
+
+
+def _with_norm(symmetry: Symmetry) -> Symmetry:
+    """A symmetry that knows one more value, which nothing moves."""
+    return replace(symmetry, shapes={**symmetry.shapes, LOG_NORM: (1,)})
+
+
+def _along(factors: Float[Tensor, " models"], tensor: Tensor) -> Tensor:
+    """A number for each network, such that it broadcasts over a tensor's values."""
+    return factors.reshape(-1, *([1] * (tensor.ndim - 1)))

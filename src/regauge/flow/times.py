@@ -1,0 +1,45 @@
+"""How times are drawn while a flow is trained."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class UniformTime:
+    """Times between 0 and 1, all alike; spread evenly over a batch."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Float[Tensor, " models"]:
+        """Draw times."""
+        places = torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)
+        return places / count
+
+
+@dataclass(frozen=True)
+class BetaTime:
+    """Times of a Beta distribution.
+
+    Attributes:
+        a: Larger values prefer late times.
+        b: Larger values prefer early times.
+
+    References:
+        Erdogan (2025), section 6.3, with a = 1 and b = 2.
+    """
+
+    a: float = 1.0
+    b: float = 2.0
+
+    def draw(self, count: int, generator: torch.Generator) -> Float[Tensor, " models"]:
+        """Draw times."""
+        shapes = torch.tensor([self.a, self.b]).expand(count, 2)
+        gamma = torch._standard_gamma(shapes, generator=generator)
+        return gamma[:, 0] / gamma.sum(1)
+
+
+TIMES: dict[str, type[Any]] = {"uniform": UniformTime, "beta": BetaTime}
+"""Kinds of densities of times by name."""
+Times = UniformTime | BetaTime

@@ -1,0 +1,135 @@
+"""The velocity of a flow: what normal distributions would have in closed form, and what a net adds."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regauge.flow.moments import Moments
+from regauge.flow.nets import Clock
+from regauge.flow.priors import Prior
+from regauge.flow.space import Points, Space
+
+Predicts = Literal["velocity", "end"]
+LATEST = 0.99
+"""Time after which the rest of the way to a predicted end is divided by one hundredth."""
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """The straight lines between two independent normal distributions of every coordinate.
+
+    Between `x0 ~ N(m0, s0^2)` and `x1 ~ N(m1, s1^2)` the point `x = (1 - t) x0 + t x1` is normal, and given x, velocity
+    and end are normal with means that are linear in x and deviations that are not.
+    """
+
+    start: tuple[Tensor, Tensor]
+    end: tuple[Tensor, Tensor]
+
+    def at(self, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the points."""
+        (m0, s0), (m1, s1) = self.start, self.end
+        return (1 - t) * m0 + t * m1, ((1 - t) * s0).hypot(t * s1)
+
+    def velocity(self, x: Tensor, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the velocities of the lines through x."""
+        (m0, s0), (m1, s1) = self.start, self.end
+        mean, spread = self.at(t)
+        slope = (t * s1.square() - (1 - t) * s0.square()) / spread.square()
+        return m1 - m0 + slope * (x - mean), s0 * s1 / spread
+
+    def goal(self, x: Tensor, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the ends of the lines through x."""
+        (_, s0), (m1, s1) = self.start, self.end
+        mean, spread = self.at(t)
+        return m1 + t * s1.square() / spread.square() * (x - mean), (1 - t) * s0 * s1 / spread
+
+
+class Velocity(nn.Module):
+    """The velocity at points and times, tangent to the space.
+
+    Args:
+        space: Of the points.
+        prior: Of the starts.
+        moments: Of the ends.
+        net: What is learned, from points that are standardized to their unit.
+        clock: Tells the net time and class.
+        predicts: "velocity", or "end": the ends are predicted, and the velocity is the rest of the way by the rest of
+            the time.
+        has_gaussian: Whether the net adds to what normal distributions would have in closed form.
+    """
+
+    tables: Tensor
+
+    def __init__(
+        self,
+        space: Space,
+        prior: Prior,
+        moments: Moments,
+        net: nn.Module,
+        clock: Clock,
+        *,
+        predicts: Predicts,
+        has_gaussian: bool,
+    ) -> None:
+        super().__init__()
+        self.space, self.net, self.clock = space, net, clock
+        self.predicts, self.has_gaussian = predicts, has_gaussian
+        tables = (prior.mean, prior.deviation, moments.mean, moments.deviation, moments.root)
+        self.register_buffer("tables", torch.stack(tables).float())
+
+    def forward(self, x: Points, t: Float[Tensor, " models"], labels: Int[Tensor, " models"] | None = None) -> Points:
+        if self.predicts == "end":
+            left = (1 - t).clamp_min(1 - LATEST).unsqueeze(1)
+            return self.space.log(x, self.predict_end(x, t, labels)) / left
+        mean, spread = self._expect(x, t, is_end=False)
+        return self.space.tangent(x, mean + spread * self._read(x, t, labels))
+
+    def predict_end(
+        self, x: Points, t: Float[Tensor, " models"], labels: Int[Tensor, " models"] | None = None
+    ) -> Points:
+        """Where the flow is expected to end."""
+        if self.predicts == "velocity":
+            return self.space.exp(x, (1 - t).unsqueeze(1) * self(x, t, labels))
+        mean, spread = self._expect(x, t, is_end=True)
+        return self.space.project(mean + spread * self._read(x, t, labels))
+
+    def unit(self, t: Float[Tensor, " models"]) -> Float[Tensor, "models values"]:
+        """The deviation of velocities about those in closed form: what errors are divided by."""
+        line, start = self._line(), self.space.flat_start
+        straight = line.velocity(line.at(t.unsqueeze(1))[0], t.unsqueeze(1))[1]
+        root = self.tables[4, :start].expand(len(t), -1)
+        return torch.cat([math.pi / 2 * root, straight], dim=1)
+
+    def _line(self) -> Line:
+        m0, s0, m1, s1 = self.tables[:4, self.space.flat_start :]
+        return Line((m0, s0), (m1, s1))
+
+    def _expect(self, x: Points, t: Tensor, *, is_end: bool) -> tuple[Tensor, Tensor]:
+        """What the net adds to, and the unit of what it adds."""
+        line, start, time = self._line(), self.space.flat_start, t.unsqueeze(1)
+        root = self.tables[4, :start].expand(len(x), -1)
+        (_, _), (m1, s1) = line.start, line.end
+        if not self.has_gaussian:
+            straight = (m1 if is_end else torch.zeros_like(m1), s1)
+        elif is_end:
+            straight = line.goal(x[:, start:], time)
+        else:
+            straight = line.velocity(x[:, start:], time)
+        on_spheres = (x[:, :start], root) if is_end else (torch.zeros_like(root), math.pi / 2 * root)
+        mean, spread = (torch.cat([a, b.expand(len(x), -1)], dim=1) for a, b in zip(on_spheres, straight, strict=True))
+        return mean, spread
+
+    def standard(self, x: Points, t: Float[Tensor, " models"]) -> Points:
+        """Points in units of what is expected at their times."""
+        start = self.space.flat_start
+        mean, spread = self._line().at(t.unsqueeze(1))
+        return torch.cat([x[:, :start] / self.tables[4, :start], (x[:, start:] - mean) / spread], dim=1)
+
+    def _read(self, x: Points, t: Tensor, labels: Tensor | None) -> Tensor:
+        """What the net says about points."""
+        made: Tensor = self.net(self.standard(x, t), self.clock(t, labels))
+        return made

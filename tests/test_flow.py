@@ -1,0 +1,462 @@
+"""Laws of flows over weights: points and paths, priors, samplers, densities, guidance, files."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge import flow
+from regauge.core.params import Params, select
+from regauge.core.symmetry import Symmetry
+from regauge.flow.design import Design, build_velocity
+from regauge.flow.likelihood import integrate_density
+from regauge.flow.moments import Moments
+from regauge.flow.sampling import Guidance, diffuse, integrate
+from regauge.flow.space import LOG_NORM, Representation, Space
+from regauge.flow.velocity import Velocity
+from regauge.nets.mlp import mlp
+from regauge.weightspace import LAYERS, MessagePassing, Propagation
+
+
+class Normed(nn.Module):
+    """A convolution, batch normalization and a linear layer, so that there are buffers and a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(self.conv(x)).relu().flatten(1))
+
+
+def waves() -> nn.Module:
+    class Tanh(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).tanh())
+
+    return Tanh()
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: mlp(4, 6, 5, 3), (4,)),
+    "tanh": (waves, (3,)),
+    "normed": (Normed, (2, 4, 4)),
+}
+
+
+def networks(name: str, count: int = 12) -> tuple[nn.Module, Symmetry, Params, Tensor]:
+    """Random networks of an architecture in float64, its symmetry, and inputs."""
+    make, shape = MODULES[name]
+    torch.manual_seed(0)
+    module = make().double().eval()
+    inputs = torch.randn(7, *shape, dtype=torch.float64)
+    symmetry = rg.discover(module, (inputs,))
+    made = []
+    for k in range(count):
+        chance = torch.Generator().manual_seed(k)
+        one = {}
+        for key, tensor in module.state_dict().items():
+            if tensor.is_floating_point():
+                drawn = torch.randn(tensor.shape, generator=chance, dtype=torch.float64)
+                one[key] = drawn.abs() + 0.5 if key.endswith("running_var") else drawn
+            else:
+                one[key] = tensor
+        made.append(one)
+    return module, symmetry, {key: torch.stack([one[key] for one in made]) for key in made[0]}, inputs
+
+
+def outputs(module: nn.Module, params: Params, inputs: Tensor) -> Tensor:
+    count = len(next(iter(params.values())))
+    return torch.stack([torch.func.functional_call(module, select(params, k), (inputs,)) for k in range(count)])
+
+
+REPRESENTATIONS = [
+    ("mlp", Representation()),
+    ("mlp", Representation("keep")),
+    ("mlp", Representation(head="layers.2.weight", head_form="direction")),
+    ("tanh", Representation()),
+    ("normed", Representation()),
+    ("normed", Representation("keep")),
+]
+
+
+@pytest.mark.parametrize(("name", "how"), REPRESENTATIONS, ids=str)
+def test_points_are_networks_of_the_same_function(name: str, how: Representation) -> None:
+    module, symmetry, population, inputs = networks(name)
+    space = Space.of(population, symmetry, how)
+    x = space.enter(population, torch.float64)
+    again = space.leave(x)
+    assert again.keys() == population.keys()
+    assert torch.allclose(outputs(module, again, inputs), outputs(module, population, inputs), atol=1e-10)
+    assert torch.allclose(space.enter(again, torch.float64), x, atol=1e-12)
+    assert (space.project(x) - x).abs().max() < 1e-12
+    if how.scales == "sphere":  # One point for all networks that scales make of one.
+        moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(1), ("scale",), batch=(12,)), population)
+        assert torch.allclose(space.enter(moved, torch.float64), x, atol=1e-9)
+
+
+def test_the_unit_head_of_the_thesis_keeps_the_order_of_outputs_alone() -> None:
+    module, symmetry, population, inputs = networks("mlp")
+    how = Representation(head="layers.2.weight", head_form="unit", head_bias="layers.2.bias")
+    space = Space.of(population, symmetry, how)
+    made = space.leave(space.enter(population, torch.float64))
+    before, after = outputs(module, population, inputs), outputs(module, made, inputs)
+    assert not torch.allclose(before, after)
+    assert torch.equal(before.argsort(-1), after.argsort(-1))
+
+
+@pytest.mark.parametrize(("name", "how"), REPRESENTATIONS, ids=str)
+def test_paths_are_geodesics_that_end_where_they_should(name: str, how: Representation) -> None:
+    _, symmetry, population, _ = networks(name)
+    space = Space.of(population, symmetry, how)
+    x = space.enter(population, torch.float64)
+    x0 = Design().prior.build(space, Moments.of([x], space)).sample(12, torch.Generator().manual_seed(0), torch.float64)
+    t = torch.linspace(0, 0.95, 12, dtype=torch.float64)
+    at, rate = space.path(x0, x, t)
+    assert torch.allclose(space.tangent(at, rate), rate, atol=1e-10)
+    assert torch.allclose(space.exp(at, (1 - t).unsqueeze(1) * rate), x, atol=1e-10)
+    assert torch.allclose(space.log(at, x) / (1 - t).unsqueeze(1), rate, atol=1e-8)
+    h = 1e-6
+    ahead, behind = (space.path(x0, x, t + step)[0] for step in (h, -h))
+    assert torch.allclose((ahead - behind) / (2 * h), rate, atol=1e-7)
+    assert torch.allclose(space.distance(x0, x), torch.linalg.vector_norm(rate, dim=1), atol=1e-9)
+
+
+def test_a_unit_without_incoming_weights_has_no_place_on_a_sphere() -> None:
+    _, symmetry, population, _ = networks("mlp")
+    space = Space.of(population, symmetry)
+    population["layers.0.weight"][3, 2] = 0
+    with pytest.raises(ValueError, match=r"network 3 has a unit .* without incoming weights"):
+        space.enter(population)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_statistics_know_no_order_of_units(name: str) -> None:
+    _, symmetry, population, _ = networks(name)
+    space = Space.of(population, symmetry)
+    element = symmetry.random(torch.Generator().manual_seed(0), ("permutation", "sign"))
+    moved = symmetry.act(element, population)
+    first, second = (Moments.of([space.enter(one, torch.float64)], space) for one in (population, moved))
+    for field in ("mean", "deviation", "root"):
+        assert torch.allclose(getattr(first, field), getattr(second, field), atol=1e-9)
+    whole = space.arrange(first.deviation.unsqueeze(0))
+    turned = symmetry.act(element, {n: t[0].abs() for n, t in whole.items()} | _missing(population, whole))
+    assert all(torch.allclose(turned[n].abs(), whole[n][0], atol=1e-12) for n in whole)
+
+
+def _missing(population: Params, known: Params) -> Params:
+    return {name: tensor[0] for name, tensor in population.items() if name not in known}
+
+
+def test_units_of_one_group_on_both_axes_have_two_classes() -> None:
+    symmetry = Symmetry.from_axes({"within": ("units", "units"), "bias": ("units",)})
+    population = {"within": torch.randn(2, 4, 4), "bias": torch.randn(2, 4)}
+    space = Space.of(population, symmetry, Representation("keep"))
+    classes = space.arrange(space.exchanged.unsqueeze(0).float())["within"][0]
+    assert len(classes.unique()) == 2
+    assert (classes.diagonal() == classes[0, 0]).all()
+
+
+@pytest.mark.parametrize("how", [Representation(), Representation("keep")], ids=str)
+def test_a_prior_has_the_density_that_it_is_drawn_from(how: Representation) -> None:
+    """By Stein's identity: draws have mean zero of div f + f . gradient of the log density, for tangent fields f."""
+    _, known, population, _ = networks("mlp")
+    space = Space.of(population, known, how)
+    x = space.enter(population, torch.float64)
+    prior = flow.MatchedGaussian().build(space, Moments.of([x], space))
+    drawn = prior.sample(4000, torch.Generator().manual_seed(0), torch.float64)
+    again = prior.log_density(drawn)
+    at = drawn.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(prior.log_density(space.project(at)).sum(), at)
+    score = space.tangent(drawn, gradient)
+    flat = score[:, space.flat_start :]
+    assert again.isfinite().all()
+    assert (flat.mean(0) * prior.deviation[space.flat_start :]).abs().max() < 0.1
+    for one in space.spheres:
+        y, s = space.on(one, drawn), space.on(one, score)
+        a = torch.randn(one.dim, one.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        value = y @ a.T
+        along = (value * y).sum(-1, keepdim=True)
+        tangent = value - along * y
+        divergence = a.trace() - one.dim * along[..., 0]
+        total = divergence + (tangent * s).sum(-1)
+        assert total.mean().abs() < 6 * total.std() / math.sqrt(total.numel()) + 1e-3
+
+
+def gaussians(mean: float, deviation: float) -> tuple[Space, Moments, flow.PlainGaussian]:
+    """The space of two values, with normal ends."""
+    symmetry = Symmetry.from_axes({"x": ("units",), "y": ("units",)}).bind({"x": torch.zeros(1), "y": torch.zeros(1)})
+    space = Space.of({"x": torch.zeros(1, 1), "y": torch.zeros(1, 1)}, symmetry, Representation("keep"))
+    ones = torch.ones(space.dim, dtype=torch.float64)
+    return space, Moments(mean * ones, deviation * ones, ones), flow.PlainGaussian(0.7)
+
+
+class Nothing(nn.Module):
+    """A net that adds nothing, and a clock that tells nothing."""
+
+    def forward(self, z: Tensor, told: Tensor | None) -> Tensor:
+        return torch.zeros_like(z)
+
+
+def exact(predicts: str, mean: float = 1.0, deviation: float = 0.3) -> tuple[Space, Velocity, flow.PlainGaussian]:
+    """The closed form between two normal distributions alone."""
+    space, moments, prior = gaussians(mean, deviation)
+    design = Design(net=flow.Perceptron(4, 1), prior=prior, predicts=predicts)  # type: ignore[arg-type]
+    velocity = build_velocity(space, moments, design, 0, torch.Generator().manual_seed(0)).double()
+    velocity.net, velocity.clock = Nothing(), Nothing()  # type: ignore[assignment]
+    velocity.tables = torch.stack(
+        [0 * moments.mean, 0.7 + 0 * moments.mean, moments.mean, moments.deviation, moments.root]
+    )
+    return space, velocity, prior
+
+
+@pytest.mark.parametrize("predicts", ["velocity", "end"])
+def test_normal_to_normal_has_the_right_moments_and_density(predicts: str) -> None:
+    space, velocity, prior = exact(predicts)
+    start = prior.build(space, gaussians(1.0, 0.3)[1])
+    x0 = start.sample(8000, torch.Generator().manual_seed(0), torch.float64)
+    with torch.no_grad():
+        x = integrate(space, velocity, x0, steps=40, solver="runge_kutta", end=1.0 if predicts == "velocity" else 0.989)
+    assert x.mean() == pytest.approx(1.0 if predicts == "velocity" else 0.989, rel=0.015)
+    assert x.std() == pytest.approx(0.3, rel=0.015)
+    if predicts == "velocity":
+        back, change = integrate_density(space, velocity, x[:50], steps=30, probes=None, generator=None)
+        assert torch.allclose(back, x0[:50], atol=1e-5)
+        wanted = torch.distributions.Normal(1.0, 0.3).log_prob(x[:50]).sum(1)
+        assert torch.allclose(start.log_density(back) + change, wanted, atol=0.01)
+        chance = torch.Generator().manual_seed(0)
+        _, guessed = integrate_density(space, velocity, x[:8], steps=20, probes=100, generator=chance)
+        assert torch.allclose(guessed, change[:8], atol=0.02)
+
+
+def test_the_velocity_of_the_thesis_shrinks_normal_distributions() -> None:
+    """`end - start` in place of `(end - x) / (1 - t)`: the average of predicted ends, whose deviation is 0.49."""
+    space, velocity, _ = exact("end", 1.0, 1.0)
+    velocity.tables[1] = 1.0
+    x0 = torch.randn(8000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = x0
+    with torch.no_grad():
+        for k in range(100):
+            t = torch.full((len(x),), k / 100, dtype=torch.float64)
+            x = x + (velocity.predict_end(x, t) - x0) / 100
+    assert x.std() < 0.6
+    with torch.no_grad():
+        right = integrate(space, velocity, x0, steps=60, solver="heun", end=0.989)
+    assert right.std() == pytest.approx(1.0, rel=0.02)
+
+
+def test_noise_leaves_distributions_as_they_are() -> None:
+    space, velocity, prior = exact("velocity")
+    x0 = prior.build(space, gaussians(1.0, 0.3)[1]).sample(8000, torch.Generator().manual_seed(0), torch.float64)
+    begin = (torch.zeros(2).double(), torch.full((2,), 0.7).double())
+    with torch.no_grad():
+        x = diffuse(space, velocity, x0, steps=150, noise=2.0, start=begin, generator=torch.Generator().manual_seed(1))
+        plain = integrate(space, velocity, x0, steps=150, solver="euler")
+    assert x.mean() == pytest.approx(1.0, abs=0.01)
+    assert x.std() == pytest.approx(0.3, rel=0.03)
+    assert torch.corrcoef(torch.stack([x[:, 0], plain[:, 0]]))[0, 1] < 0.7  # It did move.
+
+
+@pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("heun", 2), ("runge_kutta", 4)])
+def test_solvers_have_their_order(solver: str, order: int) -> None:
+    _, symmetry, population, _ = networks("mlp", 3)
+    space = Space.of(population, symmetry)
+    x = space.enter(population, torch.float64)
+    turn = torch.randn(space.dim, space.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 6
+
+    def field(y: Tensor, t: Tensor) -> Tensor:
+        return space.tangent(y, torch.sin(y @ turn.T + t.unsqueeze(1)))
+
+    def end(steps: int) -> Tensor:
+        return integrate(space, field, x, steps=steps, solver=solver)  # type: ignore[arg-type]
+
+    best = integrate(space, field, x, steps=400, solver="runge_kutta")
+    coarse, fine = ((end(steps) - best).abs().max() for steps in (10, 20))
+    assert math.log2(coarse / fine) == pytest.approx(order, abs=0.5)
+
+
+NETS = [flow.Metanetwork(layer=kind(), width=8, depth=2) for kind in LAYERS.values()]
+
+
+@pytest.mark.parametrize("name", ["mlp", "normed"])
+@pytest.mark.parametrize("net", NETS, ids=lambda net: type(net.layer).__name__)
+def test_velocities_move_with_the_networks(name: str, net: flow.Metanetwork) -> None:
+    _, symmetry, population, _ = networks(name, 3)
+    space = Space.of(population, symmetry)
+    x = space.enter(population, torch.float64)
+    moments = Moments.of([x], space)
+    velocity = build_velocity(space, moments, Design(net=net), 0, torch.Generator().manual_seed(0)).double()
+    t = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    element = symmetry.random(torch.Generator().manual_seed(2), ("permutation",))
+    known = space.arrange(x)
+    extra = _missing(population, known)
+    moved = space.collect(symmetry.act(element, {**known, **{n: v.expand(3, *v.shape) for n, v in extra.items()}}))
+    with torch.no_grad():
+        v, turned = velocity(x, t), velocity(moved, t)
+    whole = space.arrange(v) | {n: torch.zeros(3, *s.shape, dtype=s.dtype) for n, s in extra.items()}
+    wanted = space.collect(symmetry.act(element, whole))
+    assert torch.allclose(turned, wanted, atol=1e-9)
+    later = velocity(x, t.flip(0))
+    assert not torch.allclose(later, v, atol=1e-4)  # It knows the time.
+
+
+def test_signs_move_velocities_of_layers_that_respect_them() -> None:
+    _, symmetry, population, _ = networks("tanh", 3)
+    space = Space.of(population, symmetry)
+    x = space.enter(population, torch.float64)
+    design = Design(net=flow.Metanetwork(Propagation(), 8, 2))
+    velocity = build_velocity(space, Moments.of([x], space), design, 0, torch.Generator().manual_seed(0)).double()
+    element = symmetry.random(torch.Generator().manual_seed(2), ("permutation", "sign"))
+    t = torch.full((3,), 0.4, dtype=torch.float64)
+    with torch.no_grad():
+        v = velocity(x, t)
+        turned = velocity(space.collect(symmetry.act(element, space.arrange(x))), t)
+    assert torch.allclose(turned, space.collect(symmetry.act(element, space.arrange(v))), atol=1e-9)
+
+
+def test_guidance_lowers_the_loss_to_first_order() -> None:
+    module, symmetry, population, inputs = networks("mlp", 4)
+    space = Space.of(population, symmetry)
+    x = space.enter(population, torch.float64)
+
+    def loss(params: Params) -> Tensor:
+        run = torch.func.vmap(lambda p: torch.func.functional_call(module, p, (inputs,)))
+        return run(dict(params)).square().mean((1, 2))  # type: ignore[no-any-return]
+
+    pull = Guidance(loss, 1.0).pull(space, x)
+    h = 1e-6
+    before, after = (loss(space.leave(space.exp(x, step * pull))) for step in (-h, h))
+    rate = (after - before) / (2 * h)
+    assert torch.allclose(rate, -pull.square().sum(1), rtol=1e-5)
+    assert (rate < 0).all()
+
+
+def test_assignment_pairs_at_the_least_cost_and_keeps_everyone() -> None:
+    space, moments, _ = gaussians(0.0, 1.0)
+    x0, x1 = torch.randn(2, 8, 2, generator=torch.Generator().manual_seed(0)).unbind(0)
+    start, end = flow.Coupling(assignment=True).pair(space, x0, x1, moments)
+    assert torch.equal(end, x1)
+    assert torch.equal(start.sort(0).values, x0.sort(0).values)
+    cost = (start - end).square().sum()
+    for k in range(50):
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(k))
+        assert cost <= (x0[order] - x1).square().sum() + 1e-6
+
+
+def test_alignment_brings_ends_nearer_on_their_orbits() -> None:
+    module, symmetry, population, inputs = networks("mlp")
+    space = Space.of(population, symmetry)
+    x = space.enter(population, torch.float64)
+    moments = Moments.of([x], space)
+    x0 = flow.MatchedGaussian().build(space, moments).sample(12, torch.Generator().manual_seed(0), torch.float64)
+    start, end = flow.Coupling(alignment=True).pair(space, x0, x, moments)
+    assert torch.equal(start, x0)
+    assert (space.distance(x0, end) < space.distance(x0, x)).float().mean() > 0.8
+    same = outputs(module, space.leave(end), inputs)
+    assert torch.allclose(same, outputs(module, population, inputs), atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[flow.Flow, Params]:
+    _, symmetry, population, _ = networks("mlp", 60)
+    population = {name: tensor.float() for name, tensor in population.items()}
+    config = flow.Config(net=flow.Metanetwork(MessagePassing(), 8, 2), epochs=2, batch=16)
+    return flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0)), population
+
+
+def test_a_flow_samples_networks_and_knows_their_densities(fitted: tuple[flow.Flow, Params]) -> None:
+    found, population = fitted
+    made = found.sample(5, generator=torch.Generator().manual_seed(1), steps=4)
+    assert {n: t.shape[1:] for n, t in made.items()} == {n: t.shape[1:] for n, t in population.items()}
+    again = found.sample(5, generator=torch.Generator().manual_seed(1), steps=4)
+    assert all(torch.equal(made[n], again[n]) for n in made)
+    density = found.log_density(select(population, slice(0, 4)), steps=4)
+    symmetry = found.space.symmetry
+    few = select(population, slice(0, 2))
+    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(0)), few)
+    first, second = (found.log_density(one, steps=1, probes=None) for one in (few, moved))
+    assert torch.allclose(first, second, atol=1e-2)
+    assert density.shape == (4,)
+
+
+def test_a_flow_comes_back_from_its_file(fitted: tuple[flow.Flow, Params], tmp_path: Path) -> None:
+    found, _ = fitted
+    path = flow.save_flow(found, tmp_path / "flow.safetensors")
+    loaded = flow.load_flow(path)
+    assert loaded.design == found.design
+    first, second = (one.sample(3, generator=torch.Generator().manual_seed(1), steps=3) for one in (found, loaded))
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    with pytest.raises(FileExistsError):
+        flow.save_flow(found, path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="flow"):
+        flow.load_flow(path)
+    with pytest.raises(FileNotFoundError, match="regauge flow fit"):
+        flow.load_flow(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize("net", [flow.Perceptron(16, 1), flow.Tokens(8, 1, 2)], ids=lambda net: type(net).__name__)
+def test_plain_nets_are_fitted_to_aligned_networks(net: flow.Perceptron | flow.Tokens, tmp_path: Path) -> None:
+    _, symmetry, population, _ = networks("mlp", 40)
+    config = flow.Config(net=net, epochs=1, batch=16, is_aligned=True, predicts="end", has_gaussian=False)
+    found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
+    loaded = flow.load_flow(flow.save_flow(found, tmp_path / "flow.safetensors"))
+    first, second = (one.sample(3, generator=torch.Generator().manual_seed(1), steps=3) for one in (found, loaded))
+    assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_an_interrupted_fit_ends_with_the_same_bits(tmp_path: Path) -> None:
+    _, symmetry, population, _ = networks("mlp", 40)
+    config = flow.Config(net=flow.Perceptron(8, 1), epochs=3, batch=16)
+    state = tmp_path / "state.safetensors"
+
+    def fit(wanted: flow.Config, where: Path | None) -> Params:
+        found = flow.fit(population, symmetry, wanted, generator=torch.Generator().manual_seed(0), state=where)
+        return {name: tensor.clone() for name, tensor in found.velocity.state_dict().items()}
+
+    whole = fit(config, None)
+    fit(config, state)
+    assert all(torch.equal(whole[name], tensor) for name, tensor in fit(config, state).items())
+    with pytest.raises(ValueError, match="settings"):
+        fit(replace(config, balance=0.1), state)
+
+
+def test_bad_settings_and_requests_are_told() -> None:
+    with pytest.raises(ValueError, match="head_form"):
+        Representation(head="out.weight")
+    with pytest.raises(ValueError, match="predicts"):
+        flow.Config(predicts="noise")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="power"):
+        flow.Config(balance=2.0)
+    _, symmetry, population, _ = networks("mlp", 20)
+    with pytest.raises(KeyError, match="no parameter 'head'"):
+        Space.of(population, symmetry, Representation(head="head", head_form="unit"))
+    coupled = flow.Config(net=flow.Perceptron(8, 1), epochs=1, batch=16, coupling=flow.Coupling(assignment=True))
+    found = flow.fit(population, symmetry, coupled, generator=torch.Generator().manual_seed(0))
+    chance = torch.Generator().manual_seed(0)
+    with pytest.raises(ValueError, match="noise=0"):
+        found.sample(2, generator=chance, noise=1.0)
+    with pytest.raises(ValueError, match="no label 7"):
+        found.sample(2, generator=chance, label=7)
+    with pytest.raises(ValueError, match="one network at least"):
+        found.sample(0, generator=chance)
+
+
+def test_running_variances_stay_positive() -> None:
+    _, symmetry, population, _ = networks("normed", 20)
+    space = Space.of(population, symmetry)
+    assert "norm.running_var" in space.positive
+    assert LOG_NORM not in space.names
+    wild = space.project(10 * torch.randn(5, space.dim))
+    assert (space.leave(wild)["norm.running_var"] > 0).all()
+    assert torch.equal(space.leave(wild)["norm.num_batches_tracked"], population["norm.num_batches_tracked"][:5])
