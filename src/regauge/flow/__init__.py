@@ -4,6 +4,7 @@ from regauge.flow.couplings import Coupling
 from regauge.flow.files import load_flow, save_flow
 from regauge.flow.fitting import Config, fit
 from regauge.flow.flow import Flow
+from regauge.flow.judging import Judgement, Score, judge
 from regauge.flow.nets import NETS, Metanetwork, Perceptron, Tokens
 from regauge.flow.priors import PRIORS, MatchedGaussian, PlainGaussian, UniformSphere
 from regauge.flow.sampling import Guidance
@@ -19,16 +20,19 @@ __all__ = [
     "Coupling",
     "Flow",
     "Guidance",
+    "Judgement",
     "MatchedGaussian",
     "Metanetwork",
     "Perceptron",
     "PlainGaussian",
     "Representation",
+    "Score",
     "Space",
     "Tokens",
     "UniformSphere",
     "UniformTime",
     "fit",
+    "judge",
     "load_flow",
     "save_flow",
 ]

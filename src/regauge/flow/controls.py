@@ -1,0 +1,79 @@
+"""What anybody can make of training networks without a flow: copies, noise, averages, normal distributions."""
+
+import torch
+from torch import Tensor
+
+from regauge.core import sphere
+from regauge.flow.space import Points, Space
+
+BISECTIONS = 12
+"""Steps of the search for the size of noise."""
+
+
+def make_controls(
+    space: Space, train: Points, held_out: Points, count: int, generator: torch.Generator
+) -> dict[str, Points]:
+    """Points that are made of aligned training networks, by name.
+
+    Args:
+        space: Of the points.
+        train: Aligned training networks.
+        held_out: Aligned networks that were not trained on, by which the noise is sized.
+        count: How many of each.
+        generator: The source of all chance.
+    """
+
+    def some(size: int) -> Tensor:
+        return train[torch.randint(len(train), (count, size), generator=generator)]
+
+    copies = some(1)[:, 0]
+    noise = torch.randn(count, space.dim, generator=generator).to(train)
+    centered = train - train.mean(0)
+    weights = torch.randn(count, len(train), generator=generator).to(train) / max(1, len(train) - 1) ** 0.5
+    drawn = torch.randn(count, space.dim, generator=generator).to(train)
+    return {
+        "copies": copies,
+        "copies with noise": _add_noise(space, train, copies, noise, held_out),
+        "means of 2": _mean(space, some(2)),
+        "means of 16": _mean(space, some(16)),
+        "normal, each value by itself": space.project(train.mean(0) + drawn * train.std(0)),
+        "normal, all covariances": space.project(train.mean(0) + weights @ centered),
+    }
+
+
+def nearest(space: Space, points: Points, train: Points, *, skip_self: bool = False) -> tuple[Tensor, Tensor]:
+    """The distance to the nearest training network of each point, and the number of that network.
+
+    Args:
+        space: Of the points.
+        points: Aligned points.
+        train: Aligned training networks.
+        skip_self: Whether point k is training network k, which does not count for itself.
+    """
+    distances, numbers = [], []
+    for k, point in enumerate(points):
+        found = space.distance(point.unsqueeze(0), train)
+        if skip_self:
+            found[k] = torch.inf
+        best = found.min(0)
+        distances.append(best.values)
+        numbers.append(best.indices)
+    return torch.stack(distances), torch.stack(numbers)
+
+
+def _add_noise(space: Space, train: Points, copies: Points, noise: Points, held_out: Points) -> Points:
+    """Copies with as much noise as makes them as far from training networks as held-out ones are."""
+    scaled = noise * train.std(0)
+    wanted = float(nearest(space, held_out, train)[0].median())
+    low, high = 0.0, 4.0
+    few = slice(0, 32)
+    for _ in range(BISECTIONS):
+        size = (low + high) / 2
+        found = float(nearest(space, space.project(copies[few] + size * scaled[few]), train)[0].median())
+        low, high = (size, high) if found < wanted else (low, size)
+    return space.project(copies + low * scaled)
+
+
+def _mean(space: Space, groups: Tensor) -> Points:
+    """The middle of each group of points, `[count, group, values]`; projected on spheres."""
+    return space.map(groups.mean(1), euclidean=lambda x: x, spherical=sphere.normalize)
