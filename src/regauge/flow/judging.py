@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regauge.core.params import Params, count_models, select
+from regauge.core.params import count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Judge, Task
 from regauge.flow.alignment import align_points, find_reference
@@ -140,7 +141,7 @@ def judge(
                 networks=len(own),
                 **_quality(evaluate, params, answers),
                 distance=float(distance.median()) / unit,
-                sources=len(sources.unique()),
+                sources=int(sources.bincount().count_nonzero()),
                 spread=spread / width,
                 two_sample=max(0.0, energy) / width,
             )
@@ -170,10 +171,10 @@ def _predictions(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor,
     return (torch.cat(made, 1), torch.cat(wanted)) if made else None
 
 
-def _quality(evaluate: Judge, params: Params, train: tuple[Tensor, Tensor] | None) -> dict[str, float | None]:
+def _quality(evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
     """The scores of outputs."""
     losses, accuracy = _metrics(evaluate, params)
-    found: dict[str, float | None] = {
+    found: dict[str, Any] = {
         "loss": float(losses.mean()),
         "loss_deviation": float(losses.std()),
         "accuracy": None if accuracy is None else float(accuracy.mean()),
@@ -196,7 +197,7 @@ def _quality(evaluate: Judge, params: Params, train: tuple[Tensor, Tensor] | Non
     }
 
 
-def _metrics(evaluate: Judge, params: Params) -> tuple[Tensor, Tensor | None]:
+def _metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     """Loss and accuracy of each network."""
     if isinstance(evaluate, Task):
         metrics = evaluate.evaluate_each(params)
@@ -228,7 +229,8 @@ def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     middle = (p + q) / 2
 
     def entropy(x: Tensor) -> Tensor:
-        return -torch.special.xlogy(x, x).sum(-1)
+        found: Tensor = -torch.special.xlogy(x, x).sum(-1)
+        return found
 
     return (entropy(middle) - (entropy(p) + entropy(q)) / 2).mean(-1)
 
