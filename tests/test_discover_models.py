@@ -65,6 +65,18 @@ def test_leaving_out_any_placement_changes_the_outputs(found: Found) -> None:
     assert not survivors
 
 
+def test_the_fingerprint_is_the_same_for_all_copies_and_another_for_other_weights(found: Found) -> None:
+    case, generator = found.case, torch.Generator().manual_seed(3)
+    probe = Probe(found.module, case.inputs(), case.kwargs(), case.outputs)
+    first, other = ({**perturb(probe.params, set(probe.buffers), generator)} for _ in range(2))
+    for params in (first, other):
+        params |= {name: params[names[0]] for names in found.symmetry.tied for name in names[1:]}
+    moved = found.symmetry.act(found.symmetry.random(generator), first)
+    numbers, same, another = (rg.fingerprint(params, found.symmetry) for params in (first, moved, other))
+    assert (numbers - same).norm() < 1e-9
+    assert (numbers - another).norm() > 1e-3
+
+
 def test_survives_its_text_form_and_explains_what_it_froze(found: Found) -> None:
     assert rg.Symmetry.from_json(found.symmetry.to_json()) == found.symmetry
     assert all(row.reason for row in found.symmetry.frozen)

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("canonical",),
     ("connect",),
     ("merging",),
+    ("comparison",),
     ("data", "nets"),
     ("zoo",),
     ("weightspace",),
@@ -44,6 +45,7 @@ PURE = {
     "canonical": {"jaxtyping", "torch", "scipy", "numpy"},
     "connect": {"torch", "numpy", "scipy"},
     "merging": {"torch", "numpy", "scipy", "safetensors", "yaml"},
+    "comparison": {"jaxtyping", "torch", "numpy", "scipy"},
 }
 """The library proper needs little else than torch."""
 

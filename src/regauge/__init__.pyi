@@ -1,6 +1,7 @@
 from . import alignment as alignment
 from . import bayes as bayes
 from . import canonical as canonical
+from . import comparison as comparison
 from . import connect as connect
 from . import discovery as discovery
 from . import inr as inr
@@ -26,6 +27,7 @@ from .alignment import align as align
 from .alignment import align_many as align_many
 from .alignment import align_pairs as align_pairs
 from .canonical import canonicalize as canonicalize
+from .comparison import fingerprint as fingerprint
 from .connect import line as line
 from .connect import plane as plane
 from .connect import repair as repair

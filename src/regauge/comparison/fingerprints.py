@@ -1,0 +1,211 @@
+"""Fingerprints: a few hundred numbers that are the same for all networks on one orbit."""
+
+import itertools
+import math
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from regauge.comparison.null_spaces import without_null_spaces
+from regauge.core.act import Site
+from regauge.core.balance import balance, has_balance
+from regauge.core.families import unit_values
+from regauge.core.params import require_finite
+from regauge.core.remembered import remembered
+from regauge.core.symmetry import Symmetry
+
+SIZE = 256
+"""Numbers of a fingerprint."""
+PROBES = 8
+"""Fixed random vectors with which axes are contracted that nothing moves."""
+QUANTILES = 8
+"""Parts into which the sorted norms of units are averaged."""
+MIXTURES = 4
+"""Fixed mixtures of all that a unit has."""
+TINY = torch.finfo(torch.float64).tiny
+FAINT = 0.01
+"""Tensors whose entries are below this share of the network's root mean square count less."""
+
+Features = Float64[Tensor, "models features"]
+
+
+def fingerprint(params: Mapping[str, Tensor], symmetry: Symmetry) -> Float64[Tensor, "*models numbers"]:
+    """Numbers that every network on an orbit shares, for finding copies and relatives in large collections.
+
+    `fingerprint(act(g, p)) == fingerprint(p)` up to rounding, for every element g; networks with other functions
+    differ almost surely. The Euclidean distance of two fingerprints is below the relative change of the parameters for
+    near copies (a third of it in the architectures of the tests).
+
+    The network is brought to the point of smallest norm on its orbit under scales and invertible matrices
+    (`regauge.core.balance`), which leaves reorderings, signs and rotations. What these keep is measured. For each
+    tensor: its norm, the norms of its Gram matrices, and the norms of what is left when axes that nothing moves are
+    contracted with fixed random vectors. For each group: sorted norms of its units over all tensors, averaged in eight
+    parts, for four mixtures of the tensors. A periodic unit's bias enters by its sine. Entries that no element brings
+    to one another have different fixed weights, so that a reordering of the inputs changes the numbers. Tensors are
+    divided by their norms, and a fixed random projection, which keeps distances, makes 256 numbers of all features.
+
+    Each feature changes by no more than its balanced tensor does, so that small noise changes the numbers little. An
+    exception are units under scales of which everything that comes in, or everything that goes out, is exactly zero.
+
+    Args:
+        params: A network, or a population with one leading model axis. Buffers that move do not count.
+        symmetry: The symmetry of the architecture.
+
+    Returns:
+        Shape `[256]`, or `[models, 256]` for a population; float64, on the CPU.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        ValueError: Parameters do not fit the symmetry, or hold NaN or Inf.
+
+    References:
+        Kempf and Ness (1979) for points of smallest norm on orbits; Johnson and Lindenstrauss (1984), Extensions of
+        Lipschitz mappings into a Hilbert space, for the projection.
+    """
+    symmetry = symmetry.bind(params)
+    require_finite(params, "the network")
+    symmetry.require_ones(params)
+    ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
+    kept = {n: t.detach().to("cpu", torch.float64) for n, t in params.items() if t.is_floating_point()}
+    lead = next((t.shape[: t.ndim - len(symmetry.shapes[n])] for n, t in kept.items() if n in symmetry.sites), ())
+    if has_balance(symmetry):
+        kept = without_null_spaces(kept, symmetry)
+        kept = symmetry.act(balance(kept, symmetry), kept)
+    models = torch.Size(lead).numel()
+    tensors = {}
+    for name, tensor in kept.items():
+        if name not in ignored and tensor.numel():
+            flat = tensor.reshape(models, *tensor.shape[len(lead) :])
+            tensors[name] = _without_shifts(flat, symmetry.sites.get(name, ()))
+    features = _features(symmetry, tensors)
+    numbers = torch.zeros(models, SIZE, dtype=torch.float64)
+    for key, values in features.items():
+        numbers += values @ _fixed(f"{key} projection", values.shape[1], SIZE)
+    count = sum(values.shape[1] for values in features.values())
+    return (numbers / math.sqrt(SIZE * max(1, count))).reshape(*lead, SIZE)
+
+
+def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Features]:
+    """What no reordering, sign or rotation changes, by the name of the tensor or the group that it belongs to."""
+    norms = {name: tensor.reshape(len(tensor), -1).norm(dim=1) for name, tensor in tensors.items()}
+    counts = {name: tensor[0].numel() for name, tensor in tensors.items()}
+    squares = sum((norm.square() for norm in norms.values()), torch.zeros((), dtype=torch.float64))
+    size = (squares / max(1, sum(counts.values()))).sqrt()
+    found: dict[str, Features] = {}
+    groups: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        sites, spread = symmetry.sites.get(name, []), math.sqrt(counts[name])
+        orbits = orbits_of_entries(symmetry, name)
+        relative = tensor / _column((norms[name] + FAINT * size * spread).clamp_min(TINY), tensor)
+        share = torch.asinh(norms[name] / (spread * size).clamp_min(TINY)).unsqueeze(1)
+        weighted = relative * _weights(f"{name} weights", tensor, orbits)
+        found[name] = torch.cat([share, _probe(weighted, name, orbits)], 1)
+        for k in range(MIXTURES):
+            weighted = relative * _weights(f"{name} weights {k}", tensor, orbits)
+            for number, site in enumerate(sites):
+                key = f"{site.group.name} {k}"
+                values = unit_values(symmetry, name, site, weighted, 1)
+                if k == 0 and not any(site.group.name in other.group.within for other in sites):
+                    # Otherwise each unit is moved in a way of its own.
+                    found[f"{name} {number}"] = _gram_norm(values)
+                # The same orders and rotations act at all places of a group, so that what they keep of a mixture of
+                # all places ties these together.
+                term = values.square().sum(-1) if site.group.matrix == "none" else values @ values.mT
+                mixed = groups.setdefault(key, [torch.zeros_like(term)])
+                mixed[0] = mixed[0] + _fixed(f"{name} {key} {number}").sigmoid() * term
+    for key, (mixed_squares,) in groups.items():
+        name = key.rpartition(" ")[0]
+        is_matrix = symmetry[name].matrix != "none"
+        found[f"group {key}"] = _gram_root(mixed_squares) if is_matrix else _averages(mixed_squares.flatten(1))
+    return found
+
+
+def _column(numbers: Float64[Tensor, " models"], like: Tensor) -> Tensor:
+    """Numbers of networks as a tensor that broadcasts with their tensors."""
+    return numbers.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _weights(key: str, tensor: Tensor, orbits: Mapping[int, Tensor]) -> Tensor:
+    """Fixed weights around one of the entries of a tensor, which are alike on every orbit of entries."""
+    result = torch.ones([1] * tensor.ndim, dtype=torch.float64)
+    for axis in range(tensor.ndim - 1):
+        length = tensor.shape[1 + axis]
+        labels = orbits.get(axis, torch.arange(length))
+        weights = 0.5 + _fixed(f"{key} {axis}", int(labels.max()) + 1).sigmoid()
+        result = result * weights[labels].reshape([-1 if k == 1 + axis else 1 for k in range(tensor.ndim)])
+    return result
+
+
+def _without_shifts(tensor: Tensor, sites: Sequence[Site]) -> Tensor:
+    """A tensor to which half periods c add, as `sin(pi x / c)`, which they only give another sign."""
+    amounts = {abs(amount) for site in sites for amount in site.placement.shift if amount}
+    if not amounts:
+        return tensor
+    step = min(amounts)
+    if any(abs(amount / step - round(amount / step)) > 1e-9 for amount in amounts):
+        return torch.zeros_like(tensor)
+    return (math.pi / step * tensor).sin()
+
+
+def _probe(tensor: Tensor, name: str, moved: Collection[int]) -> Features:
+    """Contract the axes that nothing moves with fixed vectors: norms of what is left, or the values if nothing is."""
+    is_contracted = False
+    for axis in reversed(range(tensor.ndim - 1)):
+        if axis not in moved:
+            length = tensor.shape[1 + axis]
+            vectors = _fixed(f"{name} axis {axis}", length, PROBES) / math.sqrt(length)
+            if is_contracted:  # The last axis holds the probes.
+                tensor = (tensor.movedim(1 + axis, -2) * vectors).sum(-2)
+            else:
+                tensor, is_contracted = tensor.movedim(1 + axis, -1) @ vectors, True
+    if moved and not is_contracted:
+        tensor = tensor.unsqueeze(-1)
+    found: Tensor = tensor.flatten(1, -2).norm(dim=1) if moved else tensor.reshape(len(tensor), -1)
+    return found
+
+
+def _averages(squares: Float64[Tensor, "models units"]) -> Features:
+    """Roots of the sums of squares in the parts into which these are cut when they are sorted."""
+    count = squares.shape[1]
+    ends = torch.linspace(0, count, min(QUANTILES, count) + 1).round().long().tolist()
+    ordered = squares.sort(dim=1).values
+    return torch.stack([ordered[:, a:b].sum(1).sqrt() for a, b in itertools.pairwise(ends)], 1)
+
+
+def _gram_norm(values: Float64[Tensor, "models *copies units values"]) -> Features:
+    """`_gram_root` of the Gram matrices of units."""
+    tall = values.mT if values.shape[-2] > values.shape[-1] else values
+    return _gram_root(tall @ tall.mT)
+
+
+def _gram_root(grams: Float64[Tensor, "models *copies n n"]) -> Features:
+    """The fourth root of the sum of squares of all Gram matrices, one for each copy of a group."""
+    return grams.flatten(1).square().sum(1, keepdim=True).pow(0.25)
+
+
+@remembered
+def orbits_of_entries(symmetry: Symmetry, name: str) -> dict[int, Int[Tensor, " length"]]:
+    """For each axis of a tensor that something moves, the number of the orbit in which each index lies."""
+    result = {}
+    for axis, length in enumerate(symmetry.shapes.get(name, ())):
+        local = [site for site in symmetry.sites.get(name, ()) if site.placement.axis == axis]
+        moving = [site for site in local if site.group.is_permuted or site.group.matrix != "none"]
+        if not local:
+            continue
+        labels, before = torch.arange(length), None
+        while before is None or not torch.equal(labels, before):
+            before = labels.clone()
+            for site in moving:
+                blocks = site.positions.reshape(site.group.size, -1)
+                labels[blocks] = labels[blocks].amin(0, keepdim=True).expand_as(blocks)
+        result[axis] = torch.unique(labels, return_inverse=True)[1]
+    return result
+
+
+def _fixed(key: str, *shape: int) -> Tensor:
+    """Standard normal numbers that depend on a text alone."""
+    generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -1,0 +1,89 @@
+"""Fingerprints: the same for a whole orbit, near for neighbors, others for other functions."""
+
+import pytest
+import torch
+from symmetries import BY_HAND, drawn, gated_units, generator, linear_heads, mlp_symmetry, twice_nested
+
+import regauge as rg
+from regauge.comparison import SIZE
+from regauge.core.params import Params, select
+
+
+def sized(made: tuple[rg.Symmetry, dict[str, tuple[int, ...]]]) -> rg.Symmetry:
+    symmetry, shapes = made
+    return symmetry.bind({name: torch.zeros(shape) for name, shape in shapes.items()})
+
+
+EVERY = {
+    **BY_HAND,
+    "families": sized(gated_units(4)),
+    "linear heads": sized(linear_heads(3, 4)),
+    "twice nested": sized(twice_nested(3, 2)),
+    "linear, wider than what it reads": mlp_symmetry(3, 9, 7, 2, kind="linear"),
+}
+
+
+def away(a: Params, b: Params, symmetry: rg.Symmetry) -> float:
+    return float((rg.fingerprint(a, symmetry) - rg.fingerprint(b, symmetry)).norm())
+
+
+def noisy(params: Params, share: float) -> Params:
+    source = generator(5)
+    noise = {name: torch.randn(t.shape, generator=source, dtype=t.dtype) for name, t in params.items()}
+    return {name: t + share * t.square().mean().sqrt() * noise[name] for name, t in params.items()}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_element_keeps_it_and_little_noise_changes_it_little(name: str) -> None:
+    symmetry = EVERY[name]
+    params = drawn(symmetry, 0)
+    for seed in range(3):
+        assert away(params, symmetry.act(symmetry.random(generator(seed)), params), symmetry) < 1e-10
+    assert away(params, noisy(params, 1e-4), symmetry) < 3e-4
+    assert away(params, drawn(symmetry, 1), symmetry) > 0.01
+
+
+def test_a_population_is_taken_network_by_network() -> None:
+    symmetry = EVERY["linear heads"]
+    networks = [drawn(symmetry, seed) for seed in range(3)]
+    population = {name: torch.stack([one[name] for one in networks]) for name in networks[0]}
+    found = rg.fingerprint(population, symmetry)
+    assert found.shape == (3, SIZE)
+    for k in range(3):
+        assert torch.allclose(found[k], rg.fingerprint(select(population, k), symmetry), atol=1e-12)
+    moved = symmetry.act(symmetry.random(generator(0), batch=(3,)), population)
+    assert torch.allclose(found, rg.fingerprint(moved, symmetry), atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["permutation", "scaled", "dihedral", "linear"])
+def test_other_orders_of_inputs_and_outputs_are_other_networks(kind: str) -> None:
+    symmetry = mlp_symmetry(5, 7, 6, 4, kind=kind)
+    params = drawn(symmetry, 0)
+    assert away(params, {**params, "0.weight": params["0.weight"].flip(1)}, symmetry) > 0.01
+    swapped = {**params, "2.weight": params["2.weight"].flip(0), "2.bias": params["2.bias"].flip(0)}
+    assert away(params, swapped, symmetry) > 0.01
+    broken = {**params, "1.weight": params["1.weight"].flip(1)}  # One axis of a group without its others.
+    assert away(params, broken, symmetry) > 1e-3
+
+
+def test_copies_are_found_among_many() -> None:
+    """With noise as bfloat16 has it, by the nearest of two hundred fingerprints."""
+    symmetry = mlp_symmetry(6, 12, 10, 3, kind="scaled")
+    networks = [drawn(symmetry, seed) for seed in range(200)]
+    known = rg.fingerprint({name: torch.stack([one[name] for one in networks]) for name in networks[0]}, symmetry)
+    moved = symmetry.act(symmetry.random(generator(1)), networks[77])
+    rounded = {name: tensor.bfloat16() for name, tensor in moved.items()}
+    distances = torch.cdist(rg.fingerprint(rounded, symmetry)[None], known)[0]
+    near, second = distances.sort().values[:2].tolist()
+    assert int(distances.argmin()) == 77
+    assert 10 * near < second
+
+
+def test_bad_networks_are_refused() -> None:
+    symmetry = mlp_symmetry(5, 7, 3)
+    params = drawn(symmetry, 0)
+    params["0.bias"][0] = float("nan")
+    with pytest.raises(ValueError, match=r"'0.bias' of the network holds 1 values that are NaN"):
+        rg.fingerprint(params, symmetry)
+    with pytest.raises(KeyError, match="lack"):
+        rg.fingerprint({name: params[name] for name in ("0.weight", "0.bias")}, symmetry)
