@@ -2,7 +2,7 @@
 
 Tensors that were brought to the device carry a mark, and so does everything that is computed from them. What CUDA
 refuses is refused: operands on two devices, but for numbers without axes and indices into a tensor of the device;
-arrays of numpy; random numbers from a generator of another device.
+arrays of numpy; random numbers from a generator of another device; matrix products of integers.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +18,7 @@ DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 TO_NUMPY = (Tensor.numpy, Tensor.__array__)
 INDEXING = (Tensor.__getitem__, torch.index_put, Tensor.index_put)
+PRODUCTS = (Tensor.matmul, Tensor.__matmul__, torch.matmul, torch.mm, torch.bmm, torch.einsum)
 COPYING = (Tensor.copy_, Tensor.cpu, Tensor.to, Tensor.type_as)
 
 
@@ -57,6 +58,8 @@ class PretendDevice(TorchFunctionMode):
             return bool(marked)
         if func in TO_NUMPY and marked:
             raise TypeError("can't convert a tensor of the pretended device to numpy; use Tensor.cpu() first")
+        if func in PRODUCTS and marked and not any(t.is_floating_point() or t.is_complex() for t in operands):
+            raise NotImplementedError("the device has no matrix products of integers")
         target = self._target(func, args, kwargs, operands, is_marked=bool(marked))
         if func in (Tensor.cpu, Tensor.to):
             args = tuple(CPU if _is_device(a) else a for a in args)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from methods import EVERY, Heads
+from methods import EVERY, Heads, Sine
 from pretend_device import DEVICE, PretendDevice, TwoDevicesError
 from symmetries import BY_HAND, drawn, mlp_symmetry
 from torch import Tensor, nn
@@ -86,7 +86,10 @@ class Residual(nn.Module):
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), (8, 4)),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), Sine(), nn.Linear(6, 3)),
+        (8, 4),
+    ),
     "attention": (Heads, (2, 3, 6)),
     "residual": (Residual, (4, 2, 5, 5)),
 }

@@ -272,8 +272,9 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
 def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
     """Sum terms with the signs of their characters, for every pattern of signs and parities, `[pattern, ...]`."""
     tensors = torch.stack(list(terms.values())).flatten(1)
-    odd = (patterns @ torch.tensor(list(terms), device=patterns.device).T) % 2
-    total = (1 - 2 * odd).to(tensors) @ tensors
+    characters = torch.tensor(list(terms), dtype=tensors.dtype, device=tensors.device)
+    odd = (patterns.to(tensors) @ characters.T) % 2  # small whole numbers, whose products CUDA has for floats alone
+    total = (1 - 2 * odd) @ tensors
     return total.reshape(-1, *next(iter(terms.values())).shape)
 
 

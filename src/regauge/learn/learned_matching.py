@@ -149,7 +149,8 @@ class LearnedMatching(Method):
             return {name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in one.items()}
         parts = (to_net(select(params, slice(k, k + AT_ONCE)), self.net) for k in range(0, count, AT_ONCE))
         read = [read_vectors(self.net, part, placed) for part in parts]
-        return {name: torch.cat([part[name] for part in read]) for name in read[0]}
+        device = next(iter(params.values())).device
+        return {name: torch.cat([part[name] for part in read]).to(device) for name in read[0]}
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the matcher as one safetensors file; see `weightspace.save_net`."""

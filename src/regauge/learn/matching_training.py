@@ -31,6 +31,7 @@ from regauge.learn.populations import (
     modules_of,
     split_networks,
     spread,
+    to_device,
     to_net,
 )
 from regauge.learn.soft_matching import relative_distances
@@ -301,7 +302,7 @@ class _Fitting:
         examples = None
         if self.batches and config.line:
             known = self.batches[batch.layout]
-            examples = known[int(torch.randint(len(known), (), generator=chance))]
+            examples = to_device(known[int(torch.randint(len(known), (), generator=chance))], config.device)
         return losses.step(to_net(params, net), second, copies, examples, chance)
 
     def validate(self) -> Validation:
