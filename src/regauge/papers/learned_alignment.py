@@ -178,7 +178,7 @@ def _config(scale: Scale, *, name: str, what: str, config: Config, paper: Mappin
         short: dict[str, Any] = {"steps": 5} if is_signals else {"epochs": 1}
         small = replace(small, count=count, **short)
         return Study(what, (f"{name}-smoke", small), matching, 200, 2, paper)
-    count, seconds, pairs = (400, 1800.0, 16) if scale == "cpu" else (config.count, None, 100)
+    count, seconds, pairs = (2000, 900.0, 16) if scale == "cpu" else (config.count, None, 100)
     matching = MatchingConfig(
         depth=2,
         probes=0 if is_signals else 128,
@@ -194,7 +194,7 @@ def _config(scale: Scale, *, name: str, what: str, config: Config, paper: Mappin
     return Study(what, (name, replace(config, count=count)), matching, 8192, pairs, paper, (reduced,))
 
 
-REDUCED = "reduced at the scale cpu: 400 networks and 30 CPU minutes of training; the paper has thousands, on a GPU"
+REDUCED = "reduced at the scale cpu: 2,000 networks and 15 CPU minutes of training; the paper has thousands, on a GPU"
 STUDIES = {
     "learned-mnist": ("mnist-mlps", "MLPs 784-128-128-128-10 on MNIST", mnist_mlps(), {
         "Naive": "2.007", "Weight Matching": "0.047", "Deep-Align": "0.005", "Deep-Align + Sinkhorn": "0.000",
