@@ -4,6 +4,7 @@ from . import canonical as canonical
 from . import comparison as comparison
 from . import connect as connect
 from . import discovery as discovery
+from . import gauging as gauging
 from . import inr as inr
 from . import learn as learn
 from . import merging as merging
@@ -42,6 +43,12 @@ from .core.task import Task as Task
 from .discovery import TraceError as TraceError
 from .discovery import discover as discover
 from .discovery import fold as fold
+from .gauging import Chain as Chain
+from .gauging import Equalize as Equalize
+from .gauging import Hadamard as Hadamard
+from .gauging import LearnedRotation as LearnedRotation
+from .gauging import RandomRotation as RandomRotation
+from .gauging import gauge as gauge
 from .merging import merge as merge
 
 __version__: str

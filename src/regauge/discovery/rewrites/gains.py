@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from regauge.core.act import Site
+from regauge.core.element import Element
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -77,6 +78,36 @@ def fold_gains(
     return current, tuple(name for name in names if name in ones), kept
 
 
+GAIN_IS_ZERO = "it is zero somewhere, which no scale makes one"
+
+
+def unit_gains(
+    values: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]
+) -> tuple[Element, tuple[str, ...], dict[str, str]]:
+    """The scales and signs that bring gains to one, from the gains alone, for networks of any size.
+
+    Unlike `fold_gains` this leaves gains that are zero somewhere as they are. Returned are the element, the gains that
+    it brings to one (up to rounding) or that are one already, and those that stay, each with the reason.
+    """
+    element = symmetry.identity()
+    ones: list[str] = []
+    kept: dict[str, str] = dict.fromkeys(names, "no scale of the symmetry moves it")
+    exact = {name: values[name].detach().to(device="cpu", dtype=torch.float64) for name in names}
+    for group in symmetry.groups:
+        family = _Family(group, symmetry, [name for name in names if name not in ones])
+        for name in family.sites:
+            is_zero = bool((exact[name] == 0).any())
+            kept[name] = GAIN_IS_ZERO if is_zero else "its scale makes another gain one, or its sign cannot follow"
+        family.sites = {name: site for name, site in family.sites.items() if kept[name] != GAIN_IS_ZERO}
+        chosen = family.choose(exact)
+        if chosen:
+            element = element.replace(group.name, replace(element[group.name], **family.unit(chosen, exact)))
+            ones += chosen
+    ones += [name for name in names if name not in ones and bool((exact[name] == 1).all())]
+    reasons = {name: reason for name, reason in kept.items() if name not in ones}
+    return element, tuple(name for name in names if name in ones), reasons
+
+
 class _Family:
     """The gains that one group scales, with the sites where it does, and those that are one already."""
 
@@ -99,6 +130,23 @@ class _Family:
             if int(torch.linalg.matrix_rank(scales)) == len(rows) and (is_positive or self._flips(result, name)):
                 result.append(name)
         return result
+
+    def unit(self, chosen: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The scales and signs that bring all chosen gains to one at once."""
+        gains = [self._by_unit(name, values[name]) for name in chosen]
+        rows = torch.tensor([self.sites[name].placement.scale for name in chosen], dtype=torch.float64)
+        logs = torch.stack([gain.abs().log() for gain in gains], -2)  # [*bases, gains, size]
+        found = {"scale": (-torch.linalg.pinv(rows) @ logs).exp()}
+        if self._group.signs:
+            signs = torch.ones(*self._shape()[:-1], self._group.signs, self._group.size, dtype=torch.int8)
+            for k, (name, gain) in enumerate(zip(chosen, gains, strict=True)):
+                left = torch.where(gain < 0, -1, 1).to(torch.int8)
+                for family, exponent in enumerate(self.sites[name].placement.sign):
+                    left = left * signs[..., family, :] if exponent % 2 else left
+                for family in self._flips(chosen[:k], name) if bool((left < 0).any()) else ():
+                    signs[..., family, :] *= left
+            found["sign"] = signs
+        return found
 
     def fold(self, name: str, params: Params) -> Params | None:
         """The network with this gain one, and those before it unmoved; None where that cannot be."""

@@ -1,0 +1,5 @@
+"""Gauges for a purpose: the point of a network's orbit that is best to quantize or to prune."""
+
+from regauge.names import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

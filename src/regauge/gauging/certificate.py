@@ -1,0 +1,113 @@
+"""The proof that a moved network computes the same function: both are run, in float64 and in their own dtype."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.outputs import Outputs
+from regauge.core.params import Params
+from regauge.core.probe import Probe, exact_probe, relative_change
+from regauge.gauging.moves import Move, apply_moves
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How much the outputs of a network changed as it was moved, relative to the largest entry of each.
+
+    Attributes:
+        exact: With both networks in float64: what the symmetry itself changes.
+        tolerance: What the rounding of the model allows there: 1e-9, or 1e-5 where it rounds to float32 inside.
+        stored: With the moved network as it was written, in its own dtype: what rounding it there adds. None where the
+            model does not run in that dtype.
+        dtype: That dtype.
+        per_group: The exact change by each group alone.
+    """
+
+    exact: float
+    tolerance: float
+    stored: float | None
+    dtype: str
+    per_group: Mapping[str, float] = field(default_factory=dict, repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the exact change is within the tolerance."""
+        return self.exact <= self.tolerance and all(change <= self.tolerance for change in self.per_group.values())
+
+    def __str__(self) -> str:
+        verdict = "the same function" if self.ok else "NOT the same function"
+        rounded = "" if self.stored is None else f", {self.stored:.1e} as written in {self.dtype}"
+        count = f", by none of {len(self.per_group)} groups alone more" if self.per_group and self.ok else ""
+        exact = f"outputs changed by {self.exact:.1e} in float64 (tolerance {self.tolerance:.0e})"
+        return f"{verdict}: {exact}{count}{rounded}"
+
+
+def certify(
+    params: Mapping[str, Tensor],
+    moves: Sequence[Move],
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    outputs: Outputs = None,
+    each_group: bool = True,
+) -> Certificate:
+    """Run a network before and after it is moved, and compare the outputs.
+
+    Args:
+        params: The network as it was.
+        moves: What moves it.
+        module: Its architecture, on a real device.
+        inputs: Positional inputs.
+        kwargs: Keyword inputs.
+        outputs: Which outputs are compared.
+        each_group: Whether every group is tried alone, too.
+    """
+    kwargs = dict(kwargs or {})
+    probe, tolerance = exact_probe(module, inputs, kwargs, outputs)
+    wide = next(iter(probe.params.values())).dtype if probe.params else torch.float64
+    start = _complete(params, probe, wide)
+    reference = probe(start)
+    exact = relative_change(reference, probe(apply_moves(moves, start)))
+    per_group: dict[str, float] = {}
+    current = start
+    for move in moves if each_group else ():
+        before, blank = probe(current), move.symmetry.identity()
+        for group in move.symmetry.groups:
+            value = move.element[group.name]
+            if any(not torch.equal(tensor, dict(blank[group.name].items())[name]) for name, tensor in value.items()):
+                alone = move.symmetry.act(blank.replace(group.name, value), current)
+                per_group[group.name] = max(per_group.get(group.name, 0.0), relative_change(before, probe(alone)))
+        current = move(current)
+    dtype = next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
+    stored = _stored_change(params, moves, module, inputs, kwargs, outputs, dtype)
+    return Certificate(exact, tolerance, stored, str(dtype).removeprefix("torch."), per_group)
+
+
+def _stored_change(
+    params: Mapping[str, Tensor],
+    moves: Sequence[Move],
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    outputs: Outputs,
+    dtype: torch.dtype,
+) -> float | None:
+    try:
+        probe = Probe(module, inputs, dict(kwargs), outputs, dtype=dtype)
+        start = {**probe.params, **{name: t for name, t in params.items() if name in probe.params}}
+        return relative_change(_double(probe(start)), _double(probe(apply_moves(moves, start))))
+    except RuntimeError:  # Operators that have no kernel in half precision on this device.
+        return None
+
+
+def _double(tensors: list[Tensor]) -> list[Tensor]:
+    return [t.double() if t.is_floating_point() else t for t in tensors]
+
+
+def _complete(params: Mapping[str, Tensor], probe: Probe, dtype: torch.dtype) -> Params:
+    own = {name: t.to(dtype) if t.is_floating_point() else t for name, t in params.items() if name in probe.params}
+    return {**probe.params, **own}

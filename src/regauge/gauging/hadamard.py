@@ -1,0 +1,90 @@
+"""Orthogonal matrices whose entries are about equally large: Hadamard's, and Hartley's where there is none."""
+
+from functools import cache
+
+import torch
+from jaxtyping import Float64
+from scipy.linalg import hadamard
+from torch import Tensor
+
+Square = Float64[Tensor, "n n"]
+"""An orthogonal matrix."""
+
+
+@cache
+def flat_rotation(n: int) -> Square:
+    """A symmetric-looking orthogonal matrix with flat entries, its first row and column constant.
+
+    All entries are `± n^-1/2` where a Hadamard matrix of the size is known: Sylvester's for powers of two, Paley's for
+    12, 20, 28, 36, 44 and others, and products of these. What is left of another size gets the matrix of the discrete
+    Hartley transform, whose entries are at most `(2 / n)^1/2`, as a Kronecker factor.
+
+    References:
+        Paley (1933), On orthogonal matrices; Bracewell (1983), Discrete Hartley transform.
+    """
+    if n < 1:
+        raise ValueError(f"there is no rotation of {n} units; give one or more")
+    order = max((k for k in range(1, n + 1) if n % k == 0 and _hadamard(k) is not None), default=1)
+    first = _hadamard(order)
+    assert first is not None
+    return torch.kron(first / order**0.5, _hartley(n // order))
+
+
+def _hartley(n: int) -> Square:
+    k = torch.arange(n, dtype=torch.float64)
+    angles = 2 * torch.pi * (k.unsqueeze(1) * k % n) / n
+    matrix: Tensor = (angles.cos() + angles.sin()) / n**0.5
+    return matrix
+
+
+@cache
+def _hadamard(n: int) -> Square | None:
+    """A Hadamard matrix with ones in its first row and column; None if none is known here."""
+    if n in (1, 2) or n & (n - 1) == 0:
+        return torch.from_numpy(hadamard(n)).double()
+    if n % 4:
+        return None
+    found = _paley(n)
+    if found is not None:
+        return found
+    for k in range(2, int(n**0.5) + 1):
+        if n % k == 0:
+            left, right = _hadamard(k), _hadamard(n // k)
+            if left is not None and right is not None:
+                return torch.kron(left, right)
+    return None
+
+
+def _paley(n: int) -> Square | None:
+    """Paley's first construction where n - 1 is a prime, his second where n / 2 - 1 is one."""
+    if _is_prime(n - 1):
+        core = _conference(n - 1)  # Skew, since n - 1 leaves 3 modulo 4.
+        return _normalize(torch.eye(n, dtype=torch.float64) + core)
+    q = n // 2 - 1
+    if q % 4 == 1 and _is_prime(q):
+        core = _conference(q)
+        ones = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+        others = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
+        return _normalize(torch.kron(core, ones) + torch.kron(torch.eye(q + 1, dtype=torch.float64), others))
+    return None
+
+
+def _conference(q: int) -> Square:
+    """Jacobsthal's matrix of squares modulo a prime, with a border of ones."""
+    squares = {k * k % q for k in range(1, q)}
+    character = torch.tensor([0.0, *(1.0 if k in squares else -1.0 for k in range(1, q))], dtype=torch.float64)
+    k = torch.arange(q)
+    matrix = torch.zeros(q + 1, q + 1, dtype=torch.float64)
+    matrix[0, 1:] = 1.0
+    matrix[1:, 0] = 1.0 if q % 4 == 1 else -1.0
+    matrix[1:, 1:] = character[(k.unsqueeze(1) - k) % q]
+    return matrix
+
+
+def _normalize(matrix: Square) -> Square:
+    matrix = matrix * matrix[:, :1]
+    return matrix * matrix[:1]
+
+
+def _is_prime(n: int) -> bool:
+    return n > 1 and all(n % k for k in range(2, int(n**0.5) + 1))

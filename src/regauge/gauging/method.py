@@ -1,0 +1,94 @@
+"""What a method is given, and what it returns."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task, arguments
+from regauge.gauging.moves import Uncovered, rotating, uncover_rotations
+from regauge.gauging.result import Chosen
+
+
+@dataclass(frozen=True)
+class GaugeProblem:
+    """A network whose gauge is chosen.
+
+    Attributes:
+        params: In float32 or float64, on the CPU.
+        symmetry: With every size known.
+        task: Model and data, for methods that run it; None otherwise.
+        generator: The source of chance; None for methods without.
+    """
+
+    params: Params
+    symmetry: Symmetry
+    task: Task | None = None
+    generator: torch.Generator | None = None
+
+    @property
+    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword inputs of the first batch of the task."""
+        assert self.task is not None
+        for inputs, _ in self.task.batches:
+            return arguments(inputs)
+        raise ValueError("the task has no batches to run")
+
+    @cached_property
+    def uncovered(self) -> Uncovered:
+        """The rotations, behind gains of one where there is a task whose model can be traced."""
+        if self.symmetry.ones:
+            self.symmetry.require_ones(self.params)
+        if self.task is None or self.symmetry.ones:
+            return Uncovered(None, rotating(self.symmetry), {})
+        inputs, kwargs = self.inputs
+        return uncover_rotations(
+            self.params.__getitem__, self.symmetry, self.task.module, inputs, kwargs, self.task.outputs
+        )
+
+
+class GaugeMethod(ABC):
+    """A way to choose a gauge: a small frozen dataclass. Subclasses define `choose`."""
+
+    needs_task = False
+    """Whether it runs the model on data."""
+
+    @abstractmethod
+    def choose(self, problem: GaugeProblem) -> Chosen:
+        """Moves that are never worse than none on the method's own objective."""
+
+
+def fixed_reasons(symmetry: Symmetry, uncovered: Uncovered) -> tuple[tuple[str, str], ...]:
+    """Groups that no rotation moves, and gains that stand in the way, each with the reason."""
+    rotated = {(p.parameter, p.axis) for g in uncovered.symmetry.groups if g.matrix != "none" for p in g.placements}
+    found = [(name, f"the gain stays: {reason}") for name, reason in uncovered.reasons.items()]
+    for group in symmetry.groups:
+        if group.matrix == "none" and not any((p.parameter, p.axis) in rotated for p in group.placements):
+            found.append((group.name, REASONS[group.kind]))
+    return tuple(found)
+
+
+REASONS: Mapping[str, str] = {
+    "permutation": "only its order is free, which changes no range",
+    "signed": "only its order and its signs are free, which change no range",
+    "dihedral": "only order, signs and half periods are free, which change no range of weights",
+    "scaled": "its units can be scaled but not mixed: a nonlinearity or a gain acts on each alone",
+    "nested": "its blocks can only change places, which changes no range",
+}
+"""Why groups of these kinds do not rotate."""
+
+
+def to_work(params: Mapping[str, Tensor]) -> Params:
+    """A network ready to be worked on: on the CPU, in float32 or, where it is that, float64."""
+    return {
+        name: tensor.detach().to("cpu", torch.promote_types(tensor.dtype, torch.float32))
+        if tensor.is_floating_point()
+        else tensor.detach().cpu()
+        for name, tensor in params.items()
+    }

@@ -1,0 +1,1 @@
+"""The methods of `regauge.gauge`, one file each."""

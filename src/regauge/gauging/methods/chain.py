@@ -1,0 +1,57 @@
+"""Chain: several methods, one after the other."""
+
+from dataclasses import dataclass, replace
+
+from regauge.gauging.method import GaugeMethod, GaugeProblem
+from regauge.gauging.moves import Move
+from regauge.gauging.result import Chosen
+
+
+@dataclass(frozen=True)
+class Chain(GaugeMethod):
+    """Several methods, each on what the one before it left; the objective is that of the last one.
+
+    Scales come before rotations: these bring gains to one, and scaling them again would undo that.
+
+    Attributes:
+        methods: In the order in which they are taken.
+    """
+
+    methods: tuple[GaugeMethod, ...]
+
+    def __post_init__(self) -> None:
+        if not self.methods:
+            raise ValueError("a chain without methods does nothing; give one or more")
+
+    @property
+    def needs_task(self) -> bool:  # type: ignore[override]
+        """Whether one of the methods needs a task."""
+        return any(method.needs_task for method in self.methods)
+
+    def choose(self, problem: GaugeProblem) -> Chosen:
+        """The moves of all methods."""
+        moves: tuple[Move, ...] = ()
+        fixed: dict[tuple[str, str], None] = {}
+        notes: list[str] = []
+        for method in self.methods:
+            found = method.choose(problem)
+            params = problem.params
+            for move in found.moves:
+                params = move(params)
+            problem = replace(problem, params=params)
+            moves += found.moves
+            fixed |= dict.fromkeys(found.fixed)
+            notes += found.notes
+        return replace(found, moves=_join(moves), fixed=tuple(fixed), notes=tuple(dict.fromkeys(notes)))
+
+
+def _join(moves: tuple[Move, ...]) -> tuple[Move, ...]:
+    """Moves of one symmetry that follow one another as one."""
+    joined: list[Move] = []
+    for move in moves:
+        last = joined[-1] if joined else None
+        if last is not None and last.symmetry == move.symmetry and not last.ones:
+            joined[-1] = replace(move, element=move.symmetry.compose(move.element, last.element))
+        else:
+            joined.append(move)
+    return tuple(joined)

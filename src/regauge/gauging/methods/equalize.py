@@ -1,0 +1,180 @@
+"""Equalize: ranges of weights agree on both sides of every unit, without data."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from regauge.core.element import Element
+from regauge.core.scales import Direction, Place, directions
+from regauge.core.symmetry import Symmetry
+from regauge.gauging.method import GaugeMethod, GaugeProblem
+from regauge.gauging.moves import Move
+from regauge.gauging.result import Chosen
+
+SETTLED = 1e-6
+"""Sweeps end when no factor changes by more than this share."""
+Units = Float64[Tensor, " unit"]
+"""One number for each unit of each copy of a group."""
+
+
+@dataclass(frozen=True)
+class Equalize(GaugeMethod):
+    """Cross-layer equalization for every family of positive scales: no data, one exact step after another.
+
+    A unit's factor makes the range (the largest magnitude) of what it multiplies equal to the range of what it divides:
+    `s = sqrt(range_out / range_in)` for a plain ReLU unit. Ranges are taken over the weights of layers and tables;
+    where one side has none, as the gain of a norm, over its vectors. Sweeps over all families go on until nothing
+    moves: the largest imbalance falls, and the end does not depend on where on its orbit the network was.
+
+    The objective is the mean imbalance of all units, `|log2(range_out / range_in)|`, with its sign turned.
+
+    Attributes:
+        sweeps: Over all families, at most.
+
+    References:
+        Nagel et al. (2019), Data-free quantization through weight equalization and bias correction, section 4.1, for
+        pairs of layers with ReLU between them; Schneider and Schneider (1991), Max-balancing weighted directed graphs.
+    """
+
+    sweeps: int = 200
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 1:
+            raise ValueError(f"sweeps is {self.sweeps}, but equalizing takes one or more")
+
+    def choose(self, problem: GaugeProblem) -> Chosen:
+        """The factors of all families."""
+        symmetry = problem.symmetry
+        ranges = _Ranges(symmetry, problem.params)
+        history = [-ranges.imbalance()]
+        best, logs = ranges.logs(), ranges.logs()
+        is_settled = not ranges.pairs
+        for _ in range(self.sweeps if ranges.pairs else 0):
+            step = ranges.sweep()
+            reached = -ranges.imbalance()
+            logs = ranges.logs()
+            best = logs if reached >= max(history) else best
+            history.append(max(reached, history[-1]))
+            if step < SETTLED:
+                is_settled = True
+                break
+        fixed = [(group.name, "it has no scales") for group in symmetry.groups if not group.scales]
+        fixed += [(name, "one side of its units has no values whose range could agree") for name in ranges.alone]
+        notes = () if is_settled else (f"still moving after {self.sweeps} sweeps: allow more",)
+        moves = (Move(symmetry, _element(symmetry, best)),)
+        return Chosen(moves, history[-1], history[0], tuple(history), "octaves of imbalance", tuple(fixed), notes)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One family of scales, with the places on both sides whose ranges are compared."""
+
+    direction: Direction
+    rising: tuple[Place, ...]
+    falling: tuple[Place, ...]
+
+
+class _Ranges:
+    """Magnitudes of the weights while they are equalized.
+
+    Attributes:
+        alone: Groups with a family that has nothing on one side.
+    """
+
+    def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> None:
+        self._symmetry = symmetry
+        self.pairs: list[_Pair] = []
+        self.alone: list[str] = []
+        every = directions(symmetry, "move")
+        for direction in every:
+            sides = [
+                _telling(symmetry, [p for p in direction.places if (p.exponent > 0) == is_up])
+                for is_up in (True, False)
+            ]
+            if all(sides):
+                self.pairs.append(_Pair(direction, *sides))
+            else:
+                self.alone.append(direction.group)
+        self.alone = list(dict.fromkeys(self.alone))
+        names = {place.name for pair in self.pairs for place in pair.direction.places}
+        self._sizes = {name: params[name].abs().double() for name in names}
+        self._logs: dict[int, Units] = {
+            k: torch.zeros(pair.direction.count, dtype=torch.float64) for k, pair in enumerate(self.pairs)
+        }
+
+    def logs(self) -> list[tuple[Direction, Units]]:
+        """The logarithms of the factors so far."""
+        return [(pair.direction, self._logs[k].clone()) for k, pair in enumerate(self.pairs)]
+
+    def sweep(self) -> float:
+        """One exact step for each family; the largest one."""
+        largest = 0.0
+        for k, pair in enumerate(self.pairs):
+            gap, is_there = self._gap(pair)
+            rate = sum(max(abs(p.exponent) * p.shared for p in side) for side in (pair.rising, pair.falling))
+            step = torch.where(is_there, -gap / (rate / 2), 0.0)
+            self._logs[k] += step
+            for place in pair.direction.places:
+                self._move(place, step)
+            largest = max(largest, float(step.abs().max()))
+        return largest
+
+    def imbalance(self) -> float:
+        """The mean over all units of `|log2(range_out / range_in)|`."""
+        total, count = 0.0, 0
+        for pair in self.pairs:
+            gap, is_there = self._gap(pair)
+            total += float(gap[is_there].abs().sum()) / math.log(2)
+            count += int(is_there.sum())
+        return total / max(count, 1)
+
+    def _gap(self, pair: _Pair) -> tuple[Units, Tensor]:
+        """The logarithm of the ratio of the ranges, and for which units both are there."""
+        sides = []
+        for places in (pair.rising, pair.falling):
+            each = [self._range(place, pair.direction.count) for place in places]
+            sides.append(torch.stack(each).amax(0))
+        is_there = (sides[0] > 0) & (sides[1] > 0)
+        logs = [torch.where(is_there, side, 1.0).log() for side in sides]
+        return logs[0] - logs[1], is_there
+
+    def _range(self, place: Place, count: int) -> Units:
+        sizes = self._sizes[place.name]
+        others = [axis for axis in range(sizes.ndim) if axis not in place.axes]
+        reduced = sizes.amax(others) if others else sizes
+        order = sorted(range(len(place.axes)), key=lambda k: place.axes[k])
+        reduced = reduced.permute([order.index(k) for k in range(len(place.axes))])
+        owned = reduced.index_select(-1, place.positions).flatten()
+        index = place.index.expand(*reduced.shape[:-1], place.positions.numel()).flatten()
+        return torch.zeros(count, dtype=torch.float64).scatter_reduce_(0, index, owned, "amax")
+
+    def _move(self, place: Place, step: Units) -> None:
+        sizes = self._sizes[place.name]
+        shape = [sizes.shape[axis] for axis in place.axes]
+        field = torch.zeros(shape, dtype=torch.float64)
+        field[..., place.positions] = step[place.index] * (place.exponent / 2)
+        order = sorted(range(len(place.axes)), key=lambda k: place.axes[k])
+        lengths = [sizes.shape[axis] if axis in place.axes else 1 for axis in range(sizes.ndim)]
+        sizes *= field.permute(order).reshape(lengths).exp()
+
+
+def _telling(symmetry: Symmetry, places: Sequence[Place]) -> tuple[Place, ...]:
+    """The places whose ranges count: matrices, kernels and tables; vectors where there are none of these."""
+    wide = tuple(place for place in places if len(symmetry.shapes[place.name]) > 1)
+    return wide or tuple(places)
+
+
+def _element(symmetry: Symmetry, logs: Sequence[tuple[Direction, Units]]) -> Element:
+    """The element with these factors."""
+    element = symmetry.identity()
+    for direction, units in logs:
+        value = element[direction.group]
+        assert value.scale is not None
+        by_copy = units.reshape(*value.scale.shape[:-2], value.scale.shape[-1])
+        rows = [by_copy * weight for weight in direction.weights]
+        element = element.replace(direction.group, replace(value, scale=value.scale * torch.stack(rows, -2).exp()))
+    return element

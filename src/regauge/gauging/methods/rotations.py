@@ -1,0 +1,160 @@
+"""Hadamard and RandomRotation: outliers spread over all directions of what can be rotated."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regauge.core.act import act
+from regauge.core.element import Element, random
+from regauge.core.groups import Group
+from regauge.core.rotations import without_reflection
+from regauge.core.symmetry import Symmetry
+from regauge.gauging.hadamard import flat_rotation
+from regauge.gauging.method import GaugeMethod, GaugeProblem, fixed_reasons
+from regauge.gauging.moves import Move
+from regauge.gauging.result import Chosen
+from regauge.gauging.rounding import FOUR_BITS, RoundToNearest, decibels, layer_rows, relative_error
+
+
+class Weights:
+    """The rounding error of all layers of a network while groups of it are moved, one after the other.
+
+    The error is the mean over layers of `|W - Q(W)|^2 / |W|^2`, each counted by its number of values.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> None:
+        self.symmetry, self.scheme = symmetry, scheme
+        self.rows = {name: rows for name, rows in layer_rows(symmetry).items() if name in params}
+        self.params = {name: params[name] for name in (*self.rows, *symmetry.sites) if name in params}
+        self._errors = {name: self._error(name, self.params[name]) for name in self.rows}
+        self._whole = max(sum(self.params[name].numel() for name in self.rows), 1)
+
+    @property
+    def decibels(self) -> float:
+        """The ratio of signal to rounding noise."""
+        return decibels(sum(self._errors.values()) / self._whole)
+
+    def offer(self, group: Group, element: Element, *, is_certain: bool = False) -> bool:
+        """Move one group by its value in an element, if the error does not grow by it or it is certain to be moved."""
+        sites = {name: [s for s in local if s.group.name == group.name] for name, local in self.symmetry.sites.items()}
+        sites = {name: local for name, local in sites.items() if local and name in self.params}
+        ndims = {name: self.params[name].ndim for name in sites}
+        moved = act((group,), sites, element, {name: self.params[name] for name in sites}, ndims)
+        errors = {name: self._error(name, moved[name]) for name in sites if name in self.rows}
+        if not is_certain and sum(errors.values()) > sum(self._errors[name] for name in errors):
+            return False
+        self.params |= moved
+        self._errors |= errors
+        return True
+
+    def _error(self, name: str, tensor: Tensor) -> float:
+        return relative_error(tensor, self.rows[name], self.scheme) * tensor.numel()
+
+
+@dataclass(frozen=True)
+class Rotation(GaugeMethod):
+    """A rotation of every orthogonal and linear group, kept where it does not make rounding worse.
+
+    The objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
+
+    Attributes:
+        scheme: How weights are rounded.
+        is_kept_always: Whether rotations are kept even where they make the rounding of weights worse, because
+            activations are rounded too; the objective then may fall.
+    """
+
+    scheme: RoundToNearest = FOUR_BITS
+    is_kept_always: bool = False
+
+    @abstractmethod
+    def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
+        """One rotation for each group and copy, without a look at the weights; the identity elsewhere."""
+
+    def choose(self, problem: GaugeProblem) -> Chosen:
+        """Rotations of all groups, one after the other."""
+        found = problem.uncovered
+        symmetry, before = found.symmetry, found.before
+        initial = Weights(problem.params, problem.symmetry, self.scheme).decibels
+        weights = Weights(problem.params if before is None else before(problem.params), symmetry, self.scheme)
+        element, blank = self.rotate(symmetry, problem.generator), symmetry.identity()
+        fixed, history = list(fixed_reasons(problem.symmetry, found)), [initial]
+        for group in symmetry.groups:
+            if group.matrix == "none":
+                continue
+            if weights.offer(group, element, is_certain=self.is_kept_always):
+                history.append(max(weights.decibels, history[-1]))
+            else:
+                element = element.replace(group.name, blank[group.name])
+                fixed.append((group.name, "this rotation would make the rounding of weights worse"))
+        reached, moves = weights.decibels, (*([] if before is None else [before]), Move(symmetry, element))
+        if reached < initial and not self.is_kept_always:
+            notes = ("the network stays as it is: no rotation that was tried makes rounding better",)
+            return Chosen((), initial, initial, (initial,), "dB", tuple(fixed), notes)
+        return Chosen(moves, reached, initial, tuple(history), "dB", tuple(fixed))
+
+
+@dataclass(frozen=True)
+class Hadamard(Rotation):
+    """A Hadamard matrix for every orthogonal and linear group, with random signs where there is a generator.
+
+    Of sizes without one it is the Kronecker product of the largest Hadamard matrix that divides them with the matrix of
+    the Hartley transform. Streams behind LayerNorm get the rotation that keeps the ones; pairs of rotary positions are
+    turned by 45 degrees, which is all that commutes with them.
+
+    References:
+        Ashkboos et al. (2024), QuaRot, section 4; Chee et al. (2023), QuIP, section 4, on incoherence.
+    """
+
+    def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
+        """Flat rotations of all groups."""
+        element = symmetry.identity()
+        for group in symmetry.groups:
+            value = element[group.name]
+            if value.matrix is not None:
+                matrix = _flat(group, value.matrix.shape[:-2], generator)
+                element = element.replace(group.name, replace(value, matrix=matrix))
+        return element
+
+
+@dataclass(frozen=True)
+class RandomRotation(Rotation):
+    """A uniformly random rotation of every orthogonal and linear group; needs a generator.
+
+    References:
+        Liu et al. (2024), SpinQuant, section 2.2.
+    """
+
+    def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
+        """Random rotations of all groups."""
+        if generator is None:
+            raise ValueError("RandomRotation draws rotations: give a generator, or use Hadamard, which needs none")
+        orthogonal = tuple(
+            replace(group, matrix="orthogonal") if group.matrix == "linear" else group for group in symmetry.groups
+        )
+        drawn = random(orthogonal, generator, ("linear",))
+        blank = symmetry.identity()
+        return Element({name: replace(blank[name], matrix=value.matrix) for name, value in drawn.items()})
+
+
+def _flat(group: Group, lead: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    n = group.size
+    if not group.keeps_ones:
+        matrix = flat_rotation(n).expand(*lead, n, n) * _signs((*lead, n), generator).unsqueeze(-2)
+        return without_reflection(matrix) if group.is_proper else matrix
+    if n == 1:
+        return torch.ones(*lead, 1, 1, dtype=torch.float64)
+    inner = torch.zeros(*lead, n, n, dtype=torch.float64)
+    inner[..., 0, 0] = 1.0
+    inner[..., 1:, 1:] = flat_rotation(n - 1) * _signs((*lead, n - 1), generator).unsqueeze(-2)
+    basis = flat_rotation(n)  # Its first column is the direction of the ones.
+    return basis @ inner @ basis.mT
+
+
+def _signs(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    if generator is None:
+        return torch.ones(shape, dtype=torch.float64)
+    drawn = torch.randint(0, 2, shape, generator=generator, device=generator.device).cpu()
+    return (1 - 2 * drawn).double()

@@ -1,0 +1,145 @@
+"""How a network gets to its gauge: elements of one symmetry after another, with gains that become one in between."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core import act as _act
+from regauge.core.element import Element
+from regauge.core.groups import Group
+from regauge.core.outputs import Outputs
+from regauge.core.params import Params, work_dtype
+from regauge.core.symmetry import Symmetry
+from regauge.discovery.discover import discover, trace_and_record
+from regauge.discovery.registry import leaves_as_operators
+from regauge.discovery.rewrites.gains import gains, unit_gains
+
+
+@dataclass(frozen=True)
+class Move:
+    """An element of a symmetry, and gains that it brings to one up to rounding, which are then exactly one."""
+
+    symmetry: Symmetry
+    element: Element
+    ones: tuple[str, ...] = ()
+
+    def tensor(self, name: str, tensor: Tensor) -> Tensor:
+        """One tensor of a network, or a piece of it along an axis on which nothing acts, moved."""
+        if name in self.ones:
+            return torch.ones_like(tensor)
+        sites = self.symmetry.sites.get(name)
+        if sites is None:
+            return tensor
+        return _act.act(self.symmetry.groups, {name: sites}, self.element, {name: tensor}, {name: tensor.ndim})[name]
+
+    def __call__(self, params: Mapping[str, Tensor]) -> Params:
+        """The moved network."""
+        moved = self.symmetry.act(self.element, params)
+        return {**moved, **{name: torch.ones_like(moved[name]) for name in self.ones if name in moved}}
+
+
+def apply_moves(moves: Sequence[Move], params: Mapping[str, Tensor]) -> Params:
+    """Take a network through moves, one after the other; dtypes are kept, and rounded to once, at the end."""
+    wide = {
+        name: tensor.to(work_dtype(tensor.dtype)) if tensor.is_floating_point() else tensor
+        for name, tensor in params.items()
+    }
+    for move in moves:
+        wide = move(wide)
+    return {name: tensor if wide[name] is tensor else wide[name].to(tensor.dtype) for name, tensor in params.items()}
+
+
+def move_tensor(moves: Sequence[Move], name: str, tensor: Tensor) -> Tensor:
+    """One tensor taken through moves, and rounded to its dtype once."""
+    if not tensor.is_floating_point():
+        return tensor
+    wide = tensor.to(work_dtype(tensor.dtype))
+    for move in moves:
+        wide = move.tensor(name, wide)
+    return wide.to(tensor.dtype)
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """Rotations that gains of one uncover.
+
+    Attributes:
+        before: What brings these gains to one; None where no gain stood in the way.
+        symmetry: The groups that rotate, and those within which they are repeated.
+        reasons: Gains that stay, each with the reason.
+    """
+
+    before: Move | None
+    symmetry: Symmetry
+    reasons: Mapping[str, str]
+
+
+def uncover_rotations(
+    read: Callable[[str], Tensor],
+    symmetry: Symmetry,
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    outputs: Outputs = None,
+) -> Uncovered:
+    """Bring those gains to one, by scales and signs of the symmetry, that stand in the way of rotations.
+
+    Only the gains themselves are read, so that the module may be on the meta device and the network on the disk.
+
+    Args:
+        read: The values of a parameter.
+        symmetry: What `discover` finds for the module without `ones`.
+        module: The architecture.
+        inputs: Positional inputs for the trace.
+        kwargs: Keyword inputs.
+        outputs: Which outputs must stay.
+
+    References:
+        Ashkboos et al. (2024), SliceGPT, section 3.1.
+    """
+    with leaves_as_operators(module):
+        program, _ = trace_and_record(module, inputs, dict(kwargs), outputs)
+        found = gains(program)
+    names = [name for name in found if name in symmetry.shapes]
+    element, ones, reasons = unit_gains({name: read(name) for name in names}, symmetry, names)
+    plain = rotating(symmetry)
+    if not ones:
+        return Uncovered(None, plain, reasons)
+    every = sorted({*ones, *(name for names in symmetry.tied for name in names if {*names} & {*ones})})
+    turned = rotating(discover(module, inputs, kwargs, outputs=outputs, ones=every))
+    places = {(p.parameter, p.axis) for group in plain.groups if group.matrix != "none" for p in group.placements}
+    new = {
+        (place.parameter, place.axis) for group in turned.groups if group.matrix != "none" for place in group.placements
+    } - places
+    needed: set[str] = set()
+    for group in symmetry.groups:
+        own = {(p.parameter, p.axis) for p in group.placements}
+        if own & new:
+            needed |= {p.parameter for p in group.placements if p.parameter in every}
+    if not needed:
+        return Uncovered(None, plain, reasons)
+    blank = symmetry.identity()
+    for group in symmetry.groups:
+        if not needed & {place.parameter for place in group.placements}:
+            element = element.replace(group.name, blank[group.name])
+    gained = tuple(sorted(needed))
+    return Uncovered(Move(symmetry, element, gained), replace(turned, ones=gained), reasons)
+
+
+def rotating(symmetry: Symmetry) -> Symmetry:
+    """The groups of a symmetry that rotate, and, without their freedom, those within which they are repeated."""
+    rotated = [group for group in symmetry.groups if group.matrix != "none"]
+    bases = {name for group in rotated for name in group.within}
+
+    def kept(group: Group) -> Group:
+        if group.matrix != "none":
+            return group
+        still = replace(group.without("scale", "sign", "parity", "shift"), is_permuted=False)
+        bare = tuple(replace(p, scale=(), sign=(), parity=(), shift=()) for p in still.placements)
+        return replace(still, placements=bare, scales=0, signs=0, shifts=0)
+
+    groups = tuple(kept(group) for group in symmetry.groups if group in rotated or group.name in bases)
+    return replace(symmetry, groups=groups)

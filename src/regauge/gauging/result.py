@@ -1,0 +1,94 @@
+"""The outcome of choosing a gauge."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from regauge.core.element import Element
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.gauging.certificate import Certificate
+from regauge.gauging.moves import Move
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a method chose.
+
+    Attributes:
+        moves: What takes the network to its gauge, one after the other.
+        objective: What the method maximizes, there.
+        initial: The same for the network as it was.
+        history: The objective at the start and after each step; it never falls.
+        unit: Of the objective.
+        fixed: Groups and gains that the method left as they are, each with the reason.
+        notes: Sentences about what was chosen.
+    """
+
+    moves: tuple[Move, ...]
+    objective: float
+    initial: float
+    history: tuple[float, ...]
+    unit: str
+    fixed: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GaugeResult:
+    """A network in another gauge: the same function, other weights.
+
+    `params` is `apply_moves(moves, the given network)`; where a single move took it there, and no gain stood in the
+    way, it is `symmetry.act(element, the given network)`.
+
+    Attributes:
+        params: The moved network: of the same names, shapes, dtypes and devices.
+        moves: What took it there, one after the other.
+        objective: What the method maximizes; never less than `initial`.
+        initial: The same for the network as it was.
+        history: The objective at the start and after each step; it never falls.
+        unit: Of the objective, such as "dB" for a ratio of signal to rounding noise.
+        fixed: Groups and gains that were left as they are, each with the reason.
+        notes: Sentences about what was chosen.
+        certificate: How much the outputs changed; None where there was no task to run.
+    """
+
+    params: Params = field(repr=False)
+    moves: tuple[Move, ...] = field(repr=False)
+    objective: float
+    initial: float
+    history: tuple[float, ...] = field(repr=False)
+    unit: str = ""
+    fixed: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    certificate: Certificate | None = None
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """The symmetry of the last move, to which `element` belongs."""
+        return self.moves[-1].symmetry
+
+    @property
+    def element(self) -> Element:
+        """The element of the last move."""
+        return self.moves[-1].element
+
+    @property
+    def report(self) -> str:
+        """How it went, and what was left as it is."""
+        gained = f"objective {self.initial:.4g} -> {self.objective:.4g} {self.unit}".rstrip()
+        certified = [str(self.certificate)] if self.certificate is not None else []
+        return "\n".join([gained, *certified, *self.notes, *describe_fixed(self.fixed)])
+
+    def __str__(self) -> str:
+        return self.report
+
+
+def describe_fixed(fixed: Sequence[tuple[str, str]]) -> list[str]:
+    """Sentences about what was left as it is, one for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in fixed:
+        by_reason.setdefault(reason, []).append(name)
+    return [
+        f"left as they are: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {reason}"
+        for reason, names in by_reason.items()
+    ]

@@ -1,0 +1,198 @@
+"""Round-to-nearest quantization: what gauges are chosen for, and how they are judged."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from regauge.core.params import Params, work_dtype
+from regauge.core.remembered import remembered
+from regauge.core.symmetry import Symmetry
+
+
+@dataclass(frozen=True)
+class RoundToNearest:
+    """Values rounded to the nearest of `2^bits - 1` equally spaced levels around zero, and multiplied back.
+
+    The largest magnitude that shares a scale is the largest level: of a row (all that makes one output), of `group`
+    values in a row that follow one another along its inputs, or with `is_per_tensor` of the whole tensor.
+
+    Attributes:
+        bits: From 2 to 16.
+        group: Values that share a scale; a whole row where it is None. The last group of a row may be shorter.
+        is_per_tensor: Whether the whole tensor shares one scale.
+    """
+
+    bits: int = 4
+    group: int | None = None
+    is_per_tensor: bool = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 16:
+            raise ValueError(f"bits is {self.bits}, but values are rounded to 2 to 16 bits")
+        if self.group is not None and (self.group < 1 or self.is_per_tensor):
+            raise ValueError(
+                f"group is {self.group}: it counts the values that share a scale, at least one, and goes without "
+                "is_per_tensor"
+            )
+
+    @property
+    def levels(self) -> int:
+        """The number of the largest level."""
+        return int(2 ** (self.bits - 1)) - 1
+
+    def __str__(self) -> str:
+        where = "tensor" if self.is_per_tensor else "row" if self.group is None else f"{self.group} values"
+        return f"{self.bits} bits per {where}"
+
+    def __call__(self, tensor: Tensor, rows: tuple[int, ...] = (0,)) -> Tensor:
+        """The rounded tensor, with its shape and dtype; `rows` are the axes that count its rows, the others fill them.
+
+        Rounding takes place in float32, or in float64 where the tensor is that.
+        """
+        values = self._blocks(tensor.to(work_dtype(tensor.dtype)), rows)
+        step = values.abs().amax(-1, keepdim=True) / self.levels
+        step = torch.where(step == 0, 1.0, step)
+        return self._unblock((values / step).round() * step, tensor, rows).to(tensor.dtype)
+
+    def range_squares(self, tensor: Tensor, rows: tuple[int, ...] = (0,)) -> Float[Tensor, ""]:
+        """The sum over all values of the squared range that each shares: what the error is proportional to.
+
+        Differentiable. With levels close together, the expected squared error is this over `12 levels^2`.
+        """
+        values = self._blocks(tensor, rows)
+        count = min(values.shape[-1], tensor.numel())
+        return values.abs().amax(-1).square().sum() * count
+
+    def _blocks(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
+        """Values that share a scale along the last axis, filled up with zeros."""
+        if self.is_per_tensor:
+            return tensor.reshape(1, -1)
+        rows = tuple(axis % tensor.ndim for axis in rows)
+        rest = [axis for axis in range(tensor.ndim) if axis not in rows]
+        flat = tensor.permute(*rows, *rest).reshape(math.prod(tensor.shape[axis] for axis in rows), -1)
+        if self.group is None or self.group >= flat.shape[1]:
+            return flat
+        missing = -flat.shape[1] % self.group
+        return functional.pad(flat, (0, missing)).reshape(len(flat), -1, self.group)
+
+    def _unblock(self, blocks: Tensor, like: Tensor, rows: tuple[int, ...]) -> Tensor:
+        if self.is_per_tensor:
+            return blocks.reshape(like.shape)
+        rows = tuple(axis % like.ndim for axis in rows)
+        order = [*rows, *(axis for axis in range(like.ndim) if axis not in rows)]
+        count = math.prod(like.shape[axis] for axis in rows)
+        flat = blocks.reshape(count, -1)[:, : like.numel() // max(count, 1)]
+        moved = flat.reshape([like.shape[axis] for axis in order])
+        return moved.permute([order.index(axis) for axis in range(like.ndim)])
+
+
+FOUR_BITS = RoundToNearest()
+"""Four bits, one scale for each row."""
+
+
+@remembered
+def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
+    """The weights of layers, and the axes that count their rows: all that makes one output.
+
+    Left out are vectors, buffers, tables of embeddings and of positions, and all but one name of a tied tensor. An axis
+    along which a layer sums fills rows, and so do axes behind the first on which no group acts (of kernels).
+    """
+    acting: dict[str, set[int]] = {}
+    for group in symmetry.groups:
+        for place in group.placements:
+            acting.setdefault(place.parameter, set()).add(place.axis)
+    readers = {name: {axis for other, axis in symmetry.readers if other == name} for name in symmetry.shapes}
+    left_out = {*symmetry.buffers, *symmetry.unused}
+    for names in symmetry.tied:
+        first = next((name for name in names if readers.get(name)), names[0])
+        left_out |= {*names} - {first}
+    result = {}
+    for name, shape in symmetry.shapes.items():
+        if len(shape) < 2 or name in left_out or math.prod(shape) <= max(shape):
+            continue
+        acted, read = acting.get(name, set()), readers[name]
+        if len(shape) == 2 and not read and acted == {1} and symmetry.readers:
+            continue  # A table: what it holds of a token goes on as it is.
+        if read:
+            others = [axis for axis in range(len(shape)) if axis not in read]
+            rows = tuple(axis for axis in others if axis == 0 or axis in acted) or tuple(others)
+        else:
+            rows = (0,)
+        result[name] = rows
+    return result
+
+
+def round_network(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> Params:
+    """A network whose layers have rounded weights; what is no weight of a layer is shared with `params`."""
+    rounded = {name: scheme(params[name], rows) for name, rows in layer_rows(symmetry).items() if name in params}
+    for names in symmetry.tied:
+        rounded |= {name: rounded[one] for one in names if one in rounded for name in names if name in params}
+    return {**params, **rounded}
+
+
+def rounding_errors(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> dict[str, float]:
+    """The relative squared error of the rounded weights of each layer: `|W - Q(W)|^2 / |W|^2`."""
+    return {
+        name: relative_error(params[name], rows, scheme)
+        for name, rows in layer_rows(symmetry).items()
+        if name in params
+    }
+
+
+def relative_error(tensor: Tensor, rows: tuple[int, ...], scheme: RoundToNearest) -> float:
+    """`|W - Q(W)|^2 / |W|^2`, zero for a tensor of zeros."""
+    values = tensor.to(work_dtype(tensor.dtype))
+    whole = float(values.square().sum(dtype=torch.float64))
+    return float((values - scheme(values, rows)).square().sum(dtype=torch.float64)) / whole if whole else 0.0
+
+
+def decibels(share: float) -> float:
+    """The ratio of signal to noise in dB, of a noise that is this share of the signal."""
+    return -10 * math.log10(max(share, 1e-30))
+
+
+INPUTS = {
+    functional.linear: -1, functional.conv1d: None, functional.conv2d: None, functional.conv3d: None,
+    torch.conv1d: None, torch.conv2d: None, torch.conv3d: None, torch.addmm: -1,
+}  # fmt: skip
+"""Layers, and the axis of what they read along which activations share a scale; None for all but the batch."""
+
+
+class _Rounded(TorchFunctionMode):
+    """Rounds what layers read."""
+
+    def __init__(self, scheme: RoundToNearest) -> None:
+        super().__init__()
+        self._scheme = scheme
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in INPUTS:
+            place = 1 if func is torch.addmm else 0
+            if len(args) > place:
+                args = (*args[:place], self._round(args[place], INPUTS[func]), *args[place + 1 :])
+        return func(*args, **(kwargs or {}))
+
+    def _round(self, values: Tensor, axis: int | None) -> Tensor:
+        rows = tuple(range(values.ndim - 1)) if axis == -1 else (0,)
+        return self._scheme(values, rows)
+
+
+@contextmanager
+def rounded_activations(scheme: RoundToNearest | None) -> Iterator[None]:
+    """Within this context layers read rounded activations: each token, or of convolutions each example, with a scale.
+
+    Linear layers, convolutions and `addmm` are covered; products of activations with one another are not.
+    """
+    if scheme is None:
+        yield
+        return
+    with _Rounded(scheme):
+        yield

@@ -1,0 +1,253 @@
+"""Every method leaves the function as it is and is never worse than the identity on its own objective."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformer_cases import CASES as TRANSFORMERS
+from transformer_cases import Case, change, discovered, generator, hf_gpt2, network
+
+import regauge as rg
+from regauge.core.params import Params
+from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify, flat_rotation, rounding_errors
+from regauge.gauging.rounding import layer_rows, round_network, rounded_activations
+
+
+class Depthwise(nn.Module):
+    """An inverted residual with batch normalization, without the clipping of ReLU6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inner, outer, kernel, groups in ((3, 8, 3, 1), (8, 8, 3, 8), (8, 6, 1, 1)):
+            layers += [nn.Conv2d(inner, outer, kernel, padding=kernel // 2, groups=groups), nn.BatchNorm2d(outer)]
+            layers += [nn.ReLU()]
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.body(x).mean((-2, -1)))
+        return result
+
+
+CASES = {
+    "ViT": TRANSFORMERS["ViT"],
+    "Llama": TRANSFORMERS["Llama"],
+    "depthwise": Case(Depthwise, (torch.randn(2, 3, 5, 5, generator=generator(2)),), ""),
+}
+METHODS: dict[str, GaugeMethod] = {
+    "equalize": rg.Equalize(),
+    "every Hadamard": rg.Hadamard(is_kept_always=True),
+    "random rotation": rg.RandomRotation(is_kept_always=True),
+    "learned rotation": rg.LearnedRotation(steps=4),
+    "scales, then rotations": rg.Chain((rg.Equalize(), rg.LearnedRotation(steps=2))),
+}
+
+
+@cache
+def prepared(name: str) -> tuple[Case, nn.Module, Params, rg.Symmetry, rg.Task]:
+    case = CASES[name]
+    torch.manual_seed(0)
+    module, params = network(case)
+    inputs = {"input_ids": case.inputs[0], **dict(case.kwargs)} if case.kwargs else case.inputs
+    task = rg.Task(module, [(inputs, torch.zeros(1))], outputs=case.outputs)
+    return case, module, params, discovered(case, module, ()), task
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_function_stays_and_the_objective_is_never_worse(name: str, method: str) -> None:
+    case, module, params, symmetry, task = prepared(name)
+    copies = {key: tensor.clone() for key, tensor in params.items()}
+    result = rg.gauge(params, symmetry, method=METHODS[method], task=task, generator=generator(0))
+    assert change(case, module, params, result.params) <= case.tolerance
+    assert all(torch.equal(params[key], copies[key]) for key in params)
+    assert {k: (t.shape, t.dtype) for k, t in result.params.items()} == {
+        k: (t.shape, t.dtype) for k, t in params.items()
+    }
+    assert list(result.history) == sorted(result.history)
+    assert result.history[0] == result.initial
+    if "every" not in method and "random" not in method:
+        assert result.objective >= result.initial
+        assert result.objective == result.history[-1]
+    assert result.certificate is not None
+    assert result.certificate.ok
+    moved = apply_moves(result.moves, params)
+    assert all(torch.equal(moved[key], result.params[key]) for key in params)
+    rotated = {g.name for move in result.moves for g in move.symmetry.groups if g.matrix != "none"}
+    if "every" in method and name != "depthwise":
+        assert len(rotated) >= 3
+        assert any(not torch.equal(result.params[key], params[key]) for key in params)
+    # What is not moved is named, with a reason.
+    named = {one for one, _ in result.fixed}
+    if method == "every Hadamard":
+        shown = {(p.parameter, p.axis) for g in result.symmetry.groups if g.matrix != "none" for p in g.placements}
+        for group in symmetry.groups:
+            assert group.name in named or any((p.parameter, p.axis) in shown for p in group.placements)
+
+
+def mlp(seed: int) -> tuple[nn.Module, Params, rg.Symmetry]:
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.LeakyReLU(), nn.Linear(6, 3)).double()
+    params = {key: tensor.detach() for key, tensor in module.state_dict().items()}
+    return module, params, rg.discover(module, (torch.randn(4, 5).double(),))
+
+
+def test_ranges_agree_and_the_end_does_not_depend_on_where_the_network_was() -> None:
+    _, params, symmetry = mlp(0)
+    result = rg.gauge(params, symmetry)
+    for first, second in (("0", "2"), ("2", "4")):
+        incoming = result.params[f"{first}.weight"].abs().amax(1)
+        outgoing = result.params[f"{second}.weight"].abs().amax(0)
+        assert torch.allclose(incoming, outgoing, rtol=1e-5)
+    assert result.objective == pytest.approx(0.0, abs=1e-4)
+    scaled = symmetry.act(symmetry.random(generator(1), parts=["scale"]), params)
+    again = rg.gauge(scaled, symmetry)
+    assert again.initial < -0.1
+    assert all(torch.allclose(result.params[key], again.params[key], rtol=1e-4) for key in params)
+    assert all(torch.equal(result.params[k], result.symmetry.act(result.element, params)[k]) for k in params)
+
+
+def test_depthwise_channels_are_equalized_through_batch_normalization() -> None:
+    _, _, params, symmetry, _ = prepared("depthwise")
+    spoiled = dict(params)
+    spoiled["body.3.weight"] = params["body.3.weight"] * torch.logspace(-2, 2, 8).double().reshape(-1, 1, 1, 1)
+    spoiled["body.4.running_var"] = params["body.4.running_var"] * torch.logspace(-4, 4, 8).double()
+    result = rg.gauge(spoiled, symmetry)
+    per_tensor = RoundToNearest(8, is_per_tensor=True)
+    before = rounding_errors(spoiled, symmetry, per_tensor)
+    assert result.objective > result.initial
+    ranges = [p["body.3.weight"].abs().amax((1, 2, 3)) for p in (spoiled, result.params)]
+    assert float(ranges[1].max() / ranges[1].min()) < 0.1 * float(ranges[0].max() / ranges[0].min())
+    assert before["body.3.weight"] > 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 12, 20, 28, 36, 44, 52, 96, 100])
+def test_flat_rotations(n: int) -> None:
+    matrix = flat_rotation(n)
+    assert torch.allclose(matrix @ matrix.mT, torch.eye(n).double(), atol=1e-12)
+    assert float(matrix.abs().max()) <= (2 / n) ** 0.5 + 1e-12
+    if n in (1, 2, 12, 20, 28, 36, 44, 96):
+        assert torch.allclose(matrix.abs(), torch.full((n, n), n**-0.5).double())
+    assert torch.allclose(matrix[:, 0], torch.full((n,), n**-0.5).double())
+
+
+def test_rotations_spread_an_outlier_of_the_stream() -> None:
+    _, _, params, symmetry, task = prepared("Llama")
+    spoiled = {key: tensor.clone() for key, tensor in params.items()}
+    for key in spoiled:
+        if key.endswith(("out.weight", "down.weight")):
+            spoiled[key][3] *= 30
+        if key.endswith(("query.weight", "gate.weight", "up.weight")):
+            spoiled[key][:, 3] *= 30
+    result = rg.gauge(spoiled, symmetry, method=rg.Hadamard(), task=task, generator=generator(0))
+    assert result.objective > result.initial + 2
+
+
+def test_a_tied_embedding_keeps_its_gain_and_the_report_says_so() -> None:
+    case = replace(TRANSFORMERS["transformers GPT-2"], make=hf_gpt2)
+    module, params = network(case)
+    params["lm_head.weight"] = params["transformer.wte.weight"]
+    symmetry = discovered(case, module, ())
+    task = rg.Task(module, [({"input_ids": case.inputs[0], "use_cache": False}, torch.zeros(1))], outputs="logits")
+    result = rg.gauge(params, symmetry, method=rg.Hadamard(is_kept_always=True), task=task)
+    assert change(case, module, params, result.params) <= 1e-9
+    assert result.params["lm_head.weight"].equal(result.params["transformer.wte.weight"])
+    assert ("transformer.ln_f.weight", "the gain stays: no scale of the symmetry moves it") in result.fixed
+    assert "transformer.ln_f.weight" in str(result)
+    # The values of attention rotate all the same.
+    assert any(g.matrix == "linear" for g in result.symmetry.groups)
+
+
+def test_gains_that_are_negative_or_zero() -> None:
+    case, module, params, symmetry, task = prepared("Llama")
+    (first, *_) = (key for key in params if key.endswith("attention_norm.weight"))
+    negative = {**params, first: params[first] * torch.tensor([-1.0, 1.0] * 8).double()}
+    method = rg.Hadamard(is_kept_always=True)
+    result = rg.gauge(negative, symmetry, method=method, task=task)
+    assert change(case, module, negative, result.params) <= case.tolerance
+    assert any(g.kind == "orthogonal" for g in result.symmetry.groups)
+    zero = {**params, first: params[first] * torch.tensor([0.0, *[1.0] * 15]).double()}
+    result = rg.gauge(zero, symmetry, method=method, task=task)
+    assert change(case, module, zero, result.params) <= case.tolerance
+    assert not any(g.kind == "orthogonal" for g in result.symmetry.groups)
+    assert (first, "the gain stays: it is zero somewhere, which no scale makes one") in result.fixed
+
+
+def test_half_precision_is_rounded_once_and_reported_apart() -> None:
+    _, _, params, symmetry, task = prepared("Llama")
+    half = {key: tensor.bfloat16() if tensor.is_floating_point() else tensor for key, tensor in params.items()}
+    result = rg.gauge(half, symmetry, method=rg.Hadamard(is_kept_always=True), task=task)
+    assert {tensor.dtype for tensor in result.params.values()} == {torch.bfloat16}
+    assert result.certificate is not None
+    assert result.certificate.ok
+    assert result.certificate.dtype == "bfloat16"
+    assert result.certificate.stored is not None
+    assert 1e-4 < result.certificate.stored < 0.1
+
+
+def test_a_wrong_move_is_not_certified() -> None:
+    case, module, params, symmetry, _ = prepared("ViT")
+    move = rg.gauge(params, symmetry).moves[0]
+    group = next(g for g in symmetry.groups if g.scales and len(g.placements) > 2)
+    reader = next(p for p in group.placements if any(p.scale) and (p.parameter, p.axis) in symmetry.readers)
+    broken = replace(group, placements=tuple(p for p in group.placements if p != reader))
+    groups = tuple(broken if g.name == group.name else g for g in symmetry.groups)
+    wrong = replace(move, symmetry=replace(symmetry, groups=groups))
+    certificate = certify(params, [wrong], module, case.inputs)
+    assert not certificate.ok
+    assert "NOT the same function" in str(certificate)
+
+
+def test_what_is_refused_says_why() -> None:
+    _, params, symmetry = mlp(0)
+    with pytest.raises(ValueError, match="RandomRotation draws rotations: give a generator"):
+        rg.gauge(params, symmetry, method=rg.RandomRotation())
+    with pytest.raises(ValueError, match="has a leading model axis"):
+        rg.gauge({key: torch.stack([tensor, tensor]) for key, tensor in params.items()}, symmetry)
+    with pytest.raises(ValueError, match="holds 1 values that are NaN or Inf"):
+        rg.gauge({**params, "0.bias": params["0.bias"] * torch.tensor([torch.nan, *[1] * 6])}, symmetry)
+    for make in (lambda: RoundToNearest(1), lambda: RoundToNearest(4, 0), lambda: rg.Chain(())):
+        with pytest.raises(ValueError, match=r"bits is 1|group is 0|a chain without methods"):
+            make()
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (4, 3, 2, 2)])
+@pytest.mark.parametrize("group", [None, 4])
+def test_rounding_is_to_the_nearest_level(shape: tuple[int, ...], group: int | None) -> None:
+    tensor = torch.randn(shape, generator=generator(0), dtype=torch.float64)
+    scheme = RoundToNearest(3, group)
+    rounded = scheme(tensor)
+    flat, other = tensor.flatten(1), rounded.flatten(1)
+    for k in range(shape[0]):
+        for start in range(0, flat.shape[1], group or flat.shape[1]):
+            part, near = (t[k, start : start + (group or flat.shape[1])] for t in (flat, other))
+            levels = torch.arange(-3, 4) * part.abs().max() / 3
+            expected = levels[(part.unsqueeze(1) - levels).abs().argmin(1)]
+            assert torch.allclose(near, expected, atol=1e-12)
+    assert torch.allclose(scheme(rounded), rounded)
+    whole = RoundToNearest(3, is_per_tensor=True)(tensor)
+    assert len(whole.unique()) <= 7
+
+
+def test_rows_are_all_that_makes_one_output() -> None:
+    case = TRANSFORMERS["transformers GPT-2"]
+    module, params = network(case)
+    symmetry = discovered(case, module, ())
+    rows = layer_rows(symmetry)
+    assert rows["transformer.h.0.mlp.c_fc.weight"] == (1,)  # These layers hold their weights as [in, out].
+    assert rows["lm_head.weight"] == (0,)
+    assert not {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight"} & rows.keys()
+    rounded = round_network(params, symmetry, RoundToNearest(4))
+    assert len(rounded["transformer.h.0.mlp.c_fc.weight"][:, 0].unique()) <= 15
+    assert rounded["transformer.wte.weight"] is params["transformer.wte.weight"]
+
+
+def test_layers_read_rounded_activations_within_the_context() -> None:
+    layer, x = nn.Linear(4, 3, bias=False).double(), torch.randn(2, 4, generator=generator(0)).double()
+    scheme = RoundToNearest(4)
+    with torch.no_grad(), rounded_activations(scheme):
+        found = layer(x)
+    assert torch.equal(found, layer(scheme(x)))
+    assert not torch.equal(found, layer(x))
