@@ -1,0 +1,204 @@
+"""`compare`: are two networks the same, one the other's descendant, or neither?"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from regauge.alignment import Method, align
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.problem import bind_networks
+from regauge.alignment.streamed.job import Network, open_job, plan_job
+from regauge.alignment.streamed.match import align_streamed
+from regauge.alignment.streamed.memory import row_ranges
+from regauge.comparison.comparison import Comparison, mean_share
+from regauge.comparison.fingerprints import fingerprint
+from regauge.comparison.function import measure_function
+from regauge.comparison.independence import DRAWS, Load, measure_independence
+from regauge.comparison.shares import FORMATS, Read, TensorShare, measure_shares
+from regauge.comparison.verdicts import Evidence, judge, precision_of
+from regauge.core.element import Element
+from regauge.core.movable import VALUES
+from regauge.core.params import Params, work_dtype
+from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.memory_limit import MemoryLimit
+
+PIECE = 1 << 26
+"""Bytes of a piece of a tensor that nothing moves along its first axis."""
+
+
+def compare(
+    params_a: Network,
+    params_b: Network,
+    symmetry: Symmetry,
+    *,
+    method: Method | None = None,
+    task: Task | None = None,
+    references: Sequence[Mapping[str, Tensor]] = (),
+    draws: int = DRAWS,
+    generator: torch.Generator | None = None,
+    memory: int | str | MemoryLimit | None = None,
+    progress: Progress = no_progress,
+) -> Comparison:
+    """Compare two networks as they are stored and modulo their symmetry.
+
+    The second network is aligned to the first; what is left then, what it explains of each tensor, and whether units
+    correspond in their order give a verdict:
+
+    | verdict | when |
+    | --- | --- |
+    | identical | all values are equal, but for rounding to the coarser of both formats |
+    | same network in another gauge | an element of the group takes one to the other, up to rounding |
+    | descended | units correspond as stored beyond chance, or the second explains half of the first after alignment |
+    | unrelated | neither, and the second explains as much as networks from independent seeds do |
+    | undecided | between the two |
+
+    "Descended" is symmetric: one from the other, or both from a third. Thresholds are those of
+    `regauge.comparison.verdicts`, which were fixed on other networks than those that `docs/comparison.md` reports.
+
+    Args:
+        params_a: The network that stays: parameters by name, or the path of a checkpoint.
+        params_b: The network that is moved.
+        symmetry: The symmetry of both.
+        method: How the second is aligned; `WeightMatching()` unless given.
+        task: Data by which outputs, barriers and the loss of the merge are compared.
+        references: Networks that are known to be independent of the first one, trained as the second one would be if
+            it were independent, too. Then `reference_p_value` is exact wherever on their orbits the networks are: the
+            rank of the second network's fingerprint among theirs, by distance from the first one's.
+        draws: Random elements of the test of independence.
+        generator: Their source; one with seed 0 unless given, so that the outcome is always the same.
+        memory: How much networks in files may hold: bytes, or text such as "2GB"; half of the machine's unless given.
+            Those that need more are streamed, without fingerprints.
+        progress: Shows each pass over streamed files.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        TypeError: One network is in a file and the other one is not.
+        ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
+            populations; the memory does not suffice, or streamed networks come with a task or references.
+    """
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    if draws < 1:
+        raise ValueError(f"draws is {draws}; a test needs at least one random element, and 999 are usual")
+    job = open_job((params_a, params_b), 1, memory=memory)
+    if job is not None:
+        job = job.named_by(symmetry)
+        if job.is_streamed:
+            if references:
+                raise ValueError(f"references are compared by fingerprints, which {job.needs_memory}")
+            method = WeightMatching() if method is None else method
+            streamed = plan_job(job, symmetry, method, task)
+            a, b = job.checkpoints
+            found = align_streamed(a, b, streamed.plan, streamed.method, progress=progress)
+            return _weigh(a, b, found.symmetry, found.element, draws, generator, notes=found.notes)
+        params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
+    assert isinstance(params_a, Mapping)
+    assert isinstance(params_b, Mapping)
+    symmetry = bind_networks([params_a, params_b], symmetry, "compare single networks, two at a time")
+    result = align(params_a, params_b, symmetry, method=method, task=task, generator=generator)
+    numbers = [fingerprint(params, symmetry) for params in (params_a, params_b)]
+    others = [fingerprint(params, symmetry) for params in references]
+    own = float((numbers[0] - numbers[1]).norm())
+    nearer = sum(float((numbers[0] - other).norm()) <= own for other in others)
+    return _weigh(
+        params_a,
+        params_b,
+        symmetry,
+        result.element,
+        draws,
+        generator,
+        fingerprint_distance=own,
+        reference_p_value=(1 + nearer) / (1 + len(others)) if others else None,
+        function=None if task is None else measure_function(dict(params_a), dict(params_b), result.params, task),
+        notes=result.notes,
+    )
+
+
+def _weigh(
+    a: Mapping[str, Tensor] | Checkpoint,
+    b: Mapping[str, Tensor] | Checkpoint,
+    symmetry: Symmetry,
+    element: Element,
+    draws: int,
+    generator: torch.Generator,
+    *,
+    fingerprint_distance: float | None = None,
+    reference_p_value: float | None = None,
+    function: Mapping[str, float] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Comparison:
+    """Measure what the verdict rests on, tensor by tensor."""
+    shapes = compared_shapes(a, symmetry)
+    read, load = _readers(a, b, symmetry)
+    shares = tuple(measure_shares(read, symmetry, element, shapes))
+    test = measure_independence(load, symmetry, tuple(shapes), generator=generator, draws=draws)
+    stored, modulo, norm = (math.sqrt(sum(share.squares[k] for share in shares)) for k in range(3))
+    size = norm or math.sqrt(sum(share.squares[0] for share in shares)) or 1.0
+    p_value, z_score = (None, None) if test is None else (test.p_value, test.z_score)
+    is_equal, precision = _rounding(shares)
+    evidence = Evidence(is_equal, precision, stored / size, modulo / size, mean_share(shares), p_value, z_score)
+    verdict, reason = judge(evidence)
+    return Comparison(
+        verdict=verdict,
+        reason=reason,
+        distance=stored,
+        orbit_distance=min(stored, modulo),
+        norm=norm,
+        shares=shares,
+        p_value=p_value,
+        z_score=z_score,
+        tested_groups=() if test is None else test.groups,
+        draws=draws,
+        reference_p_value=reference_p_value,
+        fingerprint_distance=fingerprint_distance,
+        element=element,
+        symmetry=symmetry,
+        function=function,
+        notes=notes,
+    )
+
+
+def compared_shapes(params: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
+    """The tensors that are compared, and their shapes: values, no buffers, one of several names of one tensor."""
+    ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
+    meta: Params = params.on_meta() if isinstance(params, Checkpoint) else dict(params)
+    return {
+        name: tuple(tensor.shape)
+        for name, tensor in meta.items()
+        if name not in ignored and tensor.dtype in VALUES and tensor.numel()
+    }
+
+
+def _readers(
+    a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetry
+) -> tuple[Read, Load]:
+    """What gives tensors of both networks: in pieces, and as a whole."""
+
+    def load(name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+        pair = []
+        for one in (a, b):
+            if isinstance(one, Checkpoint):
+                pair.append(one.read(name, rows=rows))
+            else:
+                pair.append(one[name].detach() if rows is None else one[name].detach()[rows[0] : rows[1]])
+        dtype = work_dtype(*(tensor.dtype for tensor in pair))
+        return pair[0].to("cpu", dtype), pair[1].to("cpu", dtype)
+
+    def read(name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        shape = a.stored[name].shape if isinstance(a, Checkpoint) else a[name].shape
+        for rows in row_ranges(symmetry, name, shape, PIECE):
+            yield load(name, rows)
+
+    return read, load
+
+
+def _rounding(shares: Sequence[TensorShare]) -> tuple[bool, float]:
+    """Whether both networks are equal in the coarser of their formats, and how finely that is spaced."""
+    everywhere = [frozenset(FORMATS).intersection(*(share.formats[k] for share in shares)) for k in range(2)]
+    own = [next((one for one in FORMATS if one in formats), torch.float64) for formats in everywhere]
+    is_equal = any(all(one in share.equal for share in shares) for one in own)
+    return is_equal, precision_of(tuple(own))

@@ -1,0 +1,111 @@
+"""The outcome of comparing two networks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regauge.comparison.shares import TensorShare
+from regauge.comparison.verdicts import Verdict
+from regauge.core.element import Element
+from regauge.core.symmetry import Symmetry
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two networks, compared as they are and modulo their symmetry.
+
+    Attributes:
+        verdict: "identical", "same network in another gauge", "descended", "unrelated" or "undecided".
+        reason: The evidence for it, in a sentence.
+        distance: Euclidean distance of the parameters as stored, without buffers.
+        orbit_distance: The same after the second network was aligned to the first: an upper bound of the smallest
+            distance along its orbit, measured where the first network is.
+        norm: That of the first network's parameters.
+        shares: What the second network explains of each tensor of the first.
+        p_value: How often networks that were trained independently correspond as much in the order of their units as
+            stored, by random elements; None where no group has an order. See `measure_independence`.
+        z_score: The statistic behind it, in standard deviations of the null.
+        tested_groups: The groups that the test reorders.
+        draws: Random elements that were drawn for it.
+        reference_p_value: How often an independent network is as near as the second one, modulo the group, by the
+            references; None without references.
+        fingerprint_distance: Distance of both fingerprints; None for networks that are streamed.
+        element: What aligns the second network to the first.
+        symmetry: The symmetry that it belongs to, with every size known.
+        function: With a task: agreement of outputs, losses, barriers before and after, and the loss of the merge.
+        notes: Sentences about what could not be compared.
+    """
+
+    verdict: Verdict
+    reason: str
+    distance: float
+    orbit_distance: float
+    norm: float
+    shares: tuple[TensorShare, ...]
+    p_value: float | None
+    z_score: float | None
+    tested_groups: tuple[str, ...]
+    draws: int
+    reference_p_value: float | None
+    fingerprint_distance: float | None
+    element: Element
+    symmetry: Symmetry
+    function: Mapping[str, float] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [f"{self.verdict}: {self.reason}", ""]
+        rows += [f"{name}: {value:.6g}" for name, value in self.numbers.items() if value is not None]
+        return "\n".join(rows)
+
+    @property
+    def share_before(self) -> float | None:
+        """Mean share of the first network's matrices that the second one explains as stored."""
+        return mean_share(self.shares, is_after=False)
+
+    @property
+    def share_after(self) -> float | None:
+        """The same after alignment."""
+        return mean_share(self.shares)
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """All numbers by what people call them."""
+        return {
+            "distance as stored": self.distance,
+            "distance modulo the group": self.orbit_distance,
+            "norm of A": self.norm,
+            "share explained as stored": self.share_before,
+            "share explained after alignment": self.share_after,
+            "p-value of independence, as stored": self.p_value,
+            "z-score": self.z_score,
+            "p-value among references": self.reference_p_value,
+            "distance of fingerprints": self.fingerprint_distance,
+            **(self.function or {}),
+        }
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """For each layer the share that is explained before and after, its tensors weighted by what they have."""
+        result: dict[str, list[TensorShare]] = {}
+        for share in self.shares:
+            if share.after is not None:
+                result.setdefault(share.layer, []).append(share)
+        return [
+            {"layer": layer, "before": _weighted(own, is_after=False), "after": _weighted(own, is_after=True)}
+            for layer, own in result.items()
+        ]
+
+
+def mean_share(shares: tuple[TensorShare, ...], *, is_after: bool = True) -> float | None:
+    """The mean over matrices, each counted once; over vectors if there is no matrix, None if there are none either."""
+    known = [share for share in shares if share.after is not None and share.before is not None]
+    counted = [share for share in known if len(share.shape) > 1] or known
+    values = [share.after if is_after else share.before for share in counted]
+    return sum(value for value in values if value is not None) / len(values) if values else None
+
+
+def _weighted(shares: list[TensorShare], *, is_after: bool) -> float:
+    weights = sum(share.weight for share in shares)
+    values = ((share.after if is_after else share.before) or 0.0 for share in shares)
+    return sum(value * share.weight for value, share in zip(values, shares, strict=True)) / weights

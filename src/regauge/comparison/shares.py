@@ -1,0 +1,121 @@
+"""How much of each tensor of one network another one explains, as it is stored and after it is moved."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.streamed.source import move_tensor
+from regauge.core.element import Element
+from regauge.core.families import average, dot
+from regauge.core.symmetry import Symmetry
+
+Read = Callable[[str], Iterator[tuple[Tensor, Tensor]]]
+"""The pieces of a tensor of both networks, by its name."""
+CONSTANT = 1e-10
+"""Below this share of its squares nothing in a tensor tells units apart."""
+FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""What networks are stored in, coarse ones first: files may hold such values in a wider format."""
+
+
+@dataclass(frozen=True)
+class TensorShare:
+    """One tensor of two networks.
+
+    Attributes:
+        name: That of the tensor.
+        shape: Its shape.
+        before: The share of the first network's tensor that the second one's explains as stored: the squared
+            correlation, zero where it is negative; None where nothing tells units apart in one of both.
+        after: The same after the second network was moved.
+        weight: What tells units apart in the first network's tensor: its squares around what all elements keep.
+        squares: Squared distances as stored and moved, and the squared norm of the first network's tensor.
+        formats: Those that hold all values of the first network's tensor, and of the second one's.
+        equal: The formats in which both tensors are the same.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    before: float | None
+    after: float | None
+    weight: float
+    squares: tuple[float, float, float] = field(repr=False)
+    formats: tuple[frozenset[torch.dtype], frozenset[torch.dtype]] = field(repr=False)
+    equal: frozenset[torch.dtype] = field(repr=False)
+
+    @property
+    def layer(self) -> str:
+        """The part of the model that it belongs to: its name without the last word."""
+        return self.name.rpartition(".")[0] or self.name
+
+
+def measure_shares(
+    read: Read, symmetry: Symmetry, element: Element, shapes: Mapping[str, Sequence[int]]
+) -> list[TensorShare]:
+    """Compare tensors of two networks as they are, and the second network's moved by an element.
+
+    What every element keeps, such as the mean over units, says nothing about units, and networks for one purpose share
+    it: gains around one, the frequency of a symbol. So correlations are between what is left without it.
+
+    Args:
+        read: Gives the pieces of a tensor of both networks.
+        symmetry: With every size known.
+        element: What moves the second network.
+        shapes: The tensors.
+    """
+    result = []
+    for name, shape in shapes.items():
+        total = _Sums()
+        for x, y in read(name):
+            total.add(symmetry, name, x, y, move_tensor(symmetry, element, name, y))
+        result.append(total.share_of(name, shape))
+    return result
+
+
+class _Sums:
+    """Squares of both networks, as they are and around what is kept, and products; the second one's twice."""
+
+    def __init__(self) -> None:
+        self._first = self._own = 0.0
+        self._gaps, self._second, self._others, self._products = ([0.0, 0.0] for _ in range(4))
+        self._formats, self._equal = [frozenset(FORMATS)] * 2, frozenset(FORMATS)
+
+    def add(self, symmetry: Symmetry, name: str, x: Tensor, y: Tensor, moved: Tensor) -> None:
+        """Add a piece of a tensor of both networks, and of the second one moved."""
+        centered = x - _kept(symmetry, name, x)
+        self._first += dot(x, x)
+        self._own += dot(centered, centered)
+        for k, second in enumerate((y, moved)):
+            other = second - _kept(symmetry, name, second)
+            self._gaps[k] += dot(second - x, second - x)
+            self._second[k] += dot(second, second)
+            self._others[k] += dot(other, other)
+            self._products[k] += dot(centered, other)
+        for k, tensor in enumerate((x, y)):
+            self._formats[k] = frozenset(f for f in self._formats[k] if torch.equal(tensor.to(f).to(tensor), tensor))
+        self._equal = frozenset(f for f in self._equal if torch.equal(x.to(f), y.to(f)))
+
+    def share_of(self, name: str, shape: Sequence[int]) -> TensorShare:
+        """What the sums say."""
+        is_constant = self._own <= CONSTANT * self._first or self._others[0] <= CONSTANT * self._second[0]
+        before, after = (None if is_constant else self._squared_correlation(k) for k in range(2))
+        squares = (*self._gaps, self._first)
+        formats = (self._formats[0], self._formats[1])
+        return TensorShare(
+            name, tuple(shape), before, after, self._own, (squares[0], squares[1], squares[2]), formats, self._equal
+        )
+
+    def _squared_correlation(self, k: int) -> float:
+        size = self._own * self._others[k]
+        return min(1.0, max(0.0, self._products[k]) ** 2 / size) if size > 0 else 0.0
+
+
+def _kept(symmetry: Symmetry, name: str, tensor: Tensor) -> Tensor:
+    """What no element changes about a tensor: its average over all of them."""
+    sites = symmetry.sites.get(name, ())
+    if not sites:
+        return tensor.new_zeros(())
+    for site in sites:
+        tensor = average(tensor, site)
+    return tensor

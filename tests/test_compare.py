@@ -1,0 +1,236 @@
+"""Comparisons of two networks: copies, descendants, strangers; an exact test; errors."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import kstest
+from symmetries import BY_HAND, drawn, gated_units, generator, linear_heads, mlp_symmetry, stream
+from torch import Tensor, nn
+
+import regauge as rg
+from regauge.comparison.independence import choose_groups, measure_independence
+from regauge.comparison.verdicts import CERTAIN, RELATED, STRANGE, Evidence, judge
+from regauge.core.params import Params
+from regauge.storage.checkpoints.writing import save
+
+WIDE = mlp_symmetry(20, 40, 30, 10, kind="scaled")
+COPIES = {
+    "scaled": mlp_symmetry(8, 14, 12, 3, kind="scaled"),
+    "dihedral": mlp_symmetry(8, 14, 12, 3, kind="dihedral"),
+    "orthogonal": mlp_symmetry(14, 9, 7, 8, kind="orthogonal"),
+    "linear": mlp_symmetry(14, 9, 7, 8, kind="linear"),
+    "experts": BY_HAND["experts"],
+    "attention": BY_HAND["attention"],
+    "families": gated_units(9)[0].bind({n: torch.zeros(s) for n, s in gated_units(9)[1].items()}),
+    "linear heads": linear_heads(3, 4)[0].bind({n: torch.zeros(s) for n, s in linear_heads(3, 4)[1].items()}),
+    "stream": stream(6, 9, 3),
+}
+
+
+def away(params: Params, share: float, seed: int) -> Params:
+    """A network moved away by a share of its size."""
+    source = generator(seed)
+    noise = {name: torch.randn(t.shape, generator=source, dtype=t.dtype) for name, t in params.items()}
+    return {name: t + share * t.square().mean().sqrt() * noise[name] for name, t in params.items()}
+
+
+def both(a: Params, b: Params) -> Callable[[str], tuple[Tensor, Tensor]]:
+    return lambda name: (a[name], b[name])
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_in_another_gauge_is_the_same_network(name: str) -> None:
+    symmetry = COPIES[name]
+    params = drawn(symmetry, 0)
+    copy = symmetry.act(symmetry.random(generator(1)), params)
+    found = rg.compare(params, copy, symmetry)
+    assert found.verdict == "same network in another gauge", str(found)
+    assert found.distance > 0.1 * found.norm
+    assert found.orbit_distance < 1e-6 * found.norm
+    assert found.share_after == pytest.approx(1, abs=1e-9)
+    moved = symmetry.act(found.element, copy)
+    assert all(torch.allclose(moved[n], params[n], atol=1e-5) for n in params)
+    assert found.fingerprint_distance is not None
+    assert found.fingerprint_distance < 1e-9
+    rounded = {n: t.bfloat16() for n, t in copy.items()}
+    assert rg.compare(params, rounded, symmetry).verdict == "same network in another gauge"
+
+
+def test_rounding_does_not_make_another_network() -> None:
+    params = {name: tensor.float() for name, tensor in drawn(WIDE, 0).items()}
+    assert rg.compare(params, dict(params), WIDE).verdict == "identical"
+    for dtype in (torch.bfloat16, torch.float16):
+        rounded = {name: tensor.to(dtype) for name, tensor in params.items()}
+        assert rg.compare(params, rounded, WIDE).verdict == "identical"
+        assert rg.compare({n: t.float() for n, t in rounded.items()}, params, WIDE).verdict == "identical"
+    changed = {**params, "0.bias": params["0.bias"] + 0.01}
+    assert rg.compare(params, changed, WIDE).verdict == "descended"
+
+
+def test_descendants_and_strangers() -> None:
+    params = drawn(WIDE, 0)
+    child, stranger = away(params, 0.3, 1), drawn(WIDE, 2)
+    stored = rg.compare(params, child, WIDE)
+    assert stored.verdict == "descended"
+    assert stored.p_value == 1 / 1000
+    assert stored.z_score is not None
+    assert stored.z_score > CERTAIN
+    moved = rg.compare(params, WIDE.act(WIDE.random(generator(3)), child), WIDE)
+    assert moved.verdict == "descended"
+    assert "after alignment B explains" in moved.reason
+    assert moved.p_value is not None
+    assert moved.p_value > 0.01  # The order of its units says nothing any more.
+    other = rg.compare(params, stranger, WIDE)
+    assert other.verdict == "unrelated"
+    assert other.share_after is not None
+    assert other.share_after < STRANGE < RELATED <= (moved.share_after or 0)
+    assert str(rg.compare(params, stranger, WIDE)) == str(other)  # Chance has a fixed source unless one is given.
+
+
+def test_shares_are_squared_correlations_around_what_every_element_keeps() -> None:
+    a, b = drawn(WIDE, 0), drawn(WIDE, 1)
+    a["1.bias"] = torch.ones_like(a["1.bias"])
+    shares = {share.name: share for share in rg.compare(a, b, WIDE).shares}
+    assert shares["1.bias"].before is None  # Nothing in it tells units apart.
+    x, y = a["1.weight"] - a["1.weight"].mean(), b["1.weight"] - b["1.weight"].mean()
+    cosine = float((x * y).sum() / (x.norm() * y.norm()))
+    assert shares["1.weight"].before == pytest.approx(max(0.0, cosine) ** 2)
+    x, y = a["0.weight"] - a["0.weight"].mean(0), b["0.weight"] - b["0.weight"].mean(0)  # Inputs stay where they are.
+    cosine = float((x * y).sum() / (x.norm() * y.norm()))
+    assert shares["0.weight"].before == pytest.approx(max(0.0, cosine) ** 2)
+    layers = rg.compare(a, b, WIDE).layers
+    assert [row["layer"] for row in layers] == ["0", "1", "2"]
+
+
+# --- the test of independence -------------------------------------------------------------------------------------
+
+
+def test_p_values_of_independent_networks_are_uniform() -> None:
+    """Also where units are far from normal, and where all networks share what their units have in common."""
+    symmetry = mlp_symmetry(3, 6, 5, 2)
+    shared, source = drawn(symmetry, 0), generator(4)
+    p_values = []
+    for seed in range(400):
+        a, b = (
+            {n: shared[n].mean(0) + t.sign() * t**4 for n, t in drawn(symmetry, 2 * seed + k).items()} for k in (1, 2)
+        )
+        test = measure_independence(both(a, b), symmetry, list(a), generator=source, draws=199)
+        assert test is not None
+        p_values.append(test.p_value)
+    assert kstest(p_values, "uniform").pvalue > 0.05
+
+
+def test_the_moments_of_the_null_are_those_over_all_orders() -> None:
+    symmetry = mlp_symmetry(3, 4, 2)
+    a, b = drawn(symmetry, 0), drawn(symmetry, 1)
+
+    def statistic(order: tuple[int, ...]) -> float:
+        blank = symmetry.identity()
+        element = blank.replace("h1", replace(blank["h1"], perm=torch.tensor(order)))
+        moved, total = symmetry.act(element, b), 0.0
+        for name, axis in (("0.weight", 0), ("0.bias", 0), ("1.weight", 1)):
+            x, y = (t[name].movedim(axis, 0).reshape(4, -1) for t in (a, moved))
+            total += float(torch.cosine_similarity(x, y).sum())
+        return total
+
+    every = torch.tensor([statistic(order) for order in itertools.permutations(range(4))])
+    z_score = (statistic((0, 1, 2, 3)) - float(every.mean())) / float(every.std(correction=0))
+    test = measure_independence(both(a, b), symmetry, list(a), generator=generator(0), draws=4000)
+    assert test is not None
+    assert test.z_score == pytest.approx(z_score, rel=1e-5)
+    exact = float((every >= statistic((0, 1, 2, 3)) - 1e-6).double().mean())
+    assert test.p_value == pytest.approx(exact, abs=4 * math.sqrt(0.25 / 4000))
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_tested_groups_have_no_tensor_in_common(name: str) -> None:
+    symmetry = BY_HAND[name]
+    chosen = choose_groups(symmetry, list(symmetry.shapes))
+    names = [parameter for _, places in chosen for parameter in {place for place, _ in places}]
+    assert len(names) == len(set(names))
+    assert chosen or name == "rotation"
+
+
+def test_references_make_it_exact_in_any_gauge() -> None:
+    params = drawn(WIDE, 0)
+    child = WIDE.act(WIDE.random(generator(1)), away(params, 0.2, 1))
+    others = [drawn(WIDE, seed) for seed in range(2, 11)]
+    assert rg.compare(params, child, WIDE, references=others).reference_p_value == 0.1
+    assert rg.compare(params, drawn(WIDE, 11), WIDE, references=[*others, child]).reference_p_value != 1 / 11
+
+
+# --- verdicts, data, files ----------------------------------------------------------------------------------------
+
+NOTHING = Evidence(False, 1e-7, 1.4, 1.2, 0.1, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({"is_equal": True}, "identical"),
+        ({"stored": 1e-7}, "identical"),
+        ({"modulo": 1e-6}, "same network in another gauge"),
+        ({"modulo": 1e-3, "precision": 2**-8}, "same network in another gauge"),
+        ({"modulo": 1e-3, "share": 1.0}, "descended"),
+        ({"z_score": 7.0, "p_value": 1e-3}, "descended"),
+        ({"share": 0.45}, "undecided"),
+        ({"z_score": 4.0, "p_value": 1e-3}, "undecided"),
+        ({"share": None}, "undecided"),
+        ({}, "unrelated"),
+        ({"p_value": None, "z_score": None}, "unrelated"),
+    ],
+)
+def test_verdicts_follow_the_evidence(change: dict[str, float], verdict: str) -> None:
+    found, reason = judge(replace(NOTHING, **change))  # type: ignore[arg-type]
+    assert found == verdict
+    assert reason
+
+
+def test_a_task_tells_what_the_networks_do() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    inputs = torch.randn(20, 4, generator=generator(0), dtype=torch.float64)
+    symmetry = rg.discover(module, (inputs,), verify=False)
+    params = {name: 2 * tensor for name, tensor in drawn(symmetry, 0).items()}
+    task = rg.Task(module, [(inputs, torch.func.functional_call(module, params, (inputs,)).argmax(1))])
+    copy = symmetry.act(symmetry.random(generator(1)), params)
+    found = rg.compare(params, copy, symmetry, task=task).function
+    assert found is not None
+    assert found["change of outputs"] < 1e-12
+    assert found["same predictions"] == 1
+    assert found["barrier after alignment"] == pytest.approx(0, abs=1e-6)
+    assert found["barrier as stored"] > 1e-3
+    assert found["loss of the merge"] == pytest.approx(task.evaluate(params)["loss"], abs=1e-6)
+
+
+def test_files_are_compared_as_dictionaries_are(tmp_path: Path) -> None:
+    params = {name: tensor.float() for name, tensor in drawn(WIDE, 0).items()}
+    child = WIDE.act(WIDE.random(generator(1)), away(params, 0.2, 1))
+    for name, network in (("a", params), ("b", child)):
+        save(network, tmp_path / f"{name}.safetensors")
+    paths = (tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    known, read = rg.compare(params, child, WIDE), rg.compare(*paths, WIDE)
+    assert str(read) == str(known)
+
+
+def test_bad_networks_are_refused() -> None:
+    params = drawn(WIDE, 0)
+    broken: dict[str, Tensor] = {**params, "0.bias": params["0.bias"] / 0}
+    with pytest.raises(ValueError, match=r"'0.bias' of the second network holds \d+ values that are NaN or Inf"):
+        rg.compare(params, broken, WIDE)
+    with pytest.raises(ValueError, match="both must come from the same architecture"):
+        rg.compare(params, drawn(mlp_symmetry(20, 41, 30, 10), 0), WIDE)
+    with pytest.raises(ValueError, match="only the first has"):
+        rg.compare(params, {name: params[name] for name in params if name != "1.bias"}, WIDE)
+    population = {name: tensor[None] for name, tensor in params.items()}
+    with pytest.raises(ValueError, match="compare single networks"):
+        rg.compare(population, population, WIDE)
+    with pytest.raises(ValueError, match="at least one random element"):
+        rg.compare(params, params, WIDE, draws=0)
+    codes = {**params, "0.weight": (10 * params["0.weight"]).to(torch.int8)}
+    with pytest.raises(ValueError, match="quantized weights must be dequantized first"):
+        rg.compare(codes, codes, WIDE)
